@@ -1,0 +1,47 @@
+# Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
+# Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs),
+# QUESTIONS (what `make bench` asks).
+PYTHON ?= python3
+PIP_ARGS ?=
+TESTS ?= tests
+QUESTIONS ?= evaluation/questions.jsonl
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := torch==2.13.0
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: up install test drills lint bench clean
+.DEFAULT_GOAL := up
+
+up: install ## install if needed, then run everything in the foreground until Ctrl-C
+	@$(BIN)/speculoos up
+
+install: $(STAMP) ## a virtual environment with everything, and the starter model
+
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Speculoos needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true). Name another one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "Python cannot make a virtual environment; on Debian and Ubuntu install python3-venv first."; exit 1; }
+	$(BIN)/python -m pip install -q $(PIP_ARGS) "$(TORCH)"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) "$(TORCH)" -e ".[dev]"
+	$(BIN)/python -m models.fetch starter
+	@touch $@
+
+test: install ## the whole test suite
+	@$(BIN)/python -m tests.tools.browser
+	$(BIN)/python -m pytest $(TESTS) -m "not drill"
+
+drills: install ## kills processes on purpose, for minutes
+	$(BIN)/python -m pytest tests -m drill
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: install ## speed beside transformers, and whether the output is the same, on the starter model
+	$(BIN)/python -m benchmarks.decode --questions $(QUESTIONS)
+	$(BIN)/python -m benchmarks.exactness --questions $(QUESTIONS)
+
+clean: ## forget the virtual environment; data stays
+	rm -rf $(VENV) *.egg-info

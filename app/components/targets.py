@@ -1,0 +1,89 @@
+"""What can be asked: ready bases, the checkpoints that fit them, and in words why speculation is off. Pure queries."""
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from app.turns import LOOKUP
+from tracking import queries
+from tracking.tables import Base, Checkpoint
+
+PLAIN = ""
+"""The choice of no draft at all."""
+LOOKUP_CHOICE = ":ngram"
+"""The choice of prompt lookup; no checkpoint can have this name, which begins with a colon."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model as the API names it, and the drafter asked for ("" is the checkpoint's own)."""
+
+    model: str
+    drafter: str = ""
+
+
+def base_names(session: Session) -> list[str]:
+    """Ready bases, the starter first."""
+    return [base.name for base in queries.bases(session, ready_only=True)]
+
+
+def fits(checkpoint: Checkpoint, base: Base) -> bool:
+    """Trained on exactly these weights."""
+    return not checkpoint.base_sha256 or checkpoint.base_sha256 == base.weights_sha256
+
+
+def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
+    """(label, value) of every way to draft for a base: its fitting checkpoints, prompt lookup, none."""
+    base = _base(session, base_name)
+    found = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)] if base else []
+    labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in found]
+    return [*labels, ("Prompt lookup (n-grams, nothing to train)", LOOKUP_CHOICE), ("None: plain decoding", PLAIN)]
+
+
+def target(base_name: str, draft: str) -> Target:
+    """What the two pickers together ask for."""
+    if draft == LOOKUP_CHOICE:
+        return Target(base_name, LOOKUP)
+    return Target(f"{base_name}@{draft}" if draft else base_name)
+
+
+def why_off(session: Session, base_name: str, draft: str) -> str:
+    """Why speculation is off, or which checkpoints are not offered; "" when there is nothing to say."""
+    base = _base(session, base_name)
+    if base is None:
+        return "There is no base model yet; bring one on the Models page."
+    ready = queries.checkpoints(session, base.id, ready_only=True)
+    strangers = [c.name for c in ready if not fits(c, base)]
+    left_out = f" Not offered, because trained on other weights: {', '.join(strangers)}." if strangers else ""
+    if draft != PLAIN:
+        return left_out.strip()
+    if len(ready) > len(strangers):
+        return "Speculation is off: no draft is chosen, so the model writes every token itself." + left_out
+    return f"Speculation is off: {base_name} has no checkpoint yet; train one on the Train page." + left_out
+
+
+def all_targets(session: Session) -> list[tuple[str, str]]:
+    """(label, value) of everything Compare can set side by side; the value is `model` or `model` + LOOKUP_CHOICE."""
+    made = []
+    for base in queries.bases(session, ready_only=True):
+        made.append((f"{base.name} · plain", base.name))
+        fitting = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)]
+        made += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in fitting]
+        made.append((f"{base.name} · prompt lookup", base.name + LOOKUP_CHOICE))
+    return made
+
+
+def parse(value: str) -> Target:
+    """The target of a value from `all_targets`."""
+    if value.endswith(LOOKUP_CHOICE):
+        return Target(value.removesuffix(LOOKUP_CHOICE), LOOKUP)
+    return Target(value)
+
+
+def _base(session: Session, name: str) -> Base | None:
+    return next((b for b in queries.bases(session, ready_only=True) if b.name == name), None)
+
+
+def _figure(checkpoint: Checkpoint) -> str:
+    tau = checkpoint.figures.get("mean_accepted_length")
+    return f" · τ {tau:.2f}" if isinstance(tau, int | float) else ""

@@ -1,0 +1,37 @@
+"""Numbers and times as people read them."""
+
+from datetime import UTC, datetime
+
+
+def size(bytes_: float) -> str:
+    """1536 → "1.5 kB" (decimal units)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(bytes_) < 1000 or unit == "TB":
+            return f"{bytes_:.0f} {unit}" if unit == "B" or bytes_ >= 100 else f"{bytes_:.1f} {unit}"
+        bytes_ /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float | None) -> str:
+    """95 → "1 min 35 s"; None → "measuring…"."""
+    if seconds is None:
+        return "measuring…"
+    seconds = int(max(seconds, 0))
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+def ago(when: datetime | None) -> str:
+    """How long ago, in words."""
+    if when is None:
+        return "never"
+    seconds = (datetime.now(UTC) - when).total_seconds()
+    return "just now" if seconds < 5 else f"{duration(seconds)} ago"
+
+
+def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
+    """A number or a dash."""
+    return "–" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"

@@ -1,0 +1,52 @@
+"""Downloads over our own routes: a checkpoint as one zip, made while it is sent. Addresses are ids, never paths."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from speculoos.errors import Conflict, NotFound
+from speculoos.settings import Settings
+from tracking.archive import archive_files, archive_name, stream_zip
+from tracking.db import reading
+from tracking.queries import starter_path
+from tracking.tables import Base, Checkpoint
+
+
+def routes(settings: Settings) -> APIRouter:
+    """GET /api/checkpoints/{id}/download."""
+    router = APIRouter(prefix="/api")
+
+    @router.get("/checkpoints/{checkpoint_id}/download")
+    def download(checkpoint_id: str) -> StreamingResponse:
+        folder, name = checkpoint_files(settings, checkpoint_id)
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+        return StreamingResponse(stream_zip(folder), media_type="application/zip", headers=headers)
+
+    return router
+
+
+def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:
+    """The checkpoint's folder, checked to lie in a store of ours, and the zip's file name.
+
+    Raises NotFound for an unknown id or missing files, Conflict for one that is not finished.
+    """
+    with reading(settings) as rows:
+        checkpoint = rows.get(Checkpoint, checkpoint_id)
+        if checkpoint is None:
+            raise NotFound("This checkpoint is gone; it was deleted, or the address is wrong.")
+        base = rows.get_one(Base, checkpoint.base_id)
+    if checkpoint.state != "ready":
+        raise Conflict(f"The checkpoint “{checkpoint.name}” is not finished; wait for its job.")
+    folder = Path(checkpoint.path).resolve()
+    if not any(folder.is_relative_to(store) for store in stores(settings)):
+        raise NotFound(f"The files of “{checkpoint.name}” lie outside of this home, so they are not served.")
+    archive_files(folder)
+    return folder, archive_name(base.name, checkpoint.name)
+
+
+def stores(settings: Settings) -> Iterator[Path]:
+    """Folders that checkpoints may be served from: the home's, and the one the installation came with."""
+    yield (settings.home / "checkpoints").resolve()
+    yield starter_path().parent.resolve()

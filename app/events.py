@@ -1,0 +1,148 @@
+"""Live and past generations over HTTP: step records as server-sent events, chats and comparisons as JSON, stop.
+
+Everything is read from rows, so a reload replays and a restart of this process loses nothing.
+Database reads run in threads; the event loop only waits and writes.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from app import inference, turns
+from speculoos.errors import NotFound, SpeculoosError, Unavailable
+from speculoos.settings import Settings
+from tracking import runs
+from tracking.db import reading
+
+LIVE_POLL = 0.05
+"""Seconds between looks at a run that is being generated (20 a second)."""
+WAITING_POLL = 0.25
+"""Seconds between looks at a run that has not begun."""
+KEEP_ALIVE = 15.0
+"""Seconds of silence after which a comment is sent, so that proxies keep the connection."""
+PAGE = 500
+"""Most records read at once."""
+
+
+def routes(settings: Settings) -> APIRouter:
+    """The routes under `/api/runs`, `/api/chats` and `/api/comparisons`."""
+    router = APIRouter(prefix="/api")
+
+    @router.get("/runs/{run_id}/events")
+    async def events(run_id: str, request: Request) -> StreamingResponse:
+        await asyncio.to_thread(view, settings, run_id)
+        last = _last_event(request.headers.get("last-event-id", ""))
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(follow(settings, run_id, last), media_type="text/event-stream", headers=headers)
+
+    @router.get("/runs/{run_id}")
+    def run(run_id: str) -> dict[str, Any]:
+        return view(settings, run_id)
+
+    @router.delete("/runs/{run_id}")
+    def remove(run_id: str) -> dict[str, Any]:
+        turns.remove_turn(settings, run_id)
+        return {"id": run_id, "removed": True}
+
+    @router.post("/runs/{run_id}/cancel")
+    def cancel(run_id: str) -> dict[str, Any]:
+        inference.cancel(settings, run_id)
+        return view(settings, run_id)
+
+    @router.post("/runs/{run_id}/plain")
+    def plain(run_id: str) -> dict[str, Any]:
+        return turns.measure_plain(settings, run_id)
+
+    @router.get("/chats/{chat_id}")
+    def chat(chat_id: str) -> dict[str, Any]:
+        return chat_view(settings, chat_id)
+
+    @router.get("/comparisons/{group_id}")
+    def comparison(group_id: str) -> dict[str, Any]:
+        return comparison_view(settings, group_id)
+
+    return router
+
+
+async def answer_error(_request: Request, error: Exception) -> JSONResponse:
+    """A SpeculoosError as JSON with its sentence (the exception handler of our own routes)."""
+    status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, Unavailable) else 400
+    code = error.code if isinstance(error, SpeculoosError) else "error"
+    return JSONResponse({"error": {"message": str(error), "code": code}}, status_code=status)
+
+
+def view(settings: Settings, run_id: str) -> dict[str, Any]:
+    """One run without its steps. Raises NotFound."""
+    with reading(settings) as session:
+        return runs.run_view(runs.get_run(session, run_id))
+
+
+def chat_view(settings: Settings, chat_id: str) -> dict[str, Any]:
+    """The turns of a chat in order; `plain` is the last plain run measured for a turn, if any."""
+    with reading(settings) as session:
+        turns = [runs.run_view(run) for run in runs.group_runs(session, chat_id)]
+        for turn in turns:
+            measured = runs.group_runs(session, turn["id"])
+            turn["plain"] = runs.run_view(measured[-1]) if measured else None
+    return {"id": chat_id, "turns": turns}
+
+
+def comparison_view(settings: Settings, group_id: str) -> dict[str, Any]:
+    """The columns of a comparison, each set against the first. Raises NotFound when there is none."""
+    with reading(settings) as session:
+        columns = runs.compare(session, group_id)
+    if not columns:
+        raise NotFound(f"There is no comparison {group_id!r}.")
+    return {"id": group_id, "columns": columns}
+
+
+async def follow(settings: Settings, run_id: str, last: int) -> AsyncIterator[str]:
+    """The run's records after index `last` as server-sent events, then `end` with the run itself.
+
+    `state` events say when it begins; the ids are step indices, so a reconnecting browser goes on where it was.
+    The stream breaks off when the database cannot be read or the run is gone: the browser then asks again.
+    """
+    shown, silent = "", 0.0
+    while True:
+        try:
+            run, records = await asyncio.to_thread(_look, settings, run_id, last)
+        except SpeculoosError as error:
+            yield f": {' '.join(str(error).split())}\nretry: 2000\n\n"
+            return
+        text = "".join(event("step", record, record["index"]) for record in records)
+        if run["state"] != shown and not run["ended"]:
+            shown = run["state"]
+            text = event("state", {"state": shown}) + text
+        if records:
+            last = records[-1]["index"]
+        if run["ended"] and len(records) < PAGE:
+            yield text + event("end", run)
+            return
+        if text or silent >= KEEP_ALIVE:
+            yield text or ": still here\n\n"
+            silent = 0.0
+        if len(records) < PAGE:
+            pause = LIVE_POLL if run["state"] == "RUNNING" else WAITING_POLL
+            silent += pause
+            await asyncio.sleep(pause)
+
+
+def event(name: str, data: dict[str, Any], number: int | None = None) -> str:
+    """One server-sent event. JSON holds no raw line break, so a data line is enough."""
+    head = f"id: {number}\n" if number is not None else ""
+    return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def _look(settings: Settings, run_id: str, last: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """State first, steps second: what has ended has all its steps stored."""
+    with reading(settings) as session:
+        run = runs.run_view(runs.get_run(session, run_id))
+        return run, runs.steps_after(session, run_id, last, PAGE)
+
+
+def _last_event(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else -1

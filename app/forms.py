@@ -1,0 +1,161 @@
+"""What is in a form, as the request it means, and back. Pure functions: empty boxes, typed numbers, chosen names.
+
+Raises BadInput with the control's name in the words of the page.
+"""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from speculoos.errors import BadInput
+from speculoos.settings import Settings
+from workers.catalog import SETTINGS, TrainConfig, config_for, read_recipe
+from workers.requests import FetchModel, GenerateData, ImportPrompts, Train
+
+ENDPOINT = "endpoint:"
+SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+OWN_SETTINGS = "No recipe: all settings at their default"
+
+
+def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
+    """A base model to bring here."""
+    kind, location = SOURCES[source], location.strip()
+    if kind == "starter":
+        return FetchModel("starter", "starter")
+    if not location:
+        raise BadInput(f"{source}: say which one; the box is empty.")
+    if kind == "hub":
+        return FetchModel(kind, hub_id(location))
+    path = readable(settings, location)
+    if kind == "folder" and not path.is_dir():
+        raise BadInput(f"Local folder: there is no folder {path}.")
+    if kind == "gguf" and not path.is_file():
+        raise BadInput(f"GGUF file: there is no file {path}.")
+    return FetchModel(kind, str(path))
+
+
+def hub_id(text: str) -> str:
+    """`owner/name` or `owner/name@revision`, also out of the page's address. Raises BadInput for anything else."""
+    name = text.removeprefix("https://").removeprefix("huggingface.co/").strip("/")
+    if not HUB_ID.fullmatch(name) or ".." in name:
+        raise BadInput(f"Hub id: expected owner/name, such as HuggingFaceTB/SmolLM2-135M-Instruct, got {text[:80]!r}.")
+    return name
+
+
+def import_request(settings: Settings, upload: str | None, path: str, limit: float | None) -> ImportPrompts:
+    """A prompt file: an upload (ours to remove), or one that lies on the server."""
+    rows = whole("Rows at most", limit, low=1)
+    if upload:
+        file = Path(upload)
+        return ImportPrompts(str(file), original_name=file.name, limit=rows, delete_after=True)
+    if not path.strip():
+        raise BadInput("Choose a file to upload, or give the path of one on this server.")
+    file = readable(settings, path.strip())
+    if not file.is_file():
+        raise BadInput(f"Path: there is no file {file}.")
+    return ImportPrompts(str(file), original_name=file.name, limit=rows)
+
+
+def readable(settings: Settings, text: str) -> Path:
+    """A path that pages may name: any on one's own machine, only the home folder where others may come in."""
+    path = Path(text).expanduser()
+    path = path.resolve() if path.is_absolute() else (settings.home / path).resolve()
+    if not settings.is_loopback and not path.is_relative_to(settings.home):
+        raise BadInput(f"Path: only files under {settings.home} can be named here; copy it there, or upload it.")
+    return path
+
+
+def generate_request(source_id: str, **form: Any) -> GenerateData:
+    """Answers for the prompts `source_id`. `form`: who, endpoint_model, limit, system_prompt, max_tokens,
+    temperature, top_p, batch_size, max_minutes, seed, as the controls hold them."""
+    who = form.get("who") or ""
+    if not who:
+        raise BadInput("Who answers: choose a base model or an endpoint.")
+    endpoint = who.removeprefix(ENDPOINT) if who.startswith(ENDPOINT) else ""
+    return GenerateData(
+        source_id=source_id,
+        base_id="" if endpoint else who,
+        endpoint=endpoint,
+        endpoint_model=(form.get("endpoint_model") or "").strip() if endpoint else "",
+        limit=whole("Prompts at most", form.get("limit"), low=1),
+        system_prompt=(form.get("system_prompt") or "").strip(),
+        max_tokens=whole("Most tokens of an answer", form.get("max_tokens"), low=1, high=100_000, default=256),
+        temperature=number("Temperature", form.get("temperature"), 0, 5, 0.0),
+        top_p=number("Top-p", form.get("top_p"), 0.01, 1, 1.0),
+        batch_size=whole("Answers at once", form.get("batch_size"), low=1, high=4096, default=16),
+        seed=whole("Seed", form.get("seed"), low=0, default=0),
+        max_minutes=number("Minutes at most", form.get("max_minutes"), 0, 10**6, 0.0) or None,
+    )
+
+
+def generate_form(request: dict[str, Any]) -> dict[str, Any]:
+    """The form's values for a stored request: what cloning fills in."""
+    who = f"{ENDPOINT}{request['endpoint']}" if request.get("endpoint") else request.get("base_id", "")
+    keys = ("endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed")
+    return {"who": who, "max_minutes": request.get("max_minutes"), **{k: request.get(k) for k in keys}}
+
+
+def train_request(base_id: str, dataset_id: str, method: str, recipe: str, values: dict[str, Any]) -> Train:
+    """A draft to train. `values` are the advanced settings' boxes; only what differs from the recipe is kept."""
+    if not base_id:
+        raise BadInput("Base: choose the model to draft for.")
+    if not dataset_id:
+        raise BadInput("Data: choose conversations to train on; generate some on the Data page.")
+    recipe = "" if recipe == OWN_SETTINGS else recipe
+    start = config_for(method, recipe, {}).to_json()
+    config = TrainConfig.from_json({**start, **shown(values)}).to_json()
+    changed = {name: config[name] for name in values if config[name] != start[name]}
+    return Train(method=method, base_id=base_id, dataset_id=dataset_id, settings=changed, recipe=recipe)
+
+
+def shown(values: dict[str, Any]) -> dict[str, Any]:
+    """Boxes as settings: an emptied number box means the default."""
+    return {name: SETTINGS[name].default if value is None else value for name, value in values.items()}
+
+
+def train_config(request: Train) -> TrainConfig:
+    """Every setting a request comes to."""
+    return config_for(request.method, request.recipe, request.settings)
+
+
+def recipe_values(method: str, recipe: str) -> dict[str, Any]:
+    """The advanced settings' boxes for a recipe (or for the defaults)."""
+    named = {} if not recipe or recipe == OWN_SETTINGS else read_recipe(recipe).settings
+    config = TrainConfig.from_json({**named, "method": method}).to_json()
+    return {name: box(value) for name, value in config.items() if name != "method"}
+
+
+def box(value: Any) -> Any:
+    """A setting as its box shows it: tuples are typed as `1, 14, 26`."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def whole(
+    label: str, value: float | str | None, low: int = 0, high: int | None = None, default: int | None = None
+) -> int | None:
+    """A whole number from a box, `default` when it is empty. Raises BadInput."""
+    if value in (None, ""):
+        return default
+    try:
+        found = float(value)
+    except ValueError:
+        raise BadInput(f"{label}: expected a whole number, got {value!r}.") from None
+    if not found.is_integer() or found < low or (high is not None and found > high):
+        wanted = f"from {low} to {high}" if high is not None else f"of {low} or more"
+        raise BadInput(f"{label}: expected a whole number {wanted}, got {found:g}.")
+    return int(found)
+
+
+def number(label: str, value: float | str | None, low: float, high: float, default: float) -> float:
+    """A number from a box, `default` when it is empty. Raises BadInput."""
+    if value in (None, ""):
+        return default
+    try:
+        found = float(value)
+    except ValueError:
+        raise BadInput(f"{label}: expected a number, got {value!r}.") from None
+    if not math.isfinite(found) or not low <= found <= high:
+        raise BadInput(f"{label}: expected {low:g} to {high:g}, got {value}.")
+    return found

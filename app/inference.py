@@ -1,0 +1,56 @@
+"""The inference server as the pages see it: a generic post through the `openai` client, errors in one sentence."""
+
+from functools import lru_cache
+from typing import Any
+
+import openai
+
+from speculoos.errors import BadInput, Unavailable
+from speculoos.settings import Settings
+from tracking import runs
+from tracking.db import session
+
+DOWN = "The inference server does not answer at {url}; start it with `speculoos up` and send again."
+
+
+def start(settings: Settings, run_id: str) -> None:
+    """Ask the inference server to generate run `run_id`; on failure the run ends FAILED with the sentence raised.
+
+    Raises Unavailable when the server is down or busy, BadInput when it refuses the request.
+    """
+    try:
+        _post(settings, f"/runs/{run_id}")
+    except (Unavailable, BadInput) as error:
+        with session(settings) as opened:
+            runs.fail_run(opened, run_id, str(error))
+        raise
+
+
+def cancel(settings: Settings, run_id: str) -> None:
+    """Stop run `run_id`. When nobody generates it (the server is down), its row is ended here."""
+    try:
+        _post(settings, f"/runs/{run_id}/cancel")
+    except Unavailable:
+        with session(settings) as opened:
+            runs.cancel_run(opened, run_id)
+
+
+def _post(settings: Settings, path: str) -> Any:
+    try:
+        return _client(settings.inference_url, settings.inference_token).post(path, cast_to=object, body={})
+    except openai.APIConnectionError:
+        raise Unavailable(DOWN.format(url=settings.inference_url)) from None
+    except openai.APIStatusError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: openai.APIStatusError) -> Unavailable | BadInput:
+    body = error.body if isinstance(error.body, dict) else {}
+    message = body.get("message") or f"The inference server answered {error.status_code}."
+    kind = Unavailable if error.status_code in (401, 403, 429) or error.status_code >= 500 else BadInput
+    return kind(str(message))
+
+
+@lru_cache(maxsize=4)
+def _client(url: str, token: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=token or "none", max_retries=0, timeout=30)

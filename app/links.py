@@ -1,0 +1,26 @@
+"""Addresses of the pages, and how a click on a button leads to one. Every address is our own."""
+
+from urllib.parse import urlencode
+
+from tracking.tables import Job
+
+GO = "(to) => { if (to && to.startsWith('/') && !to.startsWith('//')) location.href = to; }"
+
+
+def go() -> str:
+    """Script for a `.then(None, target, None, js=go())`: open the address in `target`, if there is one."""
+    return GO
+
+
+def model_link(page: str, base: str, checkpoint: str = "") -> str:
+    """`/playground?model=starter@my-heads`."""
+    return f"/{page}?" + urlencode({"model": f"{base}@{checkpoint}" if checkpoint else base})
+
+
+def clone_form(job: Job) -> str:
+    """The form filled in as it was for `job`; "" for kinds that have none worth changing."""
+    if job.kind == "train":
+        return f"/train?clone={job.id}"
+    if job.kind == "generate_data":
+        return f"/data?id={job.request.get('source_id', '')}&clone={job.id}"
+    return ""

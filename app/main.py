@@ -1,0 +1,107 @@
+"""The web server: pages, their own routes, the guard in front. `python -m app.main` starts it; torch stays out."""
+
+import os
+import warnings
+from contextlib import suppress
+from importlib import import_module
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
+
+from app import auth, downloads, events
+from app.components import shell
+from app.head import PageHead
+from app.theme import STATIC, head, theme
+from speculoos.errors import SpeculoosError
+from speculoos.guard import PAGES_POLICY, Guard
+from speculoos.settings import Settings, load
+from tracking import queries
+from tracking.db import session
+from tracking.processes import beating
+
+PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in shell.NAV}
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """The whole web application for one home."""
+    app = FastAPI(title="Speculoos", docs_url=None, redoc_url=None, openapi_url=None)
+    app.mount("/ui", StaticFiles(directory=STATIC), name="ui")
+
+    @app.get("/healthz")
+    def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    app.include_router(events.routes(settings))
+    app.include_router(downloads.routes(settings))
+    app.add_exception_handler(SpeculoosError, events.answer_error)
+    auth.add_login(app, settings)
+    mount_pages(app, settings)  # after every route of ours: Gradio takes all that is left, a /login of its own too
+    app.add_middleware(PageHead, tags=head(), paths=PAGES)
+    app.add_middleware(
+        Guard,
+        port=settings.port,
+        allowed_hosts=settings.allowed_hosts,
+        max_body_bytes=(settings.max_upload_mb + 1) * 2**20,
+        policy=PAGES_POLICY,
+    )
+    return app
+
+
+def mount_pages(app: FastAPI, settings: Settings) -> None:
+    """Mount the Gradio pages at `/`, with everything off that would show, keep or serve more than the pages do."""
+    os.environ["GRADIO_TEMP_DIR"] = str(settings.home / "uploads")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="SSR mode")  # said even when it is off
+        gr.mount_gradio_app(
+            app,
+            make_pages(settings),
+            path="/",
+            run_history=False,
+            show_error=False,
+            allowed_paths=[],
+            ssr_mode=False,
+            footer_links=[],
+            max_file_size=settings.max_upload_mb * 2**20,
+            favicon_path=str(STATIC / "icon.svg"),
+            theme=theme(),
+        )
+
+
+def make_pages(settings: Settings) -> gr.Blocks:
+    """One Blocks with a route a page. Each page module's `build(settings)` wires its own components."""
+    with gr.Blocks(title="Speculoos", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
+        build_page("/", settings)
+    for label, path in shell.NAV[1:]:
+        with demo.route(label, path, show_in_navbar=False):
+            build_page(path, settings)
+    return demo
+
+
+def build_page(path: str, settings: Settings) -> None:
+    """The frame and the content of the page at `path`, inside the current Blocks."""
+    shell.frame(path, settings)
+    with gr.Column(elem_classes="sp-page", elem_id=f"page-{path.strip('/') or 'home'}"):
+        import_module(PAGES[path]).build(settings)
+
+
+def register_starter(settings: Settings) -> None:
+    """Put the installed starter model into the list, so that a first visitor finds it; no starter is no error."""
+    with suppress(SpeculoosError), session(settings) as rows:
+        queries.ensure_starter(rows, settings)
+
+
+def main() -> None:
+    """Serve the pages where the settings say."""
+    settings = load()
+    auth.check_bind(settings)
+    register_starter(settings)
+    with beating(settings, "web"):
+        uvicorn.run(make_app(settings), host=settings.host, port=settings.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The checkpoints page: every trained draft with its lineage and figures; `?id=` opens one, to download or delete."""
+
+from typing import Any
+
+import gradio as gr
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.components import checkpoint_rows, manage
+from app.components.list_page import Listing, ListPage, signature_of
+from app.components.manage import SMALL, Manage
+from app.components.pieces import QUIET, block, notice, page_header
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.tables import Checkpoint, Evaluation
+from workers.requests import Evaluate
+from workers.submit import submit
+
+LEAD = "Trained drafts: where each comes from, how well it does, and the files to take away."
+
+
+def signature(rows: Session) -> str:
+    """A text that changes when a checkpoint or what was measured of one does."""
+    measured = [(e.id, bool(e.result)) for e in rows.scalars(select(Evaluation).order_by(Evaluation.id))]
+    return f"{signature_of(Checkpoint)(rows)}.{hash(tuple(measured))}"
+
+
+CHECKPOINTS = Listing("checkpoints", Checkpoint, "checkpoint", checkpoint_rows.checkpoints_table, signature)
+
+
+class CheckpointPanel:
+    """One checkpoint's components, and what to put into them. `chosen` is the hidden box with its id."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.head = block(elem_id="checkpoint-head")
+        self.links = block(elem_id="checkpoint-links")
+        with gr.Tabs(elem_id="checkpoint-tabs"):
+            with gr.Tab("Evaluations", elem_id="checkpoint-tab-evaluations"):
+                self.evaluations = block(elem_id="checkpoint-evaluations")
+                self.measure = gr.Button("Evaluate on the built-in questions", elem_id="checkpoint-evaluate", **SMALL)
+                self.said = block(elem_id="checkpoint-evaluate-said")
+            with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
+                self.config = block(elem_id="checkpoint-settings")
+        with gr.Accordion("Name, note, delete", open=False, elem_id="checkpoint-manage"):
+            self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
+        self.live = [self.head, self.links, self.evaluations, self.config, self.measure]
+        self.outputs = [*self.live, self.said, *self.manage.outputs]
+        self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
+
+    def live_view(self, rows: Session, row: Checkpoint) -> list[Any]:
+        """Values of `live`."""
+        return [
+            checkpoint_rows.head(rows, row),
+            checkpoint_rows.actions(rows, row),
+            checkpoint_rows.evaluations_table(rows, row),
+            checkpoint_rows.settings_table(row),
+            gr.Button(visible=row.state == "ready"),
+        ]
+
+    def view(self, rows: Session, row: Checkpoint | None, asked: dict[str, str]) -> list[Any]:
+        """Values of `outputs`."""
+        live = self.live_view(rows, row) if row else ["", "", "", "", gr.Button(visible=False)]
+        return [*live, "", *self.manage.view(row)]
+
+
+def measure(settings: Settings, checkpoint_id: str) -> str:
+    """Queue an evaluation of the checkpoint; what came of it, as HTML."""
+    try:
+        with reading(settings) as rows:
+            row = manage.row(rows, Checkpoint, "checkpoint", checkpoint_id)
+        job = submit(Evaluate(base_id=row.base_id, checkpoint_id=row.id), settings=settings)
+    except SpeculoosError as error:
+        return notice(manage.sentence(error), "bad")
+    return notice(
+        "Queued: acceptance and speed on 20 questions, beside plain.", "good", f"/jobs?id={job.id}", "See the job"
+    )
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Checkpoints", LEAD)
+    page = ListPage(settings, CHECKPOINTS)
+    with page.listing():
+        pass
+    with page.opened():
+        panel = CheckpointPanel(settings, page.chosen)
+    page.wire(panel)
+    panel.manage.wire(*page.again)

@@ -1,0 +1,124 @@
+"""Compare: the same prompt to two to four targets, each measured alone, side by side with what differs."""
+
+from typing import Any
+
+import gradio as gr
+from sqlalchemy import select
+
+from app import turns
+from app.components import targets
+from app.components.fields import dropdown, sampling_fields, sampling_of
+from app.components.hidden import hidden
+from app.components.pieces import QUIET, block, notice, on_load, page_header
+from app.components.text import safe, tag
+from app.components.words import ago
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import runs
+from tracking.db import reading
+from tracking.tables import Run
+
+LEAD = "The same prompt to two to four targets, one after the other, each alone on the device."
+MOST = 4
+RECENT = 8
+
+
+def recent(settings: Settings) -> list[tuple[str, str, str]]:
+    """(id, prompt, when) of the last comparisons, newest first."""
+    with reading(settings) as session:
+        heads = select(Run).where(Run.kind == "compare", Run.group_id.is_not(None), Run.position == 0)
+        found = session.scalars(heads.order_by(Run.created_at.desc()).limit(4 * RECENT)).all()
+        compared = [run for run in found if len(runs.group_runs(session, str(run.group_id))) > 1]
+        return [(str(r.group_id), r.request["messages"][-1]["content"], ago(r.created_at)) for r in compared[:RECENT]]
+
+
+def start(settings: Settings, values: list[str], prompt: str, sampling: turns.Sampling) -> tuple[str, str]:
+    """(comparison id, problem as HTML). Plain targets come first, so that the others are set against them."""
+    chosen = sorted((targets.parse(v) for v in values or []), key=lambda t: (bool(t.drafter), "@" in t.model))
+    try:
+        group, refused = turns.new_comparison(settings, [(t.model, t.drafter) for t in chosen], prompt, sampling)
+    except SpeculoosError as error:
+        return "", notice(str(error), "bad")
+    return group, notice(refused, "bad") if refused else ""
+
+
+def first_targets(choices: list[tuple[str, str]]) -> list[str]:
+    """The plain first base and its newest checkpoint, else its prompt lookup."""
+    values = [value for _, value in choices]
+    return values[:2]
+
+
+def render_recent(items: list[tuple[str, str, str]]) -> str:
+    """Links to earlier comparisons."""
+    rows = [
+        tag("li", tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}") + " " + _muted(when))
+        for group, prompt, when in items
+    ]
+    return (
+        tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", "".join(rows), class_="sp-recent")
+        if rows
+        else ""
+    )
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Compare", LEAD)
+    with gr.Row(elem_classes="sp-pickers"):
+        chosen = dropdown([], multiselect=True, max_choices=MOST, label="Targets (two to four)", elem_id="targets")
+    prompt = gr.Textbox(
+        label="Prompt",
+        lines=2,
+        max_lines=8,
+        elem_id="compare-prompt",
+        placeholder="Ask something…   Ctrl+Enter compares, Esc stops",
+    )
+    sampling = sampling_fields()
+    with gr.Row(elem_classes="sp-actions"):
+        run = gr.Button("Compare", variant="primary", elem_id="compare-run", scale=0, min_width=110, size="md")
+        stop = gr.Button("Stop", variant="stop", elem_id="compare-stop", scale=0, min_width=80, size="md")
+    problem = block(elem_id="problem")
+    group = hidden("comparison-id")
+    block('<div data-sp="compare" class="sp-compare"></div>', elem_id="stage")
+    earlier = block(elem_id="recent")
+    wire(settings, chosen, prompt, sampling, run, problem, group, earlier)
+    stop.click(None, js="() => { window.speculoos.compare.stop(); }", api_visibility="private")
+
+
+def wire(settings, chosen, prompt, sampling, run, problem, group, earlier) -> None:
+    """Choices at opening; the button starts a comparison that the browser's script follows."""
+
+    def load(request: gr.Request):
+        with reading(settings) as session:
+            choices = targets.all_targets(session)
+        query = dict(request.query_params)
+        values, text = opening(settings, query, choices)
+        return gr.Dropdown(choices=choices, value=values), text, render_recent(recent(settings))
+
+    def started(values, text: str, limit, temperature, seed, system: str):
+        return start(settings, values, text, sampling_of(limit, temperature, seed, system))
+
+    on_load(load, None, [chosen, prompt, earlier])
+    step = run.click(started, [chosen, prompt, *sampling], [group, problem], **QUIET)
+    step.then(None, group, None, js="(id) => { window.speculoos.compare.open(id); }", api_visibility="private")
+
+
+def opening(settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]) -> tuple[list[str], str]:
+    """Targets and prompt shown first: those of the comparison in the address, else the first two."""
+    known = [value for _, value in choices]
+    with reading(settings) as session:
+        columns = runs.group_runs(session, query.get("comparison", ""))
+    if not columns:
+        wanted = [v for v in query.get("models", "").split(",") if v in known]
+        return wanted or first_targets(choices), query.get("prompt", "")[:2000]
+    values = [_value(run) for run in columns]
+    return [v for v in values if v in known], columns[0].request["messages"][-1]["content"]
+
+
+def _value(run: Any) -> str:
+    lookup = (run.request.get("speculation") or {}).get("drafter") == turns.LOOKUP
+    return run.model + targets.LOOKUP_CHOICE if lookup else run.model
+
+
+def _muted(text: str) -> str:
+    return tag("span", safe(text), class_="sp-hint")

@@ -1,0 +1,159 @@
+"""The data page: prompts that came in, conversations that were generated; `?id=` opens one."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import previews
+from app.components import data_view
+from app.components.generate_form import GenerateForm
+from app.components.hidden import hidden
+from app.components.job_panel import names
+from app.components.list_page import Listing, ListPage, signature_of
+from app.components.manage import SMALL, Manage, note_line, sentence
+from app.components.picker import live
+from app.components.pieces import QUIET, block, notice, page_header, section
+from app.components.text import safe, tag
+from app.forms import import_request
+from app.links import go
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import listing, queries
+from tracking.tables import Base, Dataset, Job
+from workers.catalog import IMPORT_SHAPES
+from workers.quickstart import PROMPTS, PROMPTS_NAME
+from workers.requests import ImportPrompts
+from workers.submit import submit
+
+SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
+TYPES = [".jsonl", ".json", ".csv", ".parquet"]
+
+
+def table(rows: Session, which: str) -> str:
+    """The list of data sets under the filter `which`."""
+    return data_view.data_table(queries.datasets(rows, SHOWN.get(which, "")), filtered=which != "All")
+
+
+def hint(rows: Session, asked: Mapping[str, str]) -> str:
+    """What to do for someone who comes from a model."""
+    base = rows.get(Base, asked["base"]) if asked.get("base") else None
+    return notice(f"Choose the prompts that “{base.name}” shall answer, or import some.", "info") if base else ""
+
+
+DATA = Listing("data", Dataset, "data set", table, signature_of(Dataset), tuple(SHOWN), hint)
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header(
+        "Data", "Import prompts, then let the base model answer them: a draft learns to guess that model's words."
+    )
+    page = ListPage(settings, DATA)
+    with page.listing():
+        build_import(settings)
+    with page.opened():
+        panel = DataPanel(settings, page.chosen)
+    page.wire(panel)
+    panel.manage.wire(*page.again)
+
+
+def build_import(settings: Settings) -> None:
+    """The form that imports a prompt file."""
+    with gr.Accordion("Import prompts", open=False, elem_id="data-import"):
+        block(tag("p", safe(f"Understood: {IMPORT_SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
+        with gr.Row():
+            upload = gr.File(
+                label="Upload a file", file_types=TYPES, type="filepath", elem_id="data-upload", height=150
+            )
+            with gr.Column():
+                path = gr.Textbox(
+                    label="or a file on this server",
+                    placeholder="/path/to/prompts.jsonl",
+                    elem_id="data-path",
+                    max_lines=1,
+                )
+                with gr.Row():
+                    name = gr.Textbox(label="Name (optional)", max_lines=1, max_length=200, elem_id="data-new-name")
+                    limit = gr.Textbox(label="Rows at most", placeholder="all", elem_id="data-limit", min_width=110)
+        said = block(elem_id="data-said-import")
+        with gr.Row(elem_classes="sp-buttons"):
+            start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
+            sample = gr.Button("Use the built-in prompts", elem_id="data-sample", **SMALL)
+        target = hidden("data-target")
+    start.click(lambda *form: import_file(settings, *form), [upload, path, limit, name], [said, target], **QUIET).then(
+        None, target, None, js=go(), api_visibility="private"
+    )
+    sample.click(lambda: import_sample(settings), None, [said, target], **QUIET).then(
+        None, target, None, js=go(), api_visibility="private"
+    )
+
+
+def import_file(settings: Settings, upload: str | None, path: str, limit: str, name: str) -> tuple[str, str]:
+    """Submit the job: (notice, where to go)."""
+    return submitted(
+        lambda: submit(import_request(settings, upload, path, limit), name=name.strip(), settings=settings)
+    )
+
+
+def import_sample(settings: Settings) -> tuple[str, str]:
+    """Prompts for someone who has none at hand: the ones the quickstart uses."""
+    return submitted(
+        lambda: submit(ImportPrompts(str(PROMPTS), original_name=f"{PROMPTS_NAME}.jsonl"), settings=settings)
+    )
+
+
+def submitted(submit_it: Callable[[], Job]) -> tuple[str, str]:
+    """(notice, where to go) of an import that is submitted now."""
+    try:
+        return "", f"/data?id={submit_it().request['dataset_id']}"
+    except SpeculoosError as error:
+        return notice(sentence(error), "bad"), ""
+
+
+class DataPanel:
+    """One data set: how making it goes, counts, rows left out, its first rows, and answering it."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings = settings
+        self.head = live("dataset-head")
+        self.generate = GenerateForm(settings, chosen)
+        self.facts = block(elem_id="dataset-facts")
+        self.bad = block(elem_id="dataset-bad")
+        with gr.Accordion("Name, note, delete", open=False, elem_id="dataset-manage"):
+            self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
+        section("First rows")
+        self.preview = block(elem_id="dataset-preview")
+        self.live = [self.head, self.facts, self.bad, self.preview]
+        self.outputs = [*self.live, *self.generate.outputs, *self.manage.outputs]
+
+    def live_view(self, rows: Session, data: Dataset) -> list[Any]:
+        """Values of `live`."""
+        folder = Path(data.path) if data.path else self.settings.home / "datasets" / data.id
+        masked = previews.masked_rows(folder)
+        plain = [] if masked else previews.message_rows(folder)
+        shown = data_view.preview(masked, plain)
+        return [head(rows, data), data_view.details(data, names(rows)), data_view.bad_rows(data), shown]
+
+    def view(self, rows: Session, data: Dataset | None, asked: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs` for a newly opened data set."""
+        live = self.live_view(rows, data) if data else [gr.skip()] * len(self.live)
+        return [*live, *self.generate.view(rows, data, asked), *self.manage.view(data)]
+
+
+def head(rows: Session, data: Dataset) -> str:
+    """Name, state, and the next step."""
+    job = rows.get(Job, data.job_id) if data.job_id else None
+    waits = listing.waits_for(rows, job) if job else ""
+    parts = [data_view.title(data), note_line(data), data_view.state(data, job, waits), next_step(data)]
+    return tag("div", "".join(parts), class_="sp-stack", data_state=data.state)
+
+
+def next_step(data: Dataset) -> str:
+    """What conversations are for."""
+    if data.kind != "conversations" or data.state == "failed":
+        return ""
+    link = f"/train?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
+    return tag("div", tag("a", "Train a draft on it", href=link, class_="sp-button"), class_="sp-link-row")

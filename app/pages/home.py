@@ -1,0 +1,243 @@
+"""The home page: quickstart, where you were, what runs, the best drafts. `?experiment=` shows one experiment."""
+
+import os
+import shutil
+from typing import Any
+
+import gradio as gr
+import psutil
+from sqlalchemy.orm import Session
+
+from app.components import experiment_view, job_rows
+from app.components.hidden import hidden
+from app.components.manage import sentence
+from app.components.picker import live, table
+from app.components.pieces import QUIET, block, notice, on_load, on_tick, page_header, section, tiles
+from app.components.text import safe, tag
+from app.components.words import figure, size
+from app.links import model_link
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import jobs, listing, queries
+from tracking.db import reading
+from tracking.states import JobState
+from tracking.tables import Base, Checkpoint, Experiment
+from workers.quickstart import submit_quickstart
+
+LEAD = "Make a language model faster without changing a word it says: a small draft guesses, the model checks."
+PROMISE = (
+    "Trains small heads on the starter model and lets you watch them guess, in about six minutes on two processor "
+    "cores. Nothing is downloaded, and you may close this page while it works."
+)
+BEST = 5
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Speculoos", LEAD)
+    HomePage(settings).wire()
+
+
+class HomePage:
+    """The components, all drawn from rows."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.experiment = hidden("home-experiment")
+        self.seen = hidden("home-seen")
+        with gr.Column(elem_classes="sp-hero", elem_id="quickstart"):
+            block(tag("div", tag("h2", "Quickstart") + tag("p", safe(PROMISE)), class_="sp-hero-text"))
+            self.start = gr.Button(
+                "Start the quickstart", variant="primary", size="lg", elem_id="quickstart-start", scale=0
+            )
+            self.said = block(elem_id="quickstart-said")
+        self.work = live("home-work")
+        with gr.Column(visible=False) as self.active_box:
+            section("Running and waiting")
+            self.active = live("home-active")
+        with gr.Column(visible=False) as self.best_box:
+            section("Best drafts")
+            self.best = live("home-best")
+        section("This machine")
+        self.machine = block(elem_id="home-machine")
+        self.live = [
+            self.seen,
+            self.work,
+            self.start,
+            self.active_box,
+            self.active,
+            self.best_box,
+            self.best,
+            self.machine,
+        ]
+
+    def wire(self) -> None:
+        """Loading, the poll, the button."""
+        on_load(self.open_address, None, [self.experiment, *self.live])
+        on_tick(1.0, self.poll, [self.experiment, self.seen], self.live)
+        self.start.click(self.begin, None, [self.said, self.experiment], **QUIET).then(
+            self.redraw, self.experiment, self.live, js=REMEMBER, **QUIET
+        )
+
+    def open_address(self, request: gr.Request) -> list[Any]:
+        """The experiment the address names, else the latest."""
+        wanted = str(request.query_params.get("experiment", ""))[:64]
+        return [wanted, *self.redraw(wanted)]
+
+    def redraw(self, wanted: str) -> list[Any]:
+        """Values of `live`."""
+        try:
+            with reading(self.settings) as rows:
+                return [signature(rows), *self._view(rows, wanted)]
+        except SpeculoosError as error:
+            return ["", notice(sentence(error), "bad"), *[gr.skip()] * (len(self.live) - 2)]
+
+    def poll(self, wanted: str, seen: str) -> Any:
+        """What changed since `seen`."""
+        try:
+            with reading(self.settings) as rows:
+                now = signature(rows)
+                return gr.skip() if now == seen else [now, *self._view(rows, wanted)]
+        except SpeculoosError:
+            return gr.skip()
+
+    def _view(self, rows: Session, wanted: str) -> list[Any]:
+        shown = shown_experiment(rows, wanted)
+        active = [job for job in listing.active(rows) if not shown or job.experiment_id != shown.id]
+        best = best_drafts(rows)
+        return [
+            experiment_view.view(rows, shown) if shown else last_job(rows),
+            start_button(active_quickstart(rows) is not None),
+            gr.Column(visible=bool(active)),
+            job_rows.jobs_table(active, {job.id: job_rows.waits_words(rows, job) for job in active}),
+            gr.Column(visible=bool(best)),
+            best_table(rows, best),
+            machine(rows, self.settings),
+        ]
+
+    def begin(self) -> tuple[str, str]:
+        """Submit the chain: (notice, experiment)."""
+        try:
+            return "", begin_quickstart(self.settings)
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad"), ""
+
+
+REMEMBER = """(id) => {
+  if (id) history.replaceState({}, '', '/?experiment=' + encodeURIComponent(id));
+  return id;
+}"""
+
+
+def begin_quickstart(settings: Settings) -> str:
+    """Submit the quickstart unless one is going on; returns its experiment's id."""
+    with reading(settings) as rows:
+        if going := active_quickstart(rows):
+            return going.id
+    chain = submit_quickstart(settings)
+    with reading(settings) as rows:
+        return jobs.get(rows, chain.job_ids[-1]).experiment_id
+
+
+def active_quickstart(rows: Session) -> Experiment | None:
+    """The latest quickstart, if it has not ended."""
+    found = experiment_view.latest(rows)
+    if found is None or not found.name.startswith(experiment_view.QUICKSTART):
+        return None
+    return found if experiment_view.is_active(experiment_view.jobs_of(rows, found.id)) else None
+
+
+def signature(rows: Session) -> str:
+    """Changes when any job does."""
+    return listing.signature(rows)
+
+
+def shown_experiment(rows: Session, wanted: str) -> Experiment | None:
+    """The experiment that was asked for, else the latest one."""
+    return (rows.get(Experiment, wanted) if wanted else None) or experiment_view.latest(rows)
+
+
+def start_button(running: bool) -> Any:
+    """The big button; it waits while a quickstart is going on."""
+    return gr.Button("The quickstart is running…" if running else "Start the quickstart", interactive=not running)
+
+
+def last_job(rows: Session) -> str:
+    """The way back to what was done last without an experiment; for a newcomer, the way on."""
+    found = listing.jobs(rows, limit=1)
+    if not found:
+        return first_steps()
+    return notice(f"Continue: “{found[0].name}”.", "info", f"/jobs?id={found[0].id}", "Open it")
+
+
+STEPS = (
+    ("/models", "1. Choose a model", "The starter is here already; add your own by hub id, folder or GGUF file."),
+    ("/data", "2. Let it write answers", "Import prompts; the model answers them. That is what a draft learns from."),
+    ("/train", "3. Train a draft", "Medusa heads, EAGLE, or a small standalone model; watch loss and accuracy live."),
+    ("/playground", "4. Watch it draft", "Chat, and see which words were guessed ahead and how much faster it goes."),
+)
+
+
+def first_steps() -> str:
+    """The way by hand, for someone who has done nothing yet."""
+    cards = "".join(
+        tag(
+            "a",
+            tag("span", safe(title), class_="sp-card-title") + tag("span", safe(text), class_="sp-card-line"),
+            href=link,
+            class_="sp-card",
+        )
+        for link, title, text in STEPS
+    )
+    return tag("h2", "Or step by step", class_="sp-section") + tag("div", cards, class_="sp-cards")
+
+
+def best_drafts(rows: Session) -> list[Checkpoint]:
+    """Measured checkpoints, longest accepted runs first."""
+    measured = [c for c in queries.checkpoints(rows, ready_only=True) if tau(c) is not None]
+    return sorted(measured, key=tau, reverse=True)[:BEST]
+
+
+def tau(checkpoint: Checkpoint) -> float | None:
+    """Measured mean accepted length."""
+    found = (checkpoint.figures or {}).get("mean_accepted_length")
+    return found if isinstance(found, int | float) else None
+
+
+def best_table(rows: Session, best: list[Checkpoint]) -> str:
+    """A row for each of the best drafts."""
+    columns = ["Draft", "Method", "τ", "Against plain", ""]
+    rows_html = [_best_row(rows, c) for c in best]
+    return table(columns, rows_html, "Best drafts", wide_first=True, named=columns[1:4])
+
+
+def _best_row(rows: Session, checkpoint: Checkpoint) -> list[str]:
+    base = rows.get_one(Base, checkpoint.base_id).name
+    name = tag("a", safe(checkpoint.name), href=f"/checkpoints?id={checkpoint.id}", class_="sp-row-name")
+    chat = tag("a", "Chat", href=model_link("playground", base, checkpoint.name), class_="sp-back")
+    speedup = figure((checkpoint.figures or {}).get("speedup"), unit="×")
+    note = tag("span", safe(f"for {base}"), class_="sp-row-note")
+    return [name + note, safe(checkpoint.method), safe(figure(tau(checkpoint))), safe(speedup), chat]
+
+
+def machine(rows: Session, settings: Settings) -> str:
+    """Processor, memory, disk, and what is here."""
+    existing = next(p for p in (settings.home, *settings.home.parents) if p.exists())
+    disk, memory = shutil.disk_usage(existing), psutil.virtual_memory()
+    running = sum(job.state == JobState.RUNNING for job in listing.active(rows))
+    return tiles(
+        [
+            ("Device", device(rows), f"{os.cpu_count()} processor cores"),
+            ("Memory free", size(memory.available), f"of {size(memory.total)}"),
+            ("Disk free", size(disk.free), f"of {size(disk.total)}"),
+            ("Jobs running", running, f"models here: {len(queries.bases(rows, ready_only=True))}"),
+        ]
+    )
+
+
+def device(rows: Session) -> str:
+    """What the inference server computes on, from its heartbeat."""
+    from tracking import processes
+
+    alive = processes.alive(rows, "inference")
+    return str(alive[0].value.get("device", "cpu")).upper() if alive else "CPU"

@@ -1,0 +1,125 @@
+"""The models page: base models, their cards, and adding one; `?id=` opens one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app.components import model_view
+from app.components.hidden import hidden
+from app.components.list_page import Listing, ListPage, signature_of
+from app.components.manage import SMALL, Manage, note_line, sentence
+from app.components.picker import live
+from app.components.pieces import QUIET, block, notice, page_header, section
+from app.components.text import tag
+from app.forms import SOURCES, fetch_request
+from app.links import go
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import listing, queries
+from tracking.db import session
+from tracking.tables import Base, Job
+from workers.submit import submit
+
+HINTS = {
+    "Hub id": ("owner/name", "Fetched from the hub as safetensors; gated ones need HF_TOKEN in the environment."),
+    "Local folder": ("/path/to/folder", "A Hugging Face folder on this server: config.json, safetensors, tokenizer."),
+    "GGUF file": ("/path/to/model.gguf", "Converted once to safetensors; the original and its GGUF are two models."),
+    "Starter model": ("", "SmolLM2-135M-Instruct, which came with the installation."),
+}
+
+
+def table(rows: Session, which: str) -> str:
+    """The list of models."""
+    return model_view.cards(queries.bases(rows))
+
+
+MODELS = Listing("models", Base, "model", table, signature_of(Base))
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Models", "Base models: the ones that are made faster. A model's identity is the hash of its weights.")
+    page = ListPage(settings, MODELS)
+    with page.listing():
+        build_add(settings)
+    with page.opened():
+        panel = ModelPanel(settings, page.chosen)
+    page.wire(panel)
+    panel.manage.wire(*page.again)
+
+
+def build_add(settings: Settings) -> None:
+    """The form that adds a model."""
+    with gr.Accordion("Add a model", open=False, elem_id="models-add"):
+        source = gr.Radio(list(SOURCES), value="Hub id", label="Where it comes from", elem_id="models-source")
+        with gr.Row():
+            location = gr.Textbox(
+                label="Which one",
+                placeholder=HINTS["Hub id"][0],
+                info=HINTS["Hub id"][1],
+                elem_id="models-location",
+                max_lines=1,
+                scale=3,
+            )
+            name = gr.Textbox(
+                label="Name (optional)", info="How it is called here.", max_lines=1, elem_id="models-new-name", scale=2
+            )
+        said = block(elem_id="models-said")
+        add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
+        target = hidden("models-target")
+    source.change(hint, source, location, **QUIET)
+    values = [source, location, name]
+    for event in (add.click, location.submit):
+        event(lambda *form: add_model(settings, *form), values, [said, target], **QUIET).then(
+            None, target, None, js=go(), api_visibility="private"
+        )
+
+
+def hint(source: str) -> Any:
+    """The box for a source: what to type, and what will be done with it."""
+    placeholder, info = HINTS[source]
+    return gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
+
+
+def add_model(settings: Settings, source: str, location: str, name: str) -> tuple[str, str]:
+    """Submit the job, or take the starter as it is installed: (notice, where to go)."""
+    try:
+        request = fetch_request(settings, source, location)
+        if request.source == "starter":
+            with session(settings) as rows:
+                if installed := queries.ensure_starter(rows, settings):
+                    return "", f"/models?id={installed.id}"
+        job = submit(request, name=name.strip(), settings=settings)
+    except SpeculoosError as error:
+        return notice(sentence(error), "bad"), ""
+    return "", f"/models?id={job.request['base_id']}"
+
+
+class ModelPanel:
+    """One model: how fetching goes, what can be done with it, its card."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.head = live("model-head")
+        self.facts = block(elem_id="model-facts")
+        section("Drafts it can carry")
+        self.methods = block(elem_id="model-methods")
+        with gr.Accordion("Name, note, delete", open=False, elem_id="model-manage"):
+            self.manage = Manage(settings, Base, "model", "model", chosen)
+        self.live = [self.head, self.facts, self.methods]
+        self.outputs = [*self.live, *self.manage.outputs]
+
+    def live_view(self, rows: Session, base: Base) -> list[Any]:
+        """Values of `live`."""
+        job = rows.get(Job, base.job_id) if base.job_id else None
+        waits = listing.waits_for(rows, job) if job else ""
+        parts = [model_view.title(base), note_line(base), model_view.state(base, job, waits), model_view.uses(base)]
+        head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
+        known = model_view.methods(base) or tag("p", "Known once the model is here.", class_="sp-lead")
+        return [head, model_view.details(base), known]
+
+    def view(self, rows: Session, base: Base | None, asked: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs` for a newly opened model."""
+        live = self.live_view(rows, base) if base else [gr.skip()] * len(self.live)
+        return [*live, *self.manage.view(base)]

@@ -1,0 +1,130 @@
+"""How the pages look to Gradio: every theme variable names a design token of `static/style.css`.
+
+The palette lives in that one style sheet (light and dark); fonts are the system's own, nothing is fetched from outside.
+"""
+
+import hashlib
+from pathlib import Path
+
+import gradio as gr
+from gradio.themes.utils import sizes
+
+STATIC = Path(__file__).parent / "static"
+SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto Sans", "sans-serif")
+MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
+STYLES = ("style.css", "pages.css")
+SCRIPTS = ("shell.js", "dom.js", "stream.js", "trace.js", "tokens.js", "turn.js", "side.js", "chat.js", "compare.js")
+
+TOKENS = {
+    "body_background_fill": "bg",
+    "body_text_color": "ink",
+    "body_text_color_subdued": "muted",
+    "background_fill_primary": "surface",
+    "background_fill_secondary": "sunken",
+    "border_color_primary": "line",
+    "border_color_accent": "accent",
+    "color_accent_soft": "accent-soft",
+    "link_text_color": "accent",
+    "link_text_color_hover": "accent-strong",
+    "link_text_color_active": "accent-strong",
+    "link_text_color_visited": "accent",
+    "block_background_fill": "surface",
+    "block_border_color": "line",
+    "block_label_background_fill": "surface",
+    "block_label_border_color": "line",
+    "block_label_text_color": "muted",
+    "block_title_text_color": "ink",
+    "block_info_text_color": "muted",
+    "panel_background_fill": "sunken",
+    "panel_border_color": "line",
+    "input_background_fill": "field",
+    "input_background_fill_focus": "field",
+    "input_border_color": "line-strong",
+    "input_border_color_focus": "accent",
+    "input_border_color_hover": "muted",
+    "input_placeholder_color": "muted",
+    "slider_color": "accent",
+    "table_border_color": "line",
+    "table_even_background_fill": "surface",
+    "table_odd_background_fill": "sunken",
+    "table_row_focus": "accent-soft",
+    "table_text_color": "ink",
+    "code_background_fill": "sunken",
+    "checkbox_background_color": "field",
+    "checkbox_background_color_selected": "accent",
+    "checkbox_border_color": "line-strong",
+    "checkbox_border_color_selected": "accent",
+    "checkbox_label_background_fill": "surface",
+    "checkbox_label_background_fill_hover": "sunken",
+    "checkbox_label_background_fill_selected": "accent-soft",
+    "checkbox_label_border_color": "line",
+    "checkbox_label_text_color": "ink",
+    "checkbox_label_text_color_selected": "ink",
+    "button_primary_background_fill": "accent",
+    "button_primary_background_fill_hover": "accent-strong",
+    "button_primary_border_color": "accent",
+    "button_primary_text_color": "on-accent",
+    "button_primary_text_color_hover": "on-accent",
+    "button_secondary_background_fill": "surface",
+    "button_secondary_background_fill_hover": "sunken",
+    "button_secondary_border_color": "line-strong",
+    "button_secondary_text_color": "ink",
+    "button_secondary_text_color_hover": "ink",
+    "button_cancel_background_fill": "surface",
+    "button_cancel_background_fill_hover": "bad-soft",
+    "button_cancel_border_color": "bad",
+    "button_cancel_text_color": "bad",
+    "button_cancel_text_color_hover": "bad",
+    "error_background_fill": "bad-soft",
+    "error_border_color": "bad",
+    "error_text_color": "bad",
+    "loader_color": "accent",
+    "stat_background_fill": "accent-soft",
+    "accordion_text_color": "ink",
+    "table_text_color_dark": "ink",
+}
+PLAIN = {
+    "block_border_width": "1px",
+    "block_shadow": "none",
+    "block_label_text_weight": "500",
+    "block_title_text_weight": "550",
+    "block_title_text_size": "*text_sm",
+    "button_border_width": "1px",
+    "button_large_text_weight": "550",
+    "button_large_padding": "8px 16px",
+    "button_large_text_size": "*text_md",
+    "button_medium_padding": "6px 14px",
+    "button_medium_text_weight": "550",
+    "button_small_padding": "4px 10px",
+    "button_transform_hover": "none",
+    "button_primary_shadow": "none",
+    "button_secondary_shadow": "none",
+    "input_border_width": "1px",
+    "input_shadow": "none",
+    "input_shadow_focus": "0 0 0 3px var(--sp-ring)",
+    "form_gap_width": "1px",
+    "layout_gap": "14px",
+    "section_header_text_weight": "600",
+}
+
+
+def theme() -> gr.themes.Base:
+    """The theme: tokens for colours, system fonts, small text."""
+    made = gr.themes.Base(text_size=sizes.text_sm, radius_size=sizes.radius_md, font=SANS, font_mono=MONO)
+    known = set(vars(made))
+    values = {name: f"var(--sp-{token})" for name, token in TOKENS.items()}
+    values |= {f"{name}_dark": value for name, value in values.items() if f"{name}_dark" in known}
+    return made.set(**{k: v for k, v in (values | PLAIN).items() if k in known or k.removesuffix("_dark") in known})
+
+
+def head() -> str:
+    """Tags for every page's head: our style sheet and scripts, named with their hash so that a new one is fetched."""
+    scripts = "".join(f'<script defer src="{asset(name)}"></script>' for name in SCRIPTS)
+    styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
+    return f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>{scripts}'
+
+
+def asset(name: str) -> str:
+    """The address of a file in `static/`."""
+    tag = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:8]
+    return f"/ui/{name}?v={tag}"

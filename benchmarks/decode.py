@@ -1,0 +1,233 @@
+"""Decoding speed, side by side in one run: transformers.generate, its prompt lookup, our plain path, our drafters.
+
+    python -m benchmarks.decode --model FOLDER --questions FILE --limit 10 --max-tokens 128 --json OUT
+
+Batch 1, greedy. Every prompt is answered by every contender before the next prompt, so that a disturbance hits all
+alike; a contender's figure is the median over prompts of tokens per second, prefill included. Peak memory is measured
+in a process of its own for each side.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.fast import fast_target
+from decoding.forward import TransformersForward
+from decoding.generate import generate
+from decoding.stats import summarize
+from decoding.target import Target
+from decoding.tuning import measure_forward
+from evaluation.machine import describe_machine
+from models.base import Base, load_base, pick_device
+from models.chat import render
+from models.fetch import starter_path
+
+CONTEXT = 200
+"""Tokens in the cache while forwards are measured by node count."""
+
+Answer = tuple[int, float, float]
+"""(new tokens, seconds, τ)"""
+
+
+def prompts_of(base: Base, questions: Path, limit: int) -> list[list[int]]:
+    """Token ids of the first turns, chat template applied."""
+    rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()[:limit]]
+    return [render(base.tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
+
+
+def reference(base: Base, max_tokens: int, **options: Any) -> Callable[[list[int]], Answer]:
+    """transformers.generate, greedy, on its own forward."""
+
+    def run(prompt: list[int]) -> Answer:
+        ids = torch.tensor([prompt], device=base.device)
+        began = time.perf_counter()
+        out = base.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, **options
+        )
+        return out.shape[1] - len(prompt), time.perf_counter() - began, 1.0
+
+    return run
+
+
+def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -> Callable[[list[int]], Answer]:
+    """Our loop with one drafter. The cache is emptied first: no prefix is reused."""
+    drafter = make_drafter(target, draft, options)
+
+    def run(prompt: list[int]) -> Answer:
+        target.prefill(prompt[:1])
+        began = time.perf_counter()
+        steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens)))
+        seconds = time.perf_counter() - began
+        summary = summarize(steps)
+        return summary.tokens, seconds, summary.mean_accepted_length
+
+    return run
+
+
+def contenders(args: argparse.Namespace, dtype: str) -> tuple[dict[str, Callable[[list[int]], Answer]], Base, Target]:
+    """Everything that takes part, by name; the transformers base and our target are two loads of one folder."""
+    theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
+    drafts = {folder.name: _draft(folder, own) for folder in args.checkpoint}
+    target = fast_target(own, args.context)
+    made = {
+        "transformers.generate": reference(theirs, args.max_tokens),
+        "transformers prompt lookup": reference(theirs, args.max_tokens, prompt_lookup_num_tokens=10),
+        "ours plain": ours(target, None, {}, args.max_tokens),
+        "ours n-gram": ours(target, None, {"drafter": "ngram"}, args.max_tokens),
+    }
+    made |= {f"ours {name}": ours(target, draft, {}, args.max_tokens) for name, draft in drafts.items()}
+    return made, theirs, target
+
+
+def _draft(folder: Path, base: Base) -> Any:
+    from models.checkpoints import load_draft
+
+    return load_draft(folder, base)
+
+
+def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
+    """All contenders on all prompts, in turn; medians, ratios to the first, and the cost of a forward by nodes."""
+    made, theirs, target = contenders(args, dtype)
+    prompts = prompts_of(theirs, args.questions, args.limit)
+    for run in made.values():
+        run(prompts[0][:32])
+    taken: dict[str, list[Answer]] = {name: [] for name in made}
+    for at, prompt in enumerate(prompts):
+        for name, run in made.items():
+            taken[name].append(run(prompt))
+        print(f"{dtype}: {at + 1}/{len(prompts)} prompts", file=sys.stderr)
+    figures = {name: _figures(answers) for name, answers in taken.items()}
+    first = figures["transformers.generate"]["tokens_per_second"]
+    for figure in figures.values():
+        figure["ratio_to_transformers"] = round(figure["tokens_per_second"] / first, 3)
+        figure["ratio_to_our_plain"] = round(
+            figure["tokens_per_second"] / figures["ours plain"]["tokens_per_second"], 3
+        )
+    return {"contenders": figures, "forward_ms": _forward_costs(theirs, target)}
+
+
+def _figures(answers: list[Answer]) -> dict[str, Any]:
+    speeds = [tokens / seconds for tokens, seconds, _ in answers]
+    taus = [tau for _, _, tau in answers if tau]
+    return {
+        "tokens_per_second": round(statistics.median(speeds), 2),
+        "tau": round(statistics.mean(taus), 3) if taus else 1.0,
+        "tokens": sum(tokens for tokens, _, _ in answers),
+    }
+
+
+def _forward_costs(theirs: Base, target: Target) -> dict[str, dict[int, float]]:
+    """Median milliseconds by node count with 200 tokens in the cache, ours and transformers' in turn."""
+    slow = Target(theirs, target.max_length, TransformersForward(theirs))
+    costs: dict[str, dict[int, list[float]]] = {"ours": {}, "transformers": {}}
+    for one in (slow, target):
+        one.prefill([1] * CONTEXT)
+    for _ in range(5):
+        for name, one in (("transformers", slow), ("ours", target)):
+            for nodes, ms in measure_forward(one, rounds=3).items():
+                costs[name].setdefault(nodes, []).append(ms)
+    return {name: {nodes: round(statistics.median(ms), 2) for nodes, ms in by.items()} for name, by in costs.items()}
+
+
+def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
+    """Peak resident MiB of a process that answers one prompt, for each side."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.decode",
+        "--model",
+        str(args.model),
+        "--questions",
+        str(args.questions),
+    ]
+    command += ["--device", args.device, "--max-tokens", str(args.max_tokens), "--memory-dtype", dtype]
+    made = {}
+    for side in ("transformers", "ours"):
+        out = subprocess.run([*command, "--memory-of", side], capture_output=True, text=True, check=True).stdout
+        made[side] = float(out.strip().splitlines()[-1])
+    made["ratio"] = round(made["ours"] / made["transformers"], 3)
+    return made
+
+
+def memory_of(args: argparse.Namespace) -> None:
+    """Answer one prompt on one side and print this process's peak resident MiB."""
+    base = load_base(args.model, dtype=args.memory_dtype, device=args.device)
+    prompt = prompts_of(base, args.questions, 1)[0]
+    if args.memory_of == "transformers":
+        reference(base, args.max_tokens)(prompt)
+    else:
+        ours(fast_target(base, args.context), None, {"drafter": "ngram"}, args.max_tokens)(prompt)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = []
+    for dtype, part in result["dtypes"].items():
+        lines += [
+            f"\n**{dtype}**",
+            "",
+            "| | tokens/s | × transformers | × our plain | τ |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for name, f in part["contenders"].items():
+            row = (name, f["tokens_per_second"], f["ratio_to_transformers"], f["ratio_to_our_plain"], f["tau"])
+            lines.append("| " + " | ".join(map(str, row)) + " |")
+        costs = part["forward_ms"]
+        lines += [
+            "",
+            "| nodes | " + " | ".join(map(str, costs["ours"])) + " |",
+            "| --- " * (len(costs["ours"]) + 1) + "|",
+        ]
+        lines += [f"| {name} ms | " + " | ".join(map(str, by.values())) + " |" for name, by in costs.items()]
+        memory = part["peak_memory_mib"]
+        lines.append(f"\nPeak memory: ours {memory['ours']:.0f} MiB, transformers {memory['transformers']:.0f} MiB.")
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=starter_path())
+    parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
+    parser.add_argument("--limit", type=int, default=10)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--checkpoint", type=Path, action="append", default=[], help="a trained draft's folder")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--context", type=int, default=2048, help="tokens the cache is made for")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--memory-of", choices=("transformers", "ours"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory-dtype", default="float32", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(sys.argv[1:] if arguments is None else arguments)
+    if args.memory_of:
+        memory_of(args)
+        return
+    result: dict[str, Any] = {
+        "machine": describe_machine(pick_device(args.device)),
+        "model": str(args.model),
+        "dtypes": {},
+    }
+    for dtype in args.dtypes:
+        result["dtypes"][dtype] = race(args, dtype) | {"peak_memory_mib": peak_memory(args, dtype)}
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Is the output the same? Our greedy tokens against transformers.generate's, token for token, in fp32.
+
+    python -m benchmarks.exactness --questions FILE --limit 80 --max-tokens 128 [--checkpoint FOLDER …] [--json OUT]
+
+The one honest exception is a tie: where the two differ first, the reference's two best logits lie within 1e-3 and our
+token is one of those two. Ties are printed, and the comparison goes on from the reference's prefix. More than one tie
+in 5,000 tokens, or any other difference, fails. Reference tokens are kept under the hash of the weights.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.drafters.base import Drafter
+from decoding.fast import fast_target
+from decoding.generate import generate
+from decoding.target import Target
+from models.base import Base, load_base
+from models.chat import render
+from models.fetch import read_card, starter_path
+from models.files import write_json
+
+TIE = 1e-3
+TIES_ALLOWED = 1 / 5000
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers.generate says after `prompt`, and at each token its runner-up and the gap of their logits."""
+
+    prompt: list[int]
+    tokens: list[int]
+    second: list[int]
+    gaps: list[float]
+
+
+@dataclass
+class Outcome:
+    """One prompt compared: ties by index, and the first difference that is none (ours, theirs, gap)."""
+
+    tokens: int
+    ties: list[int] = field(default_factory=list)
+    difference: dict[str, Any] | None = None
+
+
+def reference(base: Base, prompt: Sequence[int], max_tokens: int) -> Reference:
+    """Greedy decoding by transformers, ended by any of the base's end tokens. `base` must run transformers' forward."""
+    ids = torch.tensor([prompt], device=base.device)
+    ends = sorted(base.eos_ids) or None
+    out = base.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=ends,
+        pad_token_id=ends[0] if ends else 0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    best = [row[0].float().topk(2) for row in out.logits]
+    tokens = out.sequences[0, len(prompt) :].tolist()
+    second = [next(i for i in b.indices.tolist() if i != t) for b, t in zip(best, tokens, strict=True)]
+    return Reference(list(prompt), tokens, second, [float(b.values[0] - b.values[1]) for b in best])
+
+
+def compare(target: Target, drafter: Drafter, expected: Reference) -> Outcome:
+    """Run our loop on the reference's prompt, and after a tie again from the reference's prefix."""
+    outcome, start = Outcome(len(expected.tokens)), 0
+    while start < len(expected.tokens):
+        prompt = expected.prompt + expected.tokens[:start]
+        config = GenerateConfig(max_tokens=len(expected.tokens) - start)
+        ours = [t.id for step in generate(target, drafter, prompt, config) for t in step.tokens]
+        at = start + _agreeing(ours, expected.tokens[start:])
+        if at == len(expected.tokens):
+            break
+        token = ours[at - start] if at - start < len(ours) else None
+        if expected.gaps[at] > TIE or token != expected.second[at]:
+            outcome.difference = {"at": at, "ours": token, "theirs": expected.tokens[at], "gap": expected.gaps[at]}
+            break
+        outcome.ties.append(at)
+        start = at + 1
+    return outcome
+
+
+def _agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+
+
+def references(
+    folder: Path, prompts: Sequence[list[int]], max_tokens: int, device: str, store: Path
+) -> list[Reference]:
+    """The references of all prompts, those kept in `store` read, the others made and kept."""
+    weights = read_card(folder)["weights_sha256"]
+    base: Base | None = None
+    made = []
+    for number, prompt in enumerate(prompts, 1):
+        name = hashlib.sha256(json.dumps([weights, prompt, max_tokens]).encode()).hexdigest()[:32]
+        kept = store / weights[:16] / f"{name}.json"
+        if not kept.exists():
+            base = base or load_base(folder, device=device)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(kept, asdict(reference(base, prompt, max_tokens)))
+            print(f"reference {number}/{len(prompts)}", file=sys.stderr)
+        made.append(Reference(**json.loads(kept.read_text(encoding="utf-8"))))
+    return made
+
+
+def verdict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Totals of one drafter. `exact`: no difference but ties, and few enough of those."""
+    tokens, ties = sum(o.tokens for o in outcomes), sum(len(o.ties) for o in outcomes)
+    differences = [{"prompt": i} | o.difference for i, o in enumerate(outcomes) if o.difference]
+    return {
+        "exact": not differences and ties <= max(1, tokens * TIES_ALLOWED),
+        "prompts": len(outcomes),
+        "tokens": tokens,
+        "ties": [{"prompt": i, "at": at} for i, o in enumerate(outcomes) for at in o.ties],
+        "differences": differences,
+    }
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Compare every drafter with the references."""
+    from models.checkpoints import load_draft
+
+    base = load_base(args.model, device=args.device)
+    rows = [json.loads(line) for line in args.questions.read_text(encoding="utf-8").splitlines()[: args.limit]]
+    prompts = [render(base.tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
+    expected = references(args.model, prompts, args.max_tokens, args.device, args.store)
+    target = fast_target(base, args.context)
+    drafters = {name: make_drafter(target, None, {"drafter": name}) for name in ("none", "ngram")}
+    drafters |= {folder.name: make_drafter(target, load_draft(folder, base)) for folder in args.checkpoint}
+    return {name: verdict(_outcomes(target, drafter, expected, name)) for name, drafter in drafters.items()}
+
+
+def _outcomes(target: Target, drafter: Drafter, expected: Iterable[Reference], name: str) -> list[Outcome]:
+    made = []
+    for one in expected:
+        made.append(compare(target, drafter, one))
+        print(f"{name}: prompt {len(made)}, {made[-1].tokens} tokens, ties {made[-1].ties}", file=sys.stderr)
+    return made
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=starter_path())
+    parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
+    parser.add_argument("--limit", type=int, default=80)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--checkpoint", type=Path, action="append", default=[], help="a trained draft's folder")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--store", type=Path, default=Path.home() / ".cache" / "speculoos" / "references")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if arguments is None else arguments)
+    result = check(args)
+    for name, found in result.items():
+        print(
+            f"{name}: {'exact' if found['exact'] else 'DIFFERENT'}, {found['tokens']} tokens, {len(found['ties'])} ties"
+        )
+    if args.json:
+        write_json(args.json, result)
+    return 0 if all(found["exact"] for found in result.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

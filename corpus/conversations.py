@@ -1,0 +1,75 @@
+"""Conversations as data sets keep them: prompts to answer, and rows with answers. Knows no model."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corpus.shards import read_rows
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """How answers are made. Temperature 0 is greedy; the seed matters above it only."""
+
+    system_prompt: str = ""
+    """Goes first, unless the prompt brings its own."""
+    max_tokens: int = 256
+    """Most tokens of one answer."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    batch_size: int = 16
+    """Answers made at once by the local model."""
+    seed: int = 0
+    limit: int | None = None
+    """Most prompts to answer."""
+    max_minutes: float | None = None
+    """Stop by the clock and keep what is finished."""
+
+
+@dataclass(eq=False)
+class Conversation:
+    """One row being answered, turn by turn: `users` are the prompts, `answers` what came back so far."""
+
+    id: str
+    users: list[str]
+    system: str = ""
+    category: str = ""
+    source: Any = None
+    answers: list[str] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.answers) == len(self.users)
+
+    def messages(self) -> list[dict[str, str]]:
+        """Everything said so far, up to and with the next user turn."""
+        made = [{"role": "system", "content": self.system}] if self.system else []
+        for number, user in enumerate(self.users[: len(self.answers) + 1]):
+            made.append({"role": "user", "content": user})
+            if number < len(self.answers):
+                made.append({"role": "assistant", "content": self.answers[number]})
+        return made
+
+    def to_json(self, **extra: Any) -> dict[str, Any]:
+        """The line of a data set folder; `extra` holds token_ids and loss_spans when they are known."""
+        made = {"id": self.id, "messages": self.messages(), "finish": self.finish, **extra}
+        return made | {k: v for k, v in (("category", self.category), ("source", self.source)) if v}
+
+
+def to_answer(folder: str | Path, options: GenerateOptions, done: set[str]) -> Iterator[Conversation]:
+    """Rows of a data set that are not in `done`, as conversations without answers.
+
+    Answers a row already has are left out: they are another model's.
+    """
+    for row in read_rows(folder, options.limit):
+        if row["id"] not in done:
+            yield conversation(row, options.system_prompt)
+
+
+def conversation(row: dict[str, Any], system_prompt: str = "") -> Conversation:
+    """A row's system message and user turns."""
+    system = next((m["content"] for m in row["messages"] if m["role"] == "system"), system_prompt)
+    users = [m["content"] for m in row["messages"] if m["role"] == "user"]
+    return Conversation(row["id"], users, system, row.get("category", ""), row.get("source"))

@@ -1,0 +1,94 @@
+"""A prompt file into a data set folder, with a report of every row that was left out."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from corpus.prompts import DEFAULT_MAX_ROWS, BadRow, Row, read_prompts
+from corpus.shards import ShardWriter, write_summary
+from models.files import new_file, new_folder
+from speculoos.errors import BadInput
+from speculoos.reporting import Reporter, check_stop
+
+REPORTED = 200
+EVERY = 500
+
+
+def import_prompts(
+    path: str | Path,
+    folder: str | Path,
+    reporter: Reporter,
+    *,
+    original_name: str = "",
+    limit: int | None = None,
+    max_rows: int = DEFAULT_MAX_ROWS,
+) -> dict[str, Any]:
+    """Read `path` into the data set folder `folder`; returns the report:
+
+    `rows_read`, `rows` (good), `bad_rows`, `bad` (the first 200 as {line, reason}; all are in `bad.jsonl`),
+    `turns` (rows by number of user turns), `categories`, `characters`.
+    Raises BadInput when the file cannot be read or holds no prompt; nothing is left behind then.
+    """
+    name = original_name or Path(path).name
+    report = _Report()
+    with new_folder(Path(folder), replace=True) as building, new_file(building / "bad.jsonl") as bad:
+        with ShardWriter(building) as shards:
+            for row in read_prompts(path, limit, max_rows):
+                report.add(row)
+                if isinstance(row, Row):
+                    shards.add(row.to_json())
+                else:
+                    bad.write(json.dumps({"line": row.line, "reason": row.reason}, ensure_ascii=False) + "\n")
+                if report.read % EVERY == 0:
+                    reporter.progress(report.read, None, "rows", f"{report.bad_rows} bad")
+                    check_stop(reporter)
+        made = report.to_json()
+        _check(name, made)
+        write_summary(building, kind="prompts", source=name, **made)
+    reporter.progress(report.read, report.read, "rows", f"{report.bad_rows} bad")
+    return made
+
+
+class _Report:
+    """Counts of an import."""
+
+    def __init__(self) -> None:
+        self.rows = self.bad_rows = self.characters = 0
+        self.bad: list[dict[str, Any]] = []
+        self.turns: Counter[str] = Counter()
+        self.categories: Counter[str] = Counter()
+
+    @property
+    def read(self) -> int:
+        return self.rows + self.bad_rows
+
+    def add(self, row: Row | BadRow) -> None:
+        if isinstance(row, BadRow):
+            self.bad_rows += 1
+            if len(self.bad) < REPORTED:
+                self.bad.append({"line": row.line, "reason": row.reason})
+            return
+        self.rows += 1
+        self.turns[str(sum(m["role"] == "user" for m in row.messages))] += 1
+        self.characters += sum(len(m["content"]) for m in row.messages)
+        if row.category:
+            self.categories[row.category] += 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows_read": self.read,
+            "rows": self.rows,
+            "bad_rows": self.bad_rows,
+            "bad": self.bad,
+            "turns": dict(self.turns),
+            "categories": dict(self.categories.most_common(50)),
+            "characters": self.characters,
+        }
+
+
+def _check(name: str, report: dict[str, Any]) -> None:
+    if report["rows"]:
+        return
+    first = f" The first: line {report['bad'][0]['line']}, {report['bad'][0]['reason']}." if report["bad"] else ""
+    raise BadInput(f"{name}: no usable prompt among {report['rows_read']} rows.{first}")

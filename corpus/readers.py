@@ -1,0 +1,203 @@
+"""Records out of files: JSONL, JSON, CSV and parquet, streamed, each with the line it came from.
+
+Knows file formats and their bounds, not what a prompt looks like. A record that cannot be read is a `Broken`
+with a reason, and reading goes on with the next one.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from corpus.json_array import JsonArray
+from corpus.records import MAX_ROW_BYTES, Broken, Record
+from speculoos.errors import BadInput
+
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+KNOWN = "JSONL, JSON, CSV or parquet"
+
+
+def read_records(path: str | Path) -> Iterator[Record | Broken]:
+    """Every record of a file, in order. Raises BadInput when the file as a whole cannot be read."""
+    path = Path(path)
+    try:
+        return READERS[detect(path)](path)
+    except OSError as error:
+        raise BadInput(f"{path.name}: cannot be read ({error.strerror or error}).") from None
+
+
+def detect(path: Path) -> str:
+    """jsonl, json, csv or parquet, by the first bytes, then by the ending of the name."""
+    with open(path, "rb") as handle:
+        head = handle.read(4096)
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head[:2] in UTF16:
+        raise BadInput(f"{path.name}: is UTF-16; save it as UTF-8.")
+    if not head.strip():
+        raise BadInput(f"{path.name}: is empty.")
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return "csv"
+    return _detect_json(head.removeprefix(b"\xef\xbb\xbf").lstrip(), suffix, path)
+
+
+def _detect_json(head: bytes, suffix: str, path: Path) -> str:
+    if suffix in (".jsonl", ".ndjson"):
+        return "jsonl"
+    if head[:1] == b"[":
+        return "json"
+    if suffix == ".json":
+        return "jsonl" if _is_object(head.splitlines()[0]) else "json"
+    if head[:1] == b"{":
+        return "jsonl"
+    raise BadInput(f"{path.name}: not a kind of file that is known here; give {KNOWN}.")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return "data" not in json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+
+
+def lines_of(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """(number, bytes) of each line; None for one longer than MAX_ROW_BYTES, whose rest is skipped unread."""
+    number = 0
+    while line := handle.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if len(line) <= MAX_ROW_BYTES:
+            yield number, line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = handle.readline(MAX_ROW_BYTES)
+        yield number, None
+
+
+def _jsonl(path: Path) -> Iterator[Record | Broken]:
+    with open(path, "rb") as handle:
+        for number, line in lines_of(handle):
+            if line is None:
+                yield Broken(number, f"longer than {MAX_ROW_BYTES >> 20} MiB")
+            elif line.strip():
+                yield _json_line(number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+
+
+def _json_line(number: int, line: bytes) -> Record | Broken:
+    try:
+        return Record(number, json.loads(line.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        return Broken(number, f"wrong encoding: byte {error.start + 1} is not UTF-8")
+    except RecursionError:
+        return Broken(number, "nested too deeply")
+    except ValueError as error:
+        return Broken(number, f"broken JSON: {_where(error)}")
+
+
+def _where(error: ValueError) -> str:
+    """Python's reason with the column; its own line number would be taken for the file's."""
+    return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def _json(path: Path) -> Iterator[Record | Broken]:
+    with open(path, "rb") as raw:
+        text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape")
+        reader = JsonArray(text)
+        yield from reader.elements() if reader.opens("[") else _whole(path, reader)
+
+
+def _whole(path: Path, reader: "JsonArray") -> Iterator[Record | Broken]:
+    """One JSON object: either a single record or {"data": [record, …]} as some exports have it."""
+    try:
+        value = json.loads(reader.rest())
+    except RecursionError:
+        raise BadInput(f"{path.name}: nested too deeply.") from None
+    except ValueError as error:
+        raise BadInput(f"{path.name}: broken JSON: {error}.") from None
+    inner = value.get("data") if isinstance(value, dict) else None
+    if not isinstance(inner, list):
+        yield Record(1, value)
+        return
+    for number, record in enumerate(inner, 1):
+        yield Record(number, record)
+
+
+def _csv(path: Path) -> Iterator[Record | Broken]:
+    csv.field_size_limit(MAX_ROW_BYTES)
+    with open(path, "rb") as handle:
+        source = _CsvLines(handle)
+        reader = csv.reader(source, delimiter=_delimiter(path), strict=True)
+        header = [name.strip() for name in next(reader, [])]
+        while (item := _csv_row(reader, source, header)) is not None:
+            if item:
+                yield item
+
+
+def _delimiter(path: Path) -> str:
+    """Tab for .tsv; a semicolon where the header has those and no comma, as spreadsheets write it in Europe."""
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with open(path, "rb") as handle:
+        header = handle.readline(MAX_ROW_BYTES)
+    return ";" if b";" in header and b"," not in header else ","
+
+
+class _CsvLines:
+    """Decoded lines for csv.reader, which joins them into rows; `problem` is what was wrong since the last row."""
+
+    def __init__(self, handle: BinaryIO):
+        self.lines, self.number, self.problem = lines_of(handle), 0, ""
+
+    def __iter__(self) -> "_CsvLines":
+        return self
+
+    def __next__(self) -> str:
+        self.number, line = next(self.lines)
+        if line is None:
+            self.problem = f"longer than {MAX_ROW_BYTES >> 20} MiB"
+            return "\n"
+        try:
+            return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            self.problem = f"wrong encoding: byte {error.start + 1} is not UTF-8"
+            return line.decode("utf-8", errors="replace")
+
+
+def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | Broken | bool | None:
+    """The next row; False for a blank line, None at the end."""
+    start, source.problem = source.number + 1, ""
+    try:
+        cells = next(reader)
+    except StopIteration:
+        return None
+    except csv.Error as error:
+        lines = f", lines {start} to {source.number}" if source.number > start else ""
+        return Broken(start, f"broken CSV: {error}{lines}")
+    if source.problem:
+        return Broken(start, source.problem)
+    if not cells:
+        return False
+    if len(cells) > len(header):
+        return Broken(start, f"{len(cells)} columns where the header has {len(header)}")
+    return Record(start, dict(zip(header, cells, strict=False)))
+
+
+def _parquet(path: Path) -> Iterator[Record | Broken]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield Record(number, value)
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{path.name}: broken parquet file after row {number} ({reason}).") from None
+
+
+READERS = {"jsonl": _jsonl, "json": _json, "csv": _csv, "parquet": _parquet}

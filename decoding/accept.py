@@ -1,0 +1,192 @@
+"""Acceptance rules: which drafted path the base agrees to, and the token it adds. Pure functions of their arguments.
+
+`exact` is greedy at temperature 0 and lossless sampling above it: the output has the base's own distribution, whatever
+the draft says. `typical` is Medusa's rule and is lossy: it changes the distribution.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from decoding.config import GenerateConfig
+from decoding.sampling import Warp, draw, normalised
+from decoding.tree import DraftTree, TreeShape
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Accepted nodes from the root's child down (empty: none), and the base's own token after the last of them."""
+
+    path: tuple[int, ...]
+    token: int
+
+
+class Rule(Protocol):
+    """An acceptance rule with its settings and its random generator."""
+
+    def first(self, logits: torch.Tensor) -> int:
+        """The token after the prompt, from logits [V]."""
+
+    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+        """The verdict on `tree` from the base's logits [n, V], row i after node i."""
+
+
+def make_rule(config: GenerateConfig, generator: torch.Generator) -> Rule:
+    """The rule a config asks for."""
+    if config.temperature == 0:
+        return GreedyRule()
+    warp = Warp(config.temperature, config.top_k, config.top_p)
+    if config.acceptance == "typical":
+        return TypicalRule(warp, config.epsilon, config.alpha, generator)
+    return LosslessRule(warp, generator)
+
+
+# --- exact, temperature 0 ------------------------------------------------------------------------------------------
+
+
+def accept_greedy(shape: TreeShape, tokens: tuple[int, ...], best: list[int]) -> Verdict:
+    """Follow the base's own best token `best[i]` after node i as long as a drafted child is that token."""
+    node = 0
+    while (child := _child_with(shape, tokens, node, best[node])) is not None:
+        node = child
+    return Verdict(shape.path(node), best[node])
+
+
+def _child_with(shape: TreeShape, tokens: tuple[int, ...], node: int, token: int) -> int | None:
+    return next((child for child in shape.children[node] if tokens[child] == token), None)
+
+
+class GreedyRule:
+    """Exact greedy: the output equals plain greedy decoding token for token."""
+
+    def first(self, logits: torch.Tensor) -> int:
+        return int(logits.argmax())
+
+    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+        return accept_greedy(tree.shape, tree.tokens, logits.argmax(dim=-1).tolist())
+
+
+# --- exact, sampling -----------------------------------------------------------------------------------------------
+
+
+def accept_lossless(
+    shape: TreeShape,
+    tokens: torch.Tensor,
+    rows: Callable[[torch.Tensor], torch.Tensor],
+    proposals: dict[int, torch.Tensor],
+    uniforms: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Walk B trees of one shape at once: (last accepted node [B], next token [B]).
+
+    `tokens` [B, n]; `rows(nodes [B])` gives the base's probabilities [B, V] after each; `proposals` [B, V] by parent;
+    `uniforms` [B, n] in [0, 1): column i decides on node i, column 0 draws the final token.
+
+    Children are tried in order with the distribution p left by those rejected before. A deterministic child x counts
+    as q(x) = 1: accept with p(x), else p(x) = 0 and renormalise. A child sampled from q: accept with min(1, p(x)/q(x)),
+    else p = norm(max(p - q, 0)) and, as siblings are drawn without replacement, q(x) = 0 and renormalise. Sources:
+    Leviathan et al. 2023, appendix A.1; SpecInfer (Miao et al. 2024), multi-step speculative sampling, with the
+    without-replacement form of Jeon et al. 2024.
+    """
+    current = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
+    p = rows(current)
+    left = dict(proposals)
+    for node, parent in enumerate(shape.parents[1:], 1):
+        active = current == parent
+        if not active.any():
+            continue
+        chance, residual, left_q = _try_child(p, left.get(parent), tokens[:, node : node + 1])
+        if left_q is not None:
+            left[parent] = left_q
+        mass = residual.sum(dim=-1)
+        accepted = active & ((uniforms[:, node] < chance) | (mass <= 0))
+        p = torch.where((active & ~accepted)[:, None], normalised(residual), p)
+        if accepted.any():
+            current = torch.where(accepted, node, current)
+            p = torch.where(accepted[:, None], rows(current), p)
+    return current, draw(p, uniforms[:, 0])
+
+
+def _try_child(
+    p: torch.Tensor, q: torch.Tensor | None, token: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(chance of acceptance [B], what is left of p if rejected [B, V], what is left of q) for one child [B, 1]."""
+    if q is None:
+        return p.gather(1, token)[:, 0], p.scatter(1, token, 0.0), None
+    chance = (p.gather(1, token) / q.gather(1, token))[:, 0]
+    return chance, (p - q).clamp_min(0.0), normalised(q.scatter(1, token, 0.0))
+
+
+class LosslessRule:
+    """Exact sampling: tokens have the base's own distribution under temperature, top-k and top-p."""
+
+    def __init__(self, warp: Warp, generator: torch.Generator):
+        self.warp, self.generator = warp, generator
+
+    def first(self, logits: torch.Tensor) -> int:
+        return int(draw(self.warp(logits), self._uniforms(1, logits.device)[0]))
+
+    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+        node, token = accept_lossless(
+            tree.shape,
+            torch.tensor([tree.tokens], device=logits.device),
+            lambda nodes: self.warp(logits[nodes]),
+            {parent: q[None].to(logits.device) for parent, q in tree.proposals.items()},
+            self._uniforms(len(tree), logits.device)[None],
+        )
+        return Verdict(tree.shape.path(int(node)), int(token))
+
+    def _uniforms(self, count: int, device: torch.device) -> torch.Tensor:
+        return torch.rand(count, generator=self.generator, dtype=torch.float64).to(device)
+
+
+# --- typical (lossy) -----------------------------------------------------------------------------------------------
+
+
+def typical_threshold(probs: torch.Tensor, epsilon: float, alpha: float) -> torch.Tensor:
+    """min(ε, α·exp(-H(p))) [...] of rows [..., V]: the probability above which a token counts as typical.
+
+    Source: Cai et al. 2024 (Medusa), section 2.3.1; H adds 1e-5 inside the logarithm as the reference code does.
+    """
+    entropy = -(probs * (probs + 1e-5).log()).sum(dim=-1)
+    return (alpha * (-entropy).exp()).clamp_max(epsilon)
+
+
+def accept_typical(
+    shape: TreeShape, tokens: tuple[int, ...], probs: torch.Tensor, epsilon: float, alpha: float
+) -> tuple[int, ...]:
+    """The longest path whose every node is typical after its parent; ties go to the likelier path. `probs` [n, V]."""
+    threshold = typical_threshold(probs, epsilon, alpha)
+    parents = torch.tensor(shape.parents[1:], dtype=torch.long, device=probs.device)
+    own = probs[parents, torch.tensor(tokens[1:], dtype=torch.long, device=probs.device)]
+    typical = (own > threshold[parents]).tolist()
+    likelihood = [0.0, *own.clamp_min(1e-30).log().tolist()]
+    best, alive = 0, [True]
+    for node, parent in enumerate(shape.parents[1:], 1):
+        alive.append(alive[parent] and typical[node - 1])
+        likelihood[node] += likelihood[parent]
+        if alive[node] and (shape.depths[node], likelihood[node]) > (shape.depths[best], likelihood[best]):
+            best = node
+    return shape.path(best)
+
+
+class TypicalRule:
+    """Medusa's typical acceptance. Lossy. The base's own token is drawn from the typical ones after the path."""
+
+    def __init__(self, warp: Warp, epsilon: float, alpha: float, generator: torch.Generator):
+        self.warp, self.epsilon, self.alpha, self.generator = warp, epsilon, alpha, generator
+
+    def first(self, logits: torch.Tensor) -> int:
+        return self._draw(self.warp(logits))
+
+    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+        probs = self.warp(logits)
+        path = accept_typical(tree.shape, tree.tokens, probs, self.epsilon, self.alpha)
+        return Verdict(path, self._draw(probs[path[-1] if path else 0]))
+
+    def _draw(self, probs: torch.Tensor) -> int:
+        kept = probs.masked_fill(probs <= typical_threshold(probs, self.epsilon, self.alpha), 0.0)
+        kept[probs.argmax()] = probs.max()
+        uniform = torch.rand((), generator=self.generator, dtype=torch.float64)
+        return int(draw(normalised(kept), uniform.to(kept.device)))

@@ -1,0 +1,62 @@
+"""Medusa: heads on the base's last hidden state guess the tokens after the next one, arranged as a static tree."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from decoding.config import GenerateConfig
+from decoding.drafters.base import Speculative
+from decoding.forward import Scored
+from decoding.tree import DraftTree, TreeShape, shape_from_choices
+from speculoos.errors import BadInput
+
+DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (0, 0, 0, 0))
+"""Eight nodes with the root: on a CPU a forward of eight costs little more than one. Deeper than the heads is cut."""
+
+
+class MedusaDrafter(Speculative):
+    """Node (r1, …, rd) of the tree holds candidate rd of head d - 1; all heads look at the same hidden row."""
+
+    name = "medusa"
+
+    def __init__(self, heads: Any, choices: Sequence[Sequence[int]] | None = None):
+        """`heads` maps hidden [H] to logits [num_heads, V]. `choices` as Medusa writes them. Raises BadInput when the
+        choices are deeper than there are heads."""
+        self.heads, self.num_heads = heads, heads.config.medusa_num_heads
+        if choices is None:
+            choices = [c for c in DEFAULT_CHOICES if len(c) <= self.num_heads]
+        self.shape = shape_from_choices(choices)
+        if self.shape.max_depth > self.num_heads:
+            raise BadInput(
+                f"The tree is {self.shape.max_depth} deep and this checkpoint has {self.num_heads} Medusa heads; "
+                "use a shallower tree."
+            )
+        self.hidden: torch.Tensor | None = None
+
+    def prefill(
+        self,
+        prompt_ids: Sequence[int],
+        token: int,
+        scored: Scored,
+        config: GenerateConfig,
+        generator: torch.Generator,
+    ) -> None:
+        self.hidden = scored.hidden[-1]
+
+    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
+        self.hidden = scored.hidden[kept[-1]]
+
+    @torch.inference_mode()
+    def propose(self, token: int) -> DraftTree:
+        logits = self.heads(self.hidden, self.shape.max_depth).float()
+        best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
+        logprobs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).tolist()
+        return place(self.shape, token, self.heads.to_target(best.indices).tolist(), logprobs)
+
+
+def place(shape: TreeShape, token: int, ids: list[list[int]], logprobs: list[list[float]]) -> DraftTree:
+    """The tree with candidate `ids[depth - 1][rank]` at each node below the root `token`."""
+    slots = list(zip(shape.depths, shape.ranks, strict=True))[1:]
+    tokens = (token, *(ids[depth - 1][rank] for depth, rank in slots))
+    return DraftTree(tokens, shape, (0.0, *(logprobs[depth - 1][rank] for depth, rank in slots)))

@@ -1,0 +1,80 @@
+"""A smaller causal model as drafter, with a cache of its own that is kept in step with the text."""
+
+from collections.abc import Sequence
+
+import torch
+
+from decoding.config import GenerateConfig
+from decoding.drafters.base import Speculative
+from decoding.drafters.growth import grow_static
+from decoding.forward import Scored
+from decoding.sampling import Warp
+from decoding.target import Target, common_prefix
+from decoding.tree import DraftTree, TreeShape
+
+
+class StandaloneDrafter(Speculative):
+    """Fills a static shape (a chain by default) level by level with the draft's own tokens.
+
+    Where the generation samples, so does the drafter, from the same temperature, top-k and top-p; with
+    `sample=False` it always takes its best tokens, which is lossless too but accepts less often at high temperature.
+    """
+
+    name = "draft"
+
+    def __init__(self, draft: Target, shape: TreeShape, vocab_size: int, sample: bool = True):
+        """`draft` is a Target of the small model; it must not be the target that verifies."""
+        self.draft, self.shape, self.vocab_size, self.sample = draft, shape, vocab_size, sample
+        self.sampling: tuple[Warp, torch.Generator, int] | None = None
+        self.ids: list[int] = []
+        self.in_step = 0
+        """Leading tokens the draft's cache is known to share with the text."""
+
+    def prefill(
+        self,
+        prompt_ids: Sequence[int],
+        token: int,
+        scored: Scored,
+        config: GenerateConfig,
+        generator: torch.Generator,
+    ) -> None:
+        warp = Warp(config.temperature, config.top_k, config.top_p) if config.temperature and self.sample else None
+        self.sampling = (warp, generator, self.vocab_size) if warp else None
+        self.ids = [*prompt_ids, token]
+        self.in_step = 0
+        if len(prompt_ids) < self.draft.max_length:
+            self.draft.prefill(prompt_ids)
+            self.in_step = len(prompt_ids)
+
+    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
+        self.ids += tokens
+
+    def propose(self, token: int) -> DraftTree:
+        if len(self.ids) + len(self.shape) > self.draft.max_length:
+            return DraftTree((token,))  # the draft's context is full; the target goes on alone
+        return grow_static(self.shape, token, self, self.sampling)
+
+    def root(self, token: int) -> torch.Tensor:
+        """Bring the draft's cache up to the text, whose last token is `token`; its logits [V'] there."""
+        self.in_step += common_prefix(self.draft.ids[self.in_step :], self.ids[self.in_step : -1])
+        self.draft.rewind(self.in_step)
+        missing = self.ids[self.in_step : -1]
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        if self.shape.is_chain:
+            return self.draft.extend([*missing, token], last_only=True).logits[-1]
+        if missing:
+            self.draft.extend(missing, last_only=True)
+        return self.add([token], [-1])[0]
+
+    def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+        """A chain's token goes into the cache. Of a tree nothing is kept and all nodes so far are scored again: a
+        forward of a few nodes costs what one costs, and the cache stays that of the text."""
+        if self.shape.is_chain:
+            return self.draft.extend(tokens).logits
+        self._tokens += tokens
+        self._parents += parents
+        return self.draft.score(DraftTree.build(self._tokens, self._parents)).logits[-len(tokens) :]
+
+    def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
+        return choices

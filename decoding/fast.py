@@ -1,0 +1,156 @@
+"""The fast forward: one function over packed, fused weights for the families we know. Plain decoding, verification
+and prefill all go through it. Same interface as `TransformersForward`, same numbers to rounding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+from decoding.cache import KVCache
+from decoding.fast_layers import FastLayer, head_dim, rotation_table, take_head, take_layers, why_not_fast
+from decoding.forward import Scored, visible_rows
+from decoding.target import Target
+from models.base import Base
+
+KEPT = "_speculoos_fast_forward"
+"""Where a model remembers that its weights were taken over, and by whom."""
+
+
+def fast_target(base: Base, max_length: int = 2048) -> Target:
+    """A Target on the fastest forward this base has: ours, or transformers' own (then `target.notice` says why).
+
+    The first call takes the base's weights over; further targets of the same base share them.
+    """
+    forward = base.model.__dict__.get(KEPT)
+    if forward is None and (reason := why_not_fast(base)):
+        target = Target(base, max_length)
+        target.notice = f"Runs on transformers' own forward: {reason}."
+        return target
+    if forward is None:
+        forward = base.model.__dict__[KEPT] = FastForward(base)
+    return Target(base, max_length, forward)
+
+
+class FastForward:
+    """Llama, Mistral, Qwen 2/3, Phi and Phi-3 without transformers' overhead.
+
+    Making one takes the base's weights over (`decoding.fast_layers.take_layers`): the base keeps its embeddings, norms,
+    head and tokenizer, but transformers can no longer run it. Raises Unsupported for other families.
+    """
+
+    name = "fast"
+
+    def __init__(self, base: Base):
+        self.base = base
+        config = base.config
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.dim = head_dim(config)
+        self.layers = take_layers(base)
+        self.head = take_head(base)
+        self.norm = base.final_norm
+        self.windows = {layer.window for layer in self.layers}
+        self._rotations = rotation_table(base, 1)
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: KVCache,
+        layers: Sequence[int] = (),
+        last_only: bool = False,
+    ) -> Scored:
+        """See `decoding.forward.Forward`."""
+        cache.reserve(self.kv_heads, self.dim, self.base.dtype, self.base.device, ids.shape[0])
+        rotation = self._rotation(positions)
+        biases = self._biases(mask, positions, cache.length)
+        x = F.embedding(ids, self.base.embed_tokens.weight)
+        kept: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            x = self._layer(layer, x, rotation, biases[layer.window], cache, index)
+            if index in layers:
+                kept[index] = x
+        hidden = self.norm(x)
+        features = torch.cat([kept[index] for index in layers], dim=-1) if layers else None
+        return Scored(self.head(hidden[-1:] if last_only else hidden), hidden, features)
+
+    def _layer(
+        self,
+        layer: FastLayer,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        bias: torch.Tensor | None,
+        cache: KVCache,
+        index: int,
+    ) -> torch.Tensor:
+        normed = layer.attention_norm(x)
+        mixed = self._attend(layer, layer.qkv(normed), rotation, bias, cache, index)
+        x = layer.out.add(mixed, x)
+        if layer.mlp_norm is not None:
+            normed = layer.mlp_norm(x)
+        up = layer.up(normed)
+        if layer.gated:
+            half = up.shape[1] // 2
+            up = layer.activation(up[:, :half]).mul_(up[:, half:])
+        else:
+            up = layer.activation(up)
+        return layer.down.add(up, x)
+
+    def _attend(
+        self,
+        layer: FastLayer,
+        qkv: torch.Tensor,
+        rotation: torch.Tensor,
+        bias: torch.Tensor | None,
+        cache: KVCache,
+        index: int,
+    ) -> torch.Tensor:
+        """Rotate, store keys and values after the committed ones, attend over the used rows; [n, heads · dim]."""
+        n, heads, kv_heads, dim = qkv.shape[0], self.heads, self.kv_heads, self.dim
+        turned = (heads + kv_heads) * dim
+        pairs = qkv[:, :turned].view(n, heads + kv_heads, dim)
+        if layer.query_norm is not None:
+            pairs = torch.cat([layer.query_norm(pairs[:, :heads]), layer.key_norm(pairs[:, heads:])], dim=1)
+        queries_keys = _rotate(pairs, rotation)
+        keys, values = cache.keys[index], cache.values[index]
+        start, end = cache.length, cache.length + n
+        keys[0, :, start:end] = queries_keys[:, heads:].transpose(0, 1)
+        values[0, :, start:end] = qkv[:, turned:].view(n, kv_heads, dim).transpose(0, 1)
+        # Query heads that share a key head become rows of one product: [1, kv_heads, group · n, dim].
+        group = heads // kv_heads
+        queries = queries_keys[:, :heads].view(n, kv_heads, group, dim).permute(1, 2, 0, 3)
+        queries = queries.reshape(1, kv_heads, group * n, dim)
+        mixed = F.scaled_dot_product_attention(queries, keys[:, :, :end], values[:, :, :end], attn_mask=bias)
+        return mixed.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
+
+    def _rotation(self, positions: torch.Tensor) -> torch.Tensor:
+        """Complex [n, 1, dim / 2]; the table grows by doubling as positions do."""
+        needed = int(positions.max()) + 1
+        if needed > self._rotations.shape[0]:
+            self._rotations = rotation_table(self.base, max(needed, 2 * self._rotations.shape[0], 256))
+        return self._rotations[positions][:, None]
+
+    def _biases(
+        self, mask: torch.Tensor | None, positions: torch.Tensor, start: int
+    ) -> dict[int | None, torch.Tensor | None]:
+        """For each window in use what is added to the scores, [group · n, start + n]; None where all is seen."""
+        n, group = positions.shape[0], self.heads // self.kv_heads
+        made: dict[int | None, torch.Tensor | None] = {}
+        for window in self.windows:
+            if n == 1 and (window is None or start < window):
+                made[window] = None
+                continue
+            tree = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril() if mask is None else mask
+            visible = visible_rows(tree, positions, start, window)
+            bias = torch.zeros(visible.shape, dtype=self.base.dtype, device=positions.device)
+            made[window] = bias.masked_fill_(~visible, float("-inf")).repeat(group, 1)
+        return made
+
+
+def _rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Turn neighbouring channels of x [n, heads, dim] by complex `rotation` [n, 1, dim / 2]."""
+    n, heads, dim = x.shape
+    pairs = torch.view_as_complex(x.float().reshape(n, heads, dim // 2, 2))
+    return torch.view_as_real(pairs * rotation).view(n, heads, dim).to(x.dtype)

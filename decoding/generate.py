@@ -1,0 +1,101 @@
+"""The loop. It serves every drafter, every acceptance rule, trees and chains; plain decoding is a tree of one node."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from decoding.accept import Verdict, make_rule
+from decoding.config import GenerateConfig
+from decoding.drafters.base import Drafter
+from decoding.limits import Limits
+from decoding.step import Drafted, Emitted, Step
+from decoding.target import Target
+from decoding.tree import DraftTree
+
+__all__ = ["GenerateConfig", "generate"]
+
+
+def generate(
+    target: Target, drafter: Drafter, prompt_ids: Sequence[int], config: GenerateConfig | None = None
+) -> Iterator[Step]:
+    """Yield the prefill's Step, then one Step per verification. Tokens are final; the caller may stop at any time."""
+    config = config or GenerateConfig()
+    generator = seeded(config.seed)
+    rule = make_rule(config, generator)
+    clock = Clock(target)
+    scored = target.prefill(prompt_ids, drafter.reusable(prompt_ids), drafter.layers)
+    clock.lap("verify")
+    limits = Limits(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
+    token = rule.first(scored.logits[-1])
+    tokens, finish = limits.cut((Emitted(token, drafter.own),))
+    drafter.prefill(prompt_ids, token, scored, config, generator)
+    clock.lap("draft")
+    yield Step(0, "prefill", tokens, counted=False, finish=finish, **clock.times())
+    index = 1
+    while finish is None and not limits.should_stop():
+        clock.start()
+        drafted = drafter.propose(token)
+        tree = drafted.clipped(target.room)
+        clock.lap("draft")
+        scored = target.score(tree, drafter.layers)
+        clock.lap("verify")
+        verdict = rule(tree, scored.logits)
+        emitted = emit(tree, verdict, drafter.own)
+        tokens, finish = limits.cut(emitted)
+        kept = (0, *verdict.path)[: len(tokens)]  # the last token's own row is not computed yet
+        target.commit(tree, kept)
+        drafter.observe([t.id for t in tokens], scored, kept)
+        token = tokens[-1].id
+        whole = len(tokens) == len(emitted) and len(tree) == len(drafted)
+        accepted = tuple(node - 1 for node in verdict.path[: len(tokens)])
+        yield Step(index, drafter.kind, tokens, trace(tree), accepted, whole, finish, **clock.times())
+        index += 1
+    if finish is None:
+        yield Step(index, drafter.kind, (), counted=False, finish="cancelled")
+
+
+def emit(tree: DraftTree, verdict: Verdict, own: str) -> tuple[Emitted, ...]:
+    """The verdict's tokens with their origins: accepted draft tokens, then the base's own."""
+    depths, ranks = tree.shape.depths, tree.shape.ranks
+    accepted = (Emitted(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verdict.path)
+    return (*accepted, Emitted(verdict.token, own))
+
+
+def trace(tree: DraftTree) -> Drafted:
+    """The tree as the trace shows it: the root left out, children of the root have parent -1."""
+    shape = tree.shape
+    parents = tuple(parent - 1 for parent in shape.parents[1:])
+    logprobs = tree.logprobs[1:] or (0.0,) * len(parents)
+    return Drafted(tree.tokens[1:], parents, shape.depths[1:], shape.ranks[1:], logprobs)
+
+
+def seeded(seed: int | None) -> torch.Generator:
+    """A CPU generator, the same numbers on every device; None draws a seed."""
+    generator = torch.Generator()
+    generator.manual_seed(seed if seed is not None else int(torch.randint(2**62, ())))
+    return generator
+
+
+class Clock:
+    """Milliseconds of one step by what they were spent on. Time the consumer takes between steps is not counted."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self.start()
+
+    def start(self) -> None:
+        self.began = self.last = time.perf_counter()
+        self.spent = {"draft": 0.0, "verify": 0.0}
+
+    def lap(self, name: str) -> None:
+        """Charge the time since the last lap to `name`."""
+        self.target.synchronize()
+        now = time.perf_counter()
+        self.spent[name] += now - self.last
+        self.last = now
+
+    def times(self) -> dict[str, float]:
+        total = time.perf_counter() - self.began
+        draft, verify = self.spent["draft"], self.spent["verify"]
+        return {"ms_draft": draft * 1e3, "ms_verify": verify * 1e3, "ms_other": (total - draft - verify) * 1e3}

@@ -1,0 +1,57 @@
+"""Logits to probabilities, in one place, and draws from them with numbers given from outside. Knows tensors only."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Warp:
+    """How logits become the distribution that is sampled: divided by the temperature, the `top_k` largest kept
+    (0: all), then the smallest set that holds `top_p` of the mass; the order and ties of transformers' samplers."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """Probabilities [..., V] in float64 of logits [..., V]."""
+        scores = logits.double() / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            floor = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < floor, -torch.inf)
+        probs = scores.softmax(dim=-1)
+        return probs if self.top_p >= 1.0 else _nucleus(probs, self.top_p)
+
+
+def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    outside = ordered.cumsum(dim=-1) - ordered >= top_p  # the mass before a token already suffices
+    outside[..., 0] = False
+    kept = probs.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
+    return normalised(kept)
+
+
+def normalised(weights: torch.Tensor) -> torch.Tensor:
+    """Weights [..., V] over their sum; rows without mass stay zero."""
+    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Ids [...] drawn from `probs` [..., V] by inverting the cumulative sum at `uniform` [...] in [0, 1)."""
+    total = probs.cumsum(dim=-1)
+    point = uniform.to(total)[..., None] * total[..., -1:]
+    ids = torch.searchsorted(total, point, right=True)[..., 0]
+    last = probs.shape[-1] - 1 - probs.flip(-1).gt(0).int().argmax(dim=-1)  # rounding may point past the last mass
+    return torch.minimum(ids, last)
+
+
+def draw_distinct(probs: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """`count` different ids drawn one after another from `probs` [V], each time renormalised; fewer if mass ends."""
+    ids: list[int] = []
+    for uniform in torch.rand(count, generator=generator, dtype=torch.float64):
+        if float(probs.sum()) <= 0:
+            break
+        ids.append(int(draw(probs, uniform)))
+        probs = probs.index_fill(0, torch.tensor(ids[-1], device=probs.device), 0.0)
+    return torch.tensor(ids)

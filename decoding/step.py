@@ -1,0 +1,82 @@
+"""The trace: one Step per target forward that emitted tokens. What the pages highlight and evaluation adds up.
+
+Knows plain Python only, so that records can be read anywhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Origin = Literal["draft", "target", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One emitted token. `draft`: an accepted draft token, at `depth` ≥ 1, the `rank`-th best sibling (0-based).
+    `target`: the model's own bonus or correction token. `plain`: no speculation. Depth is 0 for the last two."""
+
+    id: int
+    origin: Origin
+    depth: int = 0
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The tree that was scored, without its root (the last emitted token). Node i has id tokens[i];
+    parents[i] is the index of its parent in this list, -1 for children of the root."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One verification (or prefill, or plain forward). Tokens are final once yielded.
+
+    `counted`: whether the step counts towards τ (tokens emitted per verification): prefill does not,
+    nor does a step that EOS, a stop string or the length limit cut short.
+    `finish`: why generation ended with this step: stop, length or cancelled; None while it goes on.
+    Times are milliseconds.
+    """
+
+    index: int
+    kind: Literal["prefill", "verify", "plain"]
+    tokens: tuple[Emitted, ...]
+    drafted: Drafted = field(default_factory=Drafted)
+    accepted: tuple[int, ...] = ()  # indices into drafted, root to leaf
+    counted: bool = True
+    finish: Literal["stop", "length", "cancelled"] | None = None
+    ms_draft: float = 0.0
+    ms_verify: float = 0.0
+    ms_other: float = 0.0
+
+    def record(self) -> dict[str, Any]:
+        """JSON form, the one shape that files, rows, the stream and the pages share. `text` and `texts` are
+        filled in by decoding.text, which sees the whole stream (a token may hold half an emoji)."""
+        d = self.drafted
+        return {
+            "index": self.index,
+            "kind": self.kind,
+            "tokens": [
+                {"id": t.id, "text": "", "origin": t.origin, "depth": t.depth, "rank": t.rank} for t in self.tokens
+            ],
+            "draft": {
+                "tokens": list(d.tokens),
+                "texts": [],
+                "parents": list(d.parents),
+                "depths": list(d.depths),
+                "ranks": list(d.ranks),
+                "logprobs": [round(p, 4) for p in d.logprobs],
+            },
+            "accepted": list(self.accepted),
+            "counted": self.counted,
+            "finish": self.finish,
+            "ms": {
+                "draft": round(self.ms_draft, 3),
+                "verify": round(self.ms_verify, 3),
+                "other": round(self.ms_other, 3),
+            },
+        }

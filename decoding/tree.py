@@ -1,0 +1,155 @@
+"""Draft trees: which guessed token follows which, the mask and positions that score them all in one forward.
+
+Node 0 is the root: the last emitted token, whose key and value are not in the cache yet. Knows no model and no cache.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+
+from speculoos.errors import BadInput
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Who descends from whom. Parents come before children, so `parents[i] < i`; `parents[0] == -1`.
+
+    Acceptance rules try a parent's children in the order of their indices. `ranks` is each node's 0-based place
+    among the drafter's candidates there; left out, it is the place among its siblings (Medusa choices may skip some).
+    """
+
+    parents: tuple[int, ...] = (-1,)
+    ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.parents[0] == -1 and all(0 <= p < i for i, p in enumerate(self.parents) if i), self.parents
+        if not self.ranks:
+            object.__setattr__(self, "ranks", _sibling_ranks(self.parents))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Distance from the root, node by node; the root's is 0."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Children of each node, best first."""
+        lists: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents[1:], 1):
+            lists[parent].append(node)
+        return tuple(map(tuple, lists))
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        """Bool [n, n]: node i (row) sees node j (column) when j is i or an ancestor of i."""
+        seen = np.zeros((len(self), len(self)), dtype=bool)
+        for node, parent in enumerate(self.parents):
+            if node:
+                seen[node] = seen[parent]
+            seen[node, node] = True
+        return torch.from_numpy(seen)
+
+    @property
+    def is_chain(self) -> bool:
+        """True when every node continues the one before it, so that an ordinary causal mask serves."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @property
+    def max_depth(self) -> int:
+        return max(self.depths)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root's child down to `node`; empty for the root."""
+        steps = []
+        while node > 0:
+            steps.append(node)
+            node = self.parents[node]
+        return tuple(reversed(steps))
+
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Every root-to-leaf path, the root left out."""
+        return tuple(self.path(node) for node in range(len(self)) if not self.children[node] and node)
+
+    @cached_property
+    def choices(self) -> tuple[tuple[int, ...], ...]:
+        """All nodes but the root as Medusa writes them: the ranks on the way down."""
+        return tuple(tuple(self.ranks[n] for n in self.path(node)) for node in range(1, len(self)))
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A shape with tokens. `logprobs[i]` is the draft's log-probability of node i given its parent (0 for the root).
+
+    `proposals` maps a parent whose children were *sampled* (in order, without replacement) to the row q [V] they were
+    drawn from, after temperature, top-k and top-p. A parent that is not in it had its children chosen
+    deterministically, which residual sampling treats as q = 1.
+    """
+
+    tokens: tuple[int, ...]
+    shape: TreeShape = field(default_factory=TreeShape)
+    logprobs: tuple[float, ...] = ()
+    proposals: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.shape), "one token a node"
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def build(cls, tokens: Sequence[int], parents: Sequence[int], logprobs: Sequence[float] = ()) -> "DraftTree":
+        return cls(tuple(tokens), TreeShape(tuple(parents)), tuple(logprobs))
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> "DraftTree":
+        """Root first, each token the only child of the one before."""
+        return cls(tuple(tokens), chain_shape(len(tokens) - 1), tuple(logprobs))
+
+    def clipped(self, max_nodes: int) -> "DraftTree":
+        """The first `max_nodes` nodes (root included): what still fits a cache that is almost full."""
+        if len(self) <= max_nodes:
+            return self
+        shape = TreeShape(self.shape.parents[:max_nodes], self.shape.ranks[:max_nodes])
+        return DraftTree(self.tokens[:max_nodes], shape, self.logprobs[:max_nodes], self.proposals)
+
+
+def _sibling_ranks(parents: Sequence[int]) -> tuple[int, ...]:
+    seen: dict[int, int] = {}
+    ranks = []
+    for parent in parents:
+        ranks.append(seen.get(parent, 0))
+        seen[parent] = ranks[-1] + 1
+    return tuple(ranks)
+
+
+@lru_cache(maxsize=64)
+def chain_shape(depth: int) -> TreeShape:
+    """A chain of `depth` guesses below the root."""
+    return TreeShape(tuple(range(-1, depth)))
+
+
+def shape_from_choices(choices: Iterable[Iterable[int]]) -> TreeShape:
+    """The shape of Medusa choices, given as root-to-leaf paths only or as all nodes: both name the same tree.
+
+    A choice such as [1, 0] is the best token at depth 2 below the second best at depth 1. Nodes are ordered by depth,
+    then by ranks. Ranks may skip candidates. Raises BadInput for an empty path or a negative rank.
+    """
+    nodes: set[tuple[int, ...]] = set()
+    for choice in choices:
+        ranks = tuple(choice)
+        if not ranks or any(not isinstance(r, int) or isinstance(r, bool) or r < 0 for r in ranks):
+            raise BadInput(f"Tree choice {list(ranks)}: expected one or more ranks counted from 0, such as [0, 1].")
+        nodes.update(ranks[: depth + 1] for depth in range(len(ranks)))
+    ordered = sorted(nodes, key=lambda node: (len(node), node))
+    index = {(): 0} | {node: i for i, node in enumerate(ordered, 1)}
+    return TreeShape((-1, *(index[node[:-1]] for node in ordered)), (0, *(node[-1] for node in ordered)))

@@ -1,0 +1,214 @@
+"""A base model as the other rooms see it: weights, tokenizer, the parts drafts borrow, and chosen hidden states.
+
+Knows how to load a Hugging Face folder safely. Does not know caches, trees or jobs.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
+
+
+@dataclass(eq=False)
+class Base:
+    """A frozen causal language model with its tokenizer. `load_base` makes one."""
+
+    model: Any
+    tokenizer: Any
+    path: Path
+    dtype: torch.dtype
+    device: torch.device
+    eos_ids: frozenset[int]
+    """Every id that ends an answer, from the generation config, the config and the tokenizer."""
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without its language-model head."""
+        return self.model.get_decoder()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers, in order."""
+        return find_layers(self.model)
+
+    @property
+    def embed_tokens(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    @property
+    def lm_head(self) -> nn.Module:
+        return self.model.get_output_embeddings()
+
+    @property
+    def final_norm(self) -> nn.Module | None:
+        """The norm between the last layer and the head; None where the family has none under a known name."""
+        return next((m for name in FINAL_NORMS if (m := getattr(self.backbone, name, None)) is not None), None)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.lm_head.weight.shape[1]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, which may be more than the tokenizer has tokens."""
+        return self.lm_head.weight.shape[0]
+
+    @property
+    def max_length(self) -> int:
+        """Most positions the model was made for."""
+        return int(getattr(self.config, "max_position_embeddings", None) or 2048)
+
+    def forward_hidden(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Run without a cache: the head's input [B, N, H] and the outputs [B, N, H] of 0-based `layers`.
+
+        `attention_mask` is [B, N] (1 = real token) or a prepared 4-D mask [B, 1, N, N].
+        """
+        with capture_layers(self.model, layers) as captured:
+            out = self.backbone(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+            )
+        return out.last_hidden_state, tuple(captured)
+
+
+@contextmanager
+def capture_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+    """While open, forwards of `model` fill the yielded list with the outputs of 0-based `layers`, in that order."""
+    captured: list[Any] = [None] * len(layers)
+    modules = find_layers(model) if layers else ()
+
+    def keep(slot: int) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            captured[slot] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [modules[layer].register_forward_hook(keep(slot)) for slot, layer in enumerate(layers)]
+    try:
+        yield captured
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def find_layers(model: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers: the module list with `num_hidden_layers` members nearest the top."""
+    count = model.config.num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise Unsupported(f"{type(model).__name__}: no list of {count} decoder layers was found in this model.")
+
+
+def aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """Output ids (0-based) of the low, middle and high layer EAGLE-3 fuses: [1, n // 2 - 1, n - 4].
+
+    The reference captures the *inputs* of layers 2, n // 2 and n - 3, which are these outputs. Small n is clamped.
+    """
+    last = num_layers - 1
+    return tuple(min(max(i, 0), last) for i in (1, num_layers // 2 - 1, num_layers - 4))
+
+
+def load_base(path: str | Path, dtype: str = "float32", device: str = "cpu") -> Base:
+    """Load a local Hugging Face folder: safetensors only, no code from the folder, no network.
+
+    `dtype`: float32, bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda,
+    cuda:N or auto. Raises NotFound, BadInput, Unsupported or Unavailable with what to do.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise NotFound(f"{folder}: no config.json, so this is not a folder of a Hugging Face model.")
+    place = pick_device(device)
+    wanted = pick_dtype(dtype, place)
+    model = _load_model(folder, wanted).to(place).eval().requires_grad_(False)
+    if model.get_output_embeddings() is None:
+        raise Unsupported(f"{folder}: {type(model).__name__} has no language-model head, so it cannot generate text.")
+    return wrap_model(model, load_tokenizer(folder), folder)
+
+
+def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> Base:
+    """A causal model of transformers that is loaded already, as a Base. Freezes it, in place."""
+    model.eval().requires_grad_(False)
+    path = Path(path or model.name_or_path)
+    return Base(model, tokenizer, path, model.dtype, model.device, _eos_ids(model, tokenizer))
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The folder's tokenizer. Raises BadInput when there is none that can be read."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: its tokenizer could not be read ({_first_line(error)}).") from None
+
+
+def pick_device(name: str) -> torch.device:
+    """auto takes the GPU when there is one. Raises BadInput for a name torch does not know or a GPU not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadInput(f"Device {name!r} is not known; use cpu, cuda, cuda:N or auto.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"Device {name!r}: no GPU can be used here; choose cpu or auto.")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if name not in DTYPES:
+        raise BadInput(f"Data type {name!r} is not known; use {', '.join(DTYPES)} or auto.")
+    return DTYPES[name]
+
+
+def _load_model(folder: Path, dtype: torch.dtype | str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
+        )
+    except OSError as error:
+        raise BadInput(f"{folder}: no safetensors weights that can be read ({_first_line(error)}).") from None
+    except (ValueError, KeyError) as error:
+        raise Unsupported(f"{folder}: transformers cannot load it as a causal model ({_first_line(error)}).") from None
+    except (MemoryError, torch.OutOfMemoryError):
+        raise Unavailable(f"{folder}: not enough memory; choose a smaller model or dtype bfloat16.") from None
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    found: set[int] = set()
+    for holder in (model.generation_config, model.config, tokenizer):
+        value = getattr(holder, "eos_token_id", None)
+        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+    return frozenset(int(i) for i in found)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__

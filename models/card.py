@@ -1,0 +1,113 @@
+"""Model cards: what a base model is, read from its config and safetensors headers. No weights are loaded, no torch.
+
+A card is plain JSON: rows store it, pages and the command line show it.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from models import identity
+from speculoos.errors import BadInput
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+METHODS = ("medusa", "eagle", "eagle3", "draft")
+RECURRENT = ("mamba", "rwkv", "jamba", "zamba", "bamba", "falcon_h1", "recurrent_gemma", "granitemoehybrid", "lfm2")
+KV_TOKENS = 2048
+LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
+
+
+def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True) -> dict[str, Any]:
+    """Card of a Hugging Face folder. `licence` overrides what its README says.
+
+    `hashes=False` leaves the two sha256 fields empty (hashing reads every byte of the weights).
+    Raises BadInput when the folder has no config or no safetensors.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    text = config.get("text_config") or config
+    entries = identity.tensors(folder)
+    parameters = sum(entry.count for entry in entries)
+    template = identity.chat_template(folder)
+    return {
+        "architecture": (config.get("architectures") or [""])[0],
+        "model_type": config.get("model_type", ""),
+        "parameters": parameters,
+        "layers": _first(text, "num_hidden_layers", "n_layer", "num_layers"),
+        "hidden_size": _first(text, "hidden_size", "n_embd", "d_model"),
+        "heads": _first(text, "num_attention_heads", "n_head"),
+        "kv_heads": _first(text, "num_key_value_heads", "num_attention_heads", "n_head"),
+        "vocabulary": text.get("vocab_size"),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+        "dtype": _dtype(entries),
+        "max_length": _first(text, "max_position_embeddings", "n_positions"),
+        "chat_template": bool(template),
+        "licence": licence or _licence(folder),
+        "size_bytes": sum(entry.end - entry.start for entry in entries),
+        "tokenizer_sha256": identity.tokenizer_sha256(folder) if hashes else "",
+        "weights_sha256": identity.weights_sha256(folder) if hashes else "",
+        "memory": memory_needed(parameters, text),
+        "methods": methods(config),
+    }
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.json of a model folder. Raises BadInput when it is missing, or names code of its own."""
+    config = identity.read_json(Path(folder) / "config.json")
+    if not config.get("model_type"):
+        raise BadInput(f"{folder}: no config.json with a model_type, so this is not a Hugging Face model folder.")
+    return config
+
+
+def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
+    """Bytes to hold the weights and a KV cache of 2,048 tokens, by dtype: parameters × b + 2 · layers · kv · 2048 · b.
+
+    `kv` is key-value heads × head size. Activations and the runtime itself come on top.
+    """
+    heads = _first(config, "num_attention_heads", "n_head") or 1
+    hidden = _first(config, "hidden_size", "n_embd", "d_model") or 0
+    width = (_first(config, "num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
+    cells = 2 * (_first(config, "num_hidden_layers", "n_layer") or 0) * width * KV_TOKENS
+    return {name: (parameters + cells) * size for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
+
+
+def methods(config: dict[str, Any]) -> dict[str, str]:
+    """For each method "" when this base can carry it, else one sentence why it cannot."""
+    reason = _why_not(config)
+    return dict.fromkeys(METHODS, reason)
+
+
+def _why_not(config: dict[str, Any]) -> str:
+    kind = config.get("model_type", "")
+    architecture = (config.get("architectures") or [""])[0]
+    if config.get("auto_map") and not architecture:
+        return "It needs code from its own repository, which is never run here."
+    if config.get("is_encoder_decoder"):
+        return f"{kind} is an encoder-decoder model; drafts here belong to decoder-only ones."
+    if any(kind.startswith(name) for name in RECURRENT) or "ssm_cfg" in config:
+        return f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft token."
+    if config.get("quantization_config"):
+        return "Its weights are quantised; fetch the unquantised model or a GGUF file of it."
+    if architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        return f"{architecture} has no language-model head."
+    return ""
+
+
+def _first(config: dict[str, Any], *names: str) -> int | None:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def _dtype(entries: list[identity.TensorEntry]) -> str:
+    counts: dict[str, int] = {}
+    for entry in entries:
+        counts[entry.dtype] = counts.get(entry.dtype, 0) + entry.count
+    common = max(counts, key=counts.__getitem__)
+    return NAMES.get(common, common.lower())
+
+
+def _licence(folder: Path) -> str:
+    readme = folder / "README.md"
+    text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.exists() else ""
+    found = LICENCE_LINE.search(text)
+    return found.group(1) if found else ""

@@ -1,0 +1,59 @@
+"""Chat messages to token ids, through the base's own template. Knows tokenizers, not models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from speculoos.errors import BadInput, Unsupported
+
+ROLES = ("system", "user", "assistant")
+
+
+def render(
+    tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "", add_generation_prompt: bool = True
+) -> list[int]:
+    """Token ids of a conversation, with the marker that makes the model answer unless told otherwise.
+
+    `messages` are {"role", "content"}; a `system` text goes before them unless they begin with their own.
+    A tokenizer without a chat template (a base model that was never taught to chat) takes one user turn as it is,
+    with its begin-of-text token; more turns raise Unsupported. A template that refuses raises BadInput.
+    """
+    messages = _checked(messages, system)
+    if not getattr(tokenizer, "chat_template", None):
+        return _untemplated(tokenizer, messages)
+    return _templated(tokenizer, messages, add_generation_prompt)
+
+
+def _templated(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool) -> list[int]:
+    from jinja2 import TemplateError
+
+    try:
+        out = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=True
+        )
+    except TemplateError as error:
+        raise BadInput(f"The model's chat template refuses these messages: {error}.") from None
+    return [int(i) for i in out["input_ids"]]
+
+
+def _untemplated(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    turns = [m for m in messages if m["content"]]
+    if len(turns) != 1:
+        raise Unsupported(
+            "This model has no chat template, so it can only continue one text: "
+            "send a single user message and no system prompt, or pick an instruct model."
+        )
+    return [int(i) for i in tokenizer(turns[0]["content"])["input_ids"]]
+
+
+def _checked(messages: Sequence[dict[str, str]], system: str) -> list[dict[str, str]]:
+    made = []
+    for number, message in enumerate(messages, 1):
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES or not isinstance(content, str):
+            raise BadInput(f"Message {number}: needs a role ({', '.join(ROLES)}) and a text content.")
+        made.append({"role": role, "content": content})
+    if not made:
+        raise BadInput("There is no message to answer.")
+    if system and made[0]["role"] != "system":
+        made.insert(0, {"role": "system", "content": system})
+    return made

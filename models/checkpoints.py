@@ -1,0 +1,207 @@
+"""Draft checkpoints on disk: what is in the folder, how it is written whole or not at all, how it is read back.
+
+A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft's shape, `base_sha256`, `training`),
+`README.md` (a model card) and `SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import.
+"""
+
+import hashlib
+import importlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from models.draft_card import draft_card
+from speculoos.errors import BadInput, NotFound, Unsupported
+
+FORMAT = 1
+WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "SHA256SUMS"
+METHODS = {
+    "medusa": ("models.medusa", "MedusaHeads"),
+    "eagle": ("models.eagle", "EagleDraft"),
+    "eagle3": ("models.eagle3", "Eagle3Draft"),
+    "draft": ("models.standalone", "StandaloneDraft"),
+}
+log = logging.getLogger(__name__)
+
+
+def draft_class(method: str) -> Any:
+    """The draft network's class for a method name. Raises Unsupported for an unknown one."""
+    if method not in METHODS:
+        raise Unsupported(f"Unknown draft method {method!r}; known are {', '.join(METHODS)}.")
+    module, name = METHODS[method]
+    return getattr(importlib.import_module(module), name)
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The checkpoint's config.json. Raises NotFound or BadInput in one sentence."""
+    path = Path(folder) / CONFIG
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotFound(f"{folder} is not a draft checkpoint: it has no {CONFIG}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); download or train the checkpoint again.") from None
+    if not isinstance(data, dict) or "speculoos_method" not in data:
+        raise BadInput(f"{path} names no speculoos_method, so it is not a draft made by Speculoos.")
+    if data.get("speculoos_format", FORMAT) > FORMAT:
+        raise Unsupported(f"{path} was written by a newer Speculoos (format {data['speculoos_format']}); update.")
+    return data
+
+
+def save_draft(folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "") -> Path:
+    """Write `draft` to `folder` (replaced if there) and return it. The folder appears whole or not at all.
+
+    `info` goes to config.json's `training` and to the card; known keys are `base` (name), `base_sha256`, `dataset`,
+    `settings`, `figures` and `notes`. `dtype` ("bfloat16") casts the weights; default as they are.
+    """
+    folder = Path(folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        _write_files(temporary, draft, info, dtype)
+        _replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def load_draft(folder: str | Path, base: Any, base_sha256: str = "") -> Any:
+    """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode.
+
+    `base_sha256` (or `base.sha256`) is compared with the one in the checkpoint; a difference is logged and kept in
+    `draft.notices`. Raises Unsupported where sizes or the vocabulary do not fit the base.
+    """
+    folder, config = Path(folder), read_config(folder)
+    _check_fit(folder, config, base)
+    cls = draft_class(config["speculoos_method"])
+    draft = cls.from_json(config, base)
+    _load_weights(folder / WEIGHTS, draft)
+    draft.eval().requires_grad_(False)
+    draft.drafting = config.get("drafting", {})
+    draft.notices = _notices(config, base_sha256 or getattr(base, "sha256", "") or "")
+    return draft
+
+
+def set_drafting(folder: str | Path, drafting: dict[str, Any], tuning: dict[str, Any]) -> None:
+    """Keep with the checkpoint how to draft with it (options of `decoding.drafters.make_drafter`, used where none are
+    given) and how that was found. The folder is replaced whole, its sums renewed."""
+    folder = Path(folder)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(folder, temporary)
+    config = {**read_config(folder), "drafting": drafting, "tuning": tuning}
+    write_synced(temporary / CONFIG, json.dumps(config, indent=2, default=str) + "\n")
+    write_synced(temporary / SUMS, _sums(temporary, (p for p in temporary.iterdir() if p.is_file())))
+    _replace(temporary, folder)
+
+
+def verify_sums(folder: str | Path) -> None:
+    """Check SHA256SUMS. Raises BadInput naming the first file that differs or is missing."""
+    folder = Path(folder)
+    for line in (folder / SUMS).read_text().splitlines():
+        expected, name = line.split("  ", 1)
+        if not (folder / name).is_file() or file_sha256(folder / name) != expected:
+            raise BadInput(f"{folder / name} differs from {SUMS}; download or train the checkpoint again.")
+
+
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write text and wait until the disk has it."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str) -> None:
+    from safetensors.torch import save_file
+
+    tensors = _tensors(draft, dtype)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    for name, text in getattr(draft, "extra_files", dict)().items():
+        write_synced(folder / name, text)
+    config = {
+        **draft.to_json(),
+        "speculoos_method": draft.method,
+        "speculoos_format": FORMAT,
+        "dtype": next((str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()), ""),
+        "base": info.get("base", ""),
+        "base_sha256": info.get("base_sha256", ""),
+        "training": {key: info[key] for key in ("dataset", "settings", "figures", "notes") if key in info},
+    }
+    write_synced(folder / CONFIG, json.dumps(config, indent=2, default=str) + "\n")
+    size = (folder / WEIGHTS).stat().st_size
+    write_synced(folder / CARD, draft_card(config, size, sum(t.numel() for t in tensors.values())))
+    write_synced(folder / SUMS, _sums(folder, (p for p in folder.iterdir() if p.is_file())))
+
+
+def _tensors(draft: Any, dtype: str) -> dict[str, Any]:
+    import torch
+
+    kind = getattr(torch, dtype) if dtype else None
+    state = draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
+    return {
+        name: value.detach().to("cpu", kind if kind and value.is_floating_point() else value.dtype).contiguous().clone()
+        for name, value in state.items()
+    }
+
+
+def _sums(folder: Path, files: Iterable[Path]) -> str:
+    return "".join(f"{file_sha256(p)}  {p.relative_to(folder)}\n" for p in sorted(files) if p.name != SUMS)
+
+
+def _replace(temporary: Path, folder: Path) -> None:
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:
+    vocabulary, hidden = base.lm_head.weight.shape
+    for key, actual in (("hidden_size", hidden), ("vocab_size", vocabulary)):
+        if config["speculoos_method"] == "draft" and key == "hidden_size":
+            continue  # a standalone draft only shares the vocabulary
+        if config.get(key, actual) != actual:
+            raise Unsupported(
+                f"The draft in {folder} was trained for a base with {key} {config[key]}, this base has {actual}; "
+                f"choose the base it names ({config.get('base') or 'unknown'})."
+            )
+
+
+def _load_weights(path: Path, draft: Any) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{path} cannot be read as safetensors ({error}).") from None
+    expected = draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
+    wrong = [name for name in expected if name not in tensors or tensors[name].shape != expected[name].shape]
+    wrong += [name for name in tensors if name not in expected]
+    if wrong:
+        raise Unsupported(f"{path} does not hold the weights its config describes (first wrong tensor: {wrong[0]}).")
+    draft.load_state_dict(tensors, strict=False)
+
+
+def _notices(config: dict[str, Any], base_sha256: str) -> list[str]:
+    trained_on = config.get("base_sha256", "")
+    if not base_sha256 or not trained_on or base_sha256 == trained_on:
+        return []
+    notice = (
+        f"This draft was trained on a base with weights {trained_on[:12]}…, the one in use has {base_sha256[:12]}…: "
+        "output stays the base's own, but fewer draft tokens may be accepted."
+    )
+    log.warning(notice)
+    return [notice]

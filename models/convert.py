@@ -1,0 +1,89 @@
+"""GGUF files into Hugging Face folders: de-quantised once, saved as safetensors.
+
+Knows transformers' GGUF loader and what it leaves behind. Imports torch and transformers when called.
+"""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+from speculoos.errors import BadInput, Unsupported
+
+MAGIC = b"GGUF"
+FLOAT32_UP_TO = 2_000_000_000
+
+
+def convert_gguf(file: str | Path, folder: str | Path) -> dict[str, str]:
+    """De-quantise `file` into `folder` (which must exist): weights, config, generation config, tokenizer.
+
+    Weights are float32, or bfloat16 above two billion parameters. Returns the file's own `general.*` words
+    (name, license, …). Raises BadInput for a damaged file, Unsupported for an architecture without a loader.
+    """
+    file, folder = Path(file).resolve(), Path(folder)
+    words = gguf_words(file)
+    model, tokenizer = _load(file, _dtype(file))
+    _save(model, tokenizer, folder)
+    return words
+
+
+def gguf_words(file: str | Path) -> dict[str, str]:
+    """The text fields under `general.` of a GGUF file, without that prefix. Raises BadInput if it is not one."""
+    import gguf
+
+    check_magic(Path(file))
+    try:
+        fields = gguf.GGUFReader(str(file)).fields
+    except (ValueError, OSError, IndexError, KeyError) as error:
+        raise BadInput(f"{file}: damaged GGUF file ({error}); fetch it again.") from None
+    strings = {k: f for k, f in fields.items() if k.startswith("general.") and f.types == [gguf.GGUFValueType.STRING]}
+    return {k.removeprefix("general."): str(f.contents()) for k, f in strings.items()}
+
+
+def check_magic(file: Path) -> None:
+    """Raise BadInput unless the file begins like a GGUF file."""
+    try:
+        with open(file, "rb") as handle:
+            head = handle.read(4)
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({error.strerror}).") from None
+    if head != MAGIC:
+        raise BadInput(f"{file}: not a GGUF file (it does not begin with GGUF).")
+
+
+def _dtype(file: Path) -> Any:
+    import gguf
+    import torch
+
+    parameters = sum(int(t.n_elements) for t in gguf.GGUFReader(str(file)).tensors)
+    return torch.float32 if parameters <= FLOAT32_UP_TO else torch.bfloat16
+
+
+def _load(file: Path, dtype: Any) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # three progress bars that no flag turns off
+            return AutoModelForCausalLM.from_pretrained(dtype=dtype, **where), AutoTokenizer.from_pretrained(**where)
+    except (ValueError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Unsupported(f"{file.name}: this GGUF file cannot be converted ({reason}).") from None
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """save_pretrained refuses a model that remembers its quantisation, so a plain one takes over its tensors."""
+    import torch
+
+    plain = model.config.to_dict()
+    plain.pop("quantization_config", None)
+    plain.pop("_name_or_path", None)
+    plain["architectures"] = [type(model).__name__]
+    with torch.device("meta"):
+        bare = type(model)(type(model.config).from_dict(plain))
+    bare.load_state_dict(model.state_dict(), assign=True)
+    bare.tie_weights()
+    bare.generation_config = model.generation_config
+    with contextlib.redirect_stderr(io.StringIO()):
+        bare.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

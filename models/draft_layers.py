@@ -1,0 +1,190 @@
+"""The decoder layer EAGLE drafts are made of, and the three ways its attention can look back.
+
+Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B rows, n places, H hidden,
+h heads, k key/value heads, d per head. Knows no training loss and no drafting policy.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of a draft's decoder layer; by default those of the base."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+
+def shape_of(base: Any) -> LayerShape:
+    """The base's own sizes, from whatever names its family uses."""
+    config, hidden = base.config.get_text_config(), base.hidden_size
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    eps = (getattr(config, name, None) for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"))
+    return LayerShape(
+        hidden_size=hidden,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or hidden // heads,
+        rms_norm_eps=next((value for value in eps if value), 1e-5),
+        rope_theta=float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0),
+    )
+
+
+class Memory(Protocol):
+    """What attention looks at. Called once a layer and forward with q [B, h, n, d] and k, v [B, k, n, d]."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[B, h, n, d]."""
+
+
+class Causal:
+    """Rows that begin here: place t looks at places 0…t."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+class DraftCache:
+    """Keys and values of one sequence for drafting. A forward appends its n places to the `length` kept ones.
+
+    `mask` bool [n, length + n] says where the next forward's places may look (a tree); None: all kept ones and the
+    new ones up to oneself. `crop(length)` forgets what came after; storage is reused.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.mask: Tensor | None = None
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n, end = q.shape[2], self.length + q.shape[2]
+        if layer == len(self._keys):
+            self._keys.append(k.new_empty(k.shape[:2] + (0, k.shape[3])))
+            self._values.append(v.new_empty(v.shape[:2] + (0, v.shape[3])))
+        self._keys[layer] = _stored(self._keys[layer], self.length, k)
+        self._values[layer] = _stored(self._values[layer], self.length, v)
+        keys, values = self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
+        mask = self.mask if self.mask is not None else causal_mask(n, end, q.device)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+    def advance(self, n: int) -> None:
+        """The n places of the forward that just ended belong to the cache now."""
+        self.length += n
+        self.mask = None
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` places."""
+        self.length = min(self.length, length)
+
+
+class ChainMemory:
+    """Training-time test (Li et al. 2025, EAGLE-3): step 0 is causal; at step j place t looks at the step-0 keys of
+    places 0…t and at its own keys of steps 1…j, exactly what a chain drafted from t sees.
+
+    Worked for t = 2 at step 2: keys k0[0], k0[1], k0[2], k1[2], k2[2] at positions 0, 1, 2, 3, 4.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        steps = self._steps.setdefault(layer, [])
+        steps.append((k, v))
+        if len(steps) == 1:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scale, n = q.shape[-1] ** -0.5, q.shape[2]
+        first_k, first_v = steps[0]
+        scores = (q @ first_k.transpose(-1, -2) * scale).masked_fill(~causal_mask(n, n, q.device), float("-inf"))
+        own = torch.stack([(q * later_k).sum(-1) * scale for later_k, _ in steps[1:]], -1)
+        weights = torch.cat([scores, own], -1).softmax(-1)
+        out = weights[..., :n] @ first_v
+        for i, (_, later_v) in enumerate(steps[1:]):
+            out = out + weights[..., n + i, None] * later_v
+        return out
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions, no biases. `width` is the input's size (2H in EAGLE-3)."""
+
+    def __init__(self, shape: LayerShape, width: int):
+        super().__init__()
+        self.shape = shape
+        heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        self.q_proj = nn.Linear(width, heads * d, bias=False)
+        self.k_proj = nn.Linear(width, kv * d, bias=False)
+        self.v_proj = nn.Linear(width, kv * d, bias=False)
+        self.o_proj = nn.Linear(heads * d, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int) -> Tensor:
+        q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        cos, sin = rotary(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        out = memory.attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+
+
+class SwiGLU(nn.Module):
+    """down(SiLU(gate(x)) · up(x))."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos, sin [B, 1, n, d] for positions [B, n], computed in float32."""
+    powers = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions.float()[:, None, :, None] / theta**powers
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in Llama's layout (halves, not pairs)."""
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def causal_mask(n: int, total: int, device: torch.device) -> Tensor:
+    """bool [n, total]: the last n of `total` places look at all up to themselves."""
+    return torch.ones(n, total, dtype=torch.bool, device=device).tril(total - n)
+
+
+def init_weights(module: nn.Module, std: float = 0.02) -> None:
+    """Linear layers drawn from N(0, std²), as Llama does; norms stay at one."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, 0.0, std)
+
+
+def _stored(storage: Tensor, start: int, new: Tensor) -> Tensor:
+    """`storage` [B, k, capacity, d] with `new` written from place `start` on, grown when it has no room."""
+    end = start + new.shape[2]
+    if end > storage.shape[2]:
+        grown = new.new_empty(new.shape[:2] + (max(2 * storage.shape[2], end, 64), new.shape[3]))
+        grown[:, :, :start] = storage[:, :, :start]
+        storage = grown
+    storage[:, :, start:end] = new
+    return storage

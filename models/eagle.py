@@ -1,0 +1,127 @@
+"""EAGLE-1 draft: one decoder layer that continues the base's final hidden states (Li et al. 2024, EAGLE).
+
+Offsets: at place t the draft reads feature f[t] (the input of the base's lm_head) and token t+1, and gives g[t] ≈
+f[t+1], whose logits under the base's own lm_head predict token t+2. Drafting on, g[t] stands for f[t+1] and meets the
+drafted token t+2 at place t+1.
+Embeddings and lm_head are the base's, frozen and not stored. `fc` has no bias (servers disagree about one).
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.draft_layers import Attention, Causal, DraftCache, LayerShape, Memory, SwiGLU, init_weights, shape_of
+
+
+@dataclass(frozen=True)
+class EagleConfig(LayerShape):
+    """Layer sizes and ModelOpt's options."""
+
+    vocab_size: int = 0
+    eagle_num_layers: int = 1
+    use_input_layernorm_in_first_layer: bool = False
+    use_last_layernorm: bool = False
+
+
+class EagleLayer(nn.Module):
+    """A Llama decoder layer, its input norm optional."""
+
+    def __init__(self, shape: LayerShape, input_norm: bool):
+        super().__init__()
+        self.self_attn = Attention(shape, shape.hidden_size)
+        self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps) if input_norm else None
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int) -> Tensor:
+        normed = x if self.input_layernorm is None else self.input_layernorm(x)
+        x = x + self.self_attn(normed, positions, memory, layer)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class BorrowedParts:
+    """Embeddings and head of the base, used but neither owned nor stored by a draft."""
+
+    def borrow(self, base: Any) -> None:
+        self._base = (base,)  # in a tuple: not a submodule; its head is looked up late, since it may be packed by then
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._base[0].embed_tokens(token_ids).detach()
+
+
+class EagleDraft(BorrowedParts, nn.Module):
+    """The EAGLE-1 network. `forward` gives features; `logits` turns features into scores of tokens."""
+
+    method: ClassVar[str] = "eagle"
+    layers_wanted: ClassVar[tuple[int, ...]] = ()
+    """Base layers whose outputs `fuse` takes; none: the final hidden state is enough."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList(
+            EagleLayer(config, i > 0 or config.use_input_layernorm_in_first_layer)
+            for i in range(config.eagle_num_layers)
+        )
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps) if config.use_last_layernorm else nn.Identity()
+
+    @classmethod
+    def from_base(cls, base: Any, **options: Any) -> "EagleDraft":
+        """A fresh draft with the base's layer sizes; `options` are fields of EagleConfig."""
+        draft = cls(EagleConfig(**{**asdict(shape_of(base)), "vocab_size": base.vocab_size, **options}))
+        init_weights(draft)
+        return draft._at(base)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], base: Any) -> "EagleDraft":
+        config = EagleConfig(**{name: data[name] for name in EagleConfig.__dataclass_fields__ if name in data})
+        return cls(config)._at(base)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self.config)
+
+    def fuse(self, hidden: Tensor, aux: tuple[Tensor, ...] = ()) -> Tensor:
+        """Features [B, n, H] from the base's final hidden states; `aux` is not used."""
+        return hidden
+
+    def forward(
+        self,
+        features: Tensor,
+        token_ids: Tensor,
+        positions: Tensor,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
+
+        `memory`: a DraftCache while drafting (its `advance(n)` is called here), none for whole rows.
+        """
+        x = self.fc(torch.cat([self.embed(token_ids).to(features.dtype), features], -1))
+        memory = memory or Causal()
+        for i, layer in enumerate(self.layers):
+            x = layer(x, positions, memory, i)
+        if isinstance(memory, DraftCache):
+            memory.advance(features.shape[1])
+        return self.norm(x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[…, H] → [..., V], by the base's lm_head."""
+        head = self._base[0].lm_head
+        if head.weight.dtype == features.dtype:
+            return head(features)  # packed heads hold no weight to multiply with
+        return F.linear(features, head.weight.to(features.dtype))
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Ids of `logits`' columns as token ids of the base: the same."""
+        return ids
+
+    def to_draft(self, ids: Tensor) -> Tensor:
+        """Token ids of the base as columns of `logits`: the same."""
+        return ids
+
+    def _at(self, base: Any) -> "EagleDraft":
+        self.borrow(base)
+        return self.to(device=base.device, dtype=base.dtype)  # a packed head's own weight is on no device

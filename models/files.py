@@ -1,0 +1,60 @@
+"""Writing so that a reader sees a whole file or folder, or none: temporary name, fsync, rename."""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextlib.contextmanager
+def new_folder(target: str | Path, replace: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `target` that takes its name when the block ends well, and goes when it does not.
+
+    With `replace`, an older `target` gives way; without, one that appeared meanwhile is kept.
+    """
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        _settle(building)
+        if replace and target.exists():
+            shutil.rmtree(target)
+        if not target.exists():
+            building.rename(target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(target: str | Path) -> Iterator[IO[str]]:
+    """A text file under a temporary name that becomes `target` when the block ends well."""
+    target = Path(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as JSON in one go."""
+    with new_file(path) as handle:
+        json.dump(value, handle, ensure_ascii=False, indent=1)
+
+
+def _settle(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)  # safetensors writes for its owner alone; an image's other users must read it
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())

@@ -1,0 +1,184 @@
+"""Models from the Hugging Face hub: which files are wanted, how far the download is, and errors in one sentence.
+
+Takes safetensors, configs and tokenizers only; a repository without safetensors is refused, its code never fetched.
+"""
+
+import os
+import re
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.identity import file_sha256
+from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
+from speculoos.reporting import Reporter, check_stop
+
+PART = r"[A-Za-z0-9][\w.-]{0,95}"
+HUB_ID = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[\w./-]{{1,100}}))?")
+WANTED = re.compile(
+    r"[^/]+\.(?:json|jinja|safetensors)|tokenizer\.model|spiece\.model|merges\.txt|vocab\.txt|README\.md"
+)
+UNWANTED = re.compile(r"(?:adapter_|consolidated|training_args|optimizer|trainer_state).*")
+NO_SAFETENSORS = "has no safetensors weights, and other formats can run code, so they are not loaded."
+POLL_SECONDS = 0.5
+HEADROOM = 1 << 30
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What will be downloaded of one revision: {file name: (bytes, sha256 or "")}."""
+
+    repo: str
+    revision: str
+    files: dict[str, tuple[int, str]]
+
+    @property
+    def size(self) -> int:
+        return sum(size for size, _ in self.files.values())
+
+
+def parse_id(location: str) -> tuple[str, str | None]:
+    """(repository, revision or None) of `owner/name` or `owner/name@revision`. Raises BadInput for anything else."""
+    found = HUB_ID.fullmatch(location.strip())
+    if not found or ".." in location or "--" in found["repo"]:
+        raise BadInput(f"{location[:120]!r} is not a hub id; expected owner/name or owner/name@revision.")
+    return found["repo"], found["revision"]
+
+
+def download(location: str, folder: Path, reporter: Reporter, token: str = "") -> Listing:
+    """Download a hub model into `folder`, going on with what an earlier call left there.
+
+    Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
+    """
+    repo, revision = parse_id(location)
+    listing = _guarded(repo, lambda: _listing(repo, revision, token))
+    _check_space(listing, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
+    _in_thread(lambda: _guarded(repo, lambda: _snapshot(listing, folder, token)), listing, folder, reporter)
+    for name, (_size, sha256) in listing.files.items():
+        if sha256 and file_sha256(folder / name) != sha256:
+            (folder / name).unlink()
+            raise Unavailable(f"{repo}: {name} arrived damaged (its sha256 differs); fetch it again.")
+    _remove_others(folder, listing)
+    return listing
+
+
+def _remove_others(folder: Path, listing: Listing) -> None:
+    """Files of an earlier attempt at another revision, and the download's own notes."""
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    for path in folder.iterdir():
+        if path.name not in listing.files:
+            path.unlink()
+
+
+def choose(files: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
+    """Of all files of a repository, those a base model needs. `model*.safetensors` come before other weights."""
+    wanted = {n: v for n, v in files.items() if WANTED.fullmatch(n) and not UNWANTED.fullmatch(n)}
+    weights = [n for n in wanted if n.endswith(".safetensors")]
+    if any(n.startswith("model") for n in weights):
+        wanted = {n: v for n, v in wanted.items() if n not in weights or n.startswith("model")}
+    return wanted
+
+
+def _listing(repo: str, revision: str | None, token: str) -> Listing:
+    from huggingface_hub import HfApi
+
+    info = HfApi(token=token or False).model_info(repo, revision=revision, files_metadata=True)
+    every = {s.rfilename: (s.size or 0, s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
+    files = choose(every)
+    if not any(name.endswith(".safetensors") for name in files):
+        raise Unsupported(_why_none(repo, set(every)))
+    return Listing(repo, info.sha or revision or "main", files)
+
+
+def _why_none(repo: str, names: set[str]) -> str:
+    if any(name.startswith("adapter_") for name in names):
+        return f"{repo}: is an adapter (LoRA), not a whole model; merge it into its base first."
+    if any(name.endswith(".gguf") for name in names):
+        return f"{repo}: has GGUF files only; download one and add it as a GGUF file."
+    return f"{repo}: {NO_SAFETENSORS}"
+
+
+def _snapshot(listing: Listing, folder: Path, token: str) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(
+        listing.repo,
+        revision=listing.revision,
+        local_dir=folder,
+        allow_patterns=[re.sub(r"([\[*?])", r"[\1]", name) for name in listing.files],
+        token=token or False,
+    )
+
+
+def _in_thread(work: Any, listing: Listing, folder: Path, reporter: Reporter) -> None:
+    """Run `work` beside a loop that reports bytes on disk and looks for a stop; a stop leaves the part for later."""
+    failed: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)
+        reporter.progress(min(_bytes_in(folder), listing.size), listing.size, "bytes")
+        check_stop(reporter)
+    if failed:
+        raise failed[0]
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for root, _folders, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except OSError:  # renamed meanwhile
+                continue
+    return total
+
+
+def _check_space(listing: Listing, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder.parent).free
+    if free < listing.size - _bytes_in(folder) + HEADROOM:
+        need = (listing.size + HEADROOM) / 1e9
+        raise Unavailable(
+            f"{listing.repo} needs {need:.1f} GB on disk and {free / 1e9:.1f} GB are free; make room first."
+        )
+
+
+def _guarded(repo: str, work: Any) -> Any:
+    """`work()`, with the hub's errors turned into sentences (most special first: they inherit from each other)."""
+    from huggingface_hub import errors
+
+    try:
+        return work()
+    except SpeculoosError:
+        raise
+    except errors.GatedRepoError:
+        raise Unavailable(f"{repo} is gated: accept its licence on the hub, then set HF_TOKEN to your token.") from None
+    except errors.RevisionNotFoundError:
+        raise NotFound(f"{repo} has no such revision.") from None
+    except errors.RepositoryNotFoundError:
+        raise NotFound(
+            f"There is no model {repo!r} on the hub, or it is private and HF_TOKEN may not read it."
+        ) from None
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
+        raise Unavailable(f"{repo}: the hub cannot be reached; check the network, or add a local folder.") from None
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "")
+        raise Unavailable(f"{repo}: the hub answered with status {status}; try again later.") from None
+    except OSError as error:
+        raise Unavailable(f"{repo}: could not be downloaded ({error.strerror or type(error).__name__}).") from None
+    except Exception as error:  # transport errors of the hub's HTTP library share no base with the above
+        if "http" not in type(error).__module__:
+            raise
+        raise Unavailable(f"{repo}: the hub cannot be reached ({type(error).__name__}); check the network.") from None

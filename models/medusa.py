@@ -1,0 +1,141 @@
+"""Medusa heads: networks that guess the tokens after the next one from the base's final hidden state.
+
+Knows tensors only. Source: Cai et al. 2024 (Medusa), section 2; names as in ModelOpt
+(`medusa_num_heads`, `medusa_num_layers`).
+
+Offsets, 0-based. The base's final hidden state h[t] (the input of its lm_head) gives token t+1 through the lm_head;
+head i gives token t+2+i. After a prompt of 5 tokens (0…4) h[4] predicts token 5 (the base), 6 (head 0), 7 (head 1).
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speculoos.errors import BadInput
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """Shape of the heads. Each ends in a V×H matrix of its own, or, with `medusa_tie_lm_head`, in the base's lm_head:
+    then a head is `medusa_num_layers` H×H blocks and no matrix is trained or stored. `draft_vocab_size` > 0: the
+    matrices have rows for that many tokens only, a tied one is stored as it was cut from the lm_head."""
+
+    hidden_size: int
+    vocab_size: int
+    medusa_num_heads: int = 4
+    medusa_num_layers: int = 1
+    medusa_tie_lm_head: bool = False
+    draft_vocab_size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.medusa_num_heads < 1:
+            raise BadInput(f"medusa_num_heads: expected 1 or more, got {self.medusa_num_heads}.")
+        if self.medusa_num_layers < 0 or (self.medusa_num_layers == 0 and self.medusa_tie_lm_head):
+            raise BadInput(f"medusa_num_layers: expected 1 or more, got {self.medusa_num_layers}.")
+
+    @property
+    def matrices(self) -> int:
+        """Output matrices the draft holds itself."""
+        if self.medusa_tie_lm_head:
+            return 1 if self.draft_vocab_size else 0
+        return self.medusa_num_heads
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(Wx + b). W and b start at zero, so that a fresh block changes nothing."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class MedusaHeads(nn.Module):
+    """All heads over one base. Tied heads use the base's lm_head as it is now (a packed one too) and never store it."""
+
+    method: ClassVar[str] = "medusa"
+
+    def __init__(self, config: MedusaConfig, base: Any):
+        super().__init__()
+        self.config = config
+        h, rows = config.hidden_size, config.draft_vocab_size or config.vocab_size
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(ResBlock(h) for _ in range(config.medusa_num_layers)))
+            for _ in range(config.medusa_num_heads)
+        )
+        self.lm_heads = nn.ModuleList(nn.Linear(h, rows, bias=False) for _ in range(config.matrices))
+        if config.draft_vocab_size:
+            self.register_buffer("d2t", torch.zeros(rows, dtype=torch.int64))
+        self._base = (base,)  # in a tuple: neither a parameter nor in the state dict
+        self.to(device=base.device, dtype=base.dtype)
+
+    @classmethod
+    def from_base(cls, config: MedusaConfig, base: Any, draft_ids: Tensor | None = None) -> "MedusaHeads":
+        """Fresh heads, in the base's dtype and device: blocks at zero, matrices copied from the base's lm_head, so that
+        at the start every head repeats the base's own next token. `draft_ids`: ascending ids of the draft vocabulary,
+        as many as `config.draft_vocab_size`."""
+        heads = cls(config, base)
+        weight = base.lm_head.weight
+        with torch.no_grad():
+            if draft_ids is not None:
+                heads.d2t.copy_(draft_ids.to(heads.d2t.device) - torch.arange(len(draft_ids), device=heads.d2t.device))
+                weight = weight[draft_ids.to(weight.device)]
+            for linear in heads.lm_heads:
+                linear.weight.copy_(weight)
+                linear.requires_grad_(not config.medusa_tie_lm_head)
+        return heads
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], base: Any) -> "MedusaHeads":
+        """Heads of the stored shape, their weights still to be loaded."""
+        return cls(MedusaConfig(**{n: data[n] for n in MedusaConfig.__dataclass_fields__ if n in data}), base)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self.config)
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.medusa_num_heads
+
+    def output(self, i: int) -> nn.Module:
+        """The linear layer [H] → [columns] that ends head i."""
+        if self.config.medusa_tie_lm_head:
+            return self.lm_heads[0] if self.config.draft_vocab_size else self._base[0].lm_head
+        return self.lm_heads[i]
+
+    def weight(self, i: int) -> Tensor:
+        """Output matrix [columns, H] of head i."""
+        return self.output(i).weight
+
+    @property
+    def draft_ids(self) -> Tensor:
+        """Token id of the base for each column."""
+        if not self.config.draft_vocab_size:
+            return torch.arange(self.config.vocab_size)
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def to_target(self, ids: Tensor) -> Tensor:
+        """Columns of the logits as token ids of the base."""
+        return ids + self.d2t[ids] if self.config.draft_vocab_size else ids
+
+    def features(self, i: int, hidden: Tensor) -> Tensor:
+        """[…, H] → […, H]: what head i multiplies with its output matrix."""
+        return self.blocks[i](hidden)
+
+    def forward_head(self, i: int, hidden: Tensor) -> Tensor:
+        """[…, H] → logits [..., columns] of head i (0-based) for the token 2+i places on; `to_target` names columns."""
+        return self.output(i)(self.features(i, hidden))
+
+    def forward(self, hidden: Tensor, heads: int | None = None) -> Tensor:
+        """[…, H] → logits [heads, …, columns] of the first `heads` heads (default all); tied ones share a product."""
+        count = self.num_heads if heads is None else heads
+        if self.config.medusa_tie_lm_head:
+            return self.output(0)(torch.stack([self.features(i, hidden) for i in range(count)]))
+        return torch.stack([self.forward_head(i, hidden) for i in range(count)])

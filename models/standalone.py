@@ -1,0 +1,133 @@
+"""A standalone draft: a whole small language model with the base's vocabulary.
+
+Made from the base by keeping its width and dropping layers (Yan et al. 2024, *Decoding Speculative Decoding*: wide and
+shallow drafts are worth more than deep ones), or any given small model. Its checkpoint folder is at the same time a
+Hugging Face folder: `config.json` is the model's own with Speculoos' keys added.
+"""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from models.base import Base, find_layers, load_base
+from speculoos.errors import BadInput, Unsupported
+
+OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "vocab_size_used")
+
+
+class StandaloneDraft(nn.Module):
+    """`model` is a transformers causal language model. Token id i means the same to it as to the base."""
+
+    method: ClassVar[str] = "draft"
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def from_base(cls, base: Base, num_layers: int) -> "StandaloneDraft":
+        """The base with `num_layers` of its layers, evenly spread, first and last kept; embeddings and head copied."""
+        from transformers import AutoModelForCausalLM
+
+        kept = spread(base.num_layers, num_layers)
+        config = _shallow_config(base.config, kept)
+        try:
+            model = AutoModelForCausalLM.from_config(config, dtype=base.dtype)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Unsupported(f"{base.path}: no shallower copy of this model can be made ({error}).") from None
+        model.load_state_dict(_kept_weights(base.model, kept), strict=False)
+        model.generation_config = copy.deepcopy(base.model.generation_config)
+        return cls(model.to(base.device))
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, base: Base) -> "StandaloneDraft":
+        """Any small model whose token ids are the base's. Raises Unsupported where the tokenizers differ."""
+        small = load_base(folder, dtype=str(base.dtype).removeprefix("torch."), device=str(base.device))
+        check_same_tokens(small, base)
+        return cls(resized(small.model, base.vocab_size).requires_grad_(True))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], base: Base) -> "StandaloneDraft":
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        values = {key: value for key, value in data.items() if key not in OWN_KEYS}
+        config = AutoConfig.for_model(values.pop("model_type"), **values)
+        return cls(AutoModelForCausalLM.from_config(config, dtype=base.dtype).to(base.device))
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model.config.to_dict()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The model's tensors under transformers' names, a tied head left out."""
+        state = self.model.state_dict()
+        if self.model.config.get_text_config().tie_word_embeddings:
+            state.pop("lm_head.weight", None)
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor], strict: bool = True) -> Any:
+        found = self.model.load_state_dict(state, strict=False)
+        self.model.tie_weights()
+        return found
+
+    def extra_files(self) -> dict[str, str]:
+        """Files a Hugging Face folder needs besides weights and config."""
+        return {"generation_config.json": self.model.generation_config.to_json_string()}
+
+    def as_base(self, base: Base) -> Base:
+        """This draft in the shape of a base with the target's tokenizer: what a drafter runs."""
+        return replace(base, model=self.model)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def spread(total: int, kept: int) -> list[int]:
+    """`kept` of `total` layers, evenly spread, ends included: spread(30, 4) = [0, 10, 19, 29]."""
+    if not 1 <= kept <= total:
+        raise BadInput(f"draft_num_layers: expected 1 to {total} for this base, got {kept}.")
+    return [round(i * (total - 1) / max(kept - 1, 1)) for i in range(kept)]
+
+
+def check_same_tokens(small: Base, base: Base) -> None:
+    """Raise Unsupported unless both tokenizers give every text the same ids (same vocabulary, token for token)."""
+    ours, theirs = small.tokenizer.get_vocab(), base.tokenizer.get_vocab()
+    if ours != theirs:
+        differing = next(iter(sorted(set(ours.items()) ^ set(theirs.items()))))[0]
+        raise Unsupported(
+            f"{small.path} has another tokenizer than the base (they differ in {differing!r}); "
+            "a standalone draft must share the base's vocabulary."
+        )
+
+
+def resized(model: Any, vocab_size: int) -> Any:
+    """`model` with `vocab_size` rows in embeddings and head: families pad the same tokenizer differently."""
+    if model.get_input_embeddings().weight.shape[0] != vocab_size:
+        model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    return model
+
+
+def _shallow_config(config: Any, kept: list[int]) -> Any:
+    made = copy.deepcopy(config)
+    made.num_hidden_layers = len(kept)
+    if types := getattr(made, "layer_types", None):
+        made.layer_types = [types[i] for i in kept]
+    return made
+
+
+def _kept_weights(model: Any, kept: list[int]) -> dict[str, Tensor]:
+    """The state dict with kept layers renumbered 0, 1, … and the others left out."""
+    layers = find_layers(model)
+    prefix = next(name for name, module in model.named_modules() if module is layers) + "."
+    number = {old: new for new, old in enumerate(kept)}
+    made = {}
+    for name, value in model.state_dict().items():
+        if name.startswith(prefix):
+            old, rest = name[len(prefix) :].split(".", 1)
+            if int(old) not in number:
+                continue
+            name = f"{prefix}{number[int(old)]}.{rest}"
+        made[name] = value.clone()
+    return made

@@ -1,0 +1,61 @@
+"""Tiny random base models with a real tokenizer and chat template: for tests, demos and dry runs without weights."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TEXT = ["the quick brown fox jumps over the lazy dog", "a model guesses tokens and a larger one checks them", "1 2 3 +"]
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: every text round-trips, and an emoji spans several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|im_end|>"
+    )
+    fast.chat_template = CHATML
+    return fast
+
+
+def make_tiny_base(folder: str | Path, family: str = "llama", seed: int = 0, **overrides: object) -> Path:
+    """Write a tiny random `family` model (a transformers model_type) and its tokenizer to `folder`; returns it.
+
+    Weights are drawn wider than transformers' default so that greedy choices are clear-cut (no near ties).
+    """
+    folder = Path(folder)
+    tokenizer = tiny_tokenizer()
+    config = AutoConfig.for_model(family, **{**SMALL, "vocab_size": len(tokenizer), **overrides})
+    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    config.pad_token_id = tokenizer.pad_token_id
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.2 if "embed" not in name else 1.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,258 @@
+"""One generation from request to summary, on the device's thread. Knows models and decoding, not HTTP."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from serving import lease
+from serving.catalog import ModelRef
+from serving.errors import ApiError
+from serving.pool import Loaded, Pool, default_budget
+from serving.protocol import ChatRequest
+from serving.queueing import DeviceQueue
+from serving.reference import PlainReferences
+from speculoos.errors import BadInput, Unavailable, Unsupported
+from speculoos.settings import Settings
+
+log = logging.getLogger(__name__)
+IDLE_SECONDS = 30.0
+NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its checkpoints, or the n-gram drafter."
+
+
+class Sink(Protocol):
+    """Where a generation goes while it is made. Calls come from the device's thread and must not block for long."""
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """The prompt fits; the first step comes next."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        """One trace record with texts."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The end of a generation. `finish`: stop, length or cancelled. `summary` is JSON."""
+
+    text: str
+    finish: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    summary: dict[str, Any]
+
+
+class Engine:
+    """The device, its queue and its warm models."""
+
+    def __init__(self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = 64):
+        """`dtype` default: float32 on a CPU, bfloat16 on a GPU. `budget`: bytes of warm models."""
+        import torch
+
+        from models.base import pick_device
+
+        self._threads = torch.get_num_threads()
+        self.settings = settings
+        self.device = lease.device_name(str(pick_device(settings.device)))
+        self.dtype = dtype or ("float32" if self.device == "cpu" else "bfloat16")
+        self.pool = Pool(self.device, self.dtype, default_budget(self.device) if budget is None else budget)
+        self.references = PlainReferences()
+        self.queue = DeviceQueue(self.device, depth)
+        self.queue.submit("upkeep", lambda _: _import_models())
+        self.closing = False
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Stop between two steps and end the thread."""
+        self.closing = True
+        self.queue.close(timeout)
+
+    def answer(
+        self,
+        ref: ModelRef,
+        request: ChatRequest,
+        sink: Sink,
+        cancelled: threading.Event,
+        run_id: str = "",
+        alone: bool = False,
+    ) -> Answer:
+        """Generate on this (the device's) thread. `alone`: a measured column of a comparison; it holds the device's
+        lease and reuses no prefix, so that every column does the same work. Raises SpeculoosError or ApiError."""
+        with _memory_errors(ref.name):
+            loaded = self.pool.get(ref)
+            self._prepare(ref, loaded)
+            if alone:
+                loaded.target.rewind(0)
+            hold = (
+                lease.alone(self.settings, self.device, run_id) if alone else lease.watched(self.settings, self.device)
+            )
+            with hold as sharing:
+                generation = _Generation(loaded, request, cancelled)
+                steps = list(generation.run(sink))
+        return self._finish(ref, loaded, generation, steps, sharing.shared_with)
+
+    def unload_for_job(self) -> None:
+        """Free a GPU that a job holds once nobody has asked for anything in a while. Harmless on a CPU."""
+        idle = time.monotonic() - self.queue.idle_since > IDLE_SECONDS
+        if self.device != "cpu" and len(self.pool) and idle and not self.queue.busy:
+            job = lease.job_on(self.settings, self.device)
+            if job:
+                log.info("Unloading models: %s holds %s", job, self.device)
+                self.queue.submit("upkeep", lambda _: self.pool.clear())
+
+    def _hold(self, run_id: str) -> AbstractContextManager[lease.Sharing]:
+        """The device for run `run_id`; without one, only a look at who has it."""
+        if run_id:
+            return lease.alone(self.settings, self.device, run_id)
+        return lease.watched(self.settings, self.device)
+
+    def _prepare(self, ref: ModelRef, loaded: Loaded) -> None:
+        """Leave cores to a job that holds the CPU; when nobody does, see that plain decoding was measured once."""
+        job = lease.job_on(self.settings, self.device)
+        if self.device == "cpu":
+            _use_threads(max(1, self._threads // 2) if job else self._threads)
+        if self.references.wanted(ref.base_key, job):
+            self.references.measure(ref.base_key, loaded.target)
+
+    def _finish(
+        self, ref: ModelRef, loaded: Loaded, generation: "_Generation", steps: list[Any], shared_with: str
+    ) -> Answer:
+        from decoding.stats import summarize
+
+        summary = summarize(steps).to_json()
+        if generation.is_plain:
+            self.references.offer(ref.base_key, steps, shared_with)
+        summary |= self.references.compare(ref.base_key, steps, shared_with)
+        summary |= {
+            "finish": generation.finish,
+            "model": ref.name,
+            "drafter": generation.drafter.name,
+            "device": self.device,
+            "dtype": self.dtype,
+            "prompt_tokens": len(generation.prompt_ids),
+            "cached_tokens": generation.cached_tokens,
+            "notices": generation.notices,
+            "shared_with": shared_with,
+        }
+        return Answer(
+            generation.text,
+            generation.finish,
+            len(generation.prompt_ids),
+            generation.cached_tokens,
+            sum(len(step.tokens) for step in steps),
+            summary,
+        )
+
+
+class _Generation:
+    """The parts of one generation: prompt, drafter, settings, and what was said about them."""
+
+    def __init__(self, loaded: Loaded, request: ChatRequest, cancelled: threading.Event):
+        from models.chat import render
+
+        self.target = loaded.target
+        self.cancelled = cancelled
+        self.notices = loaded.notices
+        self.prompt_ids = render(self.target.base.tokenizer, request.chat())
+        self._check_length()
+        self.config = self._config(request, cancelled.is_set)
+        self.drafter = self._drafter(loaded, dict(request.speculation or {}))
+        self.cached_tokens = self._reused()
+        self.text, self.finish = "", "cancelled"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.drafter.name == "none"
+
+    def run(self, sink: Sink) -> Iterator[Any]:
+        """Yield Steps, telling the sink their records; `text` and `finish` are known afterwards."""
+        from decoding.generate import generate
+        from decoding.text import TextStream
+
+        stream = TextStream(self.target.base.tokenizer, self.config.stop)
+        sink.started(len(self.prompt_ids), self.cached_tokens)
+        for step in generate(self.target, self.drafter, self.prompt_ids, self.config):
+            record = stream.record(step)
+            self.text += "".join(token["text"] for token in record["tokens"])
+            self.finish = step.finish or self.finish
+            sink.step(record)
+            yield step
+
+    def _check_length(self) -> None:
+        limit = self.target.max_length
+        if len(self.prompt_ids) >= limit:
+            message = (
+                f"The messages are {len(self.prompt_ids)} tokens long and this model takes {limit} tokens with its "
+                "answer; shorten them or begin a new chat."
+            )
+            raise ApiError(400, message, "context_length_exceeded", "messages")
+
+    def _config(self, request: ChatRequest, should_stop: Callable[[], bool]) -> Any:
+        from decoding.config import GenerateConfig
+
+        acceptance = (request.speculation or {}).get("acceptance", "exact")
+        room = self.target.max_length - len(self.prompt_ids)
+        if request.limit() > room:
+            self.notices.append(f"The answer is cut after {room} tokens, where the model's context is full.")
+        return GenerateConfig(
+            max_tokens=request.limit(),
+            temperature=request.temperature or 0.0,
+            top_k=request.top_k or 0,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            seed=request.seed,
+            stop=tuple(request.stop or ()),
+            acceptance=acceptance,
+            should_stop=should_stop,
+        )
+
+    def _drafter(self, loaded: Loaded, options: dict[str, Any]) -> Any:
+        """The asked-for drafter; plain with a notice where this base cannot be drafted for."""
+        options.pop("acceptance", None)
+        try:
+            made = loaded.drafter(options)
+        except Unsupported as error:
+            if options.get("drafter"):
+                raise
+            self.notices.append(f"Speculation is off: {error}")
+            return loaded.drafter({"drafter": "none"})
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"speculation: these options cannot be used together ({error}).") from None
+        if made.name == "none" and loaded.draft is None and "drafter" not in options:
+            self.notices.append(NO_DRAFT)
+        return made
+
+    def _reused(self) -> int:
+        """Prompt tokens whose keys and values the cache still holds and the drafter need not see again."""
+        from decoding.target import common_prefix
+
+        kept = min(common_prefix(self.target.ids, self.prompt_ids), len(self.prompt_ids) - 1)
+        reusable = self.drafter.reusable(self.prompt_ids)
+        return kept if reusable is None else min(kept, reusable)
+
+
+def _use_threads(count: int) -> None:
+    """Threads of torch's products. Two programs that each use every core wait for each other at the end of every
+    product: 0.4 tokens a second against 4.6 with one thread, seen with the starter on two cores beside training."""
+    import torch
+
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def _import_models() -> None:
+    """Import torch and transformers while nobody waits, so that the first question does not."""
+    import models.checkpoints
+    import models.medusa  # noqa: F401
+
+
+@contextmanager
+def _memory_errors(model: str) -> Iterator[None]:
+    """Out of memory, on a CPU or a GPU, as one sentence."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise Unavailable(f"There is not enough memory for {model} now; wait for the running job to end.") from None
+        raise

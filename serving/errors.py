@@ -1,0 +1,96 @@
+"""Every failure in the shape OpenAI's clients read: {"error": {"message", "type", "param", "code"}} and its status."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unavailable, Unsupported
+
+log = logging.getLogger(__name__)
+STATUS: dict[type[SpeculoosError], int] = {
+    BadInput: 400,
+    Unsupported: 400,
+    NotFound: 404,
+    Conflict: 409,
+    Unavailable: 503,
+}
+UNEXPECTED = "The inference server could not finish this request; its log says why."
+
+
+class ApiError(Exception):
+    """A refusal with its HTTP status, code and, where one field is to blame, `param`."""
+
+    def __init__(self, status: int, message: str, code: str, param: str | None = None, retry_after: int | None = None):
+        super().__init__(message)
+        self.status, self.code, self.param, self.retry_after = status, code, param, retry_after
+
+    def response(self) -> JSONResponse:
+        headers = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(body(str(self), self.status, self.code, self.param), self.status, headers)
+
+
+def body(message: str, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+    """The error object as JSON."""
+    return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Any exception as a refusal; an unexpected one is logged and shown without its details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, SpeculoosError):
+        message = f"{error} {error.hint}".strip()
+        return ApiError(STATUS.get(type(error), 500), message, error.code)
+    log.error("Unexpected error", exc_info=error)
+    return ApiError(500, UNEXPECTED, "internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Translate at the edge, once, for every route."""
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    for kind in (ApiError, SpeculoosError, Exception):
+        app.add_exception_handler(kind, _any)
+
+
+async def _any(request: Request, error: Exception) -> JSONResponse:
+    return as_api_error(error).response()
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return validation_error(error.errors()).response()
+
+
+def validation_error(problems: Any) -> ApiError:
+    """pydantic's list of problems as one 400 that names the first field."""
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"The body is not JSON: {first['ctx']['error']}.", "invalid_json")
+    parts = [str(part) for part in first["loc"] if part != "body"]
+    field = ".".join(parts) or "body"
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{field}: this server does not know this parameter.", "unknown_parameter", field)
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{field}: {reason[:1].lower()}{reason[1:].rstrip('.')}.", "invalid_value", field)
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    phrase = f"{request.method} {request.url.path}: {HTTPStatus(error.status_code).phrase.lower()}."
+    return ApiError(error.status_code, phrase, "unknown_url" if error.status_code == 404 else "refused").response()
+
+
+def _type(status: int) -> str:
+    if status == HTTPStatus.UNAUTHORIZED:
+        return "authentication_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

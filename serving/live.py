@@ -1,0 +1,178 @@
+"""Live runs: rows that the web made are generated here, detached from any request, and stored step by step.
+
+A run goes on when its page closes. Runs of one comparison are made one after the other in column order.
+"""
+
+import logging
+import queue
+import threading
+import time
+from typing import Any
+
+from pydantic import ValidationError
+
+from serving.catalog import find_model
+from serving.engine import Engine
+from serving.errors import ApiError, as_api_error, validation_error
+from serving.protocol import ChatRequest
+from serving.queueing import Busy, Ticket
+from speculoos.errors import Cancelled, Conflict
+from speculoos.settings import Settings
+from tracking import runs
+from tracking.db import reading, session
+from tracking.tables import Run
+
+log = logging.getLogger(__name__)
+BATCH_SECONDS = 0.05
+STOPPED = "The inference server was stopped while this run was going on; send it again."
+
+
+class LiveRuns:
+    """Starts and cancels runs by id. Remembers only those that wait or go on here."""
+
+    def __init__(self, settings: Settings, engine: Engine):
+        self.settings, self.engine = settings, engine
+        self._tickets: dict[str, Ticket] = {}
+        self._lock = threading.Lock()
+
+    def start(self, run_id: str) -> list[str]:
+        """Queue a run, or all QUEUED columns of its comparison; returns the ids queued now (none when all were).
+
+        Raises NotFound, Conflict when it has ended, ApiError 429 when too much waits.
+        """
+        with reading(self.settings) as db:
+            run = runs.get_run(db, run_id)
+            if run.state in runs.ENDED:
+                raise Conflict(f"Run {run_id} has ended ({run.state}); make a new one.")
+            compare = run.kind == "compare" and run.group_id
+            together = runs.group_runs(db, run.group_id) if compare else [run]
+        return [r.id for r in together if r.state == "QUEUED" and self._submit(r)]
+
+    def cancel(self, run_id: str) -> bool:
+        """Stop a run between two steps, or before it starts. False when it had ended already. Raises NotFound."""
+        with self._lock:
+            ticket = self._tickets.get(run_id)
+        if ticket:
+            ticket.cancel()
+        with session(self.settings) as db:
+            run = runs.get_run(db, run_id)
+            if run.state == "QUEUED" or (run.state == "RUNNING" and ticket is None):
+                return runs.cancel_run(db, run_id)
+            return run.state not in runs.ENDED
+
+    def _submit(self, run: Run) -> bool:
+        with self._lock:
+            if run.id in self._tickets:
+                return False
+            try:
+                work = self.engine.queue.submit(run.kind, lambda ticket: self._do(run, ticket), lambda: self._drop(run))
+            except Busy as busy:
+                raise ApiError(429, str(busy), "device_busy", retry_after=busy.retry_after) from None
+            self._tickets[run.id] = work
+        return True
+
+    def _drop(self, run: Run) -> None:
+        """It was cancelled, or the server stops, before it began."""
+        self._forget(run)
+        with session(self.settings) as db:
+            runs.fail_run(db, run.id, STOPPED) if self.engine.closing else runs.cancel_run(db, run.id)
+
+    def _do(self, run: Run, ticket: Ticket) -> None:
+        try:
+            with session(self.settings) as db:
+                if not runs.start_run(db, run.id):
+                    return
+            self._generate(run, ticket)
+        except Exception as error:
+            self._fail(run, error)
+        finally:
+            self._forget(run)
+
+    def _generate(self, run: Run, ticket: Ticket) -> None:
+        request = parse_request(run)
+        with reading(self.settings) as db:
+            ref = find_model(db, run.model)
+        writer = RunWriter(self.settings, run.id)
+        try:
+            answer = self.engine.answer(
+                ref, request, writer, ticket.cancelled, run_id=run.id, alone=run.kind == "compare"
+            )
+        finally:
+            writer.close()
+        with session(self.settings) as db:
+            if answer.finish != "cancelled":
+                runs.finish_run(db, run.id, answer.text, answer.summary)
+            elif self.engine.closing:
+                runs.fail_run(db, run.id, STOPPED)
+            else:
+                runs.cancel_run(db, run.id, answer.text, answer.summary)
+
+    def _fail(self, run: Run, error: Exception) -> None:
+        with session(self.settings) as db:
+            if isinstance(error, Cancelled):
+                runs.cancel_run(db, run.id)
+            else:
+                runs.fail_run(db, run.id, str(as_api_error(error)))
+
+    def _forget(self, run: Run) -> None:
+        with self._lock:
+            self._tickets.pop(run.id, None)
+
+
+def parse_request(run: Run) -> ChatRequest:
+    """The stored request of a run, checked like one that came over HTTP. Raises ApiError."""
+    try:
+        return ChatRequest(**{**run.request, "model": run.model})
+    except ValidationError as error:
+        raise validation_error(error.errors()) from None
+
+
+class RunWriter:
+    """A sink that stores records from a thread of its own, so that no commit stands between two steps.
+
+    The first record is written at once, later ones together, at most BATCH_SECONDS apart.
+    """
+
+    def __init__(self, settings: Settings, run_id: str):
+        self._settings, self._run_id = settings, run_id
+        self._records: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"run-{run_id[:8]}", daemon=True)
+        self._thread.start()
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        pass
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Keep one record. Raises what storing an earlier one raised."""
+        if self._error:
+            raise self._error
+        self._records.put(record)
+
+    def close(self) -> None:
+        """Write what is left. Raises what storing raised."""
+        self._records.put(None)
+        self._thread.join()
+        if self._error:
+            raise self._error
+
+    def _run(self) -> None:
+        going_on = True
+        while going_on:
+            batch = self._batch()
+            going_on = batch[-1] is not None
+            try:
+                with session(self._settings) as db:
+                    runs.add_steps(db, self._run_id, [record for record in batch if record is not None])
+            except Exception as error:
+                self._error = error
+                return
+            if going_on:
+                time.sleep(BATCH_SECONDS)
+
+    def _batch(self) -> list[dict[str, Any] | None]:
+        """At least one record; None at the end means that no more will come."""
+        batch = [self._records.get()]
+        while batch[-1] is not None and not self._records.empty():
+            batch.append(self._records.get())
+        return batch

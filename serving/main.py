@@ -1,0 +1,146 @@
+"""The inference server: `python -m serving.main`. A contents page; the work is in the modules beside it.
+
+GET /healthz · GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/runs/{id}[/cancel]
+"""
+
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+
+from serving import chat, errors
+from serving.catalog import ModelRef, find_model, list_models, model_entry
+from serving.engine import Engine
+from serving.live import LiveRuns
+from serving.protocol import ChatRequest
+from serving.token import TokenRequired, with_token
+from serving.upkeep import Upkeep
+from speculoos.errors import SpeculoosError, Unavailable
+from speculoos.guard import Guard
+from speculoos.settings import Settings, load
+from tracking import runs
+from tracking.db import reading, session
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 8 * 2**20
+STOP_SECONDS = 1
+
+
+def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
+    """The server as an ASGI app. `settings` must have a token; the engine is closed with the app."""
+    assert settings.inference_token, "with_token() gives settings one"
+    engine = engine or Engine(settings)
+    live = LiveRuns(settings, engine)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(_end_leftovers, settings)
+        upkeep = Upkeep(settings, engine)
+        yield
+        await run_in_threadpool(upkeep.close)
+        await run_in_threadpool(engine.close)
+
+    app = FastAPI(title="Speculoos inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.engine, app.state.live = engine, live
+    errors.install(app)
+    _add_health(app, engine)
+    _add_models(app, settings)
+    _add_chat(app, settings, engine)
+    _add_runs(app, settings, live)
+    app.add_middleware(TokenRequired, token=settings.inference_token)
+    app.add_middleware(
+        Guard, port=settings.inference_port, allowed_hosts=settings.allowed_hosts, max_body_bytes=MAX_BODY_BYTES
+    )
+    return app
+
+
+def _end_leftovers(settings: Settings) -> None:
+    with session(settings) as db:
+        if count := runs.fail_leftovers(db):
+            log.warning("%d runs of an earlier server were marked as failed", count)
+
+
+def _add_health(app: FastAPI, engine: Engine) -> None:
+    @app.get("/healthz")
+    def health() -> dict[str, Any]:
+        return {
+            "status": "ok",
+            "device": engine.device,
+            "dtype": engine.dtype,
+            "warm_models": len(engine.pool),
+            "busy": engine.queue.busy,
+            "waiting": engine.queue.waiting,
+        }
+
+
+def _add_models(app: FastAPI, settings: Settings) -> None:
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        with reading(settings) as db:
+            return {"object": "list", "data": list_models(db)}
+
+    @app.get("/v1/models/{name:path}")
+    def model(name: str) -> dict[str, Any]:
+        with reading(settings) as db:
+            return model_entry(db, name)
+
+
+def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
+    def find(name: str) -> ModelRef:
+        with reading(settings) as db:
+            return find_model(db, name)
+
+    @app.post("/v1/chat/completions")
+    async def complete(wanted: ChatRequest, request: Request) -> Response:
+        ref = await run_in_threadpool(find, wanted.model)
+        return await chat.respond(engine, ref, wanted, request)
+
+
+def _add_runs(app: FastAPI, settings: Settings, live: LiveRuns) -> None:
+    @app.post("/v1/runs/{run_id}", status_code=202)
+    def start(run_id: str) -> dict[str, Any]:
+        return {"id": run_id, "queued": live.start(run_id)}
+
+    @app.post("/v1/runs/{run_id}/cancel", status_code=202)
+    def cancel(run_id: str) -> dict[str, Any]:
+        return {"id": run_id, "cancelled": live.cancel(run_id)}
+
+
+def main() -> int:
+    """Serve until told to stop. One sentence on standard error when the settings or the port are wrong."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = with_token(load())
+        listening = _listen(settings)  # before anything is touched: a second server must not end this one's runs
+        app = create_app(settings)
+    except SpeculoosError as error:
+        print(f"{error} {error.hint}".strip(), file=sys.stderr)
+        return error.exit_code
+    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=STOP_SECONDS)
+    log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
+    uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """A listening socket. Raises Unavailable when the address is taken or not ours."""
+    host, port = settings.inference_host, settings.inference_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise Unavailable(
+            f"The inference server cannot listen on {host}:{port} ({error.strerror}); "
+            "stop what uses it or set SPECULOOS_INFERENCE_PORT."
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

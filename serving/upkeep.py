@@ -1,0 +1,45 @@
+"""What the server does by the clock: says that it lives, and gives a GPU back that a job needs. No torch."""
+
+import logging
+import threading
+
+from serving.engine import Engine
+from serving.queueing import Busy
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import processes
+from tracking.db import session
+
+log = logging.getLogger(__name__)
+EVERY_SECONDS = 5.0
+
+
+class Upkeep:
+    """A thread that beats until `close`."""
+
+    def __init__(self, settings: Settings, engine: Engine):
+        self.settings, self.engine = settings, engine
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop beating and take the heartbeat away."""
+        self._done.set()
+        self._thread.join(timeout=2)
+        try:
+            with session(self.settings) as db:
+                processes.leave(db, "inference")
+        except SpeculoosError as error:
+            log.warning("%s", error)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                with session(self.settings) as db:
+                    processes.beat(db, "inference", device=self.engine.device, warm_models=len(self.engine.pool))
+                self.engine.unload_for_job()
+            except (SpeculoosError, Busy) as error:  # the database or the device may be back at the next beat
+                log.warning("%s", error)
+            if self._done.wait(EVERY_SECONDS):
+                return

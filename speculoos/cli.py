@@ -1,0 +1,73 @@
+"""The `speculoos` command: names its parts and turns errors into one sentence. The work is in speculoos/commands."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+from typer import _click
+
+from speculoos.commands import data, evaluate, export, generate, jobs, models, quickstart, services, train
+from speculoos.console import fail, say
+from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
+
+UNEXPECTED = 70
+
+app = typer.Typer(
+    name="speculoos",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="The workbench for speculative decoding: train drafts, watch them draft, measure them, take them away.",
+)
+for command in (services.up, services.doctor, quickstart.quickstart):
+    app.command()(command)
+app.add_typer(models.app, name="models")
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+app.add_typer(jobs.app, name="jobs")
+for command in (generate.generate, evaluate.evaluate, export.export, services.serve, services.worker):
+    app.command()(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Nothing a user does leads to a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is stopped in order
+    try:
+        return int(app(words, prog_name="speculoos", standalone_mode=False) or 0)
+    except _click.exceptions.NoArgsIsHelpError as help_text:
+        print(help_text.format_message())
+        return 0
+    except _click.exceptions.ClickException as error:
+        return fail(_usage(error), as_json)
+    except SpeculoosError as error:
+        return fail(error, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return fail(Cancelled("Stopped."), as_json)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(Unavailable(f"{where}{error.strerror or error}."), as_json)
+    except Exception as error:
+        if os.environ.get("SPECULOOS_DEBUG"):
+            traceback.print_exc()
+        what = f"{type(error).__name__}: {error}"
+        say(f"speculoos met an error it does not know ({what}); please report it, with what SPECULOOS_DEBUG=1 shows.")
+        return UNEXPECTED
+
+
+def _usage(error: _click.exceptions.ClickException) -> BadInput:
+    context = getattr(error, "ctx", None)
+    hint = f"See `{context.command_path} --help`." if context else ""
+    return BadInput(error.format_message().rstrip(".") + ".", hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

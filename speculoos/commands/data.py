@@ -1,0 +1,147 @@
+"""speculoos data: prompts that were imported and conversations that were generated from them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, Wait, figures, finish, table
+from speculoos.errors import BadInput
+
+app = typer.Typer(invoke_without_command=True, help="Prompt sets and generated conversations.")
+Name = Annotated[str, typer.Option(help="Name of the new data set.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Take only the first rows.")]
+Reference = Annotated[str, typer.Argument(help="Name or id of a data set.")]
+SHOWN_BAD = 20
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or parquet file.")],
+    name: Name = "",
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Read a prompt file; rows that cannot be used are reported by line and left out."""
+    from speculoos.follow import run_jobs
+    from speculoos.homes import open_home
+    from workers.requests import ImportPrompts
+    from workers.submit import submit
+
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise BadInput(f"{file}: there is no such file.")
+    settings = open_home()
+    request = ImportPrompts(path=str(path), original_name=path.name, limit=limit)
+    (job,) = run_jobs(settings, lambda: [submit(request, name=name, settings=settings)], ("io",), wait=True)
+    found = describe(settings, job.request["dataset_id"])
+    finish(found, as_json, _imported(found))
+
+
+@app.command()
+def generate(
+    prompts: Annotated[str, typer.Option(help="Data set of prompts.")],
+    model: Annotated[str, typer.Option(help="Base model that answers.")] = "",
+    endpoint: Annotated[str, typer.Option(help="Endpoint of settings.toml that answers, in place of a model.")] = "",
+    endpoint_model: Annotated[str, typer.Option(help="Model name to ask that endpoint for.")] = "",
+    name: Name = "",
+    limit: Limit = None,
+    system_prompt: Annotated[str, typer.Option(help="System prompt put before each conversation.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this mass.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered at once.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop by the clock and keep what is finished.")] = None,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Answer prompts with a base model (or an endpoint): the training data for its draft."""
+    from speculoos.follow import run_jobs
+    from speculoos.homes import open_home
+    from tracking import queries
+    from tracking.db import reading
+    from workers.requests import GenerateData, queue_of
+    from workers.submit import submit
+
+    if bool(model) == bool(endpoint):
+        raise BadInput("Say who answers: --model NAME or --endpoint NAME, one of the two.")
+    settings = open_home()
+    with reading(settings) as session:
+        source_id = queries.find_dataset(session, prompts).id
+        base_id = queries.find_base(session, model).id if model else ""
+    request = GenerateData(
+        **{"source_id": source_id, "base_id": base_id, "endpoint": endpoint, "endpoint_model": endpoint_model},
+        **{"limit": limit, "system_prompt": system_prompt, "max_tokens": max_tokens, "temperature": temperature},
+        **{"top_p": top_p, "batch_size": batch_size, "seed": seed, "max_minutes": max_minutes},
+    )
+    (job,) = run_jobs(
+        settings, lambda: [submit(request, name=name, settings=settings)], (queue_of(request),), wait=wait
+    )
+    found = {"job": job.id, "job_state": job.state, **describe(settings, job.request["dataset_id"])}
+    finish(found, as_json, figures({k: v for k, v in found.items() if k not in ("bad", "report")}))
+
+
+@app.callback()
+def without_command(context: typer.Context) -> None:
+    """As `list` when no command is named."""
+    if context.invoked_subcommand is None:
+        list_data()
+
+
+@app.command("list")
+def list_data(as_json: Json = False) -> None:
+    """Every data set, newest first."""
+    from speculoos.homes import open_home
+    from tracking import queries
+    from tracking.db import reading
+
+    settings = open_home()
+    with reading(settings) as session:
+        found = [describe(settings, row.id) for row in queries.datasets(session)]
+    rows = [(d["name"], d["kind"], d["state"], d["rows"], d["bad_rows"]) for d in found]
+    finish(found, as_json, table(rows, ("name", "kind", "state", "rows", "bad rows")))
+
+
+@app.command()
+def show(reference: Reference, as_json: Json = False) -> None:
+    """One data set: counts, bad rows, and the first conversation."""
+    from speculoos.homes import open_home
+
+    found = describe(open_home(), reference)
+    finish(found, as_json, _imported(found))
+
+
+@app.command("rm")
+def remove(
+    reference: Reference,
+    force: Annotated[bool, typer.Option("--force", help="Delete it although something was made from it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a data set with its files."""
+    from speculoos.commands.removing import remove_row
+    from tracking import queries
+
+    remove_row(lambda rows: queries.find_dataset(rows, reference), force, as_json)
+
+
+def describe(settings, reference: str) -> dict:  # noqa: ANN001
+    """A data set as JSON: its row, with the counts of its report beside it."""
+    from speculoos.homes import columns
+    from tracking import queries
+    from tracking.db import reading
+
+    with reading(settings) as session:
+        row = columns(queries.find_dataset(session, reference))
+    report = row.pop("report") or {}
+    counts = {k: v for k, v in report.items() if k not in row}
+    return {**row, "rows_read": report.get("rows_read", row["rows"] + row["bad_rows"]), **counts, "report": report}
+
+
+def _imported(found: dict) -> str:
+    bad = found.get("bad") or []
+    lines = [f"{found['name']}: {found['rows_read']} rows read, {found['rows']} good, {found['bad_rows']} bad"]
+    lines += [f"  line {row['line']}: {row['reason']}" for row in bad[:SHOWN_BAD]]
+    return "\n".join(
+        lines + ([f"  … and {found['bad_rows'] - SHOWN_BAD} more"] if found["bad_rows"] > SHOWN_BAD else [])
+    )

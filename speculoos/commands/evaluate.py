@@ -1,0 +1,66 @@
+"""speculoos evaluate: acceptance and speed on questions, measured in this process."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from speculoos.commands.generate import CheckpointOption, Draft, Model
+from speculoos.console import Json, figures, finish
+from speculoos.errors import BadInput
+
+
+def evaluate(
+    model: Model,
+    checkpoint: CheckpointOption = "",
+    questions: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Most questions.")] = 20,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a turn.")] = 128,
+    draft: Draft = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure drafting against plain decoding: the same questions, greedy, 32-bit floats, one after the other."""
+    from speculoos.command_line import parse_settings
+    from speculoos.commands.targets import resolve
+    from speculoos.homes import open_home
+
+    settings = open_home()
+    ref = resolve(settings, model, checkpoint)
+    asked = load_questions(settings, questions, limit)
+    found = {"model": ref.name, "questions": len(asked), "max_tokens": max_tokens}
+    found |= measure(ref, asked, max_tokens, parse_settings(draft or ()), device or settings.device)
+    finish(found, as_json, figures({k: v for k, v in found.items() if not isinstance(v, list | dict) or k in SHOWN}))
+
+
+SHOWN = ("acceptance_by_depth",)
+
+
+def measure(ref: Any, questions: list[dict[str, Any]], max_tokens: int, options: dict[str, Any], device: str) -> dict:
+    """Load base and draft, and run `evaluation.acceptance.evaluate` on them."""
+    from evaluation.acceptance import evaluate as run
+    from models.base import load_base
+    from models.checkpoints import load_draft
+    from speculoos.reporting import ConsoleReporter
+
+    base = load_base(ref.base_path, dtype="float32", device=device)
+    draft = load_draft(ref.checkpoint_path, base, ref.base_sha256) if ref.checkpoint_path else None
+    return run(base, draft, questions, ConsoleReporter(), max_tokens=max_tokens, options=options)
+
+
+def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:
+    """Rows with `messages` from a file, a data set of this home, or the built-in set."""
+    from evaluation.questions import built_in, read_questions
+    from tracking import queries
+    from tracking.db import reading
+
+    if not questions:
+        return built_in(limit)
+    if Path(questions).expanduser().is_file():
+        return read_questions(Path(questions).expanduser(), limit)
+    if "/" in questions or questions.endswith((".jsonl", ".json", ".csv", ".parquet")):
+        raise BadInput(f"--questions {questions}: there is no such file.")
+    with reading(settings) as session:
+        row = queries.find_dataset(session, questions)
+        queries.must_be_ready(row)
+    return read_questions(Path(row.path), limit)

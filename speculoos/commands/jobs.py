@@ -1,0 +1,153 @@
+"""speculoos jobs: what is queued, what runs, what ended and why."""
+
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, Wait, figures, finish, table
+
+app = typer.Typer(invoke_without_command=True, help="Jobs: queued, running and ended.")
+Reference = Annotated[str, typer.Argument(help="A job's id, the first characters of it, or its name.")]
+HIDDEN = ("child", "owner", "lease_until", "version")
+
+
+@app.callback()
+def without_command(context: typer.Context) -> None:
+    """As `list` when no command is named."""
+    if context.invoked_subcommand is None:
+        list_jobs()
+
+
+@app.command("list")
+def list_jobs(
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """Newest first, with the place in the queue and what a job waits for."""
+    from speculoos.homes import columns, open_home
+    from tracking import listing
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        rows = listing.jobs(session)[:limit]
+        found = [
+            {
+                **columns(job, *HIDDEN),
+                "place": listing.queue_place(session, job),
+                "waits": listing.waits_for(session, job),
+            }
+            for job in rows
+        ]
+    shown = [(j["id"][:8], j["state"], j["name"], _progress(j), j["waits"] or j["error"]) for j in found]
+    finish(found, as_json, table(shown, ("id", "state", "name", "progress", "")))
+
+
+@app.command()
+def show(reference: Reference, as_json: Json = False) -> None:
+    """One job: its request, its result, its newest figures."""
+    found = _describe(reference)
+    finish(found, as_json, figures({k: v for k, v in found.items() if v not in (None, "", {}, [])}))
+
+
+@app.command()
+def log(
+    reference: Reference,
+    lines: Annotated[int, typer.Option(min=1, help="Most lines to show.")] = 200,
+    as_json: Json = False,
+) -> None:
+    """The job's log, newest lines last."""
+    from speculoos.homes import open_home
+    from tracking import jobs, reports
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        rows = reports.logs(session, jobs.find(session, reference).id, limit=lines)
+        found = [{"at": row.at, "attempt": row.attempt, "level": row.level, "message": row.message} for row in rows]
+    finish(found, as_json, "\n".join(f"{row['at']:%H:%M:%S} {row['level']:7} {row['message']}" for row in found))
+
+
+@app.command()
+def cancel(reference: Reference, as_json: Json = False) -> None:
+    """Ask a job to stop; what it finished is kept."""
+    from workers.submit import request_cancel
+
+    settings, job_id = _find(reference)
+    job = request_cancel(job_id, settings)
+    words = "cancelled" if job.state == "CANCELLED" else "asked to stop"
+    finish(_describe(job.id), as_json, f"{job.name}: {words}.")
+
+
+@app.command()
+def retry(reference: Reference, wait: Wait = False, as_json: Json = False) -> None:
+    """Queue a failed or cancelled job again; it goes on from its last checkpoint or shard."""
+    from speculoos.follow import run_jobs
+    from workers import submit
+
+    settings, job_id = _find(reference)
+    queue = _describe(job_id)["queue"]
+    (job,) = run_jobs(settings, lambda: [submit.retry(job_id, settings)], (queue,), wait=wait)
+    finish(_describe(job.id), as_json, f"{job.name}: {job.state.lower()}.")
+
+
+@app.command()
+def follow(reference: Reference, as_json: Json = False) -> None:
+    """Follow a job to its end, starting a worker for it when none runs."""
+    from speculoos.follow import run_jobs
+    from tracking.db import reading
+    from tracking.jobs import get
+
+    settings, job_id = _find(reference)
+
+    def submitted():  # noqa: ANN202
+        with reading(settings) as session:
+            return [get(session, job_id)]
+
+    (job,) = run_jobs(settings, submitted, (_describe(job_id)["queue"],), wait=True)
+    finish(_describe(job.id), as_json, f"{job.name}: {job.state.lower()}.")
+
+
+@app.command("rm")
+def remove(
+    reference: Reference,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it although things it made still refer to it.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Forget an ended job with its log and charts; what it made stays."""
+    from speculoos.commands.removing import remove_row
+    from tracking import jobs
+
+    remove_row(lambda rows: jobs.find(rows, reference), force, as_json)
+
+
+def _find(reference: str):  # noqa: ANN202
+    from speculoos.homes import open_home
+    from tracking import jobs
+    from tracking.db import reading
+
+    settings = open_home()
+    with reading(settings) as session:
+        return settings, jobs.find(session, reference).id
+
+
+def _describe(reference: str) -> dict:
+    from speculoos.homes import columns, open_home
+    from tracking import jobs, listing, reports
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        job = jobs.find(session, reference)
+        place, waits = listing.queue_place(session, job), listing.waits_for(session, job)
+        return {
+            **columns(job, *HIDDEN),
+            "place": place,
+            "waits": waits,
+            "metrics": reports.last_metrics(session, job.id),
+        }
+
+
+def _progress(job: dict) -> str:
+    if not job["unit"]:
+        return ""
+    return f"{job['done']}/{job['total']} {job['unit']}" if job["total"] else f"{job['done']} {job['unit']}"

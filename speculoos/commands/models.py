@@ -1,0 +1,133 @@
+"""speculoos models: the base models of this home and the checkpoints trained for them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, figures, finish, table
+from speculoos.errors import BadInput
+
+app = typer.Typer(invoke_without_command=True, help="Base models and the checkpoints trained for them.")
+Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
+SOURCES = ("hub", "folder", "gguf", "starter")
+
+
+@app.callback()
+def without_command(context: typer.Context) -> None:
+    """As `list` when no command is named."""
+    if context.invoked_subcommand is None:
+        list_models()
+
+
+@app.command("list")
+def list_models(as_json: Json = False) -> None:
+    """Every base model with its folder, and its checkpoints."""
+    from speculoos.homes import open_home
+    from tracking import queries
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        bases, checkpoints = queries.bases(session), queries.checkpoints(session)
+    found = [
+        {
+            **{"name": b.name, "path": b.path, "state": b.state, "source": b.source, "location": b.location},
+            **{"id": b.id, "weights_sha256": b.weights_sha256, "parameters": b.card.get("parameters")},
+            "checkpoints": [_checkpoint(c) for c in checkpoints if c.base_id == b.id],
+        }
+        for b in bases
+    ]
+    rows = []
+    for base in found:
+        rows.append((base["name"], base["state"], base["source"], base["path"]))
+        rows += [(f"  @{c['name']}", c["state"], c["method"], c["path"]) for c in base["checkpoints"]]
+    finish(found, as_json, table(rows, ("name", "state", "kind", "path")))
+
+
+@app.command()
+def add(
+    location: Annotated[str, typer.Argument(help="Hub id, folder, GGUF file, or `starter`.")],
+    source: Annotated[
+        str, typer.Option(help="hub, folder, gguf or starter; default: what the location looks like.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name to list it under.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Bring a base model here: fetch, convert, hash, write its card."""
+    from speculoos.follow import run_jobs
+    from speculoos.homes import open_home
+    from workers.requests import FetchModel
+    from workers.submit import submit
+
+    settings, source = open_home(), source or guess_source(location)
+    if source not in SOURCES:
+        raise BadInput(f"--source {source}: expected one of {', '.join(SOURCES)}.")
+    if source == "starter":
+        return show("starter", as_json)
+    if source in ("folder", "gguf"):
+        location = str(Path(location).expanduser().resolve())
+    request = FetchModel(source=source, location=location)
+    (job,) = run_jobs(settings, lambda: [submit(request, name=name, settings=settings)], ("io",), wait=True)
+    return show(job.request["base_id"], as_json)
+
+
+def guess_source(location: str) -> str:
+    """starter, gguf, folder or hub, from how the location looks and what is on disk."""
+    path = Path(location).expanduser()
+    if location == "starter":
+        return "starter"
+    if location.endswith(".gguf"):
+        return "gguf"
+    return "folder" if path.is_dir() or location.startswith((".", "/", "~")) else "hub"
+
+
+@app.command()
+def show(reference: Reference, as_json: Json = False) -> None:
+    """The card of a base model, or how a checkpoint was trained and what it reached."""
+    from speculoos.homes import columns, open_home
+    from tracking import queries
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        base, checkpoint = queries.find_model(session, reference)
+        row = checkpoint or base
+        found = {**columns(row), **({"base": base.name} if checkpoint else {})}
+    finish(found, as_json, figures({k: v for k, v in found.items() if v not in ("", None, {})}))
+
+
+@app.command()
+def rename(
+    reference: Reference, name: Annotated[str, typer.Argument(help="The new name.")], as_json: Json = False
+) -> None:
+    """Give a model or a checkpoint another name; files stay where they are."""
+    from speculoos.homes import open_home
+    from tracking import changes, queries
+    from tracking.db import session
+
+    with session(open_home()) as rows:
+        base, checkpoint = queries.find_model(rows, reference)
+        changes.rename(rows, checkpoint or base, name)
+        found = {"id": (checkpoint or base).id, "name": name}
+    finish(found, as_json, f"Renamed to {name}.")
+
+
+@app.command("rm")
+def remove(
+    reference: Reference,
+    force: Annotated[bool, typer.Option("--force", help="Delete what depends on it too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a model or a checkpoint with its files (a folder of your own stays)."""
+    from speculoos.commands.removing import remove_row
+    from tracking import queries
+
+    def find(rows):  # noqa: ANN001, ANN202
+        base, checkpoint = queries.find_model(rows, reference)
+        return checkpoint or base
+
+    remove_row(find, force, as_json)
+
+
+def _checkpoint(row) -> dict:  # noqa: ANN001
+    found = {"name": row.name, "id": row.id, "state": row.state, "method": row.method, "path": row.path}
+    return {**found, "figures": row.figures}

@@ -1,0 +1,82 @@
+"""speculoos up, doctor, serve, worker: the processes themselves."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, finish, say
+from speculoos.errors import BadInput
+
+QUEUES = ("gpu", "io")
+
+
+def up() -> int:
+    """Start everything and keep it running until Ctrl-C; prints the address of the pages."""
+    from speculoos.settings import load
+    from speculoos.up import up as run
+
+    return run(load())
+
+
+def doctor(as_json: Json = False) -> int:
+    """Look at every part and say what to do about the ones that are not well."""
+    from speculoos.health import check
+    from speculoos.settings import load
+
+    parts = check(load())
+    healthy = all(part.ok for part in parts.values())
+    width = max(map(len, parts))
+    lines = [
+        f"{'ok ' if p.ok else 'BAD'} {name.ljust(width)}  {p.detail} {p.hint}".rstrip() for name, p in parts.items()
+    ]
+    result = {"healthy": healthy, "parts": {name: part.to_json() for name, part in parts.items()}}
+    finish(result, as_json, "\n".join([*lines, "Everything is well." if healthy else "Not everything is well."]))
+    return 0 if healthy else 1
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback asks for the token too.")] = "",
+    port: Annotated[int, typer.Option(help="Port; default SPECULOOS_INFERENCE_PORT or 7861.")] = 0,
+) -> int:
+    """The inference server alone: OpenAI's protocol, with the trace of speculation in every chunk."""
+    from speculoos.homes import open_home
+    from speculoos.up import make_token
+
+    settings = open_home()
+    make_token(settings)
+    os.environ["SPECULOOS_HOME"] = str(settings.home)
+    os.environ.update({k: v for k, v in _listen(host, port).items() if v})
+    say(f"Token: in {settings.home / 'secrets' / 'inference-token'}")
+    os.execv(sys.executable, [sys.executable, "-m", "serving.main"])
+
+
+def _listen(host: str, port: int) -> dict[str, str]:
+    url = f"http://127.0.0.1:{port}" if port else ""
+    return {
+        "SPECULOOS_INFERENCE_HOST": host,
+        "SPECULOOS_INFERENCE_PORT": str(port or ""),
+        "SPECULOOS_INFERENCE_URL": url,
+    }
+
+
+def worker(
+    queue: Annotated[
+        str, typer.Argument(help="gpu (generates, trains, evaluates) or io (imports, downloads).")
+    ] = "gpu",
+    device: Annotated[str, typer.Option(help="Device of this worker: cpu, cuda or cuda:N.")] = "",
+    threads: Annotated[int, typer.Option(help="Jobs at once; default 1 for gpu, 4 for io.")] = 0,
+) -> int:
+    """One more worker, on this or another machine that shares the database, the broker and the home folder."""
+    from speculoos.homes import open_home
+    from speculoos.programs import worker_command
+
+    if queue not in QUEUES:
+        raise BadInput(f"There is no queue {queue!r}; the queues are {' and '.join(QUEUES)}.")
+    settings = open_home()
+    os.environ["SPECULOOS_HOME"] = str(settings.home)
+    if device:
+        os.environ["SPECULOOS_DEVICE"] = device
+    command = worker_command(queue, threads or None)
+    os.execv(command[0], list(command))

@@ -1,0 +1,56 @@
+"""speculoos train: a draft for a base model, by a method's settings or a recipe."""
+
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, Wait, figures, finish
+
+
+def train(
+    what: Annotated[str, typer.Argument(help="A method (medusa, eagle, eagle3, draft), or a recipe's name or file.")],
+    model: Annotated[str, typer.Option(help="Base model to draft for.")],
+    data: Annotated[str, typer.Option(help="Data set of conversations.")],
+    name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
+    recipe: Annotated[str, typer.Option(help="Recipe whose settings are the start, by name or file.")] = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
+    ] = None,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Train a draft; the base stays frozen."""
+    from speculoos.command_line import parse_settings
+    from speculoos.follow import run_jobs
+    from speculoos.homes import columns, open_home
+    from tracking import queries
+    from tracking.db import reading
+    from tracking.reports import last_metrics
+    from workers.submit import submit
+
+    home = open_home()
+    with reading(home) as session:
+        base_id, dataset_id = queries.find_base(session, model).id, queries.find_dataset(session, data).id
+    request = make_request(what, recipe, base_id, dataset_id, parse_settings(settings or ()))
+    (job,) = run_jobs(home, lambda: [submit(request, name=name, settings=home)], ("gpu",), wait=wait)
+    with reading(home) as session:
+        row = queries.find_checkpoint(session, job.request["checkpoint_id"])
+        metrics = last_metrics(session, job.id)
+    made = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
+    found = {"checkpoint": f"{model}@{row.name}", **made, "job": job.id, "job_state": job.state, "metrics": metrics}
+    finish({**found, "settings": columns(row)["config"]}, as_json, figures(found))
+
+
+def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes: dict):  # noqa: ANN201
+    """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
+    from training.config import METHODS, TrainConfig
+    from training.recipes import load_recipe
+    from workers.requests import Train
+
+    if what not in METHODS:
+        recipe, what = what, ""
+    start = load_recipe(recipe) if recipe else {}
+    chosen = {**start, **({"method": what} if what else {}), **changes}
+    config = TrainConfig.from_json(chosen)
+    kept = {key: value for key, value in config.to_json().items() if key in chosen and key != "method"}
+    return Train(method=config.method, base_id=base_id, dataset_id=dataset_id, settings=kept, recipe=recipe)

@@ -1,0 +1,60 @@
+"""What a command prints: results on standard output (with --json one object, the last line), all else on the other."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from speculoos.errors import SpeculoosError
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object, the last line of the output.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")]
+
+
+def say(words: str) -> None:
+    """Progress and remarks, on standard error."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def finish(result: Mapping[str, Any] | Sequence[Any], as_json: bool, text: str = "") -> None:
+    """The result: `text` for people, or JSON."""
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False, default=str), flush=True)
+    elif text:
+        print(text, flush=True)
+
+
+def fail(error: SpeculoosError, as_json: bool) -> int:
+    """One sentence on standard error (with --json also an object on standard output); returns the exit code."""
+    say(f"{error} {error.hint}".strip())
+    if as_json:
+        print(json.dumps({"error": {"code": error.code, "message": str(error), "hint": error.hint}}), flush=True)
+    return error.exit_code
+
+
+def table(rows: Iterable[Sequence[Any]], heads: Sequence[str]) -> str:
+    """Columns as wide as their contents; one line saying so when there is no row."""
+    cells = [[str(cell) if cell is not None else "" for cell in row] for row in rows]
+    if not cells:
+        return "(none)"
+    lines = [list(heads), *cells]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def figures(result: Mapping[str, Any]) -> str:
+    """`name  value` lines for a flat result."""
+    width = max(len(name) for name in result)
+    return "\n".join(f"{name.ljust(width)}  {_short(value)}" for name, value in result.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)

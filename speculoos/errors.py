@@ -1,0 +1,63 @@
+"""Errors a user can meet. Each message is one sentence that says what, where and how to mend it.
+
+SpeculoosError
+├── BadInput          the user's file, field or flag is wrong
+├── NotFound          a name or id that is in no table and no folder
+├── Conflict          the thing exists already, or something depends on it
+├── Unsupported       this base or draft cannot do that, and why
+├── Unavailable       a service, endpoint, disk or memory that is not there now
+├── Cancelled         the user asked the work to stop
+└── Fenced            another attempt owns the job now; leave at once
+
+Code below the edges raises these; the edges (command line, pages, servers, jobs) translate them once.
+"""
+
+
+class SpeculoosError(Exception):
+    """Base of every error whose message may be shown as it is. `hint` says what to change, if the message does not."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
+
+    @property
+    def code(self) -> str:
+        """Short machine-readable name, such as `bad_input`."""
+        name = type(self).__name__
+        return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+class BadInput(SpeculoosError):
+    """The user's file, field or flag is wrong."""
+
+    exit_code = 2
+
+
+class NotFound(SpeculoosError):
+    """A name or id that is in no table and no folder."""
+
+    exit_code = 2
+
+
+class Conflict(SpeculoosError):
+    """The thing exists already, or something depends on it."""
+
+
+class Unsupported(SpeculoosError):
+    """This base or draft cannot do that; the message says why."""
+
+
+class Unavailable(SpeculoosError):
+    """A service, endpoint, disk or memory that is not there now."""
+
+
+class Cancelled(SpeculoosError):
+    """The user asked the work to stop."""
+
+    exit_code = 130
+
+
+class Fenced(SpeculoosError):
+    """Another attempt owns the job now; this process must leave without writing."""

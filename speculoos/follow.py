@@ -1,0 +1,98 @@
+"""Submitting a job from a command and following it to its end: progress on standard error, its error as ours."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from speculoos.console import say
+from speculoos.errors import Cancelled, SpeculoosError
+from speculoos.services import Services, needed_for
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.jobs import get
+from tracking.reports import logs
+from tracking.states import JobState
+from tracking.tables import Job
+
+POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
+
+
+class JobFailed(SpeculoosError):
+    """A job that was followed ended FAILED; `code` is the job's own."""
+
+    def __init__(self, job: Job):
+        super().__init__(f"“{job.name}” failed: {job.error or 'it left no word'}", job.hint)
+        self._code = job.error_code
+
+    @property
+    def code(self) -> str:
+        return self._code or super().code
+
+
+def run_jobs(settings: Settings, submit: Callable[[], list[Job]], queues: tuple[str, ...], wait: bool) -> list[Job]:
+    """Submit jobs and follow them: always when this command has to start the services itself, else if `wait`.
+
+    Returns the rows as they are at the end. Raises what a job failed with.
+    """
+    with Services(settings, needed_for(*queues)) as services:
+        jobs = submit()
+        if not (wait or services.ours):
+            say("Submitted; `speculoos jobs list` shows it, --wait follows it.")
+            return jobs
+        return [follow(settings, job.id, services) for job in jobs]
+
+
+def follow(settings: Settings, job_id: str, services: Services | None = None) -> Job:
+    """Until the job ends. Raises JobFailed for FAILED, Cancelled for CANCELLED.
+
+    Ctrl-C stops following: a job of services that are ours is interrupted and goes on at the next start.
+    """
+    view = _View()
+    try:
+        while True:
+            if services:
+                services.keep()
+            with reading(settings) as session:
+                job = get(session, job_id)
+                view.show(job, logs(session, job_id, view.last_log))
+            if JobState(job.state).is_finished:
+                return _ended(job)
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        where = "It goes on at the next `speculoos up`" if services and services.ours else "It goes on without you"
+        raise Cancelled(f"{where}; `speculoos jobs cancel {job_id[:8]}` gives it up.") from None
+
+
+class _View:
+    """Prints what changed since the last look."""
+
+    def __init__(self) -> None:
+        self.last_log = 0
+        self.line = self.state = ""
+        self.said = 0.0
+
+    def show(self, job: Job, lines: list) -> None:
+        for line in lines:
+            self.last_log = line.id
+            say(line.message if line.level == "info" else f"{line.level}: {line.message}")
+        words, now = _words(job), time.monotonic()
+        if words != self.line and (job.state != self.state or now - self.said >= LINE_SECONDS or job.done == job.total):
+            self.line, self.state, self.said = words, job.state, now
+            say(words)
+
+
+def _words(job: Job) -> str:
+    if job.state != JobState.RUNNING or not job.unit:
+        return f"{job.name}: {job.state.lower()}"
+    of = f"/{job.total}" if job.total else ""
+    known = job.eta_seconds and "left" not in job.progress_note
+    left = f", {timedelta(seconds=int(job.eta_seconds or 0))} left" if known else ""
+    return f"{job.name}: {job.done}{of} {job.unit}{left} {job.progress_note}".rstrip()
+
+
+def _ended(job: Job) -> Job:
+    if job.state == JobState.SUCCEEDED:
+        return job
+    if job.state == JobState.CANCELLED:
+        raise Cancelled(f"“{job.name}” was cancelled. {job.error}".strip())
+    raise JobFailed(job)

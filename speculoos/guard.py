@@ -1,0 +1,206 @@
+"""Who may talk to our servers: pure ASGI middleware around the pages (Gradio's routes included) and the inference API.
+
+Any web page can make a browser send requests to loopback, and DNS rebinding can make such a page look same-origin.
+So every request must name a known Host, and a browser's Origin must be ours. Knows nothing of passwords and tokens.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from speculoos.settings import LOOPBACK
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+PAGES_POLICY = "; ".join(
+    (
+        "default-src 'self' data: blob:",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:",  # Gradio's page configures itself inline
+        "style-src 'self' 'unsafe-inline'",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'self'",
+    )
+)
+"""Content-Security-Policy for the pages: nothing is loaded from, or sent to, any other site."""
+
+API_POLICY = "default-src 'none'; frame-ancestors 'self'"
+"""Content-Security-Policy for servers that answer JSON only."""
+
+
+class Guard:
+    """Refuses requests from foreign hosts and origins, bounds bodies and adds security headers.
+
+    `port`: where the server listens; loopback names are accepted with this port only. `allowed_hosts`: further
+    names, with a port (`box.lan:8080`) or without (any port). `max_body_bytes`: larger bodies get 413.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        port: int,
+        allowed_hosts: Iterable[str] = (),
+        max_body_bytes: int | None = None,
+        policy: str = API_POLICY,
+    ):
+        self.app = app
+        self.max_body_bytes = max_body_bytes
+        self._hosts = {(name, port) for name in LOOPBACK}
+        self._hosts |= {_split(host, None) for host in allowed_hosts}
+        self._headers = [
+            (b"content-security-policy", policy.encode()),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"same-origin"),  # with no-referrer a browser posts our own forms as Origin: null
+            (b"x-frame-options", b"SAMEORIGIN"),
+            (b"cross-origin-resource-policy", b"same-origin"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        refusal = self.refusal(scope)
+        if scope["type"] == "websocket":
+            await (_refuse_websocket(receive, send) if refusal else self.app(scope, receive, send))
+        elif refusal:
+            await _answer(self._with_headers(send), *refusal)
+        else:
+            await self._bounded(scope, receive, self._with_headers(send))
+
+    def refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and sentence when this request must not be served, else None."""
+        headers = _headers(scope)
+        hosts = headers.get("host", [])
+        if len(hosts) != 1 or not self._host_allowed(hosts[0], scope):
+            return 403, (
+                f"Host {_shown(hosts)} is not served here; use the address that was printed at the start, "
+                "or add the name to SPECULOOS_ALLOWED_HOSTS."
+            )
+        origins = headers.get("origin", [])
+        if any(not self._origin_allowed(origin, hosts[0], scope) for origin in origins):
+            return 403, f"Requests from the web page {_shown(origins)} are refused; use the workbench's own pages."
+        if not origins and _is_cross_site(scope, headers):
+            return 403, "Requests from another web page are refused; use the workbench's own pages."
+        if self.max_body_bytes is not None and _declared_length(headers) > self.max_body_bytes:
+            return 413, self._too_large()
+        return None
+
+    def _host_allowed(self, host: str, scope: Scope) -> bool:
+        name, port = _split(host, DEFAULT_PORTS.get(scope.get("scheme", "http"), 80))
+        return (name, port) in self._hosts or (name, None) in self._hosts
+
+    def _origin_allowed(self, origin: str, host: str, scope: Scope) -> bool:
+        parts = urlsplit(origin)
+        if parts.scheme not in DEFAULT_PORTS or not parts.netloc:
+            return False  # `null`, file:, extensions
+        name, port = _split(parts.netloc, DEFAULT_PORTS[parts.scheme])
+        own = _split(host, DEFAULT_PORTS[parts.scheme])
+        return (name, port) == own or (name, port) in self._hosts or (name, None) in self._hosts
+
+    def _too_large(self) -> str:
+        return f"The request is larger than {(self.max_body_bytes or 0) / 2**20:.0f} MB; send less at once."
+
+    def _with_headers(self, send: Send) -> Send:
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message.get("headers", [])}
+                extra = [(name, value) for name, value in self._headers if name not in given]
+                message = {**message, "headers": [*message.get("headers", []), *extra]}
+            await send(message)
+
+        return add
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request; a body that grows past the bound (no Content-Length) ends it with 413."""
+        if self.max_body_bytes is None or scope["method"] in ("GET", "HEAD"):
+            await self.app(scope, receive, send)
+            return
+        body = _CountedBody(receive, send, self.max_body_bytes)
+        try:
+            await self.app(scope, body.receive, body.send)
+        except Exception:
+            if not body.exceeded:
+                raise
+        if body.exceeded and not body.answered:
+            await _answer(send, 413, self._too_large())
+
+
+class _CountedBody:
+    """Counts what is received; past the bound the app sees a disconnect and its own answer is dropped."""
+
+    def __init__(self, receive: Receive, send: Send, limit: int):
+        self._receive, self._send, self._left = receive, send, limit
+        self.exceeded = self.answered = False
+
+    async def receive(self) -> Message:
+        if self.exceeded:
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            self.exceeded = True
+            return {"type": "http.disconnect"}
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self.exceeded and not self.answered:
+            return
+        self.answered = True
+        await self._send(message)
+
+
+def _headers(scope: Scope) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+def _split(host: str, default_port: int | None) -> tuple[str, int | None]:
+    """`name:port` → (name in lower case without brackets and final dot, port); nothing matches a malformed one."""
+    try:
+        parts = urlsplit("//" + host)
+        port = parts.port
+    except ValueError:
+        return "", None
+    if "@" in host or "/" in host or "?" in host or "#" in host:
+        return "", None
+    return (parts.hostname or "").lower().rstrip("."), port if port is not None else default_port
+
+
+def _is_cross_site(scope: Scope, headers: dict[str, list[str]]) -> bool:
+    """True when the browser says that another site's page asked, other than by following a link to us."""
+    site = headers.get("sec-fetch-site", ["none"])[0]
+    followed_link = scope.get("method") in SAFE_METHODS and headers.get("sec-fetch-mode", [""])[0] == "navigate"
+    return site in ("cross-site", "same-site") and not followed_link
+
+
+def _declared_length(headers: dict[str, list[str]]) -> int:
+    text = headers.get("content-length", ["0"])[0]
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _shown(values: list[str]) -> str:
+    return repr(values[0][:100]) if values else "(none given)"
+
+
+async def _answer(send: Send, status: int, message: str) -> None:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "refused"}
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _refuse_websocket(receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.close", "code": 1008, "reason": "refused"})

@@ -1,0 +1,92 @@
+"""Who runs the services of a home: one lock file in it, and the way to ask its holder to yield."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from speculoos.errors import Unavailable
+from speculoos.settings import Settings
+
+UP, COMMAND = "up", "command"
+
+
+def private_run_dir(settings: Settings) -> Path:
+    """Make the folder for sockets, readable by nobody else. Raises Unavailable when someone else owns it."""
+    folder = settings.run_dir
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise Unavailable(f"{folder} belongs to another user; ask for its removal, or use another SPECULOOS_HOME.")
+    folder.chmod(0o700)
+    return folder
+
+
+class HomeLock:
+    """An advisory lock that the kernel drops with its holder, so a killed `up` never blocks the next one."""
+
+    def __init__(self, settings: Settings):
+        private_run_dir(settings)
+        settings.home.mkdir(parents=True, exist_ok=True)
+        self.path = settings.home / "services.lock"
+        self.wish = settings.home / "services.handover"
+        self._file: Any = None
+
+    @property
+    def held(self) -> bool:
+        return self._file is not None
+
+    def acquire(self, mode: str, programs: tuple[str, ...]) -> bool:
+        """Try once; the holder's pid, mode (up or command) and programs are then readable by others."""
+        file = open(self.path, "a+")  # noqa: SIM115 - kept open for as long as the lock is held
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "mode": mode, "programs": programs}))
+        file.flush()
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        if self._file:
+            self._file.truncate(0)
+            self._file.close()
+            self._file = None
+
+    def holder(self) -> dict[str, Any]:
+        """What the holder wrote; empty when nobody holds the lock."""
+        try:
+            with open(self.path) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return {}
+        except FileNotFoundError:
+            return {}
+        except BlockingIOError:
+            return _json(self.path)
+
+    def ask_handover(self) -> None:
+        """Tell a command that holds the lock to stop its services: `up` wants to run them for good."""
+        self.wish.write_text(str(os.getpid()))
+
+    def forget_handover(self) -> None:
+        self.wish.unlink(missing_ok=True)
+
+    def handover_asked(self) -> bool:
+        """True while a living process waits for the lock."""
+        try:
+            pid = int(self.wish.read_text())
+        except (OSError, ValueError):
+            return False
+        return pid != os.getpid() and psutil.pid_exists(pid)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        return {}

@@ -1,0 +1,33 @@
+"""Opening a home for a command: settings read, database migrated, the installed starter model in its list."""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from speculoos.settings import Settings, load
+from tracking import queries
+from tracking.db import session, upgrade
+from tracking.tables import Base, Checkpoint, Dataset, Table
+
+
+def open_home(settings: Settings | None = None) -> Settings:
+    """Settings of a home that is ready for use, whether or not anything runs."""
+    settings = settings or load()
+    upgrade(settings)
+    with session(settings) as rows:
+        queries.ensure_starter(rows, settings)
+    return settings
+
+
+def names(rows: Session) -> dict[str, str]:
+    """Name of every base, data set and checkpoint by its id, for `command_line.command_for`."""
+    found: dict[str, str] = {}
+    for table in (Base, Dataset, Checkpoint):
+        found.update(rows.execute(select(table.id, table.name)).tuples().all())
+    return found
+
+
+def columns(row: Table, *leave_out: str) -> dict[str, Any]:
+    """A row as plain values, for --json."""
+    return {c.key: getattr(row, c.key) for c in row.__mapper__.column_attrs if c.key not in leave_out}

@@ -1,0 +1,170 @@
+"""Settings: one frozen dataclass read from the environment and from `settings.toml` in the home folder.
+
+Nothing here has a side effect: folders are made by whoever writes to them.
+Every setting may also be given as a file: NAME_FILE holds the path of a file with the value (secrets in containers).
+"""
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from speculoos.errors import BadInput
+
+CLONE = Path(__file__).resolve().parent.parent
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible server named by the operator; pages choose the name, never a URL."""
+
+    name: str
+    url: str
+    key_env: str = ""
+    model: str = ""
+    concurrency: int = 8
+    timeout: float = 120.0
+    retries: int = 6
+
+    @property
+    def key(self) -> str:
+        """The API key, from the environment variable `key_env`; never stored or logged."""
+        return os.environ.get(self.key_env, "") if self.key_env else ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set from outside. `load()` makes one."""
+
+    home: Path
+    """Where rows, data sets, checkpoints and logs live (SPECULOOS_HOME)."""
+    database_url: str
+    """DATABASE_URL; default SQLite in the home folder."""
+    redis_url: str
+    """REDIS_URL; default the embedded server's private socket."""
+    host: str = "127.0.0.1"
+    """SPECULOOS_HOST: where the pages listen. Other than loopback needs a password."""
+    port: int = 7860
+    """SPECULOOS_PORT."""
+    inference_host: str = "127.0.0.1"
+    """SPECULOOS_INFERENCE_HOST: where the inference server listens."""
+    inference_port: int = 7861
+    """SPECULOOS_INFERENCE_PORT."""
+    inference_url: str = ""
+    """SPECULOOS_INFERENCE_URL: how the pages reach the inference server; default its loopback address."""
+    inference_token: str = field(default="", repr=False)
+    """SPECULOOS_INFERENCE_TOKEN; default the one `up` made in home/secrets."""
+    password: str = field(default="", repr=False)
+    """SPECULOOS_PASSWORD: asked for by the pages when set (user name `speculoos`)."""
+    allowed_hosts: tuple[str, ...] = ()
+    """SPECULOOS_ALLOWED_HOSTS: further Host headers to accept, comma-separated; loopback always is."""
+    hf_token: str = field(default="", repr=False)
+    """HF_TOKEN: for gated models on the hub."""
+    device: str = "auto"
+    """SPECULOOS_DEVICE: auto, cpu, cuda or cuda:N."""
+    max_upload_mb: int = 200
+    """SPECULOOS_MAX_UPLOAD_MB: largest prompt file accepted by the pages."""
+    max_rows: int = 1_000_000
+    """SPECULOOS_MAX_ROWS: most rows read from one prompt file."""
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    """[endpoints.NAME] tables of settings.toml."""
+
+    @property
+    def embedded_broker(self) -> bool:
+        """True when no REDIS_URL was given and `up` runs its own server."""
+        return self.redis_url.startswith("redis+socket://") and str(self.run_dir) in self.redis_url
+
+    @property
+    def run_dir(self) -> Path:
+        """Private folder for sockets, short enough for a Unix socket path, the same from every shell of this user."""
+        return _run_dir(self.home)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+
+def load(env: Mapping[str, str] | None = None) -> Settings:
+    """Read settings from `env` (default the process environment) and home/settings.toml.
+
+    Raises BadInput with the name of the setting that is wrong.
+    """
+    env = os.environ if env is None else env
+    home = Path(_value(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
+    inference_port = _int(env, "SPECULOOS_INFERENCE_PORT", 7861)
+    return Settings(
+        home=home,
+        database_url=_value(env, "DATABASE_URL") or f"sqlite:///{home / 'speculoos.db'}",
+        redis_url=_value(env, "REDIS_URL") or f"redis+socket://{_run_dir(home) / 'redis.sock'}",
+        host=_value(env, "SPECULOOS_HOST") or "127.0.0.1",
+        port=_int(env, "SPECULOOS_PORT", 7860),
+        inference_host=_value(env, "SPECULOOS_INFERENCE_HOST") or "127.0.0.1",
+        inference_port=inference_port,
+        inference_url=_value(env, "SPECULOOS_INFERENCE_URL") or f"http://127.0.0.1:{inference_port}",
+        inference_token=_value(env, "SPECULOOS_INFERENCE_TOKEN") or _read(home / "secrets" / "inference-token"),
+        password=_value(env, "SPECULOOS_PASSWORD"),
+        allowed_hosts=tuple(h.strip() for h in _value(env, "SPECULOOS_ALLOWED_HOSTS").split(",") if h.strip()),
+        hf_token=_value(env, "HF_TOKEN"),
+        device=_value(env, "SPECULOOS_DEVICE") or "auto",
+        max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
+        max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
+        endpoints=_endpoints(home / "settings.toml"),
+    )
+
+
+def default_home() -> Path:
+    """The clone's `data/` when running from one, else the user's data folder."""
+    if (CLONE / "pyproject.toml").exists():
+        return CLONE / "data"
+    return Path(platformdirs.user_data_dir("speculoos"))
+
+
+def _run_dir(home: Path) -> Path:
+    tag = hashlib.sha256(str(home).encode()).hexdigest()[:10]
+    return Path("/tmp") / f"speculoos-{os.getuid()}-{tag}"
+
+
+def _value(env: Mapping[str, str], name: str) -> str:
+    if file := env.get(f"{name}_FILE"):
+        try:
+            return Path(file).read_text().strip()
+        except OSError as error:
+            raise BadInput(f"{name}_FILE: cannot read {file} ({error.strerror}).") from None
+    return env.get(name, "").strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _int(env: Mapping[str, str], name: str, default: int) -> int:
+    text = _value(env, name)
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
+
+
+def _endpoints(path: Path) -> dict[str, Endpoint]:
+    try:
+        tables = tomllib.loads(path.read_text()).get("endpoints", {})
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path}: {error}.") from None
+    made = {}
+    for name, table in tables.items():
+        try:
+            made[name] = Endpoint(name=name, **table)
+        except TypeError:
+            known = ", ".join(k for k in Endpoint.__dataclass_fields__ if k != "name")
+            raise BadInput(f"{path}: [endpoints.{name}] takes {known}; url is required.") from None
+    return made

@@ -1,0 +1,215 @@
+"""Checkpoints on their page, in the pickers, and on the way out."""
+
+import hashlib
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import turns
+from app.components import checkpoint_rows, targets
+from app.downloads import routes
+from app.events import answer_error
+from app.pages.checkpoints import measure, signature
+from app.pages.playground import opening
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading, session
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+
+NASTY = "<img src=x onerror=alert(1)>${alert(1)}"
+
+
+@pytest.fixture
+def base_id(home: Settings) -> str:
+    return add(home, Base(name="tiny", source="folder", location="/x", state="ready", weights_sha256="a" * 64))
+
+
+def add(home: Settings, row: object) -> str:
+    with session(home) as rows:
+        rows.add(row)
+        rows.flush()
+        return row.id  # type: ignore[attr-defined]
+
+
+def add_checkpoint(home: Settings, base_id: str, name: str = "heads", **values: object) -> str:
+    made = {"method": "medusa", "state": "ready", "base_sha256": "a" * 64} | values
+    return add(home, Checkpoint(name=name, base_id=base_id, **made))
+
+
+def write_files(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    files = {"model.safetensors": os.urandom(3_000_000), "config.json": b"{}\n", "README.md": b"# heads\n"}
+    sums = ""
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        sums += f"{hashlib.sha256(data).hexdigest()}  {name}\n"
+    (folder / "SHA256SUMS").write_text(sums)
+    return folder
+
+
+@pytest.fixture
+def client(home: Settings) -> TestClient:
+    from fastapi import FastAPI
+
+    app = FastAPI()
+    app.include_router(routes(home))
+    app.add_exception_handler(SpeculoosError, answer_error)
+    return TestClient(app)
+
+
+def download(client: TestClient, checkpoint_id: str):
+    return client.get(f"/api/checkpoints/{checkpoint_id}/download")
+
+
+def test_the_zip_holds_the_files_and_their_sums_agree(home: Settings, base_id: str, client: TestClient) -> None:
+    folder = write_files(home.home / "checkpoints" / "one" / "attempt-1")
+    answer = download(client, add_checkpoint(home, base_id, "Köpfe / 1", path=str(folder)))
+    assert answer.headers["content-disposition"] == 'attachment; filename="tiny-K-pfe---1.zip"'
+    archive = zipfile.ZipFile(io.BytesIO(answer.content))
+    assert archive.testzip() is None
+    assert sorted(archive.namelist()) == ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
+    for line in archive.read("SHA256SUMS").decode().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256(archive.read(name)).hexdigest() == digest
+
+
+@pytest.mark.parametrize("place", ["/etc", "../outside", "link"])
+def test_files_outside_of_the_store_are_never_served(
+    home: Settings, base_id: str, client: TestClient, tmp_path: Path, place: str
+) -> None:
+    outside = write_files(tmp_path / "outside")
+    store = home.home / "checkpoints"
+    store.mkdir(parents=True)
+    (store / "link").symlink_to(outside)
+    path = {"/etc": "/etc", "../outside": str(store / ".." / ".." / "outside"), "link": str(store / "link")}[place]
+    answer = download(client, add_checkpoint(home, base_id, path=path))
+    assert answer.status_code == 404
+    assert "not served" in answer.json()["error"]["message"]
+
+
+def test_an_unknown_or_unfinished_checkpoint_says_so(home: Settings, base_id: str, client: TestClient) -> None:
+    assert download(client, "0" * 32).status_code == 404
+    answer = download(client, add_checkpoint(home, base_id, state="pending"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "conflict")
+
+
+def test_missing_files_are_said_rather_than_sent_empty(home: Settings, base_id: str, client: TestClient) -> None:
+    path = home.home / "checkpoints" / "gone"
+    answer = download(client, add_checkpoint(home, base_id, path=str(path)))
+    assert answer.status_code == 404
+    assert "are gone" in answer.json()["error"]["message"]
+
+
+def test_the_page_shows_lineage_figures_and_links(home: Settings, base_id: str) -> None:
+    data_id = add(home, Dataset(name="prompts & answers", kind="conversations"))
+    row_id = add_checkpoint(home, base_id, dataset_id=data_id, config={"settings": {"lr": 0.001, "heads": 4}})
+    result = {"mean_accepted_length": 2.345, "speedup": 1.5, "identical_to_plain": True}
+    add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id, result=result))
+    with reading(home) as rows:
+        row = rows.get_one(Checkpoint, row_id)
+        head, links = checkpoint_rows.head(rows, row), checkpoint_rows.actions(rows, row)
+        listed = checkpoint_rows.checkpoints_table(rows)
+        config = checkpoint_rows.settings_table(row)
+    assert f'href="/models?id={base_id}"' in head
+    assert f'href="/data?id={data_id}"' in head
+    assert "prompts &amp; answers" in head
+    assert "2.35" in listed or "2.34" in listed
+    assert "1.50×" in listed
+    assert f"/api/checkpoints/{row_id}/download" in links
+    assert "settings.lr" in config
+
+
+def test_names_are_shown_literally_everywhere(home: Settings, base_id: str) -> None:
+    row_id = add_checkpoint(home, base_id, NASTY, note=NASTY, config={NASTY: NASTY})
+    with reading(home) as rows:
+        row = rows.get_one(Checkpoint, row_id)
+        parts = (
+            checkpoint_rows.checkpoints_table(rows),
+            checkpoint_rows.head(rows, row),
+            checkpoint_rows.actions(rows, row),
+            checkpoint_rows.settings_table(row),
+        )
+    for html in parts:
+        assert "<img" not in html
+        assert "${" not in html
+
+
+def test_an_empty_list_says_how_to_get_one(home: Settings) -> None:
+    with reading(home) as rows:
+        assert 'href="/train"' in checkpoint_rows.checkpoints_table(rows)
+
+
+def test_only_drafts_that_fit_the_weights_are_offered(home: Settings, base_id: str) -> None:
+    add_checkpoint(home, base_id, "fits")
+    add_checkpoint(home, base_id, "stranger", base_sha256="b" * 64)
+    add_checkpoint(home, base_id, "unfinished", state="pending")
+    with reading(home) as rows:
+        values = [value for _, value in targets.draft_choices(rows, "tiny")]
+        why = targets.why_off(rows, "tiny", "fits")
+    assert values == ["fits", targets.LOOKUP_CHOICE, targets.PLAIN]
+    assert "stranger" in why
+
+
+def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> None:
+    with reading(home) as rows:
+        assert "no checkpoint yet" in targets.why_off(rows, "tiny", "")
+    add_checkpoint(home, base_id)
+    with reading(home) as rows:
+        assert "no draft is chosen" in targets.why_off(rows, "tiny", "")
+        assert targets.why_off(rows, "tiny", "heads") == ""
+        assert "no base model yet" in targets.why_off(rows, "unknown", "")
+
+
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [("heads", ("tiny@heads", "")), ("", ("tiny", "")), (targets.LOOKUP_CHOICE, ("tiny", "ngram"))],
+)
+def test_what_is_picked_becomes_a_model_and_a_drafter(draft: str, expected: tuple[str, str]) -> None:
+    picked = targets.target("tiny", draft)
+    assert (picked.model, picked.drafter) == expected
+    joined = f"tiny{draft}" if draft == targets.LOOKUP_CHOICE else picked.model
+    assert targets.parse(joined) == picked
+
+
+def test_the_playground_opens_with_the_newest_draft_or_what_the_address_asks_for(home: Settings, base_id: str) -> None:
+    assert opening(home, {}).draft == targets.PLAIN
+    add_checkpoint(home, base_id, "old")
+    add_checkpoint(home, base_id, "new")
+    assert opening(home, {}).draft == "new"
+    assert opening(home, {"model": "tiny@old"}).draft == "old"
+    assert opening(home, {"model": "tiny"}).draft == targets.PLAIN
+    assert opening(home, {"model": "gone@old"}).draft == "new"
+
+
+def test_the_playground_reopens_a_chat_with_its_own_model(home: Settings, base_id: str) -> None:
+    add_checkpoint(home, base_id, "old")
+    add_checkpoint(home, base_id, "new")
+    run, _ = turns.next_turn(home, "", "tiny", "hello", turns.Sampling(), turns.LOOKUP)
+    found = opening(home, {"chat": run.group_id})
+    assert (found.base, found.draft, found.chat) == ("tiny", targets.LOOKUP_CHOICE, run.group_id)
+    assert opening(home, {"chat": "../../etc"}).chat == ""
+
+
+def test_an_evaluation_is_queued_with_a_link_to_its_job(home: Settings, base_id: str) -> None:
+    row_id = add_checkpoint(home, base_id)
+    html = measure(home, row_id)
+    with reading(home) as rows:
+        job = rows.query(Job).one()
+    assert (job.kind, job.request["checkpoint_id"]) == ("evaluate", row_id)
+    assert f"/jobs?id={job.id}" in html
+    assert "is gone" in measure(home, "0" * 32)
+
+
+def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) -> None:
+    row_id = add_checkpoint(home, base_id)
+    evaluation_id = add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id))
+    with reading(home) as rows:
+        before = signature(rows)
+    with session(home) as rows:
+        rows.get_one(Evaluation, evaluation_id).result = {"mean_accepted_length": 1.5}
+    with reading(home) as rows:
+        assert signature(rows) != before

@@ -1,0 +1,234 @@
+"""Runs over server-sent events, and the JSON beside them."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import events, inference, turns
+from app.main import make_app
+from speculoos.errors import BadInput, NotFound, Unavailable
+from speculoos.settings import Settings
+from tests.tools.loops import run_async
+from tracking import runs
+from tracking.db import reading, session
+
+
+def record(index: int, text: str = "a") -> dict:
+    token = {"id": index, "text": text, "origin": "plain", "depth": 0, "rank": 0}
+    draft = {"tokens": [], "texts": [], "parents": [], "depths": [], "ranks": [], "logprobs": []}
+    ms = {"draft": 0.0, "verify": 1.0, "other": 0.0}
+    return {"index": index, "kind": "plain", "tokens": [token], "draft": draft, "accepted": [], "ms": ms}
+
+
+def new_run(settings: Settings, **values: object) -> str:
+    with session(settings) as rows:
+        request = {"messages": [{"role": "user", "content": "hello"}]}
+        return runs.create_run(rows, "chat", "tiny", request, **values).id
+
+
+def store(settings: Settings, run_id: str, *indices: int) -> None:
+    with session(settings) as rows:
+        runs.start_run(rows, run_id)
+        runs.add_steps(rows, run_id, [record(i) for i in indices])
+
+
+def finish(settings: Settings, run_id: str) -> None:
+    with session(settings) as rows:
+        runs.finish_run(rows, run_id, "aaa", {"tokens": 3})
+
+
+def received(text: str) -> list[tuple[str, str, dict]]:
+    """(event, id, data) of a stream."""
+    made = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        if "event" in fields:
+            made.append((fields["event"], fields.get("id", ""), json.loads(fields["data"])))
+    return made
+
+
+def read_all(settings: Settings, run_id: str, last: int = -1) -> list[tuple[str, str, dict]]:
+    async def collect() -> str:
+        return "".join([piece async for piece in events.follow(settings, run_id, last)])
+
+    return received(run_async(collect()))
+
+
+@pytest.fixture
+def client(home: Settings) -> TestClient:
+    return TestClient(make_app(home), base_url="http://127.0.0.1:7860")
+
+
+def test_an_ended_run_is_replayed_whole_with_its_summary_last(home: Settings) -> None:
+    run_id = new_run(home)
+    store(home, run_id, 0, 1, 2)
+    finish(home, run_id)
+    got = read_all(home, run_id)
+    assert [(name, number) for name, number, _ in got] == [("step", "0"), ("step", "1"), ("step", "2"), ("end", "")]
+    assert got[-1][2]["summary"] == {"tokens": 3}
+    assert got[-1][2]["state"] == "SUCCEEDED"
+
+
+def test_a_browser_that_comes_back_gets_only_what_it_has_not_seen(home: Settings, client: TestClient) -> None:
+    run_id = new_run(home)
+    store(home, run_id, 0, 1, 2)
+    finish(home, run_id)
+    answer = client.get(f"/api/runs/{run_id}/events", headers={"Last-Event-ID": "1"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert [number for name, number, _ in received(answer.text) if name == "step"] == ["2"]
+
+
+def test_more_records_than_one_page_all_arrive_in_order(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PAGE", 3)
+    run_id = new_run(home)
+    store(home, run_id, *range(10))
+    finish(home, run_id)
+    assert [data["index"] for name, _, data in read_all(home, run_id) if name == "step"] == list(range(10))
+
+
+def test_a_live_run_is_followed_to_its_end(home: Settings) -> None:
+    run_id = new_run(home)
+
+    def generate() -> None:
+        for index in range(4):
+            time.sleep(0.08)
+            store(home, run_id, index)
+        finish(home, run_id)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    got = read_all(home, run_id)
+    thread.join()
+    assert [name for name, _, _ in got if name == "state"] == ["state", "state"]
+    assert [data["index"] for name, _, data in got if name == "step"] == [0, 1, 2, 3]
+    assert got[-1][0] == "end"
+
+
+def test_a_line_break_in_a_token_does_not_break_the_stream() -> None:
+    text = events.event("step", {"text": "a\nb\r\n\u2028{}"}, 7)
+    assert text.count("\n") == 4
+    assert received(text) == [("step", "7", {"text": "a\nb\r\n\u2028{}"})]
+
+
+def test_a_run_that_goes_away_ends_its_stream_without_a_traceback(home: Settings) -> None:
+    run_id = new_run(home)
+
+    async def collect() -> list[str]:
+        pieces = []
+        async for piece in events.follow(home, run_id, -1):
+            pieces.append(piece)
+            with session(home) as rows:
+                rows.delete(runs.get_run(rows, run_id)) if len(pieces) == 1 else None
+        return pieces
+
+    pieces = run_async(collect())
+    assert [name for name, _, _ in received(pieces[0])] == ["state"]
+    assert pieces[-1].startswith(": There is no run")
+
+
+def test_an_unknown_run_is_not_found_in_one_sentence(client: TestClient) -> None:
+    answer = client.get("/api/runs/" + "0" * 32 + "/events")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(("header", "last"), [("", -1), ("12", 12), ("-3", -1), ("x", -1), ("¹", -1)])
+def test_a_strange_last_event_id_means_from_the_beginning(header: str, last: int) -> None:
+    assert events._last_event(header) == last
+
+
+def test_when_the_inference_server_is_down_the_run_fails_with_one_sentence(home: Settings) -> None:
+    nobody = replace(home, inference_url="http://127.0.0.1:9")  # the usual port may be served by the user's own
+    run, refused = turns.next_turn(nobody, "", "tiny", "hello", turns.Sampling())
+    assert "inference server does not answer" in refused
+    with reading(home) as rows:
+        stored = runs.get_run(rows, run.id)
+    assert (stored.state, stored.error) == ("FAILED", refused)
+
+
+def test_stopping_a_run_that_nobody_generates_ends_it(home: Settings, client: TestClient) -> None:
+    run_id = new_run(home)
+    answer = client.post(f"/api/runs/{run_id}/cancel", headers={"Origin": "http://127.0.0.1:7860"})
+    assert answer.json()["state"] == "CANCELLED"
+
+
+def test_another_web_page_cannot_stop_a_run(home: Settings, client: TestClient) -> None:
+    run_id = new_run(home)
+    answer = client.post(f"/api/runs/{run_id}/cancel", headers={"Origin": "https://evil.example"})
+    assert answer.status_code == 403
+    with reading(home) as rows:
+        assert runs.get_run(rows, run_id).state == "QUEUED"
+
+
+def test_history_keeps_answered_turns_and_leaves_failed_ones_out(home: Settings) -> None:
+    chat = "c" * 32
+    with session(home) as rows:
+        for position, (question, answer) in enumerate([("one", "1"), ("two", ""), ("three", "3")]):
+            request = {"messages": [{"role": "user", "content": question}]}
+            run = runs.create_run(rows, "chat", "tiny", request, chat, position)
+            run.text, run.state = answer, "SUCCEEDED" if answer else "FAILED"
+    messages = turns.history(turns.chat_of(home, chat), system="Be brief.")
+    assert [m["content"] for m in messages] == ["Be brief.", "one", "1", "three", "3"]
+
+
+def test_a_chat_takes_one_question_at_a_time(home: Settings) -> None:
+    chat = "d" * 32
+    new_run(home, group_id=chat)
+    with pytest.raises(BadInput, match="still coming"):
+        turns.next_turn(home, chat, "tiny", "and?", turns.Sampling())
+
+
+@pytest.mark.parametrize("prompt", ["", "   \n", None])
+def test_an_empty_prompt_is_refused_before_anything_is_stored(home: Settings, prompt: str | None) -> None:
+    with pytest.raises(BadInput, match="Write a question"):
+        turns.next_turn(home, "", "tiny", prompt, turns.Sampling())
+    with reading(home) as rows:
+        assert runs.recent_runs(rows) == []
+
+
+def test_a_comparison_needs_two_to_four_targets(home: Settings) -> None:
+    for count in (0, 1, 5):
+        with pytest.raises(BadInput, match="two to four"):
+            turns.new_comparison(home, [("tiny", "")] * count, "hello", turns.Sampling())
+
+
+def test_a_comparison_that_cannot_start_leaves_no_column_waiting(home: Settings) -> None:
+    group, refused = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.Sampling())
+    assert refused
+    assert {column["state"] for column in events.comparison_view(home, group)["columns"]} == {"FAILED"}
+
+
+def test_an_unknown_comparison_is_not_found(home: Settings) -> None:
+    with pytest.raises(NotFound):
+        events.comparison_view(home, "e" * 32)
+
+
+def test_no_token_of_the_inference_server_is_shown_when_it_refuses(home: Settings) -> None:
+    with pytest.raises(Unavailable) as caught:
+        inference.start(home, new_run(home))
+    assert home.inference_token == "" or home.inference_token not in str(caught.value)
+
+
+def test_removing_a_turn_removes_its_steps_and_what_was_measured_for_it(home: Settings, client: TestClient) -> None:
+    run_id = new_run(home, group_id="a" * 32)
+    store(home, run_id, 0, 1)
+    assert client.delete(f"/api/runs/{run_id}").status_code == 400  # it still goes on
+    finish(home, run_id)
+    with session(home) as rows:
+        measured = runs.create_run(rows, "compare", "tiny", {"messages": []}, run_id).id
+        runs.fail_run(rows, measured, "no")
+    assert client.delete(f"/api/runs/{run_id}").json()["removed"]
+    with reading(home) as rows:
+        assert runs.recent_runs(rows) == []
+        assert runs.step_count(rows, run_id) == 0
+
+
+def test_sampled_columns_of_a_comparison_share_a_seed(home: Settings) -> None:
+    targets = [("tiny", ""), ("tiny", "ngram")]
+    group, _ = turns.new_comparison(home, targets, "hello", turns.Sampling(temperature=0.7))
+    seeds = {column["request"]["seed"] for column in events.comparison_view(home, group)["columns"]}
+    assert len(seeds) == 1

@@ -1,0 +1,137 @@
+"""Forms: boxes as they are typed, and the requests they mean."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app import forms
+from speculoos.errors import BadInput, NotFound, SpeculoosError
+from speculoos.settings import Settings
+from workers.requests import GenerateData, Train
+
+ANSWERS = {"who": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "batch_size": 8, "seed": 0}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path, database_url="sqlite://", redis_url="redis://nowhere")
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        (" https://huggingface.co/owner/name/ ", "owner/name"),
+        ("owner/name@v1.0", "owner/name@v1.0"),
+    ],
+)
+def test_a_hub_id_is_taken_as_it_is_or_out_of_its_address(settings, typed, expected):
+    assert forms.fetch_request(settings, "Hub id", typed).location == expected
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "name", "a/b/c", "../etc/passwd", "owner/na me", "http://evil.example/a/b", "a/.."]
+)
+def test_what_is_no_hub_id_is_refused(settings, typed):
+    with pytest.raises(BadInput, match="Hub id"):
+        forms.fetch_request(settings, "Hub id", typed)
+
+
+def test_a_folder_must_be_there(settings, tmp_path):
+    assert forms.fetch_request(settings, "Local folder", str(tmp_path)).location == str(tmp_path)
+    with pytest.raises(BadInput, match="there is no folder"):
+        forms.fetch_request(settings, "Local folder", str(tmp_path / "no"))
+
+
+def test_where_others_may_come_in_only_files_of_the_home_can_be_named(settings, tmp_path):
+    shared = replace(settings, host="0.0.0.0", home=tmp_path / "home")
+    (tmp_path / "secret.jsonl").write_text("{}")
+    for typed in (str(tmp_path / "secret.jsonl"), "../secret.jsonl"):
+        with pytest.raises(BadInput, match="only files under"):
+            forms.import_request(shared, None, typed, None)
+
+
+def test_an_upload_is_ours_to_remove_and_a_named_file_is_not(settings, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("{}")
+    assert forms.import_request(settings, str(file), "", "").delete_after
+    named = forms.import_request(settings, None, str(file), "12")
+    assert (named.delete_after, named.limit, named.original_name) == (False, 12, "prompts.jsonl")
+    with pytest.raises(BadInput, match="Choose a file"):
+        forms.import_request(settings, None, " ", "")
+
+
+def test_empty_boxes_mean_the_defaults():
+    made = forms.generate_request("set-1", who="base-1", limit="", max_tokens=None, system_prompt=None, max_minutes="")
+    assert made == GenerateData("set-1", base_id="base-1")
+
+
+def test_an_endpoint_is_told_from_a_base():
+    made = forms.generate_request("set-1", **{**ANSWERS, "who": "endpoint:mine", "endpoint_model": " big "})
+    assert (made.base_id, made.endpoint, made.endpoint_model) == ("", "mine", "big")
+    base = forms.generate_request("set-1", **ANSWERS, endpoint_model="left over from another choice")
+    assert base.endpoint_model == ""
+
+
+@pytest.mark.parametrize(
+    ("box", "value", "words"),
+    [
+        ("limit", "many", "Prompts at most: expected a whole number"),
+        ("limit", "0", "Prompts at most"),
+        ("max_tokens", 2.5, "Most tokens of an answer"),
+        ("temperature", -1, "Temperature: expected 0 to 5"),
+        ("temperature", "nan", "Temperature"),
+        ("top_p", 0, "Top-p"),
+        ("who", "", "Who answers"),
+    ],
+)
+def test_a_wrong_box_is_named_in_the_words_of_the_page(box, value, words):
+    with pytest.raises(BadInput, match=words):
+        forms.generate_request("set-1", **{**ANSWERS, box: value})
+
+
+def test_a_generate_form_round_trips():
+    request = GenerateData("set-1", endpoint="mine", endpoint_model="big", limit=5, temperature=0.7, max_minutes=2.0)
+    assert forms.generate_request("set-1", **forms.generate_form(request.to_json())) == request
+
+
+def test_only_what_differs_from_the_recipe_is_kept():
+    values = forms.recipe_values("medusa", "medusa-smoke")
+    plain = forms.train_request("b", "d", "medusa", "medusa-smoke", values)
+    assert plain == Train("medusa", "b", "d", recipe="medusa-smoke")
+    changed = forms.train_request("b", "d", "medusa", "medusa-smoke", {**values, "medusa_num_heads": 5})
+    assert changed.settings == {"medusa_num_heads": 5}
+    assert forms.train_config(changed).medusa_num_heads == 5
+    assert forms.train_config(changed).max_steps == 20
+
+
+def test_without_a_recipe_only_what_differs_from_the_defaults_is_kept():
+    values = forms.recipe_values("eagle3", forms.OWN_SETTINGS) | {"aux_layers": "1, 2, 3", "lr": 0.01}
+    made = forms.train_request("b", "d", "eagle3", forms.OWN_SETTINGS, values)
+    assert (made.recipe, made.settings) == ("", {"lr": 0.01, "aux_layers": [1, 2, 3]})
+
+
+def test_an_emptied_number_means_the_default():
+    values = {**forms.recipe_values("medusa", forms.OWN_SETTINGS), "lr": None}
+    assert forms.train_request("b", "d", "medusa", forms.OWN_SETTINGS, values).settings == {}
+
+
+@pytest.mark.parametrize(
+    ("base", "data", "values", "words"),
+    [
+        ("", "d", {}, "Base: choose"),
+        ("b", "", {}, "Data: choose"),
+        ("b", "d", {"lr": -1}, "lr: expected"),
+        ("b", "d", {"epochs": 0, "max_steps": 0, "max_minutes": 0}, "so that training ends"),
+    ],
+)
+def test_a_training_form_says_what_is_missing_or_wrong(base, data, values, words):
+    with pytest.raises(BadInput, match=words):
+        forms.train_request(base, data, "medusa", forms.OWN_SETTINGS, values)
+
+
+def test_an_unknown_recipe_is_an_error_of_ours():
+    with pytest.raises(SpeculoosError) as raised:
+        forms.recipe_values("medusa", "no-such")
+    assert isinstance(raised.value, NotFound)

@@ -1,0 +1,373 @@
+"""What the pages show, from rows alone: no browser, no services."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from app.components import data_view, job_rows, job_view, model_view
+from app.components.choices import answerers, first
+from app.components.experiment_view import view as experiment
+from app.components.job_panel import clone, made_links
+from app.components.manage import delete, question, save
+from app.pages import data, jobs, models, settings, train
+from app.pages import home as home_page
+from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
+from speculoos.health import Part
+from speculoos.settings import Endpoint, Settings
+from tracking import jobs as rows_of_jobs
+from tracking.db import reading, session
+from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
+from workers import estimates
+from workers.requests import GenerateData, Train
+
+HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
+CARD = {
+    **{"architecture": "LlamaForCausalLM", "parameters": 134_515_008, "layers": 30, "hidden_size": 576, "heads": 9},
+    **{"kv_heads": 3, "vocabulary": 49_152, "dtype": "float32", "chat_template": True, "size_bytes": 538_060_032},
+    "methods": {"medusa": "", "eagle": "", "eagle3": "It has no <b>middle</b>.", "draft": ""},
+    "memory": {"float32": 600_000_000, "bfloat16": 300_000_000},
+}
+
+
+@pytest.fixture
+def filled(home: Settings) -> Settings:
+    """A home with a base, prompts, answers, a checkpoint and a job in each state."""
+    with session(home) as rows:
+        base = Base(id="base", name=HOSTILE, source="folder", location="/x", path="/x", state="ready", card=CARD)
+        prompts = Dataset(id="prompts", name=f"p {HOSTILE}", kind="prompts", state="ready", rows=100, bad_rows=1)
+        prompts.report = {"bad": [{"line": 7, "reason": HOSTILE}], "turns": {"1": 90, "2": 10}}
+        rows.add_all([base, prompts])
+        rows.flush()
+        answers = Dataset(id="answers", name="answers", kind="conversations", state="ready", rows=100, base_id="base")
+        answers.report = {"tokens": 20_000, "seconds": 100.0, "tokens_per_second": 200.0}
+        experiment = Experiment(id="experiment", name="quickstart 1")
+        heads = Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base")
+        heads.figures = {"mean_accepted_length": 2.5, "speedup": 1.5}
+        rows.add_all([answers, experiment, heads])
+        rows.flush()
+        for number, state in enumerate(("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "INTERRUPTED")):
+            values = {"kind": "train", "queue": "gpu", "state": state, "done": number, "total": 10, "unit": "steps"}
+            times = {"started_at": now() - timedelta(seconds=90), "finished_at": now()}
+            job = Job(id=state.lower(), name=f"{state} {HOSTILE}", **values, **times)
+            job.created_at = now() + timedelta(seconds=number)
+            rows.add(job)
+    return home
+
+
+def test_the_jobs_table_shows_every_state_in_words_and_markup_literally(filled):
+    with reading(filled) as rows:
+        html = jobs.table(rows, "All")
+    for word in ("Waiting", "Running", "Done", "Failed", "Cancelled", "Interrupted"):
+        assert f">{word}<" in html
+    assert "<img" not in html
+    assert "${" not in html
+
+
+@pytest.mark.parametrize(("which", "count"), [("All", 6), ("Active", 3), ("Done", 1), ("Failed or cancelled", 2)])
+def test_the_filter_keeps_the_jobs_it_names(filled, which, count):
+    with reading(filled) as rows:
+        assert jobs.table(rows, which).count("data-pick=") == count
+
+
+def test_an_empty_list_says_what_would_be_there(home):
+    with reading(home) as rows:
+        assert "No job yet" in jobs.table(rows, "All")
+        assert "None of these" in jobs.table(rows, "Done")
+        assert "No data yet" in data.table(rows, "All")
+        assert "No model yet" in models.table(rows, "All")
+
+
+def test_a_waiting_job_says_what_it_waits_for(filled):
+    with reading(filled) as rows:
+        assert "Waits for a worker of the gpu queue" in jobs.table(rows, "Active")
+
+
+def test_progress_says_how_far_and_how_long():
+    job = Job(
+        kind="train", state="RUNNING", done=120, total=300, unit="steps", eta_seconds=95.0, progress_note="epoch 1"
+    )
+    assert job_view.progress_words(job) == "120 of 300 steps · 1 min 35 s left · epoch 1"
+    job.eta_seconds = None
+    assert "measuring the time left" in job_view.progress_words(job)
+    job.progress_note = "12 tokens/s, about 4 min left at this speed"
+    assert job_view.progress_words(job) == "120 of 300 steps · 12 tokens/s, about 4 min left at this speed"
+    assert job_view.counted(1_200_000, 93_000_000, "bytes") == "1.2 MB of 93.0 MB"
+
+
+def test_a_failure_is_one_sentence_with_what_to_change():
+    job = Job(kind="train", state="FAILED", error="The disk is full.", hint="Free some space.", cancel_requested=False)
+    assert "The disk is full. Free some space." in job_view.banner(job)
+
+
+def test_a_finished_training_leads_to_the_playground(filled):
+    with session(filled) as rows:
+        rows.get(Checkpoint, "heads").job_id = "succeeded"
+        rows.get(Base, "base").name = "tiny"
+    with reading(filled) as rows:
+        assert "/playground?model=tiny%40heads" in made_links(rows, rows.get(Job, "succeeded"))
+        assert made_links(rows, rows.get(Job, "failed")) == ""
+
+
+def test_log_lines_are_text(filled):
+    from tracking import reports
+
+    with session(filled) as rows:
+        reports.add_log(rows, "running", 1, HOSTILE, "warning")
+    with reading(filled) as rows:
+        html = job_rows.log_lines(reports.logs(rows, "running"))
+    assert "<b>warning</b>" in html
+    assert "<img" not in html
+
+
+def test_a_sample_marks_tokens_by_their_recorded_origin():
+    tokens = [{"text": "a", "origin": "draft"}, {"text": HOSTILE, "origin": "target"}, {"text": "c", "origin": "x y"}]
+    html = job_rows.samples([(5, {"prompt": HOSTILE, "tokens": tokens, "mean_accepted_length": 2.0})])
+    assert '<span class="sp-token-draft">a</span>' in html
+    assert '<span class="sp-token-plain">c</span>' in html
+    assert "τ 2.00" in html
+    assert "<img" not in html
+
+
+def test_the_model_card_says_what_it_can_carry_and_why_not(filled):
+    with reading(filled) as rows:
+        base = rows.get(Base, "base")
+    assert "134,515,008" in model_view.details(base)
+    assert "600 MB in float32" in model_view.details(base)
+    found = model_view.methods(base)
+    assert found.count(">yes<") == 3
+    assert "It has no &lt;b&gt;middle&lt;/b&gt;." in found
+    assert model_view.line(base) == "LlamaForCausalLM · 135 M parameters · float32"
+
+
+def test_rows_left_out_are_listed_by_line_and_reason(filled):
+    with reading(filled) as rows:
+        html = data_view.bad_rows(rows.get(Dataset, "prompts"))
+        shown = data_view.details(rows.get(Dataset, "prompts"), {})
+    assert ">7<" in html
+    assert "<img" not in html
+    assert "90 with one turn, 10 with 2 turns" in shown
+
+
+def test_the_data_filter_tells_prompts_from_conversations(filled):
+    with reading(filled) as rows:
+        assert data.table(rows, "Prompts").count("data-pick=") == 1
+        assert 'data-pick="answers"' in data.table(rows, "Conversations")
+
+
+def test_a_deletion_says_what_depends_on_the_thing(filled):
+    assert "heads" in question(filled, Base, "model", "base")
+    assert "Nothing depends on it" in question(filled, Job, "job", "failed").replace("this job", "it")
+    assert delete(filled, Base, "model", "base").startswith("Deleted")
+    with pytest.raises(NotFound, match="This model is gone"):
+        question(filled, Base, "model", "base")
+    with reading(filled) as rows:
+        assert rows.get(Checkpoint, "heads") is None
+
+
+def test_an_active_job_is_not_deleted(filled):
+    with pytest.raises(Conflict, match="cancel it first"):
+        delete(filled, Job, "job", "running")
+
+
+def test_saving_renames_and_notes_and_refuses_a_taken_name(filled):
+    assert save(filled, Dataset, "answers", " better ", " a note ") == "Saved."
+    with reading(filled) as rows:
+        assert (rows.get(Dataset, "answers").name, rows.get(Dataset, "answers").note) == ("better", "a note")
+    with pytest.raises(Conflict, match="already"):
+        save(filled, Dataset, "answers", f"p {HOSTILE}", "")
+    with pytest.raises(BadInput, match="cannot be empty"):
+        save(filled, Dataset, "answers", " ", "")
+
+
+def test_a_job_whose_name_was_made_up_can_be_noted(filled):
+    with session(filled) as rows:
+        rows.get(Job, "failed").name = "Evaluate tiny@heads"
+    assert save(filled, Job, "failed", "Evaluate tiny@heads", "why?") == "Saved."
+    with reading(filled) as rows:
+        assert (rows.get(Job, "failed").name, rows.get(Job, "failed").note) == ("Evaluate tiny@heads", "why?")
+
+
+def test_cloning_a_training_opens_its_form(filled):
+    assert clone(filled, "succeeded") == "/train?clone=succeeded"
+
+
+def test_bases_and_endpoints_can_answer(filled):
+    known = replace(filled, endpoints={"mine": Endpoint("mine", "http://127.0.0.1:1/v1")})
+    with reading(filled) as rows:
+        found = answerers(rows, known)
+    assert [value for _, value in found] == ["base", "endpoint:mine"]
+    assert first(found, "endpoint:mine") == "endpoint:mine"
+    assert first(found, "gone") == "base"
+    assert first([]) is None
+
+
+def test_a_measured_speed_makes_the_estimate(filled):
+    with reading(filled) as rows:
+        found = estimates.generation(rows, GenerateData("prompts", base_id="base", max_tokens=100), filled.home)
+        assert found.seconds == pytest.approx(estimates.START_SECONDS + 100 * 1.1 * 100 / 200)
+        assert "answers" in found.basis
+        capped = GenerateData("prompts", base_id="base", max_minutes=0.5)
+        assert estimates.generation(rows, capped, filled.home).seconds == 30
+
+
+def test_what_was_deleted_meanwhile_is_said_in_a_sentence(filled):
+    with reading(filled) as rows:
+        for request in (GenerateData("gone", base_id="base"), GenerateData("prompts", base_id="gone")):
+            with pytest.raises(NotFound, match="is gone; choose another"):
+                estimates.generation(rows, request, filled.home)
+
+
+def test_what_does_not_fit_is_said_before_the_start(filled):
+    with reading(filled) as rows:
+        found = estimates.generation(rows, GenerateData("prompts", base_id="base", batch_size=4096), filled.home)
+    small = replace(found, free_disk=1.0, free_memory=1.0)
+    assert len(small.warnings) == 2
+
+
+def test_a_larger_draft_takes_more_of_everything(filled):
+    from workers.catalog import TrainConfig
+
+    with reading(filled) as rows:
+        tied, own = (
+            estimates.training(rows, Train("medusa", "base", "answers"), TrainConfig(medusa_tie_lm_head=t), filled.home)
+            for t in (True, False)
+        )
+    assert own.disk > tied.disk
+    assert own.memory > tied.memory
+    assert own.seconds > tied.seconds
+    assert own.disk > 4 * 4 * 576 * 49_152
+
+
+def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
+    from workers.catalog import TrainConfig
+
+    with session(filled) as rows:
+        answers = rows.get(Dataset, "answers")
+        answers.rows, answers.report, answers.source_id, answers.config = 0, {}, "prompts", {"limit": 30}
+    with reading(filled) as rows:
+        assert estimates.expected_rows(rows, rows.get(Dataset, "answers")) == 30
+        assert estimates.training(rows, Train("medusa", "base", "answers"), TrainConfig(), filled.home).seconds > 10
+    with session(filled) as rows:
+        rows.get(Dataset, "answers").source_id = None
+    with reading(filled) as rows:
+        assert estimates.training(rows, Train("medusa", "base", "answers"), TrainConfig(), filled.home).seconds is None
+
+
+@pytest.mark.parametrize(("epochs", "steps", "tokens"), [(2, 0, 2000), (2, 3, 300), (9, 30, 3000), (0, 7, 700)])
+def test_the_step_limit_bounds_what_is_trained(epochs, steps, tokens):
+    from workers.catalog import TrainConfig
+
+    config = TrainConfig(epochs=epochs, max_steps=steps, batch_tokens=50, accumulate=2)
+    assert estimates.trained_tokens(config, 1000) == tokens
+
+
+def test_a_method_the_base_cannot_carry_is_refused_with_the_reason(filled):
+    with reading(filled) as rows:
+        train.check(rows, Train("medusa", "base", "answers"))
+        with pytest.raises(Unsupported, match="no <b>middle"):
+            train.check(rows, Train("eagle3", "base", "answers"))
+
+
+def test_answers_of_another_model_are_warned_of(filled):
+    with session(filled) as rows:
+        rows.add(Base(id="other", name="other", source="folder", location="/y", state="ready", card=CARD))
+    with reading(filled) as rows:
+        assert "written by" in train.warnings(rows, Train("medusa", "other", "answers"))[0]
+        assert train.warnings(rows, Train("medusa", "base", "answers")) == []
+
+
+def test_the_train_page_is_filled_in_from_the_address(filled):
+    with session(filled) as rows:
+        wish = {
+            "method": "eagle",
+            "base_id": "base",
+            "dataset_id": "answers",
+            "settings": {"lr": 0.5},
+            "recipe": "gone",
+        }
+        rows.get(Job, "succeeded").request = {**wish, "checkpoint_id": "heads"}
+    with reading(filled) as rows:
+        assert train.wanted(rows, {"data": "answers"}).base_id == "base"
+        assert train.wanted(rows, {"method": "nonsense"}).method == "medusa"
+        cloned = train.cloned(rows, "succeeded")
+        assert (cloned.method, cloned.settings, cloned.recipe, cloned.checkpoint_id) == ("eagle", {"lr": 0.5}, "", "")
+        assert train.cloned(rows, "gone") is None
+
+
+def test_home_shows_the_chain_and_leads_to_the_playground_once_it_ended(filled):
+    with session(filled) as rows:
+        rows.get(Base, "base").name = "tiny"
+        for name in ("succeeded", "running"):
+            rows.get(Job, name).experiment_id = "experiment"
+        rows.get(Checkpoint, "heads").job_id = "succeeded"
+    with reading(filled) as rows:
+        html = experiment(rows, home_page.shown_experiment(rows, "experiment"))
+        assert 'data-state="active"' in html
+        assert "Open in Playground" not in html
+        assert home_page.active_quickstart(rows).id == "experiment"
+    with session(filled) as rows:
+        rows.get(Job, "running").state = "SUCCEEDED"
+    with reading(filled) as rows:
+        html = experiment(rows, rows.get(Experiment, "experiment"))
+        assert "/playground?model=tiny%40heads" in html
+        assert "2.50" in html
+        assert home_page.active_quickstart(rows) is None
+
+
+def test_a_broken_chain_says_where_it_broke_and_offers_what_was_trained(filled):
+    with session(filled) as rows:
+        rows.get(Job, "failed").experiment_id = rows.get(Job, "succeeded").experiment_id = "experiment"
+        rows.get(Checkpoint, "heads").job_id = "succeeded"
+    with reading(filled) as rows:
+        assert "Open in Playground" in experiment(rows, home_page.shown_experiment(rows, ""))
+        assert "/jobs?id=failed" in experiment(rows, home_page.shown_experiment(rows, ""))
+
+
+def test_a_newcomer_is_shown_the_way(home):
+    with reading(home) as rows:
+        assert home_page.shown_experiment(rows, "") is None
+        assert home_page.last_job(rows).count('class="sp-card"') == 4
+
+
+def test_the_built_in_prompts_are_imported_by_a_job(home):
+    said, target = data.import_sample(home)
+    assert said == ""
+    with reading(home) as rows:
+        assert rows.get(Dataset, target.partition("id=")[2]).name == "quickstart-prompts"
+
+
+def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):
+    with session(filled) as rows:
+        for name, tau in (("better", 3.0), ("unmeasured", None)):
+            figures = {"mean_accepted_length": tau} if tau else {}
+            rows.add(Checkpoint(name=name, method="medusa", state="ready", base_id="base", figures=figures))
+    with reading(filled) as rows:
+        assert [c.name for c in home_page.best_drafts(rows)] == ["better", "heads"]
+
+
+def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypatch):
+    monkeypatch.setenv("MINE_KEY", "sesame-key")
+    known = replace(
+        home,
+        hf_token="hf_sesame",
+        password="sesame-password",
+        inference_token="sesame-token",
+        database_url="postgresql://me:sesame-db@db/x",
+        endpoints={"mine": Endpoint("mine", "http://127.0.0.1:1/v1", key_env="MINE_KEY")},
+    )
+    html = settings.limits(known) + settings.endpoints(known) + settings.storage_facts(known)
+    assert "sesame" not in html
+    assert "MINE_KEY is set" in html
+
+
+def test_what_is_not_well_comes_first_with_what_to_do():
+    html = settings.health_html({"web": Part(True, "fine"), "broker": Part(False, HOSTILE, "Start it.")})
+    assert html.index("broker") < html.index("fine")
+    assert "Start it." in html
+    assert "<img" not in html
+
+
+def test_a_job_that_is_gone_is_said_so_on_its_page(home):
+    with reading(home) as rows, pytest.raises(NotFound):
+        rows_of_jobs.get(rows, "gone")

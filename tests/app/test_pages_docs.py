@@ -1,0 +1,20 @@
+"""docs/pages.md names every route of our own."""
+
+import re
+from pathlib import Path
+
+from app import downloads, events
+from speculoos.settings import Settings
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "pages.md"
+
+
+def test_every_route_is_in_the_docs_and_no_other(home: Settings) -> None:
+    made = {
+        f"{method} {route.path}"
+        for router in (events.routes(home), downloads.routes(home))
+        for route in router.routes
+        for method in route.methods
+    }
+    written = set(re.findall(r"^\| `((?:GET|POST|DELETE) /api/[^`]+)` \|", DOCS.read_text(), re.MULTILINE))
+    assert written == made

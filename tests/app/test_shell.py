@@ -1,0 +1,165 @@
+"""The frame around the pages: what it loads, what it shows, what it never lets through."""
+
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import theme
+from app.components import pieces, shell, strip, words
+from app.components.text import safe, tag
+from app.main import PAGES, make_app
+from speculoos.settings import Settings
+from tracking import processes
+from tracking.db import session
+from tracking.tables import Job, Preference, now
+
+NASTY = [
+    "<img src=x onerror=alert(1)>",
+    "${alert(1)}",
+    "{{constructor}}",
+    "`${1}`",
+    "a\" onclick='x'",
+    "\\u003cscript>",
+]
+
+
+@pytest.fixture
+def client(home: Settings) -> TestClient:
+    return TestClient(make_app(home), base_url="http://127.0.0.1:7860")
+
+
+def test_the_app_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, app.main; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) -> None:
+    for path in PAGES:
+        page = client.get(path)
+        assert page.status_code == 200, path
+        head = page.text.split("</head>")[0]
+        assert "/ui/style.css?v=" in head, path
+
+
+def test_what_the_head_names_is_served(client: TestClient) -> None:
+    for address in re.findall(r'(?:href|src)="([^"]+)"', theme.head()):
+        assert client.get(address).status_code == 200, address
+
+
+def test_the_head_names_nothing_outside() -> None:
+    assert not re.search(r'(?:href|src)="(?!/ui/)', theme.head())
+
+
+def test_health_says_ok(client: TestClient) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_a_foreign_host_is_refused_on_pages_and_gradio_routes(client: TestClient) -> None:
+    for path in ("/", "/gradio_api/info", "/api/runs/x"):
+        assert client.get(path, headers={"Host": "evil.example"}).status_code == 403, path
+
+
+def test_gradio_serves_no_file_of_the_machine(client: TestClient) -> None:
+    for path in ("/etc/passwd", str(Path(__file__).resolve()), "app/main.py"):
+        assert client.get(f"/gradio_api/file={path}").status_code in (403, 404), path
+
+
+def test_every_colour_token_of_the_theme_is_in_the_style_sheet_light_and_dark() -> None:
+    css = (theme.STATIC / "style.css").read_text()
+    light, dark = css.split(":root.dark, .dark {")[0], css.split(":root.dark, .dark {")[1].split("}")[0]
+    for token in set(theme.TOKENS.values()):
+        assert f"--sp-{token}:" in light, token
+        assert f"--sp-{token}:" in dark, token
+
+
+@pytest.mark.parametrize("ground", ["bg", "surface", "sunken"])
+@pytest.mark.parametrize("ink", ["ink", "muted", "accent", "draft", "own", "reject", "good", "warn", "bad", "info"])
+def test_words_can_be_read_on_every_ground_in_both_themes(ink: str, ground: str) -> None:
+    """WCAG AA: contrast of at least 4.5."""
+    css = (theme.STATIC / "style.css").read_text()
+    for block in (css.split(":root.dark")[0], css.split(":root.dark, .dark {")[1].split("}")[0]):
+        colours = dict(re.findall(r"--sp-([a-z-]+): (#[0-9a-f]{6})", block))
+        assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+
+
+def contrast(a: str, b: str) -> float:
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_user_text_never_becomes_markup_or_a_template(text: str) -> None:
+    for html in (safe(text), tag("b", safe(text)), pieces.notice(text), pieces.empty_state(text, text)):
+        inner = re.sub(r"</?(?:b|div|span|h3|p)(?: [a-z-]+=\"[^\"<>]*\")*>", "", html)
+        assert not set(inner) & set('<>${}`"\\'), inner
+
+
+def test_attribute_values_are_escaped() -> None:
+    assert tag("a", "x", href='" onclick="alert(1)', hidden=True, title=None) == (
+        '<a href="&quot; onclick=&quot;alert(1)" hidden>x</a>'
+    )
+
+
+def test_navigation_marks_the_page_one_is_on() -> None:
+    for _, path in shell.NAV:
+        marked = re.findall(r'<a href="([^"]+)" aria-current="page">', shell.bar(path))
+        assert marked == [path]
+
+
+def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settings) -> None:
+    with session(home) as rows:
+        rows.add(Job(name="<b>train", kind="train", queue="gpu", state="RUNNING", done=30, total=120, eta_seconds=95.0))
+        rows.add(Job(name="next", kind="train", queue="gpu"))
+    html = strip.render(home)
+    assert "25% · 1 min 35 s left · 1 waiting" in html
+    assert "<b>train" not in html
+
+
+def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
+    assert "no worker has reported yet" in strip.render(home)
+    with session(home) as rows:
+        processes.beat(rows, "worker-io")
+        old = now() - timedelta(seconds=95)
+        rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
+    assert "worker-gpu silent for 1 min 35 s" in strip.render(home)
+
+
+def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:
+    with session(home) as rows:
+        old = now() - timedelta(seconds=95)
+        rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
+        processes.beat(rows, "worker-gpu")
+    assert "worker-gpu alive" in strip.render(home)
+
+
+def test_the_strip_says_when_the_database_is_not_there(tmp_path: Path) -> None:
+    from speculoos.settings import load
+
+    settings = load({"SPECULOOS_HOME": str(tmp_path / "none"), "DATABASE_URL": f"sqlite:///{tmp_path}/none/x.db"})
+    assert "cannot be used now" in strip.render(settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (93_000_000, "93.0 MB"), (5e12, "5.0 TB")]
+)
+def test_sizes_in_words(value: float, text: str) -> None:
+    assert words.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "measuring…"), (3.9, "3 s"), (95, "1 min 35 s"), (7265, "2 h 1 min")]
+)
+def test_durations_in_words(value: float | None, text: str) -> None:
+    assert words.duration(value) == text

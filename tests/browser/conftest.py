@@ -1,0 +1,67 @@
+"""Fixtures of the browser tests: one workbench for the session, a page that records what must not happen."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
+
+TIMEOUT_MS = 30_000
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+@pytest.fixture(scope="session")
+def workbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+    """Web and inference server of a home with base `tiny` and its checkpoint `heads`. Other tests may add rows."""
+    bench = make_workbench(tmp_path_factory.mktemp("workbench") / "home")
+    add_heads(bench, add_base(bench), "heads")
+    try:
+        bench.start("inference", "web")
+        yield bench
+    finally:
+        bench.stop()
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: dict[str, object]) -> Iterator[Browser]:
+    """One headless Chromium for the session."""
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(**chromium)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A fresh page; the test fails if its console shows an error, a script breaks, a dialog opens, or a request
+    leaves this machine."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    made = context.new_page()
+    made.set_default_timeout(TIMEOUT_MS)
+    wrong: list[str] = []
+    watch(made, wrong)
+    yield made
+    context.close()
+    assert not wrong, wrong
+
+
+def watch(page: Page, wrong: list[str]) -> None:
+    """Note console errors, script errors, dialogs and requests to elsewhere in `wrong`.
+
+    A network interface that comes or goes (containers starting) makes Chromium drop requests, loopback's too: not ours.
+    """
+    page.on("console", lambda m: wrong.append(f"console: {m.text}") if is_error(m) else None)
+    page.on("pageerror", lambda e: wrong.append(f"script: {e}"))
+    page.on("dialog", lambda d: (wrong.append(f"dialog: {d.message}"), d.dismiss()))
+    page.on("request", lambda r: wrong.append(f"outside: {r.url}") if not is_local(r.url) else None)
+
+
+def is_error(message: ConsoleMessage) -> bool:
+    return message.type == "error" and "ERR_NETWORK_CHANGED" not in message.text
+
+
+def is_local(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("data", "blob") or parts.hostname in ("127.0.0.1", "localhost")

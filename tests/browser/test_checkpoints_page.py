@@ -1,0 +1,83 @@
+"""The checkpoints page and the frame in a real browser."""
+
+import hashlib
+import zipfile
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.workbench import Workbench, add_heads
+from tracking import queries
+from tracking.db import reading
+from tracking.tables import Checkpoint
+
+pytestmark = pytest.mark.browser
+
+
+def base_id(workbench: Workbench) -> str:
+    with reading(workbench.settings) as rows:
+        return queries.find_base(rows, "tiny").id
+
+
+def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -> None:
+    page.goto(f"{workbench.url}/checkpoints")
+    page.locator("#checkpoints-table a", has_text="heads").first.click()
+    expect(page.locator("#checkpoint-head h2")).to_be_visible()
+    with page.expect_download() as caught:
+        page.locator("#checkpoint-download").click()
+    download = caught.value
+    assert download.suggested_filename == "tiny-heads.zip"
+    archive = zipfile.ZipFile(download.path())
+    names = sorted(archive.namelist())
+    assert names == ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
+    sums = dict(reversed(line.split("  ", 1)) for line in archive.read("SHA256SUMS").decode().splitlines())
+    assert {n: hashlib.sha256(archive.read(n)).hexdigest() for n in names if n != "SHA256SUMS"} == sums
+
+
+def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
+    row_id = add_heads(workbench, base_id(workbench), "to-be-renamed")
+    page.goto(f"{workbench.url}/checkpoints?id={row_id}")
+    page.locator("#checkpoint-manage button").first.click()
+    page.locator("#checkpoint-name input, #checkpoint-name textarea").fill("renamed")
+    page.locator("#checkpoint-note textarea, #checkpoint-note input").fill("good on code")
+    page.locator("#checkpoint-save").click()
+    expect(page.locator("#checkpoint-head h2")).to_have_text("renamed")
+    page.reload()
+    expect(page.locator("#checkpoint-head")).to_contain_text("good on code")
+    page.locator("#checkpoint-manage button").first.click()
+    page.locator("#checkpoint-delete").click()
+    expect(page.locator("#checkpoint-question")).to_contain_text("cannot be undone")
+    page.locator("#checkpoint-really").click()
+    expect(page.locator("#checkpoints-table")).to_be_visible()
+    with reading(workbench.settings) as rows:
+        assert rows.get(Checkpoint, row_id) is None
+    assert not (workbench.settings.home / "checkpoints" / row_id).exists()
+
+
+def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> None:
+    page.goto(f"{workbench.url}/checkpoints")
+    button = page.locator('[data-sp="theme"]')
+    expect(button).to_have_attribute("aria-label", "Colour theme: system")
+    button.click()
+    button.click()
+    expect(page.locator("body")).to_have_class("dark")
+    page.reload()
+    expect(button).to_have_attribute("aria-label", "Colour theme: dark")
+    expect(page.locator("body")).to_have_class("dark")
+
+
+@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize("path", ["/playground", "/compare", "/checkpoints"])
+def test_no_page_is_wider_than_its_window(page: Page, workbench: Workbench, path: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(workbench.url + path)
+    expect(page.locator("#strip .sp-strip")).to_be_visible()
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_strip_on_every_page_says_how_the_workbench_is(page: Page, workbench: Workbench) -> None:
+    page.goto(workbench.url)
+    expect(page.locator("#strip")).to_contain_text("No job is running")
+    expect(page.locator("#strip")).to_contain_text("2 processes alive")
+    expect(page.locator("#strip")).to_contain_text("free")

@@ -1,0 +1,113 @@
+"""Compare in a real browser: columns measured one after the other, what is the same, what survives a reload."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.workbench import Workbench
+from tracking import runs
+from tracking.db import reading, session
+
+pytestmark = pytest.mark.browser
+
+
+def finished(page: Page) -> None:
+    expect(page.locator('[data-sp="compare"]')).to_have_attribute("data-finished", "yes", timeout=90_000)
+
+
+def columns(workbench: Workbench, page: Page) -> list[dict]:
+    group = re.search(r"comparison=([0-9a-f]{32})", page.url).group(1)
+    with reading(workbench.settings) as rows:
+        return runs.compare(rows, group)
+
+
+def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workbench: Workbench) -> None:
+    page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt=hello%20fox")
+    expect(page.locator("#compare-prompt textarea")).to_have_value("hello fox")
+    page.locator("#compare-run").click()
+    finished(page)
+    plain, heads = columns(workbench, page)
+    assert (plain["model"], heads["model"]) == ("tiny", "tiny@heads")
+    assert heads["created_at"] and plain["finished_at"] <= heads["finished_at"]
+    assert heads["identical"]
+    shown = page.locator(".sp-column")
+    expect(shown.nth(1).locator(".sp-match")).to_contain_text("same output, token for token")
+    ratio = heads["summary"]["decode_tokens_per_second"] / plain["summary"]["decode_tokens_per_second"]
+    expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×")
+    texts = shown.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
+    assert texts == [plain["text"], heads["text"]]
+
+
+def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Workbench) -> None:
+    page.goto(f"{workbench.url}/compare?models=tiny,tiny:ngram&prompt=again")
+    expect(page.locator("#compare-prompt textarea")).to_have_value("again")
+    page.locator("#compare-prompt textarea").press("Control+Enter")
+    finished(page)
+    before = page.locator(".sp-column-figures").all_inner_texts()
+    page.reload()
+    finished(page)
+    expect(page.locator(".sp-question")).to_have_text("again")
+    assert page.locator(".sp-column-figures").all_inner_texts() == before
+    expect(page.locator("#recent a", has_text="again").first).to_be_visible()
+
+
+def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> None:
+    """Two columns that were stored with different tokens."""
+    request = {"messages": [{"role": "user", "content": "differ"}], "max_tokens": 8}
+    with session(workbench.settings) as rows:
+        made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
+        for run, ids in zip(made, ([5, 6, 7], [5, 9, 7]), strict=True):
+            runs.start_run(rows, run.id)
+            runs.add_steps(rows, run.id, [plain_step(i, number) for i, number in enumerate(ids)])
+            runs.finish_run(rows, run.id, "abc", {})
+        group = made[0].group_id
+    page.goto(f"{workbench.url}/compare?comparison={group}")
+    finished(page)
+    other = page.locator(".sp-column").nth(1)
+    expect(other.locator(".sp-match")).to_contain_text("differs from the first column at token 2")
+    expect(other.locator(".tr-diverges")).to_have_text("9")
+
+
+def plain_step(index: int, token: int) -> dict:
+    made = {"id": token, "text": str(token), "origin": "plain", "depth": 0, "rank": 0}
+    draft = {"tokens": [], "texts": [], "parents": [], "depths": [], "ranks": [], "logprobs": []}
+    ms = {"draft": 0, "verify": 1, "other": 0}
+    step = {"index": index, "kind": "plain", "tokens": [made], "draft": draft, "accepted": [], "counted": True}
+    return {**step, "finish": None, "ms": ms}
+
+
+def test_columns_can_be_replayed_side_by_side(page: Page, workbench: Workbench) -> None:
+    page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt=race")
+    expect(page.locator("#compare-prompt textarea")).to_have_value("race")
+    page.locator("#compare-run").click()
+    finished(page)
+    before = page.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
+    page.locator("#replay").click()
+    expect(page.locator("#replay")).to_be_enabled(timeout=30_000)
+    assert page.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)") == before
+
+
+def test_one_target_is_refused_in_a_sentence(page: Page, workbench: Workbench) -> None:
+    page.goto(f"{workbench.url}/compare?models=tiny&prompt=alone")
+    expect(page.locator("#compare-prompt textarea")).to_have_value("alone")
+    page.locator("#compare-run").click()
+    expect(page.locator("#problem [role=alert]")).to_contain_text("Choose two to four targets")
+
+
+def test_figures_taken_beside_a_job_say_so(page: Page, workbench: Workbench) -> None:
+    request = {"messages": [{"role": "user", "content": "beside"}]}
+    with session(workbench.settings) as rows:
+        made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
+        for run in made:
+            runs.start_run(rows, run.id)
+            runs.finish_run(rows, run.id, "", {"shared_with": "train <b>heads</b>", "notices": []})
+    page.goto(f"{workbench.url}/compare?comparison={made[0].group_id}")
+    finished(page)
+    expect(page.locator(".sp-column-notes").first).to_contain_text("while the job “train <b>heads</b>” runs")
+
+
+def test_an_unknown_comparison_is_one_sentence(page: Page, workbench: Workbench) -> None:
+    answer = page.request.get(f"{workbench.url}/api/comparisons/{'f' * 32}")
+    assert answer.status == 404
+    assert "There is no comparison" in answer.json()["error"]["message"]

@@ -1,0 +1,265 @@
+"""The Playground in a real browser against real servers: what is streamed, shown, replayed and stopped."""
+
+import json
+import re
+import time
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from app import turns
+from tests.browser.workbench import Workbench, add_heads
+from tracking import runs
+from tracking.db import reading, session
+from tracking.tables import Base, Checkpoint
+
+pytestmark = pytest.mark.browser
+NASTY = "<img src=x onerror=alert(1)> ${alert(1)} {{7*7}} </span><script>alert(2)</script>"
+LONG = turns.Sampling(max_tokens=1800)
+
+
+def open_playground(page: Page, workbench: Workbench, query: str = "") -> None:
+    page.goto(f"{workbench.url}/playground{query}")
+    expect(page.locator("#base input")).to_have_value(re.compile(".+"))
+    expect(page.locator("#draft input")).to_have_value(re.compile(".+"))
+
+
+def ask(page: Page, prompt: str, key: str = "Control+Enter") -> None:
+    page.locator("#prompt textarea").fill(prompt)
+    page.locator("#prompt textarea").press(key)
+
+
+def answered(page: Page, count: int = 1):
+    done = page.locator('.sp-turn[data-state="SUCCEEDED"]')
+    expect(done).to_have_count(count, timeout=60_000)
+    return done.nth(count - 1)
+
+
+def stored(workbench: Workbench, run_id: str) -> tuple[dict, list[dict]]:
+    with reading(workbench.settings) as rows:
+        return runs.run_view(runs.get_run(rows, run_id)), runs.steps_after(rows, run_id, limit=10_000)
+
+
+def shown_tokens(turn) -> list[list[str]]:
+    """[text, origin] of every token on the page, in order."""
+    return turn.locator(".tr-token").evaluate_all(
+        """nodes => nodes.map(n =>
+            [n.textContent, ['draft', 'target', 'plain'].find(o => n.classList.contains('sp-' + o))])"""
+    )
+
+
+def shown_text(turn) -> str:
+    return turn.locator(".tr-tokens").evaluate("node => node.textContent")
+
+
+def start_long_chat(workbench: Workbench, model: str = "tiny@heads") -> str:
+    """A chat whose only answer is being generated; returns its id."""
+    run, refused = turns.next_turn(workbench.settings, "", model, "Tell me a long story.", LONG)
+    assert not refused
+    return str(run.group_id)
+
+
+def test_every_token_is_shown_with_the_origin_the_verifier_recorded(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "hello fox")
+    turn = answered(page)
+    run, steps = stored(workbench, turn.get_attribute("data-run"))
+    expected = [[t["text"], t["origin"]] for step in steps for t in step["tokens"] if t["text"]]
+    assert shown_tokens(turn) == expected
+    assert {origin for _, origin in expected} == {"draft", "target"}
+    assert shown_text(turn) == run["text"]
+    assert turn.locator(".tr-step").count() == sum(any(t["text"] for t in s["tokens"]) for s in steps)
+
+
+def test_the_tiles_show_the_stored_figures(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "hello dog")
+    run, _ = stored(workbench, answered(page).get_attribute("data-run"))
+    summary = run["summary"]
+    expect(page.locator('[data-figure="tau"]')).to_have_text(f"{summary['mean_accepted_length']:.2f}")
+    expect(page.locator('[data-figure="speed"]')).to_have_text(f"{summary['decode_tokens_per_second']:.1f}")
+    expect(page.locator(".sp-bars li")).to_have_count(len(summary["acceptance_by_depth"]))
+
+
+def test_a_plain_run_of_the_same_prompt_gives_the_speedup(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "measure me")
+    turn = answered(page)
+    run, _ = stored(workbench, turn.get_attribute("data-run"))
+    page.locator("#run-plain").click()
+    expect(page.locator(".sp-tile-note", has_text="plain, same prompt")).to_be_visible(timeout=60_000)
+    with reading(workbench.settings) as rows:
+        plain = runs.group_runs(rows, run["id"])[0]
+    assert plain.model == "tiny"
+    ratio = run["summary"]["decode_tokens_per_second"] / plain.summary["decode_tokens_per_second"]
+    expect(page.locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×")
+    page.reload()
+    expect(page.locator(".sp-tile-note", has_text="plain, same prompt")).to_be_visible()
+
+
+def test_a_reload_in_the_middle_replays_and_goes_on(page: Page, workbench: Workbench) -> None:
+    chat = start_long_chat(workbench)
+    page.goto(f"{workbench.url}/playground?chat={chat}")
+    page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 20")
+    seen = page.locator(".sp-turn .tr-token").count()
+    assert page.locator(".sp-turn").get_attribute("data-state") == "RUNNING"
+    page.reload()
+    page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length >= {seen}")
+    turn = answered(page)
+    run, steps = stored(workbench, turn.get_attribute("data-run"))
+    assert shown_text(turn) == run["text"]
+    assert turn.locator(".tr-step").count() == sum(any(t["text"] for t in s["tokens"]) for s in steps)
+
+
+def test_a_second_tab_sees_the_same_answer(page: Page, workbench: Workbench) -> None:
+    chat = start_long_chat(workbench)
+    other = page.context.new_page()
+    for each in (page, other):
+        each.goto(f"{workbench.url}/playground?chat={chat}")
+    assert shown_text(answered(page)) == shown_text(answered(other))
+
+
+def test_stopping_keeps_what_was_written(page: Page, workbench: Workbench) -> None:
+    chat = start_long_chat(workbench)
+    page.goto(f"{workbench.url}/playground?chat={chat}")
+    page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 10")
+    page.keyboard.press("Escape")
+    turn = page.locator('.sp-turn[data-state="CANCELLED"]')
+    expect(turn).to_be_visible()
+    run, _ = stored(workbench, turn.get_attribute("data-run"))
+    assert run["text"]
+    assert shown_text(turn) == run["text"]
+
+
+def test_markup_in_a_prompt_is_shown_literally(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, NASTY)
+    answered(page)
+    expect(page.locator(".sp-question")).to_have_text(NASTY)
+    assert page.locator(".sp-stage img, .sp-stage script").count() == 0
+    page.reload()
+    expect(page.locator(".sp-question")).to_have_text(NASTY)
+
+
+def test_markup_in_a_checkpoint_name_is_shown_literally(page: Page, workbench: Workbench) -> None:
+    name = "<img src=x onerror=alert(1)>${alert(1)}"
+    with reading(workbench.settings) as rows:
+        base_id = rows.query(Base).filter_by(name="tiny").one().id
+    row_id = add_heads(workbench, base_id, name, note=name)
+    for path in ("/playground", "/compare", "/checkpoints", f"/checkpoints?id={row_id}"):
+        page.goto(workbench.url + path)
+        expect(page.locator("#strip .sp-strip")).to_be_visible()
+        page.wait_for_timeout(500)
+        assert page.locator("main img[src='x'], .sp-page img[src='x']").count() == 0, path
+    expect(page.locator("#checkpoint-head h2")).to_have_text(name)
+    open_playground(page, workbench, "?model=tiny@" + name.replace("$", "%24").replace("<", "%3C").replace(" ", "%20"))
+    ask(page, "hello")
+    expect(answered(page).locator(".sp-turn-model")).to_have_text(f"tiny@{name}")
+    with session(workbench.settings) as rows:
+        rows.delete(rows.get_one(Checkpoint, row_id))
+
+
+def test_a_chat_remembers_its_turns_and_a_new_one_forgets_them(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "first", "Enter")
+    answered(page)
+    ask(page, "second")
+    turn = answered(page, 2)
+    run, _ = stored(workbench, turn.get_attribute("data-run"))
+    assert [m["content"] for m in run["request"]["messages"]][::2] == ["first", "second"]
+    page.locator("#new-chat").click()
+    expect(page.locator(".sp-turn")).to_have_count(0)
+    assert "chat=" not in page.url
+    ask(page, "third")
+    run, _ = stored(workbench, answered(page).get_attribute("data-run"))
+    assert len(run["request"]["messages"]) == 1
+
+
+def test_a_step_shows_its_drafted_tree(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "hello there")
+    turn = answered(page)
+    _, steps = stored(workbench, turn.get_attribute("data-run"))
+    step = next(s for s in steps if s["accepted"])
+    turn.locator(f'[data-step="{step["index"]}"]').first.click()
+    detail = page.locator(".sp-detail")
+    expect(detail.locator(".tr-node")).to_have_count(len(step["draft"]["tokens"]))
+    expect(detail.locator(".tr-node.sp-accepted")).to_have_count(len(step["accepted"]))
+    page.locator(".tr-tokens").press("ArrowRight")
+    later = [s["index"] for s in steps if s["index"] > step["index"]][0]
+    expect(detail.locator("h3")).to_contain_text(f"Step {later}:")
+
+
+def test_speculation_off_is_said_with_its_reason(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench, "?model=tiny")
+    expect(page.locator("#why-off")).to_contain_text("Speculation is off: no draft is chosen")
+    ask(page, "plainly")
+    turn = answered(page)
+    assert {origin for _, origin in shown_tokens(turn)} == {"plain"}
+    expect(page.locator(".sp-tile-note", has_text="speculation is off")).to_be_visible()
+
+
+def test_an_inference_server_that_is_down_is_one_clear_sentence(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    with workbench.without("inference"):
+        ask(page, "anyone there?")
+        failed = page.locator('.sp-turn[data-state="FAILED"]')
+        expect(failed.locator("[role=alert]")).to_contain_text("The inference server does not answer")
+    expect(page.locator("#prompt textarea")).to_have_value("anyone there?")
+    page.locator("#send").click()
+    answered(page)
+
+
+def test_a_long_answer_is_replayed_at_once(page: Page, workbench: Workbench) -> None:
+    chat = start_long_chat(workbench)
+    page.goto(f"{workbench.url}/playground?chat={chat}")
+    turn = answered(page)
+    count = turn.locator(".tr-token").count()
+    assert count > 500
+    page.reload()
+    began = time.monotonic()
+    page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length === {count}")
+    assert time.monotonic() - began < 15
+
+
+def test_the_stream_can_be_followed_without_a_browser(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "curl me")
+    run_id = answered(page).get_attribute("data-run")
+    text = page.request.get(f"{workbench.url}/api/runs/{run_id}/events").text()
+    last = text.strip().split("\n\n")[-1]
+    assert last.startswith("event: end")
+    assert json.loads(last.split("data: ", 1)[1])["state"] == "SUCCEEDED"
+
+
+def test_a_question_can_be_asked_again_taken_back_and_removed(page: Page, workbench: Workbench) -> None:
+    open_playground(page, workbench)
+    ask(page, "one")
+    first = answered(page).get_attribute("data-run")
+    page.get_by_role("button", name="Again").click()
+    expect(page.locator(f'[data-run="{first}"]')).to_have_count(0)
+    expect(answered(page).locator(".sp-question")).to_have_text("one")
+    page.get_by_role("button", name="Edit").click()
+    expect(page.locator("#prompt textarea")).to_have_value("one")
+    ask(page, "two")
+    answered(page)
+    page.get_by_role("button", name="Remove").click()
+    expect(page.locator(".sp-turn")).to_have_count(0)
+    assert "chat=" not in page.url
+
+
+def test_a_restarted_web_process_loses_nothing(browser: Browser, workbench: Workbench) -> None:
+    """The page goes on by itself. Its console may complain about the time in between, so it is not watched."""
+    page = browser.new_page()
+    chat = start_long_chat(workbench)
+    page.goto(f"{workbench.url}/playground?chat={chat}")
+    page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 5")
+    with workbench.without("web"):
+        time.sleep(0.5)
+    turn = answered(page)
+    run, _ = stored(workbench, turn.get_attribute("data-run"))
+    assert shown_text(turn) == run["text"]
+    page.locator("#new-chat").click()
+    ask(page, "still there?")
+    answered(page)
+    page.close()

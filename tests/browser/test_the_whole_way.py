@@ -1,0 +1,269 @@
+"""The way a user goes, in a real browser over real services: model, prompts, answers, training, and back again."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.services import (
+    HOSTILE,
+    SLOW,
+    box,
+    choose,
+    head_is,
+    import_prompts,
+    job_is,
+    row_id,
+    unfold,
+    upload,
+    write_prompts,
+)
+from tests.browser.workbench import SERVICES, Workbench, add_base
+from tracking import queries
+from tracking.db import reading, session
+from tracking.tables import Checkpoint, Dataset, Job
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def bench(workbench: Workbench) -> Iterator[Workbench]:
+    """The session's workbench with its workers."""
+    workbench.start(*SERVICES)
+    yield workbench
+    workbench.stop(*SERVICES[::-1])
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prompts(tmp_path_factory.mktemp("prompts"))
+
+
+def start_training(page: Page, bench: Workbench, data: str, steps: int, name: str = "") -> str:
+    """Fill in the train page for a tiny Medusa and start it; returns the job's id."""
+    page.goto(f"{bench.url}/train?data={data}")
+    expect(page.locator("#train-review .sp-command")).to_contain_text("speculoos train medusa")
+    choose(page, "train-recipe", "medusa-smoke")
+    unfold(page, "Advanced settings")
+    unfold(page, "How long")
+    box(page, "set-epochs").fill("0")
+    box(page, "set-max_steps").fill(str(steps))
+    expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")
+    box(page, "train-name").fill(name)
+    page.locator("#train-start").click()
+    page.wait_for_url("**/jobs?id=*")
+    return row_id(page)
+
+
+def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: Path) -> None:
+    imported = import_prompts(page, bench, prompts, f"prompts {HOSTILE}")
+    expect(page.locator("#dataset-head h2")).to_have_text(f"prompts {HOSTILE}")
+    expect(page.locator("#dataset-bad")).to_contain_text("3 rows could not be used")
+    expect(page.locator("#dataset-bad")).to_contain_text("13")
+    expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
+
+    choose(page, "generate-who", "tiny")
+    box(page, "generate-tokens").fill("12")
+    expect(page.locator("#generate-review .sp-command")).to_contain_text("--max-tokens 12")
+    box(page, "generate-name").fill("answers")
+    page.locator("#generate-start").click()
+    page.wait_for_url("**/jobs?id=*")
+    job_is(page, "SUCCEEDED")
+    page.get_by_role("link", name="Open it").click()
+    expect(page.locator("#dataset-preview .sp-in-loss").first).to_be_visible()
+    expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
+    page.get_by_role("link", name="Train a draft on it").click()
+    page.wait_for_url("**/train?*")
+    expect(page.locator("#train-data input")).to_have_value(re.compile("answers"))
+
+    job_id = start_training(page, bench, answers(bench), 30, "first heads")
+    job_is(page, "SUCCEEDED")
+    expect(page.locator("#job-charts .sp-chart figcaption").first).to_have_text("Loss")
+    expect(page.locator("#job-charts")).to_contain_text("head 1")
+    link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
+    assert link == "/playground?model=tiny%40first+heads"
+    with reading(bench.settings) as rows:
+        job, made = rows.get(Job, job_id), queries.find_checkpoint(rows, "tiny@first heads")
+        assert (job.done, job.total, made.step) == (30, 30, 30)
+        assert rows.get(Dataset, imported).bad_rows == 3
+
+
+def answers(bench: Workbench) -> str:
+    with reading(bench.settings) as rows:
+        return queries.find_dataset(rows, "answers").id
+
+
+def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: Page, bench: Workbench) -> None:
+    job_id = start_training(page, bench, answers(bench), 50_000, "long heads")
+    job_is(page, "RUNNING")
+    progress = page.locator("#job-head progress")
+    expect(progress).to_have_attribute("max", "50000", timeout=SLOW)
+    page.wait_for_function("document.querySelector('#job-head progress').value > 0", timeout=SLOW)
+    before = int(progress.get_attribute("value"))
+    page.reload()
+    job_is(page, "RUNNING")
+    expect(progress).to_have_attribute("max", "50000")
+    assert int(progress.get_attribute("value")) >= before
+    expect(page.locator("#job-charts .sp-chart").first).to_be_visible()
+
+    page.locator("#job-cancel").click()
+    job_is(page, "CANCELLED")
+    expect(page.locator("#job-cancel")).to_be_hidden()
+    with reading(bench.settings) as rows:
+        stopped_at = rows.get(Job, job_id).done
+    assert 0 < stopped_at < 50_000
+
+    page.locator("#job-retry").click()
+    job_is(page, "RUNNING")
+    expect(page.locator(".sp-hidden:visible")).to_have_count(0)
+    page.wait_for_function(f"document.querySelector('#job-head progress').value >= {stopped_at}", timeout=SLOW)
+    page.locator("#job-cancel").click()
+    job_is(page, "CANCELLED")
+
+    unfold(page, "Name, note, delete")
+    page.locator("#job-delete").click()
+    expect(page.locator("#job-question")).to_contain_text("long heads")
+    page.locator("#job-really").click()
+    expect(page.locator("#jobs-listing")).to_be_visible()
+    expect(page).to_have_url(f"{bench.url}/jobs")
+    expect(page.locator(f'#jobs-table a[data-pick="{job_id}"]')).to_have_count(0)
+    with reading(bench.settings) as rows:
+        assert rows.get(Job, job_id) is None
+
+
+def test_a_job_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbench) -> None:
+    job_id = start_training(page, bench, answers(bench), 400, "steady heads")
+    job_is(page, "RUNNING")
+    page.goto("about:blank")
+    bench.kill("web")
+    bench.start("web")
+    page.goto(f"{bench.url}/jobs?id={job_id}")
+    job_is(page, "SUCCEEDED")
+    with reading(bench.settings) as rows:
+        job = rows.get(Job, job_id)
+    assert (job.done, job.attempt) == (400, 1)
+
+
+def test_cloning_fills_the_form_in_as_it_was(page: Page, bench: Workbench) -> None:
+    with reading(bench.settings) as rows:
+        job = rows.get(Job, queries.find_checkpoint(rows, "tiny@first heads").job_id)
+    page.goto(f"{bench.url}/jobs?id={job.id}")
+    page.locator("#job-clone").click()
+    page.wait_for_url("**/train?clone=*")
+    command = page.locator("#train-review .sp-command")
+    expect(command).to_contain_text("speculoos train medusa --model tiny --data answers --recipe medusa-smoke")
+    expect(command).to_contain_text("max_steps=30")
+
+
+def test_a_model_is_added_from_a_folder_and_a_wrong_one_says_why(page: Page, bench: Workbench, tiny_base: Path) -> None:
+    page.goto(f"{bench.url}/models")
+    unfold(page, "Add a model")
+    page.get_by_label("Local folder").check()
+    box(page, "models-location").fill("/no/such/folder")
+    page.locator("#models-submit").click()
+    expect(page.locator("#models-said")).to_contain_text("there is no folder /no/such/folder")
+    box(page, "models-location").fill(str(tiny_base))
+    box(page, "models-new-name").fill("second tiny")
+    page.locator("#models-submit").click()
+    page.wait_for_url("**/models?id=*")
+    head_is(page, "model-head", "ready")
+    expect(page.locator("#model-facts")).to_contain_text("LlamaForCausalLM")
+    expect(page.locator("#model-methods")).to_contain_text("Medusa")
+
+
+def test_a_name_is_changed_and_a_taken_one_is_refused(page: Page, bench: Workbench) -> None:
+    page.goto(f"{bench.url}/data?id={answers(bench)}")
+    unfold(page, "Name, note, delete")
+    expect(box(page, "dataset-name")).to_have_value("answers")
+    box(page, "dataset-name").fill(f"prompts {HOSTILE}")
+    page.locator("#dataset-save").click()
+    expect(page.locator("#dataset-said")).to_contain_text("already")
+    box(page, "dataset-name").fill("answers")
+    box(page, "dataset-note").fill(HOSTILE)
+    page.locator("#dataset-save").click()
+    expect(page.locator("#dataset-said")).to_contain_text("Saved")
+    page.locator("#data-back a").click()
+    expect(page.locator("#data-table")).to_contain_text(HOSTILE)
+
+
+def test_a_list_is_walked_with_the_keyboard_and_the_browsers_back_button(page: Page, bench: Workbench) -> None:
+    page.goto(f"{bench.url}/jobs")
+    link = page.locator("#jobs-table a[data-pick]").first
+    expect(link).to_be_visible()
+    link.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#job-head h2")).to_be_visible()
+    assert "/jobs?id=" in page.url
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement !== document.body")
+    page.go_back()
+    expect(page.locator("#jobs-listing")).to_be_visible()
+    page.get_by_label("Failed or cancelled").check()
+    expect(page.locator("#jobs-table")).not_to_contain_text("Done")
+
+
+def test_a_failed_job_says_in_a_sentence_what_was_wrong(page: Page, bench: Workbench, tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing.jsonl"
+    nothing.write_text("{broken\n")
+    page.goto(f"{bench.url}/data")
+    unfold(page, "Import prompts")
+    upload(page, nothing)
+    page.locator("#data-submit").click()
+    page.wait_for_url("**/data?id=*")
+    head_is(page, "dataset-head", "failed")
+    alert = page.locator("#dataset-head [role=alert]")
+    expect(alert).to_be_visible()
+    assert "Traceback" not in alert.inner_text()
+    page.get_by_role("link", name="Its job: log, cancel, retry").click()
+    job_is(page, "FAILED")
+    expect(page.locator("#job-retry")).to_have_text("Retry")
+
+
+def test_the_quickstart_shows_its_steps_after_a_reload_too_and_can_be_stopped(page: Page, bench: Workbench) -> None:
+    add_base(bench, "starter")
+    page.goto(bench.url)
+    start = page.locator("#quickstart-start")
+    start.click()
+    page.wait_for_url("**/?experiment=*")
+    steps = page.locator("#home-work .sp-step")
+    expect(steps).to_have_count(4)
+    expect(steps.nth(0)).to_have_attribute("data-state", "SUCCEEDED", timeout=SLOW)
+    expect(steps.nth(1)).to_have_attribute("data-state", "RUNNING", timeout=SLOW)
+    expect(steps.nth(2)).to_contain_text("Waits for")
+    expect(start).to_be_disabled()
+    page.reload()
+    expect(steps).to_have_count(4)
+    expect(start).to_be_disabled()
+
+    steps.nth(1).get_by_role("link").first.click()
+    page.wait_for_url("**/jobs?id=*")
+    page.locator("#job-cancel").click()
+    job_is(page, "CANCELLED")
+    page.goto(bench.url)
+    expect(page.locator('#home-work [data-state="ended"]')).to_contain_text("did not come to its end")
+    expect(start).to_be_enabled()
+
+
+def test_settings_show_health_and_no_secret(page: Page, bench: Workbench) -> None:
+    page.goto(f"{bench.url}/settings")
+    expect(page.locator("#settings-health table")).to_contain_text("worker-gpu", timeout=SLOW)
+    expect(page.locator("#settings-limits")).to_contain_text("Token of the inference server")
+    assert bench.settings.inference_token not in page.content()
+
+
+def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workbench) -> None:
+    with session(bench.settings) as rows:
+        base = queries.find_base(rows, "tiny")
+        figures = {"mean_accepted_length": 9.5, "speedup": 2.0}
+        values = {"method": "medusa", "state": "ready", "base_id": base.id, "figures": figures, "path": "/gone"}
+        rows.add(Checkpoint(name=HOSTILE, **values))
+    for path in ("/", "/jobs", "/data", "/checkpoints", "/train", "/models"):
+        page.goto(f"{bench.url}{path}")
+        page.wait_for_timeout(1200)
+        assert page.locator("img[src=x]").count() == 0
+    page.goto(bench.url)
+    expect(page.locator("#home-best")).to_contain_text(HOSTILE)
+    with session(bench.settings) as rows:
+        rows.delete(queries.find_checkpoint(rows, HOSTILE))

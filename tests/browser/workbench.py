@@ -1,0 +1,191 @@
+"""A real workbench for browser tests: a temporary home with a tiny base and Medusa heads, and its processes."""
+
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from speculoos.homelock import private_run_dir
+from speculoos.programs import programs
+from speculoos.settings import Settings, load
+from tracking import processes
+from tracking.db import reading, session, upgrade
+from tracking.tables import Base, Checkpoint, new_id
+
+CLONE = Path(__file__).resolve().parents[2]
+START_SECONDS = 240.0
+SERVICES = ("broker", "reconciler", "worker-io", "worker-gpu")
+QUICK = {
+    "SPECULOOS_POLL_SECONDS": "0.2",
+    "SPECULOOS_LEASE_SECONDS": "10",
+    "SPECULOOS_GRACE_SECONDS": "10",
+    "SPECULOOS_STOP_SECONDS": "3",
+    "SPECULOOS_KILL_SECONDS": "1",
+    "SPECULOOS_RECONCILE_SECONDS": "0.5",
+}
+"""Timing of workers for tests."""
+
+
+@dataclass
+class Workbench:
+    """Processes of one home. `start` and `stop` them by name; what they print goes to `home/test-logs`."""
+
+    settings: Settings
+    env: dict[str, str]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.settings.port}"
+
+    def start(self, *names: str) -> None:
+        """Start processes by their names in `speculoos.programs` and wait until they answer."""
+        private_run_dir(self.settings)
+        (self.settings.home / "broker").mkdir(exist_ok=True)
+        for program in programs(self.settings, names):
+            log = self.log(program.name).open("ab")
+            command = list(program.command)
+            self.processes[program.name] = subprocess.Popen(command, env=self.env, cwd=CLONE, stdout=log, stderr=log)
+        for name in names:
+            self._wait(name)
+
+    def kill(self, name: str) -> None:
+        """End a process as a crash would."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self, *names: str) -> None:
+        """End processes, all of them by default."""
+        for name in names or list(self.processes)[::-1]:
+            process = self.processes.pop(name)
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    @contextmanager
+    def without(self, name: str):
+        """The block runs while that process is down."""
+        self.stop(name)
+        try:
+            yield
+        finally:
+            self.start(name)
+
+    def log(self, name: str) -> Path:
+        folder = self.settings.home / "test-logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{name}.log"
+
+    def add(self, row: Any) -> str:
+        """Store a row; returns its id."""
+        with session(self.settings) as rows:
+            rows.add(row)
+            rows.flush()
+            return row.id
+
+    def _wait(self, name: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.processes[name].poll() is not None:
+                break
+            if self._ready(name):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{name} did not start:\n{self.log(name).read_text()[-3000:]}")
+
+    def _ready(self, name: str) -> bool:
+        if name == "broker":
+            return (self.settings.run_dir / "redis.sock").exists()
+        if name in ("web", "inference"):
+            port = self.settings.port if name == "web" else self.settings.inference_port
+            return _answers(f"http://127.0.0.1:{port}/healthz")
+        with reading(self.settings) as rows:
+            return any(row.key.endswith(f":{self.processes[name].pid}") for row in processes.alive(rows, name))
+
+
+def make_workbench(home: Path, **env: str) -> Workbench:
+    """A migrated home with ports of its own; nothing is started yet."""
+    port, inference_port = free_ports(2)
+    own = {
+        "SPECULOOS_HOME": str(home),
+        "SPECULOOS_PORT": str(port),
+        "SPECULOOS_INFERENCE_PORT": str(inference_port),
+        "SPECULOOS_INFERENCE_TOKEN": "token-for-tests",
+        "SPECULOOS_DEVICE": "cpu",
+        "SPECULOOS_STARTER": str(home / "no-starter"),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **QUICK,
+        **env,
+    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SPECULOOS_", "DATABASE_URL", "REDIS_URL"))}
+    settings = load(kept | own)
+    upgrade(settings)
+    return Workbench(settings, kept | own)
+
+
+def add_base(bench: Workbench, name: str = "tiny", seed: int = 0) -> str:
+    """A tiny random base in the home; returns its row's id."""
+    from models.identity import weights_sha256
+    from models.tiny import make_tiny_base
+
+    row_id = new_id()
+    folder = make_tiny_base(bench.settings.home / "models" / row_id, seed=seed, max_position_embeddings=2048)
+    sha = weights_sha256(folder)
+    row = Base(id=row_id, name=name, source="folder", location=str(folder), path=str(folder), state="ready")
+    row.weights_sha256, row.card = sha, {"architecture": "llama", "parameters": 1000, "layers": 4}
+    return bench.add(row)
+
+
+def add_heads(bench: Workbench, base_id: str, name: str, **values: Any) -> str:
+    """Medusa heads that repeat the base's own next token, saved as a real checkpoint; returns its row's id."""
+    from models.base import load_base
+    from models.checkpoints import save_draft
+    from models.medusa import MedusaConfig, MedusaHeads
+
+    with session(bench.settings) as rows:
+        base_row = rows.get_one(Base, base_id)
+    base = load_base(base_row.path)
+    shape = MedusaConfig(hidden_size=base.hidden_size, vocab_size=base.vocab_size, medusa_num_heads=3)
+    row_id = new_id()
+    folder = bench.settings.home / "checkpoints" / row_id / "attempt-1"
+    info = {"base": base_row.name, "base_sha256": base_row.weights_sha256, "notes": "made by a test"}
+    save_draft(folder, MedusaHeads.from_base(shape, base), info)
+    row = Checkpoint(id=row_id, name=name, method="medusa", state="ready", base_id=base_id, path=str(folder), attempt=1)
+    row.base_sha256 = base_row.weights_sha256
+    for key, value in ({"size_bytes": _bytes(folder), "step": 10} | values).items():
+        setattr(row, key, value)
+    return bench.add(row)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return answer.status == 200
+    except OSError:
+        return False

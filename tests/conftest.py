@@ -1,0 +1,67 @@
+"""Fixtures for every room: a tiny base model, a temporary home with a migrated database, a Chromium."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+from speculoos.settings import Settings, load  # noqa: E402
+
+CLONE = Path(__file__).resolve().parent.parent
+SHARED_DATA = CLONE.parent / "shared" / "data"
+OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of the machine reaches a test; SPECULOOS_STARTER and SPECULOOS_CHROMIUM name files, not behaviour."""
+    kept = ("SPECULOOS_STARTER", "SPECULOOS_CHROMIUM")
+    for name in list(os.environ):
+        if name.startswith("SPECULOOS_") and name not in kept or name.removesuffix("_FILE") in OUTSIDE:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny random llama with a byte-level tokenizer and a chat template."""
+    from models.tiny import make_tiny_base
+
+    return make_tiny_base(tmp_path_factory.mktemp("tiny-base"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Settings of a temporary SPECULOOS_HOME whose database is migrated; the environment names it too."""
+    from tracking.db import upgrade
+
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
+    settings = load()
+    upgrade(settings)
+    yield settings
+    shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real prompts beside the clone; the test is skipped where there is none."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("no shared data folder beside this clone")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def chromium() -> dict[str, object]:
+    """Arguments for `playwright.chromium.launch`. Fails, never skips, where no browser starts."""
+    from tests.tools.browser import HELP, find, launch_options
+
+    path = find()
+    if path is None:
+        pytest.fail(HELP)
+    return launch_options(path)

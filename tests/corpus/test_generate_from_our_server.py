@@ -1,0 +1,85 @@
+"""Data generated through the openai client against the project's own inference server (issue 2, line 4)."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from corpus.conversations import GenerateOptions
+from corpus.generate_local import generate_local
+from corpus.generate_remote import generate_remote
+from corpus.importing import import_prompts
+from corpus.shards import read_rows
+from models.base import load_base
+from models.identity import weights_sha256
+from speculoos.reporting import Silent
+from speculoos.settings import CLONE, Settings, load
+from tests.tools.ports import free_ports
+from tracking.db import session
+from tracking.tables import Base
+
+PROMPTS = [f"the quick brown fox {i}" for i in range(12)]
+
+
+@pytest.fixture
+def settings(home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A home with the tiny base and an endpoint `ours` in settings.toml, whose key is the inference token."""
+    (port,) = free_ports(1)
+    monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(port))
+    monkeypatch.setenv("SPECULOOS_INFERENCE_TOKEN", "inference-0815")
+    monkeypatch.setenv("OURS_KEY", "inference-0815")
+    lines = ("[endpoints.ours]", f'url = "http://127.0.0.1:{port}/v1"', 'key_env = "OURS_KEY"', "concurrency = 4")
+    (home.home / "settings.toml").write_text("\n".join(lines) + "\n")
+    with session(home) as rows:
+        sha256 = weights_sha256(tiny_base)
+        made = {"source": "folder", "location": "x", "path": str(tiny_base), "state": "ready"}
+        rows.add(Base(name="tiny", weights_sha256=sha256, **made))
+    return load()
+
+
+@pytest.fixture
+def server(settings: Settings) -> Iterator[subprocess.Popen]:
+    """The inference server as `up` starts it."""
+    env = {**os.environ, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "serving.main"], cwd=CLONE, env=env)
+    try:
+        end = time.monotonic() + 90
+        while not _answers(settings):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _answers(settings: Settings) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{settings.inference_port}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_our_server_gives_every_row_once_with_the_bases_own_greedy_answers(
+    settings: Settings, server: subprocess.Popen, tiny_base: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    turns = [{"turns": [p, "and then?"]} for p in PROMPTS]
+    source.write_text("".join(json.dumps(t) + "\n" for t in turns))
+    import_prompts(source, tmp_path / "prompts", Silent())
+    options = GenerateOptions(max_tokens=16)
+    endpoint = settings.endpoints["ours"]
+    report = generate_remote(endpoint, "tiny", tmp_path / "prompts", tmp_path / "remote", options, Silent())
+    generate_local(load_base(tiny_base), tmp_path / "prompts", tmp_path / "local", options, Silent())
+    remote = {row["id"]: row["messages"] for row in read_rows(tmp_path / "remote")}
+    local = {row["id"]: row["messages"] for row in read_rows(tmp_path / "local")}
+    assert report["rows"] == len(remote) == len(PROMPTS) and report["failed"] == []
+    first_turns = {i: m[:2] for i, m in remote.items()}
+    assert first_turns == {i: m[:2] for i, m in local.items()}
+    assert all([m["role"] for m in rows] == ["user", "assistant"] * 2 for rows in remote.values())

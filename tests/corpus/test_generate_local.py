@@ -1,0 +1,203 @@
+"""Batched answers are the base's own, with exact ids and spans, whatever the batch, and go on where they stopped."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from corpus import estimate
+from corpus.conversations import GenerateOptions, to_answer
+from corpus.generate_local import _Run, generate_local
+from corpus.importing import import_prompts
+from corpus.sampling import pick
+from corpus.shards import ShardWriter, read_rows, read_summary
+from models.base import Base, load_base
+from models.chat import render
+from models.identity import tokenizer_sha256, weights_sha256
+from models.tiny import make_tiny_base
+from speculoos.errors import Cancelled, Unavailable
+from speculoos.reporting import Silent
+
+PROMPTS = [
+    "the quick brown fox",
+    "1 2 3",
+    "a model guesses tokens " * 6,
+    "emoji 🦊 and é",
+    "x",
+    "over the lazy dog",
+] * 2
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base: Path) -> Base:
+    return load_base(tiny_base)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return prompt_set(tmp_path, [{"prompt": f"{p} {i}"} for i, p in enumerate(PROMPTS)])
+
+
+def prompt_set(folder: Path, rows: list[dict]) -> Path:
+    (folder / "in.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    import_prompts(folder / "in.jsonl", folder / "prompts", Silent())
+    return folder / "prompts"
+
+
+def generated(base: Base, prompts: Path, folder: Path, **options: object) -> dict[str, dict]:
+    generate_local(base, prompts, folder, GenerateOptions(**{"max_tokens": 12, **options}), Silent())
+    return {row["id"]: row for row in read_rows(folder)}
+
+
+def reference(base: Base, ids: list[int], max_tokens: int) -> list[int]:
+    """transformers' own greedy answer."""
+    prompt = torch.tensor([ids])
+    made = base.model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=sorted(base.eos_ids),
+        pad_token_id=0,
+    )
+    return made[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 32])
+def test_batched_greedy_answers_are_those_of_transformers(
+    base: Base, prompts: Path, tmp_path: Path, batch_size: int
+) -> None:
+    rows = generated(base, prompts, tmp_path / "out", batch_size=batch_size, max_tokens=40)
+    assert len(rows) == len(PROMPTS)
+    for row in rows.values():
+        user, answer = row["messages"]
+        ids = render(base.tokenizer, [user])
+        ((start, end),) = row["loss_spans"]
+        assert row["token_ids"][:start] == ids and end == len(row["token_ids"])
+        assert row["token_ids"][start:] == reference(base, ids, 40)
+        assert answer["content"] == base.tokenizer.decode(row["token_ids"][start:], skip_special_tokens=True)
+        assert row["finish"] == (["stop"] if row["token_ids"][-1] in base.eos_ids else ["length"])
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma2"])
+def test_other_families_and_sliding_windows_too(tmp_path: Path, family: str) -> None:
+    extra = {"sliding_window": 16} if family != "qwen2" else {}
+    base = load_base(make_tiny_base(tmp_path / family, family, **extra))
+    prompts = prompt_set(tmp_path, [{"prompt": p} for p in PROMPTS[:6]])
+    for row in generated(base, prompts, tmp_path / "out", batch_size=3, max_tokens=24).values():
+        ((start, _end),) = row["loss_spans"]
+        assert row["token_ids"][start:] == reference(base, row["token_ids"][:start], 24)
+
+
+def test_later_turns_follow_the_exact_ids_of_earlier_answers(base: Base, tmp_path: Path) -> None:
+    prompts = prompt_set(tmp_path, [{"turns": ["the quick", "brown fox", "lazy dog"], "category": "x"}])
+    (row,) = generated(base, prompts, tmp_path / "out", system_prompt="be kind").values()
+    assert [m["role"] for m in row["messages"]] == ["system", *["user", "assistant"] * 3]
+    assert len(row["loss_spans"]) == 3 and row["category"] == "x"
+    for number, (start, end) in enumerate(row["loss_spans"]):
+        assert row["token_ids"][start:end] == reference(base, row["token_ids"][:start], 12)
+        answer = row["messages"][2 + 2 * number]["content"]
+        assert base.tokenizer.decode(row["token_ids"][start:end], skip_special_tokens=True) == answer
+    text = base.tokenizer.decode(row["token_ids"])
+    between = "<|im_end|>\n<|im_start|>user\nbrown fox<|im_end|>\n<|im_start|>assistant\n"
+    assert text.count(between) == 1, "the template between two turns is not what the template writes"
+    assert text.count("<|im_end|>") == 1 + 3 + 2 + (row["finish"][-1] == "stop")
+
+
+def test_sampled_answers_belong_to_the_row_not_to_the_batch(base: Base, prompts: Path, tmp_path: Path) -> None:
+    options = {"temperature": 0.8, "top_p": 0.9, "seed": 7}
+    one = generated(base, prompts, tmp_path / "a", batch_size=1, **options)
+    many = generated(base, prompts, tmp_path / "b", batch_size=6, **options)
+    other = generated(base, prompts, tmp_path / "c", batch_size=6, **{**options, "seed": 8})
+    assert one == many
+    assert one != other
+
+
+def test_a_stop_keeps_finished_rows_and_the_rest_follows(base: Base, prompts: Path, tmp_path: Path) -> None:
+    class Stopping(Silent):
+        done = 0
+
+        def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
+            self.done = done
+
+        def stop_requested(self) -> bool:
+            return self.done >= 3
+
+    options = GenerateOptions(max_tokens=12, batch_size=2)
+    with pytest.raises(Cancelled):
+        generate_local(base, prompts, tmp_path / "out", options, Stopping())
+    before = [row["id"] for row in read_rows(tmp_path / "out")]
+    assert 3 <= len(before) < len(PROMPTS) and read_summary(tmp_path / "out") == {}
+    report = generate_local(base, prompts, tmp_path / "out", options, Silent())
+    after = [row["id"] for row in read_rows(tmp_path / "out")]
+    assert after[: len(before)] == before and len(set(after)) == len(after) == len(PROMPTS) == report["rows"]
+    assert {r["id"]: r for r in read_rows(tmp_path / "out")} == generated(base, prompts, tmp_path / "fresh")
+
+
+def test_the_clock_ends_a_run_and_what_is_finished_can_be_used(base: Base, prompts: Path, tmp_path: Path) -> None:
+    options = GenerateOptions(max_tokens=12, max_minutes=0.0)
+    report = generate_local(base, prompts, tmp_path / "out", options, Silent())
+    assert not report["complete"] and report["rows"] < len(PROMPTS)
+    assert read_summary(tmp_path / "out")["complete"] is False
+
+
+def test_a_prompt_that_does_not_fit_is_reported_and_the_rest_is_answered(base: Base, tmp_path: Path) -> None:
+    prompts = prompt_set(tmp_path, [{"prompt": "x " * 600}, {"prompt": "short"}])
+    options = GenerateOptions(max_tokens=4)
+    report = generate_local(base, prompts, tmp_path / "out", options, Silent())
+    assert report["rows"] == 1 and report["failed"][0]["id"] == "line-0000001"
+    assert "this base takes 512" in report["failed"][0]["reason"]
+
+
+def test_the_data_set_says_whose_tokens_it_holds(base: Base, prompts: Path, tmp_path: Path) -> None:
+    report = generate_local(base, prompts, tmp_path / "out", GenerateOptions(max_tokens=4, limit=3), Silent())
+    summary = read_summary(tmp_path / "out")
+    assert summary["base_sha256"] == weights_sha256(base.path)
+    assert summary["tokenizer_sha256"] == tokenizer_sha256(base.path)
+    assert summary["kind"] == "conversations" and summary["rows"] == report["rows"] == 3
+    assert summary["config"]["max_tokens"] == 4 and report["dtype"] == "float32"
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    drawn = {pick(logits, [u / 200], 1.0, 0.75)[0] for u in range(200)}
+    assert drawn == {0, 1}
+    assert pick(logits, [0.61], 1.0, 0.75) == [0] and pick(logits, [0.63], 1.0, 0.75) == [1]  # 0.5 / 0.8 = 0.625
+    assert pick(logits, [0.96], 1.0, 1.0) == [3] and pick(logits, [0.96], 0.0, 1.0) == [0]
+
+
+def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Base, tmp_path: Path) -> None:
+    """Ten answers, stopped after the 20th forward: prefixes of the whole answers, and no turn too much."""
+
+    class Clock(Silent):
+        forwards = 0
+
+        def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
+            Clock.forwards += 1
+            if Clock.forwards == 20:
+                run.started -= 3600
+
+    prompts = prompt_set(tmp_path, [{"turns": [f"number {i}", "and then?"]} for i in range(10)])
+    options = GenerateOptions(max_tokens=400, batch_size=16, max_minutes=30)
+    with ShardWriter(tmp_path / "out") as shards:
+        run = _Run(base, shards, options, Clock(), 10)
+        run.go(to_answer(prompts, options, set()))
+    rows = list(read_rows(tmp_path / "out"))
+    assert not run.report()["complete"] and len(rows) == 10
+    for row in rows:
+        start, end = row["loss_spans"][0]
+        made = row["token_ids"][start:end]
+        assert made == reference(base, row["token_ids"][:start], len(made)) and end == len(row["token_ids"])
+        assert [m["role"] for m in row["messages"]] == ["user", "assistant"] and row["finish"] == ["length"]
+
+
+def test_needs_are_said_and_checked_before_a_run(base: Base, prompts: Path, tmp_path: Path) -> None:
+    needed = estimate.needs(base, prompts, GenerateOptions(max_tokens=100, batch_size=4), 12)
+    assert needed.tokens == 1200 and 1200 * 14 < needed.disk < 2400 * 14
+    width = 2 * 4 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
+    assert 2 * 4 * 100 * width < needed.memory < 2 * 4 * 512 * width + 4 * 512 * 8 * 32 * 4
+    estimate.check(needed, base, tmp_path)
+    for field in ("disk", "memory"):
+        with pytest.raises(Unavailable, match=f"{field} .*MB"):
+            estimate.check(estimate.Needs(**{**needed.__dict__, field: 10**18}), base, tmp_path)

@@ -1,0 +1,90 @@
+"""Tiny random bases of every family, and what transformers' own greedy decoding says after a prompt."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.config import GenerateConfig
+from decoding.generate import generate
+from decoding.step import Step
+from decoding.target import Target
+from models.base import Base, load_base
+from models.tiny import make_tiny_base
+
+MIXED = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral": ("mistral", {"sliding_window": 16}),
+    "phi": ("phi", {}),
+    "phi3": ("phi3", {"sliding_window": 16, "pad_token_id": 0}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-mixed": ("qwen2", MIXED),
+    "qwen3": ("qwen3", MIXED | {"head_dim": 16}),
+    "generic": ("gpt_neox", {}),
+}
+PROMPTS = ("the quick brown fox", "1 2 3 + 1 2 3 +", "a model guesses 🦊 tokens")
+
+
+@pytest.fixture(scope="session")
+def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Base]:
+    """base_of(family, seed=0): a loaded tiny base, made once a session."""
+    made: dict[tuple[str, int], Base] = {}
+
+    def get(family: str, seed: int = 0) -> Base:
+        if (family, seed) not in made:
+            kind, overrides = FAMILIES[family]
+            folder: Path = tmp_path_factory.mktemp(f"{family}-{seed}")
+            made[family, seed] = load_base(make_tiny_base(folder, kind, seed, num_hidden_layers=2, **overrides))
+        return made[family, seed]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def base(base_of: Callable[..., Base]) -> Base:
+    return base_of("llama")
+
+
+def ids_of(base: Base, text: str) -> list[int]:
+    return base.tokenizer(text)["input_ids"]
+
+
+def greedy(base: Base, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
+    """transformers' own greedy tokens, and the smallest gap between its two best logits on the way."""
+    out = base.model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    gaps = [float(best[0] - second) for best, second in (row[0].topk(2).values.tensor_split(2) for row in out.logits)]
+    return out.sequences[0, len(prompt) :].tolist(), min(gaps)
+
+
+def run(target: Target, drafter: object, prompt: Sequence[int], **config: object) -> list[Step]:
+    """All steps of a generation; nothing ends it but its length unless `eos_ids` is given."""
+    config.setdefault("eos_ids", frozenset())
+    return list(generate(target, drafter, prompt, GenerateConfig(**config)))
+
+
+def tokens_of(steps: Sequence[Step]) -> list[int]:
+    return [token.id for step in steps for token in step.tokens]

@@ -1,0 +1,41 @@
+"""What docs/decoding.md and docs/library.md say is run: their numbers, their code, the files they point at."""
+
+import doctest
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_tree_step_worked_by_hand_comes_out_as_written():
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks("decoding.md")), {}, "decoding.md", None, 0)
+    assert len(test.examples) > 15
+    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+def test_the_five_hops_exist():
+    text = (DOCS / "decoding.md").read_text(encoding="utf-8")
+    hops = re.findall(r"^\| (\d) \| `([^`]+)` `([^`]+)` \|", text, flags=re.MULTILINE)
+    assert [int(number) for number, _, _ in hops] == [1, 2, 3, 4, 5]
+    for _, file, name in hops:
+        assert name in (DOCS.parent / file).read_text(encoding="utf-8"), (file, name)
+
+
+def test_every_file_of_the_table_exists_and_no_room_file_is_left_out():
+    text = (DOCS / "decoding.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(decoding/[^`]+)` \|", text, flags=re.MULTILINE))
+    files = {f"decoding/{p.name}" for p in (DOCS.parent / "decoding").glob("*.py") if p.name != "__init__.py"}
+    assert named == files | {"decoding/drafters/"}
+
+
+def test_the_library_examples_run(base, capsys):
+    code, names = blocks("library.md"), {"BASE": base.path}
+    assert len([line for line in code[0].splitlines() if line and not line.startswith("from")]) <= 10
+    for block in code[:2]:
+        exec(compile(block, "library.md", "exec"), names)
+    out = capsys.readouterr().out
+    assert "0 [('target'" in out and names["summary"].tokens == sum(len(step.tokens) for step in names["steps"]) > 0

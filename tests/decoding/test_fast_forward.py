@@ -1,0 +1,124 @@
+"""The fast forward computes what transformers computes: prefill, trees, windows, features, in every family it knows."""
+
+import pytest
+import torch
+from torch import nn
+
+from decoding.fast import FastForward, fast_target
+from decoding.fast_layers import why_not_fast
+from decoding.packed import PackedLinear, pack, pack_module, packing_works
+from decoding.target import Target
+from decoding.tree import DraftTree, shape_from_choices
+from models.base import Base, load_base
+from models.tiny import make_tiny_base
+from speculoos.errors import Unsupported
+
+FAMILIES = {
+    "llama": {},
+    "llama-grouped-bias": {"family": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    "mistral-window": {"family": "mistral", "sliding_window": 16},
+    "qwen2": {},
+    "qwen2-window": {"family": "qwen2", "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2},
+    "qwen3": {"head_dim": 16},
+    "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
+    "phi3": {"pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1},
+    "llama3-rope": {
+        "family": "llama",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+}
+
+
+def pair_of_bases(folder, name: str) -> tuple[Base, Base]:
+    """The same random base twice (a fast forward takes its weights over), biases and norms made to matter."""
+    options = dict(FAMILIES[name])
+    make_tiny_base(folder, options.pop("family", name), **options)
+    bases = load_base(folder), load_base(folder)
+    for base in bases:
+        generator = torch.Generator().manual_seed(1)
+        for parameter in base.model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return bases
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_hidden_states_and_features_equal_those_of_transformers(tmp_path, name):
+    slow_base, fast_base = pair_of_bases(tmp_path, name)
+    slow, fast = Target(slow_base, 256), fast_target(fast_base, 256)
+    assert fast.forward.name == "fast" and fast.notice == ""
+    prompt = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+    shape = shape_from_choices([[0, 0, 0], [0, 1], [1, 0], [1, 1]])
+    tree = DraftTree(tuple(range(20, 20 + len(shape))), shape)
+    layers = (0, 2)
+    near(slow.prefill(prompt, layers=layers), fast.prefill(prompt, layers=layers))
+    for path in ((0,), (0, 1, 3), (0, 2, 6)):
+        near(slow.score(tree, layers), fast.score(tree, layers))
+        slow.commit(tree, path)
+        fast.commit(tree, path)
+    one = DraftTree((7,))
+    near(slow.score(one), fast.score(one))
+
+
+def near(slow, fast) -> None:
+    assert torch.allclose(slow.logits, fast.logits, atol=2e-4), (slow.logits - fast.logits).abs().max()
+    assert torch.allclose(slow.hidden, fast.hidden, atol=2e-4)
+    assert (slow.features is None) == (fast.features is None)
+    if slow.features is not None:
+        assert torch.allclose(slow.features, fast.features, atol=2e-4)
+
+
+def test_weights_are_held_once_and_shared_by_targets_of_one_base(tiny_base):
+    base = load_base(tiny_base)
+    first, second = fast_target(base), fast_target(base)
+    assert first.forward is second.forward and first.cache is not second.cache
+    linears = [m for m in base.layers.modules() if isinstance(m, nn.Linear)]
+    assert linears == [], "the originals are dropped once packed"
+    assert base.vocab_size == base.embed_tokens.weight.shape[0], "the head still tells its shape"
+
+
+def test_a_family_without_a_fast_forward_falls_back_and_says_so(tmp_path):
+    make_tiny_base(tmp_path, "gpt_neox", rotary_pct=0.5)
+    base = load_base(tmp_path)
+    target = fast_target(base)
+    assert target.forward.name == "transformers"
+    assert "gpt_neox" in target.notice
+    with pytest.raises(Unsupported, match="gpt_neox"):
+        FastForward(base)
+
+
+def test_rotary_types_that_change_with_length_are_left_to_transformers(tmp_path):
+    make_tiny_base(tmp_path, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0})
+    assert "dynamic" in why_not_fast(load_base(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 8, 65])
+def test_packed_linear_equals_the_linear_it_replaces(dtype, rows):
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 160).to(dtype).requires_grad_(False)
+    packed = pack(linear.weight, linear.bias)
+    assert isinstance(packed, PackedLinear) == packing_works(dtype)
+    x = torch.randn(rows, 96).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    assert torch.allclose(packed(x), linear(x), atol=tolerance)
+    residual = torch.randn(rows, 160).to(dtype)
+    assert torch.allclose(packed.add(x, residual), residual + linear(x), atol=tolerance)
+
+
+def test_packing_a_module_keeps_its_output_and_packs_a_shared_weight_once():
+    torch.manual_seed(0)
+    first = nn.Linear(16, 16)
+    module = nn.Sequential(first, nn.SiLU(), nn.Sequential(first)).requires_grad_(False)
+    x = torch.randn(2, 16)
+    wanted = module(x)
+    pack_module(module)
+    assert torch.allclose(module(x), wanted, atol=1e-5)
+    assert module[0] is module[2][0]

@@ -1,0 +1,71 @@
+"""The starter model itself: exactness on 4 prompts × 64 tokens, what the loop costs, and the notebook."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks.exactness import compare, reference, verdict
+from decoding.drafters import make_drafter
+from decoding.drafters.replay import ReplayDrafter
+from decoding.fast import fast_target
+from decoding.target import Target
+from decoding.tree import shape_from_choices
+from models.base import load_base
+from models.chat import render
+from models.fetch import starter_path
+from tests.decoding.conftest import run
+
+QUESTIONS = (
+    "Write a short letter to a neighbour about a lost cat.",
+    "A shop sells pens at 3 for 2 euros. What do 12 pens cost?",
+    "Explain in two sentences why the sky is blue.",
+    "Repeat this list twice: red, green, blue, yellow.",
+)
+COUNT = 64
+SHAPE = shape_from_choices([[0, 0, 0], [0, 1], [1, 0]])
+NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "library.ipynb"
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def starter():
+    """The starter base. The first test runs transformers' forward; then the fast one takes its weights over."""
+    if not (starter_path() / "config.json").exists():
+        pytest.skip("the starter model is not installed; `make install` converts it")
+    return load_base(starter_path())
+
+
+def test_the_starter_says_the_same_with_and_without_drafts(starter):
+    prompts = [render(starter.tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
+    expected = [reference(starter, prompt, COUNT) for prompt in prompts]
+    for make in (Target, fast_target):
+        target, outcomes = make(starter, 256), []
+        for one in expected:
+            outcomes.append(compare(target, ReplayDrafter(one.tokens, SHAPE, starter.vocab_size), one))
+            if make is fast_target:
+                outcomes.append(compare(target, make_drafter(target, None, {"drafter": "ngram"}), one))
+        found = verdict(outcomes)
+        assert found["exact"], (target.forward.name, found)
+        assert sum(o.tokens for o in outcomes) >= 4 * 40
+
+
+def test_everything_but_the_forwards_takes_less_than_a_twentieth_of_a_step(starter):
+    prompt = render(starter.tokenizer, [{"role": "user", "content": QUESTIONS[0]}])
+    free = ReplayDrafter(range(100, 200), SHAPE, starter.vocab_size)
+    steps = run(fast_target(starter, 256), free, prompt, max_tokens=32)[3:]
+    shares = [(s.ms_draft + s.ms_other) / (s.ms_draft + s.ms_verify + s.ms_other) for s in steps]
+    assert statistics.median(shares) < 0.05
+
+
+def test_the_notebook_runs_and_shows_what_it_prints(starter, capsys):
+    names: dict[str, object] = {}
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
+        printed = "".join("".join(out.get("text", [])) for out in cell["outputs"])
+        assert capsys.readouterr().out == printed
+    assert names["summary"].mean_accepted_length > 1.2

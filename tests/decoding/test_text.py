@@ -1,0 +1,112 @@
+"""Text of a stream: pieces concatenate to the whole, and no character is ever shown in halves."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoding.step import Drafted, Emitted, Step
+from decoding.text import TextStream
+from models.tiny import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+FAMILY = "👨‍👩‍👧"  # three people joined: one picture, many code points
+FLAG = "🇫🇮"
+
+
+def steps_of(ids, sizes=(1, 3, 2), finish="stop"):
+    """The ids dealt to steps of changing sizes, as verifications emit them."""
+    steps, at, index = [], 0, 0
+    while at < len(ids):
+        size = sizes[index % len(sizes)]
+        emitted = tuple(Emitted(i, "draft", depth, 0) for depth, i in enumerate(ids[at : at + size], 1))
+        at += size
+        steps.append(Step(index, "verify", emitted, finish=finish if at >= len(ids) else None))
+        index += 1
+    return steps
+
+
+def pieces_of(ids, stop=(), **kwargs):
+    stream = TextStream(TOKENIZER, stop)
+    records = [stream.record(step) for step in steps_of(ids, **kwargs)]
+    pieces = [token["text"] for record in records for token in record["tokens"]]
+    assert "".join(pieces) == stream.text
+    return pieces
+
+
+def decode(ids):
+    return TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["the lazy dog", "naïve 🦊 fox", "日本語 text", f"a {FAMILY} b", f"{FLAG}!", "e\u0301 é"]
+)
+def test_pieces_concatenate_and_no_piece_holds_half_a_character(text):
+    ids = TOKENIZER(text)["input_ids"]
+    pieces = pieces_of(ids)
+    assert "".join(pieces) == text and len(pieces) == len(ids)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_an_emoji_of_four_tokens_comes_out_with_the_last_of_them():
+    ids = TOKENIZER("a🦊b")["input_ids"]
+    assert pieces_of(ids) == ["a", "", "", "", "🦊", "b"]
+
+
+def test_joined_people_and_flags_are_not_shown_in_parts():
+    for picture in (FAMILY, FLAG):
+        shown = [piece for piece in pieces_of(TOKENIZER(f"x{picture}y")["input_ids"]) if piece]
+        joined_ends = [piece for piece in shown if piece.endswith("\u200d")]
+        assert not joined_ends and FLAG[0] not in shown
+        assert "".join(shown) == f"x{picture}y"
+
+
+def test_bytes_that_never_become_a_character_come_out_at_the_end():
+    ids = TOKENIZER("a🦊")["input_ids"][:-1]
+    assert "".join(pieces_of(ids)) == decode(ids) == "a\ufffd"
+
+
+def test_special_tokens_have_no_text_but_their_names_in_the_draft():
+    end = TOKENIZER.eos_token_id
+    stream = TextStream(TOKENIZER)
+    step = Step(0, "verify", (Emitted(end, "target"),), Drafted((end, TOKENIZER(" fox")["input_ids"][0]), (-1, 0)))
+    record = stream.record(step)
+    assert record["tokens"][0]["text"] == ""
+    assert record["draft"]["texts"][0] == "<|im_end|>" and record["draft"]["texts"][1] != ""
+
+
+def test_stop_texts_are_left_out_and_what_may_begin_one_is_held_back():
+    ids = TOKENIZER("the fox STOP the dog")["input_ids"]
+    stream = TextStream(TOKENIZER, stop=("STOP",))
+    said = []
+    for step in steps_of(ids, sizes=(1,)):
+        stream.record(step)
+        said.append(stream.text)
+    assert not any("S" in text for text in said)
+    assert stream.text == "the fox "
+
+
+def test_a_beginning_of_a_stop_text_that_does_not_go_on_is_said_later():
+    assert "".join(pieces_of(TOKENIZER("a STONE")["input_ids"], stop=("STOP",))) == "a STONE"
+    assert "".join(pieces_of(TOKENIZER("a STO")["input_ids"], stop=("STOP",))) == "a STO"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, len(TOKENIZER) - 1), min_size=1, max_size=40))
+def test_any_tokens_at_all_concatenate_to_their_full_decoding(ids):
+    assert "".join(pieces_of(ids)) == decode(ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=30))
+def test_any_text_at_all_comes_back_without_broken_characters(text):
+    ids = TOKENIZER(text)["input_ids"]
+    pieces = pieces_of(ids)
+    assert "".join(pieces) == decode(ids)
+    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
+
+
+def test_the_window_stays_short_in_long_texts():
+    stream = TextStream(TOKENIZER)
+    for step in steps_of(TOKENIZER("the quick brown fox 🦊 " * 50)["input_ids"], sizes=(4,), finish=None):
+        stream.record(step)
+        assert len(stream._window) < 12

@@ -1,0 +1,164 @@
+"""Figures of an evaluation on tiny bases: exactness is told, ties from faults, and drafts that always or never hit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from decoding.fast import fast_target
+from decoding.step import Emitted, Step
+from evaluation import acceptance
+from evaluation.acceptance import evaluate, first_difference, result
+from evaluation.questions import built_in, read_questions, turns
+from evaluation.ties import gap_at
+from models.base import Base, load_base
+from models.chat import render
+from speculoos.errors import BadInput, Cancelled
+from speculoos.reporting import Silent
+
+QUESTIONS = [
+    {"id": "a", "category": "x", "messages": [{"role": "user", "content": "the quick brown fox " * 3}]},
+    {
+        "id": "b",
+        "category": "y",
+        "messages": [{"role": "user", "content": "1 2 3"}, {"role": "user", "content": "4 5"}],
+    },
+]
+FIELDS = {
+    "mean_accepted_length",
+    "acceptance_by_depth",
+    "identical_to_plain",
+    "ties",
+    "tokens_per_second",
+    "plain_tokens_per_second",
+    "per_category",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base: Path) -> Base:
+    return load_base(tiny_base)
+
+
+def test_a_lossless_drafter_is_identical_and_every_promised_field_is_there(base: Base) -> None:
+    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=24, options={"drafter": "ngram"})
+    assert set(found) >= FIELDS and json.loads(json.dumps(found)) == found
+    assert found["identical_to_plain"] is True and found["differences"] == []
+    assert found["prompts"] == 3 and set(found["per_category"]) == {"x", "y"}
+    assert found["per_category"]["y"]["prompts"] == 2
+    assert found["mean_accepted_length"] >= 1 and found["tokens_per_second"] > 0
+    assert found["dtype"] == "float32" and found["machine"]["torch"] == torch.__version__
+
+
+def test_without_a_drafter_speculation_is_plain_decoding(base: Base) -> None:
+    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=8)
+    assert found["mean_accepted_length"] == 1.0 and found["speedup"] == 1.0 and found["identical_to_plain"]
+    assert found["tokens_per_second"] == found["plain_tokens_per_second"]
+
+
+def test_limit_takes_the_first_questions(base: Base) -> None:
+    assert evaluate(base, None, QUESTIONS, Silent(), limit=1, max_tokens=4)["prompts"] == 1
+    with pytest.raises(BadInput, match="no question"):
+        evaluate(base, None, [], Silent())
+
+
+def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second way's third token is replaced: not identical. With every gap called a tie: identical, one tie each."""
+    run = acceptance._run
+
+    def spoiled(bench: object, prompt: list[int], speculative: bool, max_tokens: int) -> list[Step]:
+        steps = run(bench, prompt, speculative, max_tokens)
+        if speculative and max_tokens > 8:
+            steps = [one_token_off(step) if step.index == 2 else step for step in steps]
+        return steps
+
+    monkeypatch.setattr(acceptance, "_run", spoiled)
+    options = {"drafter": "ngram"}
+    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=12, options=options)
+    assert found["identical_to_plain"] is False and found["ties"] == 0
+    assert len(found["differences"]) == 3 and all(d["gap"] > 1e-3 for d in found["differences"])
+    monkeypatch.setattr(acceptance, "TIE", 1e9)
+    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=12, options=options)
+    assert found["identical_to_plain"] is True and found["ties"] == 3
+
+
+def one_token_off(step: Step) -> Step:
+    first = step.tokens[0]
+    return Step(step.index, step.kind, (Emitted(first.id ^ 1, first.origin), *step.tokens[1:]), step.drafted)
+
+
+def test_the_gap_is_that_of_the_logits_that_chose_the_token(base: Base, tiny_base: Path) -> None:
+    prompt = render(base.tokenizer, [{"role": "user", "content": "lazy dog"}])
+    target = fast_target(base)
+    fresh = load_base(tiny_base)
+    ids = list(prompt)
+    for index in range(4):
+        with torch.inference_mode():
+            best = fresh.model(torch.tensor([ids])).logits[0, -1].topk(2)
+        assert gap_at(target, prompt, index) == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-3)
+        ids.append(int(best.indices[0]))
+
+
+def test_first_difference_counts_a_missing_token() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_speeds_are_all_tokens_over_all_time() -> None:
+    """Two prompts: plain 4 tokens in 40 ms and 4 in 10 ms, drafted 4 in 20 ms and 4 in 5 ms."""
+
+    def run(ms: float, kind: str) -> list[Step]:
+        tokens = tuple(Emitted(i, "plain") for i in range(2))
+        return [Step(0, "prefill", tokens, counted=False, ms_verify=ms / 2), Step(1, kind, tokens, ms_verify=ms / 2)]
+
+    measured = [acceptance.Measured("a", "", run(p, "plain"), run(p / 2, "verify")) for p in (40.0, 10.0)]
+    found = result(measured)
+    assert found["plain_tokens_per_second"] == pytest.approx(8 / 0.05)
+    assert found["tokens_per_second"] == pytest.approx(8 / 0.025)
+    assert found["speedup"] == found["median_speedup"] == 2.0
+    assert found["mean_accepted_length"] == 2.0
+
+
+def test_a_stop_between_prompts_is_obeyed(base: Base) -> None:
+    class Stopping(Silent):
+        def stop_requested(self) -> bool:
+            return True
+
+    with pytest.raises(Cancelled):
+        evaluate(base, None, QUESTIONS, Stopping(), max_tokens=4)
+
+
+def test_a_question_too_long_is_left_out_and_said(base: Base) -> None:
+    long = {"id": "long", "messages": [{"role": "user", "content": "x " * 600}]}
+    found = evaluate(base, None, [*QUESTIONS, long], Silent(), max_tokens=4)
+    assert found["skipped"] == ["long"] and found["prompts"] == 3
+
+
+def test_the_built_in_questions_are_varied_and_not_the_quickstart_prompts() -> None:
+    questions = built_in()
+    assert len(questions) == 40 and len({q["category"] for q in built_in(8)}) == 8
+    asked = {text for q in questions for text in turns(q)[1]}
+    prompts = {r["messages"][0]["content"] for r in read_questions(Path(acceptance.__file__).parents[1] / PROMPTS)}
+    assert len(prompts) >= 150 and not asked & prompts
+
+
+PROMPTS = "corpus/quickstart_prompts.jsonl"
+
+
+def test_questions_come_from_files_and_bad_rows_are_said(tmp_path: Path) -> None:
+    class Listening(Silent):
+        said: list[str] = []
+
+        def log(self, message: str, level: str = "info") -> None:
+            self.said.append(message)
+
+    (tmp_path / "q.jsonl").write_text('{"turns": ["one", "two"], "category": "x"}\noops\n')
+    (row,) = read_questions(tmp_path / "q.jsonl", None, Listening())
+    assert turns(row) == ("", ["one", "two"]) and "line 2" in Listening.said[0]
+
+
+def test_real_benchmark_questions_are_read(shared_data: Path) -> None:
+    rows = read_questions(shared_data / "mt_bench" / "question.jsonl", 80)
+    assert len(rows) == 80 and {len(turns(r)[1]) for r in rows} == {2}

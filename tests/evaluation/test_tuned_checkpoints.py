@@ -1,0 +1,48 @@
+"""A tuned tree comes from what a draft got right here, is kept with its checkpoint, and is what it drafts with."""
+
+import json
+
+import pytest
+import torch
+
+from decoding.drafters import make_drafter
+from decoding.target import Target
+from evaluation.questions import built_in
+from evaluation.tuning import tune
+from models.base import load_base
+from models.checkpoints import load_draft, save_draft, set_drafting, verify_sums
+from models.eagle3 import Eagle3Draft
+from models.medusa import MedusaConfig, MedusaHeads
+from models.standalone import StandaloneDraft
+from speculoos.reporting import Silent
+from tests.decoding.conftest import run
+
+
+def draft_for(base, method: str):
+    torch.manual_seed(0)
+    if method == "medusa":
+        return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
+    return Eagle3Draft.from_base(base) if method == "eagle3" else StandaloneDraft.from_base(base, base.num_layers)
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3", "draft"])
+def test_a_tuned_draft_can_be_drafted_with(tiny_base, method):
+    base = load_base(tiny_base)
+    draft = draft_for(base, method)
+    tuned = tune(base, draft, built_in(2), Silent(), max_tokens=24)
+    assert bool(tuned.drafting) == (tuned.plan.nodes > 0)
+    assert tuned.plan.verdict and tuned.plan.expected_tau >= 1.0
+    target = Target(load_base(tiny_base), 128)
+    run(target, make_drafter(target, draft_for(target.base, method), tuned.drafting), list(range(9)), max_tokens=8)
+
+
+def test_a_tree_kept_with_a_checkpoint_is_used_unless_another_is_asked_for(tmp_path, tiny_base):
+    base = load_base(tiny_base)
+    folder = save_draft(tmp_path / "draft", draft_for(base, "medusa"), {"base": "tiny"})
+    set_drafting(folder, {"tree": [[0], [1]]}, {"expected_tau": 1.5})
+    verify_sums(folder)
+    assert json.loads((folder / "config.json").read_text())["tuning"] == {"expected_tau": 1.5}
+    draft, target = load_draft(folder, base), Target(base, 64)
+    assert len(make_drafter(target, draft).shape) == 3
+    assert make_drafter(target, draft, {"tree": [[0, 0]]}).shape.max_depth == 2
+    assert make_drafter(target, draft, {"drafter": "none"}).name == "none"

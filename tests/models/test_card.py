@@ -1,0 +1,71 @@
+"""Cards are read from files alone and say what a base can carry."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from models.card import METHODS, make_card, memory_needed, methods
+from models.identity import weights_sha256
+from models.tiny import make_tiny_base
+from speculoos.errors import BadInput
+
+
+def test_a_card_says_what_transformers_says(tiny_base: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_base)
+    card = make_card(tiny_base)
+    assert card["parameters"] == model.num_parameters()
+    assert (card["layers"], card["hidden_size"], card["vocabulary"]) == (4, 32, model.config.vocab_size)
+    assert card["architecture"] == "LlamaForCausalLM" and card["dtype"] == "float32" and card["max_length"] == 512
+    assert card["chat_template"] and card["weights_sha256"] == weights_sha256(tiny_base)
+    assert card["methods"] == dict.fromkeys(METHODS, "")
+    assert json.loads(json.dumps(card)) == card
+
+
+def test_a_card_needs_no_torch(tiny_base: Path) -> None:
+    lines = ("import sys", "from models.card import make_card", f"make_card({str(tiny_base)!r})")
+    code = "; ".join((*lines, "assert 'torch' not in sys.modules"))
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_memory_is_weights_plus_cache() -> None:
+    config = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    needed = memory_needed(134_515_008, config)
+    assert needed["float32"] == 4 * (134_515_008 + 2 * 30 * 3 * 64 * 2048)
+    assert needed["bfloat16"] * 2 == needed["float32"]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}, "recurrent state"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "no language-model head"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantised"),
+    ],
+)
+def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:
+    assert all(reason in why for why in methods(config).values())
+
+
+def test_the_licence_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_base, tmp_path / "copy")
+    assert make_card(folder)["licence"] == ""
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# Model\n")
+    assert make_card(folder)["licence"] == "apache-2.0"
+
+
+def test_other_families_and_tied_heads_are_counted_right(tmp_path: Path) -> None:
+    folder = make_tiny_base(tmp_path / "qwen", "qwen2", tie_word_embeddings=True)
+    card = make_card(folder)
+    assert card["tied_embeddings"]
+    assert card["parameters"] == AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no config.json"):
+        make_card(tmp_path)

@@ -1,0 +1,186 @@
+"""Draft networks: a cache and a tree mask change nothing about what they compute; checkpoints bring them back whole."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from models.base import load_base
+from models.checkpoints import load_draft, read_config, save_draft, verify_sums
+from models.draft_layers import ChainMemory, DraftCache
+from models.eagle import EagleDraft
+from models.eagle3 import Eagle3Draft
+from models.medusa import MedusaConfig, MedusaHeads
+from models.standalone import StandaloneDraft, spread
+from speculoos.errors import BadInput, NotFound, Unsupported
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base):
+    return load_base(tiny_base)
+
+
+def make(method, base):
+    torch.manual_seed(3)
+    if method == "medusa":
+        heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3, 2), base)
+        for p in heads.parameters():
+            torch.nn.init.normal_(p, 0, 0.1)
+        return heads
+    if method == "medusa-tied":
+        return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2, 1, True), base)
+    if method == "medusa-small":
+        config = MedusaConfig(base.hidden_size, base.vocab_size, 2, 1, True, draft_vocab_size=40)
+        return MedusaHeads.from_base(config, base, torch.arange(0, 80, 2))
+    if method == "eagle":
+        return EagleDraft.from_base(base, eagle_num_layers=2, use_last_layernorm=True)
+    if method == "eagle3":
+        return Eagle3Draft.from_base(base, torch.arange(5, 105))
+    return StandaloneDraft.from_base(base, 2)
+
+
+def outputs(draft, base):
+    """Something every part of the draft has a say in."""
+    ids = torch.arange(12)[None] + 7
+    hidden, aux = base.forward_hidden(ids, layers=getattr(draft, "layers_wanted", ()))
+    if draft.method == "medusa":
+        return draft(hidden)
+    if draft.method == "draft":
+        return draft(ids).logits
+    return draft.logits(draft(draft.fuse(hidden, aux), ids, torch.arange(12)[None]))
+
+
+@pytest.mark.parametrize("method", ["medusa", "medusa-tied", "medusa-small", "eagle", "eagle3", "draft"])
+@torch.no_grad()
+def test_a_saved_draft_computes_the_same_when_loaded(method, base, tmp_path):
+    draft = make(method, base)
+    folder = save_draft(tmp_path / "draft", draft, {"base": "tiny", "base_sha256": "a" * 64})
+    loaded = load_draft(folder, base, "a" * 64)
+    assert torch.equal(outputs(loaded, base), outputs(draft, base))
+    assert loaded.notices == []
+    verify_sums(folder)
+    assert {p.name for p in folder.iterdir()} >= {"model.safetensors", "config.json", "README.md", "SHA256SUMS"}
+    assert [p.name for p in tmp_path.iterdir()] == ["draft"]
+
+
+def test_saving_again_replaces_the_folder_and_bf16_halves_it(base, tmp_path):
+    draft = make("medusa", base)
+    save_draft(tmp_path / "d", draft, {})
+    size = (tmp_path / "d" / "model.safetensors").stat().st_size
+    save_draft(tmp_path / "d", draft, {}, dtype="bfloat16")
+    assert (tmp_path / "d" / "model.safetensors").stat().st_size < 0.6 * size
+    assert read_config(tmp_path / "d")["dtype"] == "bfloat16"
+    assert load_draft(tmp_path / "d", base).lm_heads[0].weight.dtype == torch.float32
+
+
+def test_another_base_warns_and_another_vocabulary_is_refused(base, tmp_path):
+    folder = save_draft(tmp_path / "d", make("eagle", base), {"base_sha256": "a" * 64})
+    assert "trained on a base" in load_draft(folder, base, "b" * 64).notices[0]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 9}))
+    with pytest.raises(Unsupported, match="vocab_size 9"):
+        load_draft(folder, base)
+
+
+def test_a_damaged_or_foreign_folder_is_one_sentence(base, tmp_path):
+    with pytest.raises(NotFound, match="config.json"):
+        load_draft(tmp_path, base)
+    folder = save_draft(tmp_path / "d", make("medusa", base), {})
+    (folder / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(BadInput, match="safetensors"):
+        load_draft(folder, base)
+    with pytest.raises(BadInput, match="SHA256SUMS"):
+        verify_sums(folder)
+    other = save_draft(tmp_path / "e", make("eagle", base), {})
+    shutil.copy(other / "model.safetensors", folder)
+    with pytest.raises(Unsupported, match="first wrong tensor"):
+        load_draft(folder, base)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@torch.no_grad()
+def test_drafting_with_a_cache_equals_the_whole_row(method, base):
+    draft = make(method, base)
+    ids, positions = torch.randint(0, 300, (1, 20)), torch.arange(20)[None]
+    features = torch.randn(1, 20, base.hidden_size)
+    whole = draft(features, ids, positions)
+    cache, parts = DraftCache(), []
+    for start, end in ((0, 9), (9, 10), (10, 17)):
+        parts.append(draft(features[:, start:end], ids[:, start:end], positions[:, start:end], cache))
+    cache.crop(12)
+    parts = [torch.cat(parts, 1)[:, :12], draft(features[:, 12:], ids[:, 12:], positions[:, 12:], cache)]
+    assert cache.length == 20
+    assert torch.allclose(torch.cat(parts, 1), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@torch.no_grad()
+def test_each_path_of_a_tree_equals_its_own_chain(method, base):
+    """Context of 5, then nodes 0, 1 (siblings) and 2 (child of 0), 3 (child of 1) in one forward."""
+    draft = make(method, base)
+    ids, features = torch.randint(0, 300, (1, 9)), torch.randn(1, 9, base.hidden_size)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 5, 6, 6]])
+    cache = DraftCache()
+    draft(features[:, :5], ids[:, :5], positions[:, :5], cache)
+    sees = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]], dtype=torch.bool)
+    cache.mask = torch.cat([torch.ones(4, 5, dtype=torch.bool), sees], 1)
+    tree = draft(features[:, 5:], ids[:, 5:], positions[:, 5:], cache)
+    for path in ([5, 7], [6, 8]):
+        rows = [0, 1, 2, 3, 4, *path]
+        chain = draft(features[:, rows], ids[:, rows], positions[:, rows])
+        assert torch.allclose(tree[:, [p - 5 for p in path]], chain[:, 5:], atol=1e-5)
+
+
+@torch.no_grad()
+def test_training_time_test_sees_what_a_drafted_chain_sees(base):
+    """Three steps over a whole row equal, at each place t, a prefill of 0…t and two drafted steps from t."""
+    draft, steps, n = make("eagle3", base), 3, 8
+    ids, features = torch.randint(0, 300, (1, n + steps)), torch.randn(1, n, base.hidden_size)
+    memory, x, unrolled = ChainMemory(), features, []
+    for j in range(steps):
+        x = draft(x, ids[:, j : j + n], torch.arange(n)[None] + j, memory)
+        unrolled.append(x)
+    for t in range(n):
+        cache = DraftCache()
+        g = draft(features[:, : t + 1], ids[:, : t + 1], torch.arange(t + 1)[None], cache)[:, -1:]
+        for j in range(steps):
+            assert torch.allclose(g[0, 0], unrolled[j][0, t], atol=1e-5)
+            g = draft(g, ids[:, t + j + 1 : t + j + 2], torch.tensor([[t + j + 1]]), cache)
+
+
+def test_the_draft_vocabulary_maps_to_the_base_and_back(base):
+    draft = Eagle3Draft.from_base(base, torch.tensor([2, 3, 50, 311]))
+    assert draft.to_target(torch.arange(4)).tolist() == [2, 3, 50, 311] == draft.draft_ids.tolist()
+    assert draft.t2d.nonzero()[:, 0].tolist() == [2, 3, 50, 311]
+    assert torch.equal(draft.lm_head.weight, base.lm_head.weight[[2, 3, 50, 311]])
+
+
+def test_medusa_heads_over_a_draft_vocabulary_are_columns_of_the_whole(base):
+    hidden, ids = torch.randn(4, base.hidden_size), torch.arange(0, 80, 2)
+    small = make("medusa-small", base)
+    assert torch.allclose(small(hidden), make("medusa-tied", base)(hidden)[..., ids], atol=1e-5)
+    assert small.to_target(torch.arange(40)).tolist() == ids.tolist()
+    assert not any(p.requires_grad for p in small.lm_heads.parameters())
+
+
+def test_fresh_medusa_heads_repeat_the_base(base):
+    heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2, 3), base)
+    hidden = torch.randn(4, base.hidden_size)
+    assert torch.allclose(heads(hidden), base.lm_head(hidden).expand(2, -1, -1), atol=1e-5)
+    assert len({id(p) for p in heads.blocks.parameters()}) == 2 * 3 * 2  # no layer shared
+
+
+@torch.no_grad()
+def test_a_standalone_draft_with_every_layer_is_the_base(base, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.arange(10)[None]
+    assert torch.equal(StandaloneDraft.from_base(base, base.num_layers)(ids).logits, base.model(ids).logits)
+    draft = StandaloneDraft.from_base(base, 2)
+    folder = save_draft(tmp_path / "small", draft, {})
+    small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(small(ids).logits, draft(ids).logits)
+    assert spread(30, 4) == [0, 10, 19, 29]
+    with pytest.raises(BadInput, match="draft_num_layers"):
+        StandaloneDraft.from_base(base, 99)

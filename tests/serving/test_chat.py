@@ -1,0 +1,219 @@
+"""OpenAI's protocol, spoken by httpx as curl would and by OpenAI's own client; the trace in every chunk."""
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serving.conftest import HEADS, SAYING, TOKEN, Served, until
+
+
+def stream(served: Served, **parameters: Any) -> list[dict[str, Any]]:
+    """Chunks of a streamed completion, `data:` lines parsed."""
+    with (
+        served.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=served.ask(stream=True, **parameters)) as answer,
+    ):
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def content(chunks: list[dict[str, Any]]) -> str:
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+def complete(served: Served, **parameters: Any) -> dict[str, Any]:
+    with served.client() as client:
+        answer = client.post("/v1/chat/completions", json=served.ask(**parameters))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_whole_answer_has_openais_shape_and_our_summary(served: Served) -> None:
+    answer = complete(served)
+    assert answer["object"] == "chat.completion" and answer["model"] == "cycle"
+    choice = answer["choices"][0]
+    assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length"
+    assert choice["message"]["content"].startswith(SAYING + SAYING)
+    assert answer["usage"]["completion_tokens"] == 40
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + 40
+    summary = answer["speculation_summary"]
+    assert summary["drafter"] == "none" and summary["tokens"] == 40 and summary["tokens_per_second"] > 0
+    assert "Speculation is off" in summary["notices"][0]
+
+
+def test_every_streamed_chunk_carries_its_steps_trace(served: Served) -> None:
+    chunks = stream(served, model="cycle@right")
+    records = [chunk["speculation"] for chunk in chunks]
+    assert [record["index"] for record in records] == list(range(len(records)))
+    assert records[0]["kind"] == "prefill" and {r["kind"] for r in records[1:]} == {"verify"}
+    for chunk, record in zip(chunks, records, strict=True):
+        assert chunk["choices"][0]["delta"]["content"] == "".join(t["text"] for t in record["tokens"])
+    drafted = [t for r in records for t in r["tokens"] if t["origin"] == "draft"]
+    assert {t["depth"] for t in drafted} == set(range(1, HEADS + 1))
+    assert len(records[1]["draft"]["texts"]) == len(records[1]["draft"]["tokens"]) > 0
+
+
+def test_streamed_text_is_the_whole_text_with_no_broken_emoji(served: Served) -> None:
+    for model in ("cycle", "cycle@right", "cycle@wrong"):
+        chunks = stream(served, model=model)
+        assert content(chunks) == complete(served, model=model)["choices"][0]["message"]["content"]
+        assert content(chunks).startswith(SAYING + SAYING) and "\ufffd" not in content(chunks)[: 2 * len(SAYING)]
+
+
+def test_speculation_changes_the_speed_and_never_the_text(served: Served) -> None:
+    answers = {model: complete(served, model=model) for model in ("cycle", "cycle@right", "cycle@wrong")}
+    assert len({a["choices"][0]["message"]["content"] for a in answers.values()}) == 1
+    assert answers["cycle"]["speculation_summary"]["mean_accepted_length"] == 1
+    assert answers["cycle@wrong"]["speculation_summary"]["mean_accepted_length"] == 1
+    right = answers["cycle@right"]["speculation_summary"]
+    assert right["mean_accepted_length"] == HEADS + 1 and right["acceptance_by_depth"] == [1.0] * HEADS
+
+
+def test_the_last_chunk_has_the_reason_the_summary_and_usage_when_asked(served: Served) -> None:
+    without = stream(served)
+    assert without[-1]["choices"][0]["finish_reason"] == "length"
+    assert without[-1]["speculation_summary"]["tokens"] == 40
+    assert all("usage" not in chunk for chunk in without)
+    with_usage = stream(served, stream_options={"include_usage": True})
+    assert with_usage[-1]["choices"] == [] and with_usage[-1]["usage"]["completion_tokens"] == 40
+    assert with_usage[-1]["speculation_summary"]["finish"] == "length"
+    assert all(chunk["usage"] is None for chunk in with_usage[:-1])
+
+
+def test_a_mismatched_base_is_said_in_the_notices(served: Served) -> None:
+    assert complete(served, model="cycle@right")["speculation_summary"]["notices"] == []
+    notices = complete(served, model="cycle@wrong")["speculation_summary"]["notices"]
+    assert any("trained on a base with weights" in notice for notice in notices)
+
+
+def test_the_speedup_names_the_plain_run_it_is_measured_against(served: Served) -> None:
+    summary = complete(served, model="cycle@right")["speculation_summary"]
+    assert summary["plain_tokens_per_second"] > 0
+    assert summary["plain_reference"]["source"] in ("short run", "plain run")
+    expected = summary["decode_tokens_per_second"] / summary["plain_tokens_per_second"]
+    assert summary["speedup"] == pytest.approx(expected, rel=0.01)
+
+
+def test_stop_strings_end_the_answer_and_are_left_out(served: Served) -> None:
+    answer = complete(served, model="cycle@right", stop=[" fox"])
+    assert answer["choices"][0]["message"]["content"] == SAYING.partition(" fox")[0]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert content(stream(served, model="cycle@right", stop=" fox")) == SAYING.partition(" fox")[0]
+
+
+def test_max_completion_tokens_goes_before_max_tokens(served: Served) -> None:
+    assert complete(served, max_completion_tokens=7)["usage"]["completion_tokens"] == 7
+
+
+def test_the_same_seed_gives_the_same_sample(served: Served) -> None:
+    options = {"temperature": 1.5, "top_p": 0.95, "seed": 3, "model": "cycle@right"}
+    first, second = complete(served, **options), complete(served, **options)
+    assert first["choices"][0]["message"] == second["choices"][0]["message"]
+    other = complete(served, **{**options, "seed": 4})
+    assert other["choices"][0]["message"] != first["choices"][0]["message"]
+
+
+def test_drafters_can_be_chosen_per_request(served: Served) -> None:
+    ngram = complete(served, speculation={"drafter": "ngram", "depth": 4})["speculation_summary"]
+    assert ngram["drafter"] == "ngram" and ngram["mean_accepted_length"] > 1
+    off = complete(served, model="cycle@right", speculation={"drafter": "none"})["speculation_summary"]
+    assert off["drafter"] == "none" and off["mean_accepted_length"] == 1
+    chain = stream(served, model="cycle@right", speculation={"tree": [[0], [0, 0]]})
+    assert chain[2]["speculation"]["draft"]["depths"] == [1, 2]
+
+
+def test_the_second_turn_of_a_chat_reuses_the_first(served: Served) -> None:
+    text = complete(served, model="cycle@right")["choices"][0]["message"]["content"]
+    messages = [
+        {"role": "user", "content": "Say it"},
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "again"}]},
+    ]
+    with served.client() as client:
+        body = {"model": "cycle@right", "messages": messages, "max_tokens": 5}
+        usage = client.post("/v1/chat/completions", json=body).json()["usage"]
+    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+
+
+def test_models_lists_what_is_ready_and_each_can_be_asked_for(served: Served) -> None:
+    with served.client() as client:
+        names = [model["id"] for model in client.get("/v1/models").json()["data"]]
+        assert names == ["cycle", "cycle@right", "cycle@wrong", "org/cycle2"]
+        for name in names:
+            assert client.get(f"/v1/models/{name}").json()["id"] == name
+        assert client.get("/v1/models/cycle@right").json()["method"] == "medusa"
+        assert client.get("/v1/models/nothing").status_code == 404
+
+
+def test_openais_client_gets_whole_and_streamed_answers(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=TOKEN) as client:
+        assert [m.id for m in client.models.list()][:2] == ["cycle", "cycle@right"]
+        asked: Any = {"model": "cycle@right", "messages": [{"role": "user", "content": "Say it"}], "max_tokens": 40}
+        whole = client.chat.completions.create(**asked, extra_body={"speculation": {"tree": [[0], [0, 0]]}})
+        text, indices, usage = "", [], None
+        options = {"include_usage": True}
+        for chunk in client.chat.completions.create(**asked, stream=True, stream_options=options):
+            usage = chunk.usage or usage
+            if chunk.choices:
+                text += chunk.choices[0].delta.content or ""
+                indices.append(chunk.speculation["index"])
+        assert text == whole.choices[0].message.content
+        assert indices == list(range(len(indices))) and usage.completion_tokens == 40
+        assert whole.model_extra["speculation_summary"]["mean_accepted_length"] == 3
+
+
+def test_openais_client_raises_its_own_errors(served: Served) -> None:
+    asked: Any = {"messages": [{"role": "user", "content": "x"}]}
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=TOKEN, max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(model="nothing", **asked)
+        assert missing.value.code == "model_not_found" and missing.value.param == "model"
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="cycle", n=2, **asked)
+    with (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.chat.completions.create(model="cycle", **asked)
+
+
+def test_closing_the_stream_stops_the_generation(served: Served) -> None:
+    with served.client() as client:
+        asked = served.ask(stream=True, max_tokens=8000)
+        with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
+            lines = answer.iter_lines()  # kept: dropping it closes the stream
+            next(lines)
+            assert served.engine.queue.busy
+        served.wait_idle(seconds=3)
+
+
+def test_a_client_that_gives_up_waiting_stops_the_generation(served: Served) -> None:
+    with served.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=served.ask(max_tokens=8000), timeout=0.5)
+    served.wait_idle(seconds=3)
+
+
+def test_many_clients_at_once_each_get_their_own_answer(served: Served) -> None:
+    asked = [("cycle", 11), ("cycle@right", 12), ("org/cycle2", 13), ("cycle@wrong", 14)] * 3
+    answers: dict[int, dict[str, Any]] = {}
+
+    def ask(place: int) -> None:
+        model, count = asked[place]
+        answers[place] = complete(served, model=model, max_tokens=count)
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place, (model, count) in enumerate(asked):
+        assert answers[place]["model"] == model and answers[place]["usage"]["completion_tokens"] == count
+        assert answers[place]["choices"][0]["message"]["content"].startswith("\U0001f600")
+    until(lambda: not served.engine.queue.busy)

@@ -1,0 +1,87 @@
+"""The engine beside a job: a GPU is given back when idle, cores are left on a CPU."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from serving import engine as engine_module
+from serving.catalog import ModelRef
+from serving.engine import Engine
+from serving.protocol import ChatRequest
+from speculoos.settings import Settings
+from tests.serving.conftest import until
+from tracking import leases
+from tracking.db import session
+from tracking.tables import Job
+
+
+class Nowhere:
+    """A sink that keeps nothing."""
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        pass
+
+    def step(self, record: dict) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(home: Settings) -> Iterator[Engine]:
+    made = Engine(home)
+    until(lambda: not made.queue.busy and not made.queue.waiting, 60)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ref(model_files: Path) -> ModelRef:
+    return ModelRef("cycle", "b", str(model_files / "cycle"), "b" * 64)
+
+
+def ask(engine: Engine, ref: ModelRef) -> int:
+    """Generate a little; returns the threads torch used."""
+    request = ChatRequest(model="cycle", messages=[{"role": "user", "content": "x"}], max_tokens=3)
+    engine.answer(ref, request, Nowhere(), threading.Event())
+    return torch.get_num_threads()
+
+
+def hold(settings: Settings, device: str) -> str:
+    with session(settings) as db:
+        job = Job(name="training", kind="train", queue="gpu", state="RUNNING")
+        db.add(job)
+        db.flush()
+        assert leases.acquire(db, device, f"job:{job.id}", 60)
+        return f"job:{job.id}"
+
+
+def test_half_of_the_cores_are_left_to_a_job(engine: Engine, ref: ModelRef) -> None:
+    usual = torch.get_num_threads()
+    try:
+        engine._threads = 4
+        assert ask(engine, ref) == 4
+        holder = hold(engine.settings, "cpu")
+        assert ask(engine, ref) == 2
+        with session(engine.settings) as db:
+            leases.release(db, holder)
+        assert ask(engine, ref) == 4
+    finally:
+        torch.set_num_threads(usual)
+
+
+def test_an_idle_gpu_is_given_back_to_a_job(engine: Engine, ref: ModelRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told apart by the device's name alone, so that it is tried without a GPU too."""
+    ask(engine, ref)
+    hold(engine.settings, "cuda:0")
+    engine.unload_for_job()
+    assert len(engine.pool) == 1  # a CPU's memory is not the job's
+    engine.device = "cuda:0"
+    engine.queue.idle_since = time.monotonic()
+    engine.unload_for_job()
+    assert len(engine.pool) == 1  # somebody asked a moment ago
+    monkeypatch.setattr(engine_module, "IDLE_SECONDS", 0.0)
+    engine.unload_for_job()
+    until(lambda: len(engine.pool) == 0)

@@ -1,0 +1,248 @@
+"""Runs made as rows: generated detached, stored step by step, cancelled, compared, and never left RUNNING."""
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving.conftest import HEADS, SAYING, Served, until
+from tracking import leases, runs
+from tracking.db import reading, session
+from tracking.tables import Job, Run, now
+
+
+def make_run(served: Served, model: str = "cycle@right", kind: str = "chat", **parameters: Any) -> str:
+    """A QUEUED run, as the web makes it."""
+    request = served.ask(model, **parameters)
+    with session(served.settings) as db:
+        return runs.create_run(db, kind, model, request).id
+
+
+def make_group(served: Served, *models: str, **parameters: Any) -> list[str]:
+    with session(served.settings) as db:
+        return [run.id for run in runs.create_comparison(db, [(m, served.ask(m, **parameters)) for m in models])]
+
+
+def post(served: Served, path: str) -> httpx.Response:
+    with served.client() as client:
+        return client.post(f"/v1/runs/{path}")
+
+
+def look(served: Served, run_id: str) -> Run:
+    with reading(served.settings) as db:
+        return runs.get_run(db, run_id)
+
+
+def steps(served: Served, run_id: str, after: int = -1) -> list[dict[str, Any]]:
+    with reading(served.settings) as db:
+        return runs.steps_after(db, run_id, after)
+
+
+def ended(served: Served, run_id: str) -> Run:
+    until(lambda: look(served, run_id).state in runs.ENDED)
+    return look(served, run_id)
+
+
+def test_a_posted_run_is_generated_and_stored_whole(served: Served) -> None:
+    run_id = make_run(served)
+    answer = post(served, run_id)
+    assert answer.status_code == 202 and answer.json() == {"id": run_id, "queued": [run_id]}
+    run = ended(served, run_id)
+    assert run.state == "SUCCEEDED" and run.finished_at and not run.error
+    records = steps(served, run_id)
+    assert [r["index"] for r in records] == list(range(len(records)))
+    assert "".join(t["text"] for r in records for t in r["tokens"]) == run.text
+    assert run.text.startswith(SAYING + SAYING)
+    assert run.summary["mean_accepted_length"] == HEADS + 1 and run.summary["finish"] == "length"
+    assert run.summary["tokens"] == 40 == sum(len(r["tokens"]) for r in records)
+    assert run.summary["speedup"] > 0 and run.summary["shared_with"] == ""
+
+
+def test_steps_appear_while_the_run_goes_on_and_after_the_poster_has_gone(served: Served) -> None:
+    run_id = make_run(served, "cycle", max_tokens=6000)
+    post(served, run_id)  # its connection is closed by now
+    until(lambda: len(steps(served, run_id)) > 5, 5)
+    seen = steps(served, run_id)[-1]["index"]
+    until(lambda: bool(steps(served, run_id, after=seen)), 5)
+    assert look(served, run_id).state == "RUNNING"
+    assert post(served, f"{run_id}/cancel").status_code == 202
+    ended(served, run_id)
+
+
+def test_a_cancelled_run_stops_between_steps_and_keeps_what_it_said(served: Served) -> None:
+    run_id = make_run(served, "cycle", max_tokens=8000)
+    post(served, run_id)
+    until(lambda: len(steps(served, run_id)) > 5, 5)
+    assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
+    asked = time.monotonic()
+    run = ended(served, run_id)
+    assert time.monotonic() - asked < 2
+    assert run.state == "CANCELLED" and run.text.startswith(SAYING) and run.summary["finish"] == "cancelled"
+    assert post(served, f"{run_id}/cancel").json()["cancelled"] is False
+
+
+def test_a_waiting_run_is_cancelled_at_once_and_never_starts(served: Served) -> None:
+    first, second = make_run(served, "cycle", max_tokens=8000), make_run(served)
+    post(served, first)
+    post(served, second)
+    assert post(served, f"{second}/cancel").json()["cancelled"] is True
+    assert look(served, second).state == "CANCELLED"
+    post(served, f"{first}/cancel")
+    ended(served, first)
+    served.wait_idle()
+    assert steps(served, second) == []
+
+
+def test_posting_a_run_twice_generates_it_once(served: Served) -> None:
+    run_id = make_run(served, "cycle", max_tokens=300)
+    answers = [post(served, run_id) for _ in range(2)]
+    assert [a.json()["queued"] for a in answers] == [[run_id], []]
+    ended(served, run_id)
+    again = post(served, run_id)
+    assert again.status_code == 409 and "has ended" in again.json()["error"]["message"]
+
+
+def test_an_unknown_run_is_not_found(served: Served) -> None:
+    assert post(served, "f" * 32).status_code == post(served, f"{'f' * 32}/cancel").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "words"),
+    [
+        ("gone@right", {}, "does not exist"),
+        ("cycle", {"temperature": -1}, "temperature"),
+        ("cycle", {"text": "word " * 9000}, "8192"),
+        ("cycle", {"speculation": {"drafter": "magic"}}, "Unknown drafter"),
+    ],
+)
+def test_a_run_that_cannot_be_made_fails_with_a_sentence(
+    served: Served, model: str, parameters: dict[str, Any], words: str
+) -> None:
+    run_id = make_run(served, model, **parameters)
+    assert post(served, run_id).status_code == 202
+    run = ended(served, run_id)
+    assert run.state == "FAILED" and words in run.error and "Traceback" not in run.error
+
+
+def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(served: Served) -> None:
+    ids = make_group(served, "cycle", "cycle@right", "cycle@wrong", max_tokens=200)
+    holders: list[str] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            with reading(served.settings) as db:
+                if (holder := leases.holder(db, "cpu")) and holder not in holders:
+                    holders.append(holder)
+            time.sleep(0.001)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    assert post(served, ids[1]).json()["queued"] == ids  # any member starts the group
+    columns = [ended(served, run_id) for run_id in ids]
+    done.set()
+    watching.join()
+    assert holders == [f"run:{run_id}" for run_id in ids]
+    assert [c.state for c in columns] == ["SUCCEEDED"] * 3
+    assert columns[0].finished_at < columns[1].finished_at < columns[2].finished_at
+    assert all(c.summary["cached_tokens"] == 0 and c.summary["shared_with"] == "" for c in columns)
+    with reading(served.settings) as db:
+        assert leases.holder(db, "cpu") == ""
+        views = runs.compare(db, columns[0].group_id)
+    assert [v["identical"] for v in views] == [True] * 3 and {v["token_count"] for v in views} == {200}
+    assert views[1]["summary"]["plain_reference"]["source"] == "plain run"
+
+
+def test_columns_that_differ_say_where(served: Served) -> None:
+    with session(served.settings) as db:
+        asked = [("cycle", served.ask("cycle", max_tokens=n)) for n in (10, 6)]
+        asked.append(("cycle", served.ask("cycle", temperature=2.0, seed=1, max_tokens=10)))
+        made = runs.create_comparison(db, asked)
+    post(served, made[0].id)
+    for run in made:
+        ended(served, run.id)
+    with reading(served.settings) as db:
+        same, shorter, sampled = runs.compare(db, made[0].group_id)
+    assert same["identical"] and same["first_divergence"] is None
+    assert not shorter["identical"] and shorter["first_divergence"] == 6
+    assert not sampled["identical"] and sampled["first_divergence"] is not None
+
+
+def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
+    with session(served.settings) as db:
+        job = Job(name="my training", kind="train", queue="gpu", state="RUNNING")
+        db.add(job)
+        db.flush()
+        holder = f"job:{job.id}"
+        assert leases.acquire(db, "cpu", holder, 60)
+    try:
+        chat, (column, _) = make_run(served), make_group(served, "cycle", "cycle@right")
+        post(served, chat)
+        post(served, column)
+        assert ended(served, chat).summary["shared_with"] == "my training"
+        assert ended(served, column).summary["shared_with"] == "my training"
+        with reading(served.settings) as db:
+            assert leases.holder(db, "cpu") == holder
+    finally:
+        served.wait_idle()
+        with session(served.settings) as db:
+            leases.release(db, holder)
+
+
+def test_runs_a_killed_server_left_are_failed_with_a_sentence(served: Served) -> None:
+    going_on, old, young = (make_run(served) for _ in range(3))
+    with session(served.settings) as db:
+        assert runs.start_run(db, going_on)
+        runs.get_run(db, old).created_at = now() - timedelta(hours=1)
+    with session(served.settings) as db:
+        assert runs.fail_leftovers(db) == 2
+    assert look(served, going_on).state == look(served, old).state == "FAILED"
+    assert look(served, going_on).error == runs.LEFT_OVER
+    assert look(served, young).state == "QUEUED"
+    assert post(served, young).status_code == 202
+    assert ended(served, young).state == "SUCCEEDED"
+
+
+def test_a_chat_does_not_wait_behind_every_request_of_a_data_generation(served: Served) -> None:
+    finished: list[str] = []
+
+    def generate() -> None:
+        with served.client() as client:
+            assert client.post("/v1/chat/completions", json=served.ask("cycle", max_tokens=120)).status_code == 200
+        finished.append("api")
+
+    threads = [threading.Thread(target=generate) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: served.engine.queue.waiting >= 5)
+    run_id = make_run(served)
+    post(served, run_id)
+    ended(served, run_id)
+    assert len(finished) <= 5
+    for thread in threads:
+        thread.join()
+
+
+def test_a_speedup_is_only_said_under_equal_conditions(served: Served) -> None:
+    """Beside a job it is measured against a plain run beside the same job, or not at all."""
+    with session(served.settings) as db:
+        job = Job(name="another training", kind="train", queue="gpu", state="RUNNING")
+        db.add(job)
+        db.flush()
+        holder = f"job:{job.id}"
+        assert leases.acquire(db, "cpu", holder, 60)
+    try:
+        drafted, plain, again = (make_run(served, model) for model in ("cycle@right", "cycle", "cycle@right"))
+        for run_id in (drafted, plain, again):
+            post(served, run_id)
+        first, _, last = (ended(served, run_id).summary for run_id in (drafted, plain, again))
+    finally:
+        served.wait_idle()
+        with session(served.settings) as db:
+            leases.release(db, holder)
+    assert first["decode_tokens_per_second"] > 0 and "speedup" not in first
+    assert last["plain_reference"] == {"source": "plain run", "tokens": 39, "shared_with": "another training"}
+    assert last["speedup"] > 0

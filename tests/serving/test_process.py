@@ -1,0 +1,149 @@
+"""`python -m serving.main` as a process: its token, its port, its end by signal and by kill."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serving.main import main
+from speculoos.settings import CLONE, Settings, load
+from tests.serving.conftest import SAYING, free_port, register, serve, until
+from tracking import processes, runs
+from tracking.db import reading, session
+
+PROMPT = [{"role": "user", "content": "Say it"}]
+
+
+class Server:
+    """The server as a child process."""
+
+    def __init__(self, settings: Settings, **environment: str):
+        self.settings = settings
+        self.url = f"http://127.0.0.1:{settings.inference_port}"
+        given = {"SPECULOOS_HOME": str(settings.home), "SPECULOOS_INFERENCE_PORT": str(settings.inference_port)}
+        env = {**os.environ, **given, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environment}
+        command = [sys.executable, "-m", "serving.main"]
+        self.process = subprocess.Popen(command, cwd=CLONE, env=env, stderr=subprocess.PIPE, text=True)
+
+    def ready(self) -> "Server":
+        until(self._answers, 60)
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, self.process.stderr.read()
+        try:
+            return httpx.get(f"{self.url}/healthz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def client(self) -> httpx.Client:
+        token = (self.settings.home / "secrets" / "inference-token").read_text().strip()
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+
+    def end(self, how: int = signal.SIGTERM) -> float:
+        """Seconds until it has ended."""
+        asked = time.monotonic()
+        self.process.send_signal(how)
+        self.process.wait(timeout=20)
+        return time.monotonic() - asked
+
+
+@pytest.fixture
+def settings(home: Settings, model_files: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(free_port()))
+    settings = load()
+    register(settings, model_files)
+    return settings
+
+
+def start_long_run(server: Server) -> str:
+    """A run that is in the middle of its answer."""
+    request = {"messages": PROMPT, "max_tokens": 8000}
+    with session(server.settings) as db:
+        run_id = runs.create_run(db, "chat", "cycle", request).id
+    with server.client() as client:
+        assert client.post(f"/v1/runs/{run_id}").status_code == 202
+    until(lambda: stored(server.settings, run_id) > 3, 30)
+    return run_id
+
+
+def stored(settings: Settings, run_id: str) -> int:
+    with reading(settings) as db:
+        return runs.step_count(db, run_id)
+
+
+def test_its_life_with_a_made_token_a_heartbeat_a_kill_and_a_quick_end(settings: Settings) -> None:
+    server = Server(settings).ready()
+    token = settings.home / "secrets" / "inference-token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600 and len(token.read_text().strip()) >= 32
+    with reading(settings) as db:
+        assert processes.last_seen(db, "inference") is not None
+    with server.client() as client:
+        answer = client.post("/v1/chat/completions", json={"model": "cycle@right", "messages": PROMPT})
+        assert answer.json()["choices"][0]["message"]["content"].startswith(SAYING)
+
+    killed = start_long_run(server)
+    server.end(signal.SIGKILL)
+    with reading(settings) as db:
+        assert runs.get_run(db, killed).state == "RUNNING"
+
+    server = Server(settings).ready()
+    with reading(settings) as db:
+        run = runs.get_run(db, killed)
+        assert run.state == "FAILED" and run.error == runs.LEFT_OVER
+        kept = runs.steps_after(db, killed)
+    assert len(kept) > 3 and [r["index"] for r in kept] == list(range(len(kept)))
+
+    stopped = start_long_run(server)
+    assert server.end() < 4
+    assert server.process.returncode in (0, -signal.SIGTERM)
+    with reading(settings) as db:
+        run = runs.get_run(db, stopped)
+    assert run.state == "FAILED" and "stopped" in run.error
+    log = server.process.stderr.read()
+    assert "Traceback" not in log and token.read_text().strip() not in log
+
+
+def test_a_server_others_can_reach_needs_a_chosen_token(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("SPECULOOS_INFERENCE_HOST", "0.0.0.0")
+    assert main() == 2
+    assert "SPECULOOS_INFERENCE_TOKEN" in capsys.readouterr().err
+
+
+def test_a_second_server_ends_with_a_sentence_and_leaves_the_firsts_runs_alone(
+    settings: Settings, capsys: pytest.CaptureFixture
+) -> None:
+    with session(settings) as db:
+        run_id = runs.create_run(db, "chat", "cycle", {"messages": PROMPT}).id
+        runs.start_run(db, run_id)
+    with socket.create_server(("127.0.0.1", settings.inference_port)):
+        assert main() == 1
+    assert "SPECULOOS_INFERENCE_PORT" in capsys.readouterr().err
+    with reading(settings) as db:
+        assert runs.get_run(db, run_id).state == "RUNNING"
+
+
+def test_a_full_queue_answers_429_with_retry_after(tmp_path: Path, model_files: Path) -> None:
+    serving: Iterator = serve(tmp_path, model_files, depth=1)
+    served = next(serving)
+    with served.client() as client:
+        asked = {**served.ask("cycle", max_tokens=8000), "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=asked) as running:
+            lines = running.iter_lines()  # kept: dropping it closes the stream
+            next(lines)
+            waiting = served.engine.queue.submit("api", lambda _: None)
+            refused = client.post("/v1/chat/completions", json=served.ask())
+            waiting.cancel()
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["type"] == "rate_limit_error" and refused.json()["error"]["code"] == "device_busy"
+    next(serving, None)

@@ -1,0 +1,71 @@
+"""A kept drafter and a kept cache change nothing of what is drafted or said, only how little is computed again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decoding.config import GenerateConfig
+from decoding.generate import generate
+from decoding.step import Step
+from models.base import load_base
+from models.checkpoints import save_draft
+from models.eagle import EagleDraft
+from models.eagle3 import Eagle3Draft
+from models.medusa import MedusaConfig, MedusaHeads
+from models.standalone import StandaloneDraft
+from serving.catalog import ModelRef
+from serving.pool import Loaded, Pool
+
+MAKERS: dict[str, Any] = {
+    "medusa": lambda base: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3), base),
+    "eagle": lambda base: EagleDraft.from_base(base),
+    "eagle3": lambda base: Eagle3Draft.from_base(base),
+    "draft": lambda base: StandaloneDraft.from_base(base, 2),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def ref(request: pytest.FixtureRequest, tiny_base: Path, tmp_path: Path) -> ModelRef:
+    """A tiny random base with a fresh draft of each method."""
+    base = load_base(tiny_base)
+    folder = save_draft(tmp_path / "draft", MAKERS[request.param](base), {})
+    return ModelRef("tiny@draft", "b", str(tiny_base), "b" * 64, "c", str(folder), "c" * 64, request.param)
+
+
+def steps(loaded: Loaded, prompt: list[int], count: int) -> list[Step]:
+    return list(
+        generate(loaded.target, loaded.drafter({}), prompt, GenerateConfig(max_tokens=count, eos_ids=frozenset()))
+    )
+
+
+def trace(made: list[Step]) -> list[Any]:
+    return [(s.tokens, s.drafted.tokens, s.drafted.parents, s.accepted) for s in made]
+
+
+def answer(made: list[Step]) -> list[int]:
+    return [token.id for step in made for token in step.tokens]
+
+
+@pytest.mark.parametrize("first_tokens", [7, 8, 9, 10])
+def test_a_second_turn_drafts_the_same_with_a_kept_drafter_as_with_a_new_one(ref: ModelRef, first_tokens: int) -> None:
+    warm, cold = (Pool("cpu", "float32", 2**40) for _ in range(2))
+    prompt = list(range(40, 60))
+    first = answer(steps(warm.get(ref), prompt, first_tokens))
+    second = [*prompt, *first, 70, 71, 72]
+    assert warm.get(ref).drafter({}) is warm.get(ref).drafter({})
+    kept = steps(warm.get(ref), second, 30)
+    assert trace(kept) == trace(steps(cold.get(ref), second, 30))
+
+
+def test_another_text_in_between_does_no_harm(ref: ModelRef) -> None:
+    warm, cold = (Pool("cpu", "float32", 2**40) for _ in range(2))
+    prompt = list(range(40, 60))
+    first = answer(steps(warm.get(ref), prompt, 12))
+    list(
+        generate(
+            warm.get(ref).target, warm.get(ref).drafter({"drafter": "none"}), [5, 6, 7], GenerateConfig(max_tokens=9)
+        )
+    )
+    second = [*prompt, *first, 70]
+    assert trace(steps(warm.get(ref), second, 30)) == trace(steps(cold.get(ref), second, 30))

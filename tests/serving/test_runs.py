@@ -1,0 +1,97 @@
+"""Rows of live runs: guarded moves, replay from an index, and only what every database can store."""
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from speculoos.errors import NotFound
+from speculoos.settings import Settings
+from tracking import runs
+from tracking.db import reading, session
+
+
+def record(index: int, text: str = "x") -> dict:
+    return {"index": index, "tokens": [{"id": index, "text": text}], "draft": {"logprobs": [float("-inf")]}}
+
+
+def new_run(settings: Settings, **values: object) -> str:
+    with session(settings) as db:
+        return runs.create_run(db, "chat", "base", {"messages": []}, **values).id
+
+
+def test_a_run_moves_forward_only_and_once(database: Settings) -> None:
+    run_id = new_run(database)
+    with session(database) as db:
+        assert not runs.finish_run(db, run_id, "early", {})
+        assert runs.start_run(db, run_id) and not runs.start_run(db, run_id)
+        assert runs.finish_run(db, run_id, "text", {"tokens": 1})
+        assert not runs.cancel_run(db, run_id) and not runs.fail_run(db, run_id, "late")
+    with reading(database) as db:
+        run = runs.get_run(db, run_id)
+        assert (run.state, run.text, run.error) == ("SUCCEEDED", "text", "") and run.finished_at
+        assert runs.run_view(run)["ended"] is True
+
+
+def test_steps_are_read_after_an_index_in_pages(database: Settings) -> None:
+    run_id = new_run(database)
+    with session(database) as db:
+        runs.add_steps(db, run_id, map(record, range(10)))
+        runs.add_steps(db, run_id, [])
+    with reading(database) as db:
+        assert [r["index"] for r in runs.steps_after(db, run_id)] == list(range(10))
+        assert [r["index"] for r in runs.steps_after(db, run_id, after=3, limit=2)] == [4, 5]
+        assert runs.steps_after(db, run_id, after=9) == []
+        assert runs.step_count(db, run_id) == 10 and runs.token_ids(db, run_id) == list(range(10))
+
+
+def test_a_step_is_stored_once(database: Settings) -> None:
+    run_id = new_run(database)
+    with session(database) as db:
+        runs.add_steps(db, run_id, [record(0)])
+    with pytest.raises(IntegrityError), session(database) as db:
+        runs.add_steps(db, run_id, [record(0)])
+
+
+def test_what_no_database_stores_is_replaced(database: Settings) -> None:
+    run_id = new_run(database)
+    with session(database) as db:
+        runs.start_run(db, run_id)
+        runs.add_steps(db, run_id, [record(0, "a\x00b")])
+        runs.finish_run(db, run_id, "a\x00b", {"speed": float("nan"), "list": [float("inf"), 1.5]})
+    with reading(database) as db:
+        kept = runs.steps_after(db, run_id)[0]
+        assert kept["tokens"][0]["text"] == "a\ufffdb" and kept["draft"]["logprobs"] == [None]
+        run = runs.get_run(db, run_id)
+        assert run.text == "a\ufffdb" and run.summary == {"speed": None, "list": [None, 1.5]}
+
+
+def test_groups_are_ordered_and_recent_runs_newest_first(database: Settings) -> None:
+    with session(database) as db:
+        made = runs.create_comparison(db, [("a", {}), ("b", {}), ("c", {})])
+    other = new_run(database)
+    with reading(database) as db:
+        assert [r.model for r in runs.group_runs(db, made[0].group_id)] == ["a", "b", "c"]
+        assert runs.recent_runs(db, limit=1)[0].id == other
+        assert {r.id for r in runs.recent_runs(db, kind="compare")} == {r.id for r in made}
+
+
+def test_only_ended_runs_are_deleted_with_their_steps(database: Settings) -> None:
+    going, done = new_run(database), new_run(database)
+    with session(database) as db:
+        for run_id in (going, done):
+            runs.start_run(db, run_id)
+            runs.add_steps(db, run_id, [record(0)])
+        runs.finish_run(db, done, "", {})
+        for run_id in (going, done):
+            runs.delete_run(db, run_id)
+    with reading(database) as db:
+        assert runs.get_run(db, going).state == "RUNNING" and runs.step_count(db, going) == 1
+        assert runs.step_count(db, done) == 0
+        with pytest.raises(NotFound):
+            runs.get_run(db, done)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "index"), [([], [], None), ([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [1], 0)]
+)
+def test_the_first_divergence_is_found(a: list[int], b: list[int], index: int | None) -> None:
+    assert runs.first_divergence(a, b) == runs.first_divergence(b, a) == index

@@ -1,0 +1,50 @@
+"""The starter base behind the server: real words, the same with and without drafts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.fetch import STARTER_WEIGHTS_SHA256, starter_path
+from tests.serving.conftest import Served, serve
+from tracking.db import session
+from tracking.tables import Base
+
+QUESTION = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog."
+
+
+@pytest.fixture(scope="module")
+def real(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    if not (starter_path() / "model.safetensors").exists():
+        pytest.fail("the starter base is not there; run `make install`")
+    serving = serve(tmp_path_factory.mktemp("home"), model_files)
+    served = next(serving)
+    with session(served.settings) as db:
+        starter = {"source": "starter", "location": "starter", "path": str(starter_path()), "state": "ready"}
+        db.add(Base(name="starter", weights_sha256=STARTER_WEIGHTS_SHA256, **starter))
+    yield served
+    next(serving, None)
+
+
+def ask(served: Served, messages: list[dict[str, str]], **parameters: Any) -> dict[str, Any]:
+    with served.client() as client:
+        body = {"model": "starter", "messages": messages, "max_tokens": 40, **parameters}
+        answer = client.post("/v1/chat/completions", json=body, timeout=300)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.real
+def test_the_starter_says_the_same_words_with_drafts_and_remembers_the_chat(real: Served) -> None:
+    first = [{"role": "user", "content": QUESTION}]
+    plain = ask(real, first)
+    guessed = ask(real, first, speculation={"drafter": "ngram"})
+    text = plain["choices"][0]["message"]["content"]
+    assert "quick brown fox" in text
+    assert guessed["choices"][0]["message"]["content"] == text
+    summary = guessed["speculation_summary"]
+    assert summary["mean_accepted_length"] > 1.2 and summary["plain_tokens_per_second"] > 0
+    second = [*first, {"role": "assistant", "content": text}, {"role": "user", "content": "Thank you."}]
+    usage = ask(real, second, max_tokens=5)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > plain["usage"]["prompt_tokens"]

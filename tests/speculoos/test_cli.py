@@ -1,0 +1,283 @@
+"""The command line's manners: one sentence for every error, JSON as the last line, nothing needed to be running."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speculoos.cli import main
+from speculoos.settings import Settings
+from tracking import db
+from tracking.tables import Base, Checkpoint, Dataset, Job
+
+COMMANDS = (
+    *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "serve"),
+    *("worker", "quickstart"),
+)
+
+
+@pytest.fixture
+def base(home: Settings, tiny_base: Path) -> Base:
+    with db.session(home) as session:
+        row = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
+        session.add(row)
+    return row
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    captured = capsys.readouterr()
+    return json.loads(captured.out.strip().splitlines()[-1]), captured.err
+
+
+def test_without_a_command_the_help_is_shown_and_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for name in [
+        "up",
+        "doctor",
+        "models",
+        "data",
+        "train",
+        "jobs",
+        "generate",
+        "evaluate",
+        "export",
+        "serve",
+        "worker",
+        "quickstart",
+    ]:
+        assert f"\n  {name} " in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train"], "Missing argument"),
+        (["data", "list", "--bogus"], "No such option: --bogus"),
+        (["nonsense"], "No such command"),
+        (["models", "show", "nothing"], "There is no model 'nothing'"),
+        (["jobs", "show", "nothing"], "There is no job 'nothing'"),
+        (["data", "import", "/nowhere/x.jsonl"], "there is no such file"),
+        (["data", "generate", "--prompts", "p"], "Say who answers"),
+        (["generate", "--model", "nothing", "--prompt", "x"], "There is no model 'nothing'"),
+        (["evaluate", "--model", "nothing"], "There is no model 'nothing'"),
+        (["export", "nothing"], "There is no checkpoint 'nothing'"),
+        (["worker", "cpu"], "There is no queue 'cpu'"),
+        (["models", "add", "x", "--source", "web"], "expected one of hub"),
+    ],
+)
+def test_every_error_is_one_sentence_and_an_object(
+    home: Settings, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert main(words) in (1, 2)
+    plain = capsys.readouterr()
+    assert says in plain.err and plain.out == ""
+    assert len(plain.err.strip().splitlines()) == 1 and "Traceback" not in plain.err
+    if words[0] != "worker":
+        assert main([*words, "--json"]) in (1, 2)
+        found, err = last_json(capsys)
+        assert says in found["error"]["message"] and found["error"]["code"] and says in err
+
+
+def test_a_bad_setting_is_named(home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("SPECULOOS_PORT", "many")
+    assert main(["models", "list"]) == 2
+    assert capsys.readouterr().err.startswith("SPECULOOS_PORT: expected a whole number")
+
+
+def test_a_home_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "file" / "home"))
+    for words in (["models", "list"], ["up"], ["doctor"]):
+        assert main(words) == 1
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err and "Please report" not in said.err
+        assert str(tmp_path / "file") in said.err + said.out
+
+
+def test_models_list_shows_the_starter_with_its_folder_in_a_home_that_never_ran(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a subprocess would see it right after installation: no home, no database."""
+    from models.card import make_card
+
+    starter = tmp_path / "starter"
+    starter.mkdir()
+    for file in tiny_base.iterdir():
+        (starter / file.name).write_bytes(file.read_bytes())
+    (starter / "card.json").write_text(json.dumps(make_card(starter)))
+    monkeypatch.setenv("SPECULOOS_STARTER", str(starter))
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "new home"))
+    assert main(["models", "list", "--json"]) == 0
+    (found,), _ = last_json(capsys)
+    assert found["name"] == "starter" and Path(found["path"], "config.json").is_file()
+    assert main(["models", "rm", "starter"]) == 1
+    assert "cannot be deleted" in capsys.readouterr().err
+
+
+def test_models_can_be_renamed_and_deleted_with_a_word_on_what_depends(
+    home: Settings, base: Base, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with db.session(home) as session:
+        session.add(Checkpoint(name="heads", method="medusa", base_id=base.id, state="ready"))
+    assert main(["models", "rename", "tiny", "small"]) == 0
+    assert main(["models", "rename", "small@heads", "better"]) == 0
+    assert main(["models", "rm", "small"]) == 1
+    assert "better" in capsys.readouterr().err
+    assert main(["models", "show", "small@better", "--json"]) == 0
+    shown, _ = last_json(capsys)
+    assert shown["base"] == "small" and shown["method"] == "medusa"
+    assert main(["models", "rm", "small", "--force", "--json"]) == 0
+    assert main(["models", "list", "--json"]) == 0
+    found, _ = last_json(capsys)
+    assert "small" not in [m["name"] for m in found]
+    assert Path(base.path).is_dir(), "a folder of the user's own was deleted"
+
+
+def test_jobs_show_their_place_and_can_be_cancelled(
+    home: Settings, base: Base, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from workers.requests import Train
+    from workers.submit import submit
+
+    with db.session(home) as session:
+        data = Dataset(name="d", kind="conversations", state="ready")
+        session.add(data)
+    request = Train(method="medusa", base_id=base.id, dataset_id=data.id)
+    first, second = submit(request, settings=home), submit(request, settings=home)
+    assert main(["jobs", "list", "--json"]) == 0
+    found, _ = last_json(capsys)
+    assert [j["id"] for j in found] == [second.id, first.id]
+    assert found[0]["place"] == 2 and "waits" in found[0]
+    assert main(["jobs", "cancel", first.id[:8]]) == 0
+    assert "cancelled" in capsys.readouterr().out
+    assert main(["jobs", "cancel", first.id[:8]]) == 1
+    assert "has ended already" in capsys.readouterr().err
+    assert main(["jobs", "rm", first.id, "--force"]) == 0
+    with db.reading(home) as session:
+        assert session.get(Job, first.id) is None
+
+
+def test_generate_gives_the_fixed_shape_in_fp32(home: Settings, base: Base, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    words = ["generate", "--model", "tiny", "--prompt", "hello 👋", "--max-tokens", "12", "--json"]
+    assert main(words) == 0
+    found, _ = last_json(capsys)
+    tokenizer = AutoTokenizer.from_pretrained(base.path)
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
+    chat = [{"role": "user", "content": "hello 👋"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    expected = model.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1] :].tolist()
+    assert found["token_ids"] == expected
+    assert [t["id"] for t in found["tokens"]] == expected
+    assert "".join(t["text"] for t in found["tokens"]) == found["text"]
+    assert {t["origin"] for t in found["tokens"]} == {"plain"}
+    assert found["mean_accepted_length"] == 1.0 and found["tokens_per_second"] > 0
+    assert main([*words[:-1], "--draft", "drafter=ngram", "--json"]) == 0
+    drafted, _ = last_json(capsys)
+    assert drafted["token_ids"] == expected, "drafting changed a greedy answer"
+
+
+@pytest.fixture
+def heads(home: Settings, base: Base) -> Path:
+    """Medusa heads that repeat the base's next token, as the ready checkpoint `tiny@heads`."""
+    from models.base import load_base
+    from models.checkpoints import save_draft
+    from models.medusa import MedusaConfig, MedusaHeads
+
+    loaded = load_base(base.path)
+    shape = MedusaConfig(hidden_size=loaded.hidden_size, vocab_size=loaded.vocab_size, medusa_num_heads=3)
+    folder = save_draft(home.home / "heads", MedusaHeads.from_base(shape, loaded), {"base": "tiny"})
+    with db.session(home) as session:
+        session.add(Checkpoint(name="heads", method="medusa", base_id=base.id, state="ready", path=str(folder)))
+    return folder
+
+
+def test_drafting_with_a_checkpoint_gives_the_same_ids_by_name_and_by_folder(
+    home: Settings, base: Base, heads: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--prompt", "hello", "--max-tokens", "24", "--json"]
+    answers = []
+    for model in (
+        ["--model", "tiny"],
+        ["--model", "tiny", "--checkpoint", "heads"],
+        ["--model", "tiny@heads"],
+        ["--model", base.path, "--checkpoint", str(heads)],
+    ):
+        assert main(["generate", *model, *asked]) == 0
+        answers.append(last_json(capsys)[0])
+    assert len({tuple(a["token_ids"]) for a in answers}) == 1
+    assert {t["origin"] for t in answers[0]["tokens"]} == {"plain"}
+    assert {t["origin"] for t in answers[1]["tokens"]} <= {"draft", "target"}
+    assert main(["generate", "--model", "tiny@heads", "--checkpoint", "heads", *asked]) == 2
+
+
+def test_evaluate_gives_the_fixed_shape_on_a_question_file(
+    home: Settings, base: Base, heads: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = [
+        {"question_id": i, "category": "math" if i % 2 else "writing", "turns": [f"one {i}", "and two"]}
+        for i in range(4)
+    ]
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps(q) + "\n" for q in questions))
+    words = ["evaluate", "--model", "tiny", "--checkpoint", "heads", "--questions", str(file)]
+    assert main([*words, "--limit", "3", "--max-tokens", "12", "--json"]) == 0
+    found, progress = last_json(capsys)
+    assert found["identical_to_plain"] is True and found["questions"] == 3 and found["prompts"] == 6
+    assert found["mean_accepted_length"] >= 1.0 and 1 <= len(found["acceptance_by_depth"]) <= 3
+    assert found["tokens_per_second"] > 0 and found["plain_tokens_per_second"] > 0
+    assert set(found["per_category"]) == {"math", "writing"}
+    assert "3/3 questions" in progress
+    assert main(["evaluate", "--model", "tiny", "--questions", "/nowhere.jsonl"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_model_may_be_a_folder(home: Settings, tiny_base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", str(tiny_base), "--prompt", "hi", "--max-tokens", "4"]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+
+
+def test_export_writes_the_zip_whose_sums_hold(
+    home: Settings, base: Base, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import hashlib
+    import zipfile
+
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name in ("model.safetensors", "config.json", "README.md"):
+        (folder / name).write_text(name)
+    with db.session(home) as session:
+        session.add(Checkpoint(name="heads", method="medusa", base_id=base.id, state="ready", path=str(folder)))
+    assert main(["export", "tiny@heads", "-o", str(tmp_path / "out.zip"), "--json"]) == 0
+    found, _ = last_json(capsys)
+    with zipfile.ZipFile(found["path"]) as archive:
+        assert sorted(archive.namelist()) == ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
+        for line in archive.read("SHA256SUMS").decode().splitlines():
+            digest, name = line.split()
+            assert hashlib.sha256(archive.read(name)).hexdigest() == digest
+
+
+def test_doctor_names_every_part_and_how_to_mend_it(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 1
+    found, _ = last_json(capsys)
+    assert found["healthy"] is False
+    parts = found["parts"]
+    assert parts["python"]["ok"] and parts["packages"]["ok"] and parts["database"]["ok"] and parts["device"]["ok"]
+    for name in ("broker", "worker-gpu", "worker-io", "reconciler", "web", "inference"):
+        assert parts[name]["ok"] is False and "speculoos up" in parts[name]["hint"], name
+
+
+def test_the_installed_command_says_nothing_but_its_sentence(home: Settings) -> None:
+    command = [str(Path(sys.executable).with_name("speculoos")), "models", "show", "x"]
+    made = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=60)
+    assert made.returncode == 2 and made.stdout == ""
+    assert made.stderr.strip().startswith("There is no model 'x'")

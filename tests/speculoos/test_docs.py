@@ -1,0 +1,70 @@
+"""The documentation says what the program does: every setting, every command, every room, every path it names."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from speculoos.settings import Endpoint
+from tests.tools import cli_docs
+from workers.timing import Timing
+
+CLONE = Path(__file__).resolve().parent.parent.parent
+SETTINGS_PAGE = (CLONE / "docs" / "settings.md").read_text()
+
+
+def settings_read() -> set[str]:
+    """Names of environment variables that settings.load asks for."""
+    source = (CLONE / "speculoos" / "settings.py").read_text()
+    return set(re.findall(r'_(?:value|int)\(env, "([A-Z_]+)"', source))
+
+
+def test_every_setting_is_in_the_documentation() -> None:
+    wanted = settings_read() | {f"SPECULOOS_{f.name.upper()}" for f in fields(Timing)}
+    assert len(wanted) > 15
+    missing = {name for name in wanted if f"`{name}`" not in SETTINGS_PAGE}
+    assert not missing
+
+
+def test_every_key_of_an_endpoint_is_in_the_documentation() -> None:
+    for field in fields(Endpoint):
+        assert field.name == "name" or re.search(rf"^{field.name} = ", SETTINGS_PAGE, re.MULTILINE), field.name
+
+
+def test_the_page_of_commands_is_what_the_program_says() -> None:
+    page = (CLONE / "docs" / "cli.md").read_text()
+    assert page == cli_docs.page(), "run: python -m tests.tools.cli_docs > docs/cli.md"
+
+
+def test_documented_defaults_of_settings_are_the_real_ones(tmp_path: Path) -> None:
+    from speculoos.settings import load
+
+    settings = load({"SPECULOOS_HOME": str(tmp_path)})
+    for name, value in (
+        ("SPECULOOS_PORT", settings.port),
+        ("SPECULOOS_INFERENCE_PORT", settings.inference_port),
+        ("SPECULOOS_HOST", settings.host),
+        ("SPECULOOS_MAX_UPLOAD_MB", settings.max_upload_mb),
+        ("SPECULOOS_MAX_ROWS", settings.max_rows),
+        ("SPECULOOS_DEVICE", settings.device),
+    ):
+        assert f"| `{name}` | `{value}` |" in SETTINGS_PAGE, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/settings.md", "CHANGELOG.md"])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    text = re.sub(r"`[^`]*`", "", (CLONE / page).read_text())
+    for target in re.findall(r"(?<!\.png)\]\(([^)#]+)(?<!\.png)\)", text):
+        if not target.startswith("http"):
+            assert ((CLONE / page).parent / target).exists(), f"{page} → {target}"
+
+
+def test_the_readme_names_only_commands_that_exist() -> None:
+    known = {name for name, _ in cli_docs.commands(cli_docs.typer.main.get_command(cli_docs.app))}
+    groups = {" ".join(name.split()[:n]) for name in known for n in (2, 3)}
+    text = (CLONE / "README.md").read_text()
+    used = re.findall(r"^\s*(?:\.venv/bin/)?(speculoos [a-z]+(?: [a-z]+)?)", text, re.MULTILINE)
+    assert used
+    for words in used:
+        assert words in groups or " ".join(words.split()[:2]) in known, words

@@ -1,0 +1,84 @@
+"""Finds a Chromium that starts, or installs one: Playwright's own first, Debian's package where that cannot be had.
+
+`python -m tests.tools.browser` is run by `make test`; browser tests call `launch_options`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+from playwright.sync_api import Error, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+HELP = (
+    "make test: no Chromium starts here and none could be installed; install one (Debian: apt-get install chromium; "
+    "elsewhere: .venv/bin/python -m playwright install --with-deps chromium) or name one in SPECULOOS_CHROMIUM."
+)
+
+
+def launch_options(path: str = "") -> dict[str, object]:
+    """Keyword arguments for `playwright.chromium.launch`; an empty `path` means Playwright's own browser."""
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+    options: dict[str, object] = {"args": [*sandbox, "--disable-dev-shm-usage"]}
+    return {**options, "executable_path": path} if path else options
+
+
+def candidates() -> list[str]:
+    """Browsers to try, best first; "" is Playwright's own."""
+    named = os.environ.get("SPECULOOS_CHROMIUM")
+    if named:
+        return [named]
+    return ["", *(path for name in NAMES if (path := shutil.which(name)))]
+
+
+def starts(path: str) -> bool:
+    """True when the browser really opens a page (its libraries may be missing)."""
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(**launch_options(path))
+            browser.new_page().goto("about:blank")
+            browser.close()
+    except Error:
+        return False
+    return True
+
+
+def find() -> str | None:
+    """The first browser that starts, as `launch_options` takes it; None when there is none."""
+    return next((path for path in candidates() if starts(path)), None)
+
+
+def install() -> None:
+    """Try Playwright's download, then, as root, Debian's package. Failures are left to the next `find`."""
+    _quietly([sys.executable, "-m", "playwright", "install", "chromium"], timeout=300)
+    if find() is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        _quietly(["apt-get", "update", "-q"], timeout=300)
+        _quietly(["apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium"], timeout=900)
+
+
+def _quietly(command: list[str], timeout: float) -> None:
+    print("+ " + " ".join(command), file=sys.stderr)
+    try:
+        subprocess.run(
+            command,
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            stdout=subprocess.DEVNULL,
+            timeout=timeout,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"  {error}", file=sys.stderr)
+
+
+def main() -> int:
+    if find() is None:
+        install()
+        if find() is None:
+            print(HELP, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""docs/cli.md, written from the commands themselves: `python -m tests.tools.cli_docs > docs/cli.md`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer.main
+
+from speculoos.cli import app
+
+HEAD = """# Commands
+Every command works with nothing running: it uses the home's services when they are up, else starts what it needs and
+stops it again. `--wait` follows a job to its end; with nothing running a job is always followed. `--json` prints the
+result as one JSON object, the last line of standard output; progress goes to standard error. An error is one sentence
+on standard error (with `--json` also `{"error": {"code", "message", "hint"}}` on standard output). Exit codes: 0 done,
+1 could not, 2 wrong input, 130 stopped. This page is written by `python -m tests.tools.cli_docs`.
+"""
+
+
+def commands(node: Any, words: tuple[str, ...] = ("speculoos",)) -> Iterator[tuple[str, Any]]:
+    """Every command with its full name, in the order of the help."""
+    if not hasattr(node, "commands"):
+        yield " ".join(words), node
+        return
+    for name, child in node.commands.items():
+        yield from commands(child, (*words, name))
+
+
+def section(name: str, command: Any) -> str:
+    """Heading, what it does, and a row for each argument and option."""
+    lines = [f"\n## {name}", (command.help or "").strip(), ""]
+    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    if rows:
+        lines += ["| | default | |", "| --- | --- | --- |", *rows]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(parameter: Any) -> str:
+    argument = parameter.param_type_name == "argument"
+    name = parameter.name.upper() if argument else ", ".join(parameter.opts)
+    default = "required" if parameter.required else _default(parameter.default)
+    return f"| `{name}` | {default} | {parameter.help or ''} |".replace("  ", " ")
+
+
+def _default(value: Any) -> str:
+    return "" if value is None or value is False or value in ("", []) else f"`{value}`"
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "".join(section(name, command) for name, command in commands(typer.main.get_command(app)))
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,43 @@
+"""Rows and files for tests that need a base and training data in a home, without generating them."""
+
+import json
+import random
+from pathlib import Path
+
+from speculoos.settings import Settings
+from tracking.db import session
+from tracking.tables import Base, Dataset, new_id
+
+
+def add_base(settings: Settings, folder: Path, name: str = "tiny") -> str:
+    """A ready base whose files are in `folder`; returns its id."""
+    from models.card import make_card
+
+    card = make_card(folder)
+    with session(settings) as rows:
+        base = Base(name=name, source="folder", location=str(folder), path=str(folder), state="ready", card=card)
+        base.weights_sha256, base.tokenizer_sha256 = card["weights_sha256"], card["tokenizer_sha256"]
+        rows.add(base)
+    return base.id
+
+
+def add_answers(settings: Settings, base_id: str, name: str = "answers", rows: int = 40, length: int = 48) -> str:
+    """A ready data set of conversations with random token ids (enough to train on, nothing to learn)."""
+    draw = random.Random(0)
+    data_id = new_id()
+    folder = settings.home / "datasets" / data_id
+    folder.mkdir(parents=True)
+    lines = [_row(draw, number, length) for number in range(rows)]
+    (folder / "shard-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "dataset.json").write_text(json.dumps({"kind": "conversations", "rows": rows}))
+    with session(settings) as session_rows:
+        data = Dataset(id=data_id, name=name, kind="conversations", state="ready", path=str(folder), rows=rows)
+        data.base_id = base_id
+        session_rows.add(data)
+    return data_id
+
+
+def _row(draw: random.Random, number: int, length: int) -> dict:
+    messages = [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": "answer"}]
+    ids = [draw.randrange(3, 250) for _ in range(length)]
+    return {"id": str(number), "messages": messages, "token_ids": ids, "loss_spans": [[length // 4, length]]}

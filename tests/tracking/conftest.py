@@ -1,0 +1,38 @@
+"""Databases to try (SQLite always, PostgreSQL where its server binaries are installed), and jobs to change."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from speculoos.settings import Settings
+from tests.tools.databases import database, postgres  # noqa: F401
+from tracking import db, jobs
+from tracking.tables import Job
+
+
+@pytest.fixture
+def make_job(database: Settings) -> Callable[..., Job]:  # noqa: F811
+    """Makes a committed job; keyword arguments set its columns afterwards."""
+
+    def make(name: str = "work", after: Job | None = None, **columns: Any) -> Job:
+        with db.session(database) as session:
+            queue = columns.pop("queue", "gpu")
+            after_id = after.id if after else None
+            job = jobs.create(session, kind="train", queue=queue, request={}, name=name, after_id=after_id)
+            for column, value in columns.items():
+                setattr(job, column, value)
+        return job
+
+    return make
+
+
+@pytest.fixture
+def read(database: Settings) -> Callable[[Job], Job]:  # noqa: F811
+    """The job as it is stored now."""
+
+    def again(job: Job) -> Job:
+        with db.reading(database) as session:
+            return jobs.get(session, job.id)
+
+    return again

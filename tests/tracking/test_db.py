@@ -1,0 +1,128 @@
+"""The database: migrations up and down, no drift from the tables, sessions that commit, friendly failures."""
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from sqlalchemy.exc import IntegrityError
+
+from speculoos.errors import BadInput, Unavailable
+from speculoos.settings import Settings
+from tracking import db
+from tracking.tables import Dataset, Experiment, Job, JobLog, Preference, Table
+
+
+def table_names(settings: Settings) -> set[str]:
+    with db.engine(settings).connect() as connection:
+        return set(sa.inspect(connection).get_table_names())
+
+
+def test_upgrade_makes_every_table_and_downgrade_removes_them(database: Settings) -> None:
+    assert table_names(database) == set(Table.metadata.tables) | {"alembic_version"}
+    db.downgrade(database, "base")
+    assert table_names(database) == {"alembic_version"}
+    db.upgrade(database)
+    assert table_names(database) >= set(Table.metadata.tables)
+
+
+def test_each_change_can_be_taken_back_and_done_again_with_rows_in_the_tables(database: Settings) -> None:
+    with db.session(database) as session:
+        first = Job(name="first", kind="train", queue="gpu")
+        session.add(first)
+        session.flush()
+        session.add(Job(name="second", kind="train", queue="gpu", after_id=first.id))
+        session.add(JobLog(job_id=first.id, attempt=1, message="kept"))
+    db.downgrade(database, "0001")
+    db.upgrade(database)
+    with db.reading(database) as session:
+        assert [job.name for job in session.query(Job).order_by(Job.name)] == ["first", "second"]
+        assert session.query(JobLog).one().message == "kept"
+        assert session.query(Job).filter_by(name="second").one().after_id == first.id
+
+
+def test_migrations_have_not_drifted_from_the_tables(database: Settings) -> None:
+    with db.engine(database).connect() as connection:
+        command.check(db.alembic_config(connection))
+
+
+def test_upgrade_works_from_any_folder_and_in_three_processes_at_once(home: Settings, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/deep/er/x.db"
+    code = "from speculoos.settings import load; from tracking import db; db.upgrade(load())"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "DATABASE_URL": url})
+        for _ in range(3)
+    ]
+    assert [process.wait(60) for process in started] == [0, 0, 0]
+    assert "jobs" in table_names(replace(home, database_url=url))
+
+
+def test_a_session_commits_at_the_end_and_rolls_back_on_an_error(database: Settings) -> None:
+    with db.session(database) as session:
+        session.add(Experiment(name="kept"))
+    with pytest.raises(RuntimeError), db.session(database) as session:
+        session.add(Experiment(name="lost"))
+        session.flush()
+        raise RuntimeError
+    with db.reading(database) as session:
+        assert list(session.scalars(sa.select(Experiment.name))) == ["kept"]
+        session.add(Experiment(name="thrown away"))
+    with db.reading(database) as session:
+        assert session.scalar(sa.select(sa.func.count()).select_from(Experiment)) == 1
+
+
+def test_foreign_keys_are_enforced(database: Settings) -> None:
+    with pytest.raises(IntegrityError), db.session(database) as session:
+        session.add(Dataset(name="orphan", kind="prompts", source_id="f" * 32))
+
+
+def test_writers_wait_for_each_other_instead_of_failing(database: Settings) -> None:
+    """Read, then write, in many threads: a deferred transaction would end in `database is locked`."""
+    with db.session(database) as session:
+        session.add(Preference(key="count", value={"n": 0}))
+    errors: list[Exception] = []
+
+    def add_ten() -> None:
+        try:
+            for _ in range(10):
+                with db.session(database) as session:
+                    row = session.get(Preference, "count", with_for_update=True)
+                    row.value = {"n": row.value["n"] + 1}
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=add_ten) for _ in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not errors
+    with db.reading(database) as session:
+        assert session.get(Preference, "count").value == {"n": 80}
+
+
+def test_a_database_without_tables_says_how_to_mend_it(home: Settings, tmp_path: Path) -> None:
+    empty = replace(home, database_url=f"sqlite:///{tmp_path}/empty.db")
+    with pytest.raises(Unavailable, match="speculoos up"), db.reading(empty) as session:
+        session.scalar(sa.select(Experiment.id))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite:////nonexistent-folder/x.db", "postgresql://me:sesame@127.0.0.1:9/none"],
+    ids=["sqlite", "postgresql"],
+)
+def test_an_unreachable_database_is_named_without_its_password(home: Settings, url: str) -> None:
+    with pytest.raises(Unavailable) as caught, db.reading(replace(home, database_url=url)) as session:
+        session.scalar(sa.select(Experiment.id))
+    assert "cannot be used now" in str(caught.value)
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://host/name"])
+def test_a_wrong_database_url_is_bad_input(home: Settings, url: str) -> None:
+    with pytest.raises(BadInput, match="DATABASE_URL"):
+        db.upgrade(replace(home, database_url=url))

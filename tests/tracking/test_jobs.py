@@ -1,0 +1,321 @@
+"""The life of a job row: who may claim, renew, end, cancel and retry it; what happens to those that wait for it."""
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from speculoos.errors import Conflict, Fenced, NotFound, SpeculoosError
+from speculoos.settings import Settings
+from tracking import db, jobs, reports
+from tracking.states import TRANSITIONS, JobState
+from tracking.tables import Dataset, Job, now
+
+Make = Callable[..., Job]
+Read = Callable[[Job], Job]
+S = JobState
+
+
+def claim(database: Settings, job: Job, owner: str = "me") -> int | None:
+    with db.session(database) as session:
+        return jobs.claim(session, job.id, owner, 30)
+
+
+def do(database: Settings, change: Callable[..., object], *arguments: object, **named: object) -> object:
+    with db.session(database) as session:
+        return change(session, *arguments, **named)
+
+
+def test_a_claimed_job_runs_as_its_first_attempt(database: Settings, make_job: Make, read: Read) -> None:
+    job = make_job()
+    assert claim(database, job) == 1
+    stored = read(job)
+    assert (stored.state, stored.attempt, stored.owner) == (S.RUNNING, 1, "me")
+    assert stored.lease_until > now() + timedelta(seconds=20)
+    assert stored.started_at is not None
+
+
+def test_a_second_message_for_a_claimed_job_is_harmless(database: Settings, make_job: Make, read: Read) -> None:
+    job = make_job()
+    claim(database, job)
+    assert claim(database, job, "other") is None
+    assert read(job).owner == "me"
+
+
+@pytest.mark.parametrize("state", [S.SUCCEEDED, S.FAILED, S.CANCELLED])
+def test_a_finished_job_cannot_be_claimed(database: Settings, make_job: Make, state: JobState) -> None:
+    assert claim(database, make_job(state=state)) is None
+
+
+def test_an_interrupted_job_and_one_with_an_expired_lease_can_be_claimed(database: Settings, make_job: Make) -> None:
+    past = now() - timedelta(seconds=1)
+    assert claim(database, make_job(state=S.INTERRUPTED, attempt=1)) == 2
+    assert claim(database, make_job(state=S.RUNNING, attempt=2, lease_until=past)) == 3
+    assert claim(database, make_job(state=S.RUNNING, attempt=2, lease_until=now() + timedelta(seconds=9))) is None
+
+
+def test_no_attempt_starts_beyond_the_cap_or_after_a_wish_to_stop(database: Settings, make_job: Make) -> None:
+    assert claim(database, make_job(state=S.INTERRUPTED, attempt=5)) is None
+    assert claim(database, make_job(cancel_requested=True)) is None
+
+
+def test_a_job_waits_until_the_one_before_it_succeeded(database: Settings, make_job: Make) -> None:
+    first = make_job("first")
+    second = make_job("second", after=first)
+    assert claim(database, second) is None
+    attempt = claim(database, first)
+    do(database, jobs.succeed, first.id, attempt, {"n": 1})
+    with db.reading(database) as session:
+        assert [j.id for j in jobs.publishable(session)] == [second.id]
+    assert claim(database, second) == 1
+
+
+def test_exactly_one_of_many_threads_claims_a_job(database: Settings, make_job: Make, read: Read) -> None:
+    many = [make_job(f"work {i}") for i in range(5)]
+    won: list[tuple[str, str]] = []
+
+    def run(owner: str) -> None:
+        for job in many:
+            if claim(database, job, owner):
+                won.append((job.id, owner))
+
+    threads = [threading.Thread(target=run, args=(f"owner {i}",)) for i in range(12)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert sorted(job for job, _ in won) == sorted(job.id for job in many)
+    assert [(j.id, read(j).owner) for j in many] == sorted(won, key=lambda w: [j.id for j in many].index(w[0]))
+
+
+CLAIMER = """
+import sys, time
+from speculoos.settings import load
+from tracking import db, jobs
+settings = load()
+with db.reading(settings) as session:
+    session.connection()
+while time.time() < float(sys.argv[2]):
+    pass
+for job_id in sys.argv[3:]:
+    with db.session(settings) as session:
+        if jobs.claim(session, job_id, sys.argv[1], 30):
+            print(job_id)
+"""
+
+
+def test_exactly_one_of_many_processes_claims_a_job(database: Settings, make_job: Make, read: Read) -> None:
+    many = [make_job(f"work {i}") for i in range(20)]
+    start = str(time.time() + 2)
+    command = [sys.executable, "-c", CLAIMER]
+    processes = [
+        subprocess.Popen(
+            [*command, f"owner {i}", start, *(j.id for j in many)], stdout=subprocess.PIPE, text=True, env=os.environ
+        )
+        for i in range(3)
+    ]
+    claimed = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert sorted(sum(claimed, [])) == sorted(job.id for job in many)
+    for number, ids in enumerate(claimed):
+        assert all(read(j).owner == f"owner {number}" for j in many if j.id in ids)
+
+
+FENCED_WRITES = [
+    lambda s, j: jobs.renew(s, j, 1, 30),
+    lambda s, j: jobs.record_child(s, j, 1, {"pid": 1}),
+    lambda s, j: jobs.succeed(s, j, 1, {}),
+    lambda s, j: jobs.fail(s, j, 1, "code", "sentence"),
+    lambda s, j: jobs.cancelled(s, j, 1),
+    lambda s, j: jobs.interrupt(s, j, 1, "reason"),
+    lambda s, j: reports.write(s, j, 1, reports.Report({"done": 99}, {("loss", 1): 1.0}, [(now(), "info", "x")])),
+]
+
+
+@pytest.mark.parametrize("write", FENCED_WRITES, ids=range(len(FENCED_WRITES)))
+def test_an_old_attempt_that_wakes_up_writes_nothing(
+    database: Settings, make_job: Make, read: Read, write: Callable[..., object]
+) -> None:
+    job = make_job(state=S.RUNNING, attempt=1, lease_until=now() - timedelta(seconds=1))
+    assert claim(database, job) == 2
+    before = read(job)
+    with pytest.raises(Fenced):
+        do(database, write, job.id)
+    after = read(job)
+    assert {c.key: getattr(after, c.key) for c in Job.__table__.c} == {
+        c.key: getattr(before, c.key) for c in Job.__table__.c
+    }
+    with db.reading(database) as session:
+        assert reports.metrics(session, job.id) == {}
+        assert reports.logs(session, job.id) == []
+
+
+ENDINGS: dict[JobState, Callable[..., object]] = {
+    S.SUCCEEDED: lambda s, j: jobs.succeed(s, j.id, j.attempt, {}),
+    S.FAILED: lambda s, j: jobs.fail(s, j.id, j.attempt, "code", "sentence"),
+    S.CANCELLED: lambda s, j: jobs.request_cancel(s, j.id),
+    S.INTERRUPTED: lambda s, j: jobs.interrupt(s, j.id, j.attempt, "reason"),
+    S.RUNNING: lambda s, j: jobs.claim(s, j.id, "me", 30),
+    S.QUEUED: lambda s, j: jobs.retry(s, j.id),
+}
+
+
+def test_only_the_transitions_of_the_table_happen(database: Settings, make_job: Make, read: Read) -> None:
+    """Every state × every verb: the row moves exactly when the table of states allows it."""
+    for before, after in itertools.product(JobState, JobState):
+        check_transition(database, make_job, read, before, after)
+
+
+def check_transition(database: Settings, make_job: Make, read: Read, before: JobState, after: JobState) -> None:
+    job = make_job(state=before, attempt=1, lease_until=now() - timedelta(seconds=1))
+    with contextlib.suppress(SpeculoosError):
+        do(database, ENDINGS[after], job)
+    stored = read(job).state
+    if before == S.RUNNING and after == S.CANCELLED:
+        assert (stored, read(job).cancel_requested) == (S.RUNNING, True)  # asked; the worker ends it
+        do(database, jobs.cancelled, job.id, 1)
+        stored = read(job).state
+    possible = {S.FAILED} if before == S.INTERRUPTED else set()  # only by the cap, tested below
+    expected = after if after in TRANSITIONS[before] - possible else before
+    assert stored == expected, f"{before} by the verb of {after}"
+
+
+def test_states_answer_questions() -> None:
+    assert {s for s in S if s.is_finished} == {S.SUCCEEDED, S.FAILED, S.CANCELLED}
+    assert {s for s in S if s.is_active} == {S.QUEUED, S.RUNNING, S.INTERRUPTED}
+    assert {s for s in S if s.is_waiting} == {S.QUEUED, S.INTERRUPTED}
+    assert S.FAILED.can_become(S.QUEUED)
+    assert not S.SUCCEEDED.can_become(S.RUNNING)
+
+
+def test_a_crash_loop_ends_failed_with_a_sentence(database: Settings, make_job: Make, read: Read) -> None:
+    job = make_job()
+    for attempt in range(1, 5):
+        assert claim(database, job) == attempt
+        assert do(database, jobs.interrupt, job.id, attempt, "it crashed.") == S.INTERRUPTED
+    assert claim(database, job) == 5
+    assert do(database, jobs.interrupt, job.id, 5, "it crashed.") == S.FAILED
+    stored = read(job)
+    assert stored.error.startswith("Given up after 5 attempts") and stored.error_code == "crashed" and stored.hint
+    do(database, jobs.retry, job.id)
+    assert claim(database, job) == 6, "a retry brings five more attempts"
+
+
+def test_attempts_that_get_further_are_not_counted(database: Settings, make_job: Make) -> None:
+    """A job of many days on a machine that is restarted often comes to its end."""
+    job = make_job()
+    for attempt in range(1, 20):
+        assert claim(database, job) == attempt
+        do(database, reports.write, job.id, attempt, reports.Report({"done": attempt}))
+        assert do(database, jobs.interrupt, job.id, attempt, "The machine restarted.") == S.INTERRUPTED
+    for attempt in range(20, 25):
+        assert claim(database, job) == attempt
+        do(database, reports.write, job.id, attempt, reports.Report({"done": attempt - 13}))  # resumed, no further
+        ended = do(database, jobs.interrupt, job.id, attempt, "It crashed.")
+    assert ended == S.FAILED, "five attempts that did not get beyond what an earlier one had reached"
+
+
+def test_a_worker_that_is_stopped_gives_the_attempt_back(database: Settings, make_job: Make) -> None:
+    job = make_job()
+    for attempt in range(1, 9):
+        assert claim(database, job) == attempt
+        do(database, jobs.interrupt, job.id, attempt, "The worker was stopped.", counts=False)
+
+
+def test_cancelling_a_waiting_job_ends_it_at_once_and_a_running_one_is_asked(
+    database: Settings, make_job: Make, read: Read
+) -> None:
+    waiting, running = make_job(), make_job()
+    claim(database, running)
+    do(database, jobs.request_cancel, waiting.id)
+    do(database, jobs.request_cancel, running.id)
+    assert read(waiting).state == S.CANCELLED and read(waiting).finished_at
+    assert (read(running).state, read(running).cancel_requested) == (S.RUNNING, True)
+    assert do(database, jobs.renew, running.id, 1, 30) is True, "the supervisor hears of it"
+    assert do(database, jobs.interrupt, running.id, 1, "crash") == S.CANCELLED, "and no crash brings it back"
+    with pytest.raises(Conflict, match="ended already"):
+        do(database, jobs.request_cancel, waiting.id)
+
+
+def test_those_that_wait_are_cancelled_with_it_and_come_back_with_its_retry(
+    database: Settings, make_job: Make, read: Read
+) -> None:
+    first = make_job("first")
+    second = make_job("second", after=first)
+    third = make_job("third", after=second)
+    other = make_job("other", after=first)
+    do(database, jobs.request_cancel, other.id)
+    attempt = claim(database, first)
+    do(database, jobs.fail, first.id, attempt, "code", "broken")
+    assert [read(j).state for j in (second, third)] == [S.CANCELLED, S.CANCELLED]
+    assert "“first” failed" in read(second).error and "“second” was cancelled" in read(third).error
+    with pytest.raises(Conflict, match="retry that one"):
+        do(database, jobs.retry, second.id)
+    do(database, jobs.retry, first.id)
+    assert [read(j).state for j in (first, second, third)] == [S.QUEUED] * 3
+    assert read(other).state == S.CANCELLED, "what the user cancelled stays cancelled"
+    assert read(second).error == ""
+
+
+def test_nothing_starts_after_a_job_that_failed(database: Settings, make_job: Make) -> None:
+    first = make_job("first", state=S.FAILED)
+    with pytest.raises(Conflict, match="retry it first"):
+        make_job("second", after=first)
+
+
+def test_a_follower_stranded_by_a_race_is_cancelled_later(database: Settings, make_job: Make, read: Read) -> None:
+    first = make_job("first")
+    second = make_job("second", after=first)
+    with db.session(database) as session:
+        session.get_one(Job, first.id).state = S.FAILED  # as if it failed while the second was being made
+    assert do(database, jobs.cancel_stranded) == 1
+    assert read(second).state == S.CANCELLED and "“first” failed" in read(second).error
+
+
+def test_outputs_follow_their_job(database: Settings, make_job: Make) -> None:
+    job = make_job()
+    with db.session(database) as session:
+        session.add(Dataset(name="half", kind="prompts", job_id=job.id))
+        session.add(Dataset(name="whole", kind="prompts", job_id=job.id, state="ready"))
+
+    def states() -> list[str]:
+        with db.reading(database) as session:
+            return [row.state for row in session.query(Dataset).order_by(Dataset.name)]
+
+    claim(database, job)
+    do(database, jobs.fail, job.id, 1, "code", "broken")
+    assert states() == ["failed", "ready"]
+    do(database, jobs.retry, job.id)
+    assert states() == ["pending", "ready"]
+
+
+def test_every_visible_change_raises_the_version(database: Settings, make_job: Make, read: Read) -> None:
+    job = make_job()
+    versions = [read(job).version]
+    claim(database, job)
+    versions.append(read(job).version)
+    do(database, reports.write, job.id, 1, reports.Report(progress={"done": 1}))
+    versions.append(read(job).version)
+    do(database, jobs.request_cancel, job.id)
+    versions.append(read(job).version)
+    do(database, jobs.cancelled, job.id, 1)
+    versions.append(read(job).version)
+    assert versions == sorted(set(versions))
+    do(database, jobs.mark_published, job.id)
+    assert read(job).version == versions[-1], "what no page shows does not"
+
+
+def test_jobs_are_found_by_id_beginning_of_id_and_name(database: Settings, make_job: Make) -> None:
+    job = make_job("Train heads")
+    newer = make_job("Train heads")
+    with db.reading(database) as session:
+        assert jobs.find(session, job.id).id == job.id
+        assert jobs.find(session, job.id[:12]).id == job.id
+        assert jobs.find(session, "Train heads").id == newer.id
+        with pytest.raises(NotFound, match="speculoos jobs"):
+            jobs.find(session, "nothing")

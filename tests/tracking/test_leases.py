@@ -1,0 +1,95 @@
+"""Device leases: one holder at a time, run out by themselves; heartbeats of processes."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from speculoos.errors import Fenced
+from speculoos.settings import Settings
+from tracking import db, leases, processes
+from tracking.tables import DeviceLease, Job, Preference, now
+
+
+def acquire(database: Settings, holder: str, seconds: float = 30, attempt: int = 0) -> bool:
+    with db.session(database) as session:
+        return leases.acquire(session, "cpu", holder, seconds, attempt)
+
+
+def test_a_device_has_one_holder_until_it_is_released(database: Settings) -> None:
+    assert acquire(database, "job:1")
+    assert not acquire(database, "run:2")
+    assert acquire(database, "job:1"), "one may take again what one has"
+    with db.session(database) as session:
+        assert leases.holder(session, "cpu") == "job:1"
+        leases.release(session, "job:1")
+        assert leases.holder(session, "cpu") == ""
+    assert acquire(database, "run:2")
+
+
+def test_a_lease_that_is_not_renewed_runs_out_and_its_holder_hears_of_it(database: Settings) -> None:
+    acquire(database, "job:1", seconds=-1)
+    with db.reading(database) as session:
+        assert leases.holder(session, "cpu") == ""
+    assert acquire(database, "run:2")
+    with pytest.raises(Fenced), db.session(database) as session:
+        leases.renew(session, "cpu", "job:1", 30)
+
+
+def test_an_old_attempt_can_neither_renew_nor_release_the_new_ones_lease(database: Settings) -> None:
+    acquire(database, "job:1", attempt=1)
+    assert acquire(database, "job:1", attempt=2)
+    with pytest.raises(Fenced), db.session(database) as session:
+        leases.renew(session, "cpu", "job:1", 30, attempt=1)
+    with db.session(database) as session:
+        leases.release(session, "job:1", attempt=1)
+        assert leases.holder(session, "cpu") == "job:1"
+
+
+def test_one_of_many_gets_the_device(database: Settings) -> None:
+    got: list[str] = []
+
+    def run(holder: str) -> None:
+        if acquire(database, holder):
+            got.append(holder)
+
+    threads = [threading.Thread(target=run, args=(f"run:{i}",)) for i in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(got) == 1
+    with db.reading(database) as session:
+        assert session.get_one(DeviceLease, "cpu").holder == got[0]
+
+
+def test_a_holder_is_named_in_words(database: Settings, make_job: Callable[..., Job]) -> None:
+    job = make_job("Train heads")
+    acquire(database, f"job:{job.id}")
+    with db.reading(database) as session:
+        assert leases.holder_name(session, "cpu") == "Train heads"
+        assert leases.holder_name(session, "cuda:0") == ""
+
+
+def test_processes_are_alive_while_they_beat(database: Settings) -> None:
+    with processes.beating(database, "worker-io", queue="io", concurrency=3):
+        for _ in range(100):
+            with db.reading(database) as session:
+                if processes.capacity(session, "io") == 3:
+                    break
+        with db.reading(database) as session:
+            assert [p.value["name"] for p in processes.alive(session, "worker-io")] == ["worker-io"]
+            assert processes.capacity(session, "gpu") == 0
+    with db.reading(database) as session:
+        assert processes.alive(session) == []
+
+
+def test_a_silent_process_counts_as_gone_and_is_forgotten_later(database: Settings) -> None:
+    with db.session(database) as session:
+        silent = {"name": "worker-gpu", "concurrency": 1}
+        for age, host in ((timedelta(minutes=1), "a"), (timedelta(days=2), "b")):
+            session.add(Preference(key=f"process:worker-gpu@{host}:1", value=silent, updated_at=now() - age))
+    with db.session(database) as session:
+        assert processes.alive(session) == []
+        assert now() - processes.last_seen(session, "worker-gpu") < timedelta(minutes=2)
+        processes.leave(session, "reconciler")
+        assert session.query(Preference).count() == 1

@@ -1,0 +1,208 @@
+"""Names, references, deletion with its sentences, the starter's row, and the zip of a checkpoint."""
+
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from speculoos.errors import BadInput, Conflict, NotFound
+from speculoos.settings import Settings
+from tracking import archive, changes, db, names, queries
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
+
+
+@pytest.fixture
+def things(database: Settings) -> dict[str, str]:
+    """Two bases with a checkpoint of the same name, on data that came from prompts. Ids by name."""
+    with db.session(database) as session:
+        one = Base(name="one", source="folder", location="/x", state="ready")
+        two = Base(name="two", source="folder", location="/y")
+        session.add_all([one, two])
+        session.flush()
+        prompts = Dataset(name="prompts", kind="prompts", state="ready")
+        session.add(prompts)
+        session.flush()
+        answers = Dataset(name="answers", kind="conversations", source_id=prompts.id, base_id=one.id, state="ready")
+        session.add(answers)
+        session.flush()
+        heads = Checkpoint(name="heads", method="medusa", base_id=one.id, dataset_id=answers.id, state="ready")
+        other = Checkpoint(name="heads", method="medusa", base_id=two.id)
+        session.add_all([heads, other])
+        session.flush()
+        measured = Evaluation(name="eval", base_id=one.id, checkpoint_id=heads.id)
+        session.add(measured)
+        session.flush()
+        rows = {"one": one, "two": two, "prompts": prompts, "answers": answers, "heads": heads, "eval": measured}
+        return {name: row.id for name, row in rows.items()}
+
+
+def test_models_are_found_as_base_or_base_at_checkpoint(database: Settings, things: dict[str, str]) -> None:
+    with db.reading(database) as session:
+        assert queries.find_model(session, "one")[0].id == things["one"]
+        base, checkpoint = queries.find_model(session, "one@heads")
+        assert (base.id, checkpoint.id) == (things["one"], things["heads"])
+        assert queries.model_name(session, base.id, checkpoint.id) == "one@heads"
+        assert queries.find_checkpoint(session, things["heads"]).name == "heads"
+        assert queries.find_checkpoint(session, "heads", base_id=things["one"]).id == things["heads"]
+        with pytest.raises(BadInput, match="MODEL@heads"):
+            queries.find_checkpoint(session, "heads")
+        with pytest.raises(NotFound, match="no model 'three'; known are two, one"):
+            queries.find_model(session, "three")
+        with pytest.raises(NotFound, match="no checkpoint 'one@hats'"):
+            queries.find_model(session, "one@hats")
+
+
+def test_what_is_not_ready_says_so(database: Settings, things: dict[str, str]) -> None:
+    with db.reading(database) as session:
+        queries.must_be_ready(queries.find_base(session, "one"))
+        with pytest.raises(Conflict, match="still being made"):
+            queries.must_be_ready(queries.find_base(session, "two"))
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a@b", "tab\there", "x" * 121])
+def test_names_that_would_confuse_are_refused(name: str) -> None:
+    with pytest.raises(BadInput):
+        names.check_name(name)
+
+
+def test_made_up_names_are_free_and_allowed(database: Settings, things: dict[str, str]) -> None:
+    with db.reading(database) as session:
+        assert names.free_name(session, Dataset, "prompts") == "prompts-2"
+        assert names.free_name(session, Dataset, "new one") == "new one"
+        assert names.free_name(session, Checkpoint, "heads", things["one"]) == "heads-2"
+        assert names.free_name(session, Dataset, "we@ird\n") == "we-ird"
+        with pytest.raises(Conflict, match="data set named 'prompts'"):
+            names.insist(session, Dataset, "prompts")
+
+
+def test_renaming_keeps_names_unique_and_the_starter_itself(database: Settings, things: dict[str, str]) -> None:
+    with db.session(database) as session:
+        data = queries.find_dataset(session, "prompts")
+        changes.rename(session, data, "  questions ")
+        changes.set_note(session, data, " from MT-Bench ")
+        assert (data.name, data.note) == ("questions", "from MT-Bench")
+        with pytest.raises(Conflict):
+            changes.rename(session, data, "answers")
+        with pytest.raises(Conflict, match="same weights"):
+            changes.rename(session, queries.find_base(session, "one"), "starter")
+
+
+def test_deletion_says_what_depends_on_it_and_force_takes_it_along(database: Settings, things: dict[str, str]) -> None:
+    folder = database.home / "checkpoints" / things["heads"] / "attempt-1"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(Conflict) as caught, db.session(database) as session:
+        changes.delete(session, database, session.get_one(Base, things["one"]))
+    assert "the checkpoint “heads”" in str(caught.value) and "the data set “answers”" in str(caught.value)
+    with db.session(database) as session:
+        paths = changes.delete(session, database, session.get_one(Base, things["one"]), force=True)
+    assert changes.remove_files(paths) == 100 and not folder.parent.exists()
+    with db.reading(database) as session:
+        assert session.get(Checkpoint, things["heads"]) is None and session.get(Evaluation, things["eval"]) is None
+        assert session.get_one(Dataset, things["answers"]).base_id is None, "answers stay without their base"
+
+
+def test_nothing_is_deleted_while_a_job_uses_it(database: Settings, things: dict[str, str]) -> None:
+    with db.session(database) as session:
+        job = Job(name="Train", kind="train", queue="gpu", request={"dataset_id": things["answers"]}, state="RUNNING")
+        session.add(job)
+    with pytest.raises(Conflict, match="“Train”"), db.session(database) as session:
+        changes.delete(session, database, session.get_one(Dataset, things["answers"]), force=True)
+    with pytest.raises(Conflict, match="cancel it first"), db.session(database) as session:
+        changes.delete(session, database, session.get_one(Job, job.id))
+
+
+def test_an_ended_job_is_deleted_with_its_log_and_leaves_what_it_made(
+    database: Settings, things: dict[str, str]
+) -> None:
+    with db.session(database) as session:
+        job = Job(name="Train", kind="train", queue="gpu", state="SUCCEEDED")
+        session.add(job)
+        session.flush()
+        session.get_one(Checkpoint, things["heads"]).job_id = job.id
+    log = database.home / "logs" / f"{job.id}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("line")
+    with pytest.raises(Conflict, match="log and charts"), db.session(database) as session:
+        changes.delete(session, database, session.get_one(Job, job.id))
+    with db.session(database) as session:
+        changes.remove_files(changes.delete(session, database, session.get_one(Job, job.id), force=True))
+    with db.reading(database) as session:
+        assert session.get_one(Checkpoint, things["heads"]).job_id is None
+    assert not log.exists()
+
+
+def test_an_experiment_is_found_made_and_deleted_without_its_things(database: Settings) -> None:
+    with db.session(database) as session:
+        made = queries.ensure_experiment(session, "first try")
+        assert queries.ensure_experiment(session, "first try").id == made.id
+        session.add(Dataset(name="d", kind="prompts", experiment_id=made.id))
+    with db.session(database) as session:
+        changes.delete(session, database, session.get_one(Experiment, made.id))
+        assert queries.find_dataset(session, "d").experiment_id is None
+
+
+def test_the_starter_appears_once_it_is_installed(
+    database: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "starter"
+    monkeypatch.setenv("SPECULOOS_STARTER", str(folder))
+    with db.session(database) as session:
+        assert queries.ensure_starter(session, database) is None
+    folder.mkdir()
+    (folder / "card.json").write_text(json.dumps({"weights_sha256": "a" * 64, "layers": 30}))
+    for _ in range(2):
+        with db.session(database) as session:
+            base = queries.ensure_starter(session, database)
+    assert (base.name, base.state, base.path) == ("starter", "ready", str(folder))
+    assert (base.weights_sha256, base.card["layers"]) == ("a" * 64, 30)
+    with db.session(database) as session:
+        assert len(queries.bases(session)) == 1
+        with pytest.raises(Conflict, match="belongs to the installation"):
+            changes.delete(session, database, base, force=True)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 9000)
+    (folder / "config.json").write_text("{}")
+    (folder / "README.md").write_text("# heads")
+    (folder / "optimizer.safetensors").write_bytes(b"not for others")
+    (folder / "SHA256SUMS").write_text(archive.sums(archive.archive_files(folder)))
+    return folder
+
+
+def test_the_streamed_zip_holds_the_checkpoint_and_its_sums(checkpoint: Path) -> None:
+    pieces = list(archive.stream_zip(checkpoint, "heads/"))
+    assert max(map(len, pieces)) < 2 * archive.CHUNK
+    with zipfile.ZipFile(io.BytesIO(b"".join(pieces))) as zipped:
+        assert zipped.testzip() is None
+        assert zipped.namelist() == [f"heads/{name}" for name in archive.FILES]
+        for line in zipped.read("heads/SHA256SUMS").decode().splitlines():
+            digest, name = line.split()
+            assert hashlib.sha256(zipped.read(f"heads/{name}")).hexdigest() == digest
+
+
+def test_the_written_zip_is_whole_or_absent(checkpoint: Path, tmp_path: Path) -> None:
+    target = archive.write_zip(checkpoint, tmp_path / "out" / "heads.zip")
+    assert zipfile.ZipFile(target).testzip() is None
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(NotFound, match="gone"):
+        archive.write_zip(checkpoint, tmp_path / "out" / "second.zip")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["heads.zip"]
+
+
+def test_damage_is_found_by_the_sums(checkpoint: Path) -> None:
+    assert archive.damaged_files(checkpoint) == []
+    (checkpoint / "config.json").write_text("{ }")
+    (checkpoint / "README.md").unlink()
+    assert archive.damaged_files(checkpoint) == ["config.json", "README.md"]
+
+
+def test_archive_names_suit_every_system() -> None:
+    assert archive.archive_name("Org/Model 1.5B", "köpfe: neu") == "Org-Model-1.5B-k-pfe--neu.zip"

@@ -1,0 +1,137 @@
+"""Acceptance measured without generating is the engine's own figure, and drafts that know the text reach its bound."""
+
+import pytest
+import torch
+
+from decoding.drafters import make_drafter
+from decoding.generate import GenerateConfig, generate
+from decoding.stats import summarize
+from decoding.target import Target
+from models.base import load_base
+from tests.training.conftest import answer
+from training.acceptance import Acceptance, measure, walk
+from training.batches import collate, load_conversations
+from training.config import TrainConfig
+from training.method import NO_RANK, make_method, measured
+from training.samples import mirrored, sample
+
+DEPTHS = {"medusa": 3, "eagle": 3, "eagle3": 3, "draft": 4}
+
+
+def test_the_walk_of_the_docstring():
+    assert walk([2, 0, 0, 0, 1], [(0, t) for t in range(2, 7)]) == (2, 4)
+
+
+def test_walking_starts_anew_at_each_answer():
+    places = [(0, 2), (0, 3), (0, 9), (0, 10), (1, 2)]
+    assert walk([1, 0, 0, 0, 0], places) == (4, 5)
+
+
+def test_expected_tree_length_counts_each_node_once():
+    """Ranks of two depths at four places: (0, 0), (0, 1), (1, miss), (miss, 0)."""
+    ranks = torch.tensor([[0, 0], [0, 1], [1, NO_RANK], [NO_RANK, 0]])
+    total = Acceptance()
+    outcome = measured(ranks, torch.ones_like(ranks, dtype=torch.bool))
+    total.add(outcome, torch.zeros(4, dtype=torch.long), torch.arange(4))
+    assert total.tree_tau(2) == 1 + 2 / 4
+    assert total.tree_tau(3) == 1 + 3 / 4
+    assert total.tree_tau(5) == 1 + 2 / 4 + 1 / 4 + 1 / 4 + 1 / 4
+    assert total.top1() == [0.5, 0.5]
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base):
+    """The tiny base with sharper probabilities: no two tokens nearly tie, so learning them means naming them."""
+    base = load_base(tiny_base)
+    base.final_norm.weight.data *= 2
+    return base
+
+
+@pytest.fixture(scope="module")
+def few(base, tmp_path_factory):
+    """Two answers of 25 tokens, none ended early: a small batch to learn by heart."""
+    from tests.training.conftest import write_dataset
+
+    rows = [answer(base, f"say {i} fox", 25) for i in range(2)]
+    folder = write_dataset(tmp_path_factory.mktemp("few") / "data", rows)
+    return load_conversations(folder, base.tokenizer, 256, base.vocab_size)[0]
+
+
+def learn(method, features, steps=450, lr=5e-3):
+    """Full-batch Adam until it is known by heart; gives (loss − floor) by term."""
+    optimizer = torch.optim.Adam([p for p in method.parameters() if p.requires_grad], lr=lr)
+    counts = method.counts(features).clamp(min=1)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * (1 - step / steps)
+        method(features, scale=1 / counts).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return method.eval()(features).sums / counts
+
+
+def floor(method, base, features, conversations):
+    """What the loss cannot go below: the entropy of the base's distribution where it is soft, else 0."""
+    if method.draft.method in ("medusa", "draft"):
+        return torch.zeros(1)  # hard labels, and KL is a distance
+    hidden, head = features["hidden"].float(), base.lm_head.weight.float()
+    logs = (hidden @ head.T).log_softmax(-1)
+    entropy = -(logs.exp() * logs).sum(-1)
+    row, position = features["row"], features["position"]
+    if method.draft.method == "eagle":
+        return torch.stack([torch.zeros(()), entropy[row, position + 1].mean()])
+    steps = []
+    for j in range(method.steps):
+        counted, at = method._meets(features, j)
+        steps.append(entropy[row[counted], at].mean())
+    return torch.stack(steps)
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "draft"])
+def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, few):
+    """Overfit: loss within 0.05 of its floor, τ ≥ 0.95·(depth + 1) in the engine, equal to what training measured."""
+    torch.manual_seed(0)
+    settings = {"medusa_num_heads": 3, "ttt_steps": 3, "draft_num_layers": 2, "eagle_noise": 0.0, "draft_loss": "kl"}
+    method = make_method(TrainConfig(method=name, **settings), base, few)
+    features = method.features(collate(few))
+    loss = learn(method, features)
+    assert (loss - floor(method, base, features, few) < 0.05).all()
+    depth = DEPTHS[name]
+    assert measure(method, [features]).tau >= 0.95 * (depth + 1)
+
+    steps = []
+    for conversation in few:
+        start = int(conversation.mask.nonzero()[0])
+        target = Target(base, 256)
+        options = {"tree": [[0] * d for d in range(1, depth + 1)]}
+        drafter = make_drafter(target, mirrored(base, method.draft), options)
+        steps += generate(target, drafter, conversation.token_ids[:start].tolist(), GenerateConfig(max_tokens=25))
+    summary = summarize(steps)
+    assert summary.mean_accepted_length >= 0.95 * (depth + 1)
+    emitted = [t.id for s in steps for t in s.tokens]
+    assert emitted == [int(i) for c in few for i in c.token_ids[c.mask]]
+
+
+def test_what_training_measures_is_what_the_engine_does(base, few):
+    """A half-trained draft: the walk over the data gives the engine's own steps, answer by answer."""
+    torch.manual_seed(0)
+    method = make_method(TrainConfig(method="eagle3", ttt_steps=3), base, few)
+    learn(method, method.features(collate(few)), steps=60)
+    for conversation in few:
+        walked = measure(method, [method.features(collate([conversation]))])
+        start = int(conversation.mask.nonzero()[0])
+        target = Target(base, 256)
+        drafter = make_drafter(target, mirrored(base, method.draft), {"tree": [[0], [0, 0], [0, 0, 0]]})
+        config = GenerateConfig(max_tokens=len(conversation) - start)
+        whole = [s for s in generate(target, drafter, conversation.token_ids[:start].tolist(), config) if s.counted]
+        accepted = [len(s.tokens) for s in whole]
+        assert (walked.steps, walked.emitted) == (len(accepted), sum(accepted))
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "draft"])
+def test_samples_show_where_tokens_came_from(name, base, few):
+    method = make_method(TrainConfig(method=name, draft_num_layers=2), base, few)
+    record = sample(base, method.draft, few[0])
+    assert record["text"] == "".join(t["text"] for t in record["tokens"])
+    assert {t["origin"] for t in record["tokens"]} <= {"draft", "target"}
+    assert record["mean_accepted_length"] >= 1 and "fox" in record["prompt"]

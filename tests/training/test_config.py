@@ -1,0 +1,106 @@
+"""Settings are checked as they are made, and each can be shown in a form without torch."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from speculoos.errors import BadInput, NotFound
+from training.config import HELP, SETTINGS, TrainConfig, settings_for
+from training.recipes import config_for, list_recipes, load_recipe, parse_changes, read_recipe
+from training.schedule import lr_factor
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"method": "magic"},
+        {"lr": 0},
+        {"lr": "fast"},
+        {"lr": float("nan")},
+        {"epochs": 0},
+        {"medusa_num_heads": 0},
+        {"medusa_num_heads": 2.5},
+        {"medusa_num_layers": True},
+        {"schedule": "zigzag"},
+        {"draft_vocab_size": 8, "draft_vocab_coverage": 0.9},
+        {"aux_layers": "one"},
+        {"medusa_tie_lm_head": "maybe"},
+        {"held_out": 1.0},
+    ],
+)
+def test_a_value_that_cannot_be_meant_names_its_field(bad):
+    with pytest.raises(BadInput, match=next(iter(bad))):
+        TrainConfig.from_json(bad)
+
+
+def test_typed_settings_are_read_as_their_fields_type():
+    config = TrainConfig.from_json(
+        {"lr": "1e-4", "medusa_num_heads": "3", "aux_layers": "1, 14 26", "medusa_tie_lm_head": "true", "epochs": 2}
+    )
+    assert (config.lr, config.medusa_num_heads, config.aux_layers) == (1e-4, 3, (1, 14, 26))
+    assert config.medusa_tie_lm_head is True
+    assert TrainConfig.from_json(config.to_json()) == config
+    with pytest.raises(BadInput, match="leraning_rate"):
+        TrainConfig.from_json({"leraning_rate": 1})
+
+
+def test_every_setting_has_a_help_text():
+    assert set(HELP) == {f.name for f in fields(TrainConfig)} == set(SETTINGS)
+    medusa = {s.name for s in settings_for("medusa")}
+    assert "medusa_num_heads" in medusa and "ttt_steps" not in medusa and "lr" in medusa
+
+
+def test_settings_and_recipes_import_without_torch():
+    code = "import training.config, training.recipes, training.states, models.checkpoints, sys\n"
+    code += "from training.recipes import list_recipes; list_recipes()\n"
+    code += "assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_method_has_three_recipes_that_name_their_source():
+    names = {r.name for r in list_recipes()}
+    assert names >= {f"{m}-{s}" for m in ("medusa", "eagle", "eagle3", "draft") for s in ("smoke", "standard", "paper")}
+    assert all(r.source and r.about for r in list_recipes())
+    assert {r.method for r in list_recipes("eagle")} == {"eagle"}
+    assert read_recipe("eagle3-paper").config().ttt_steps == 7
+    assert load_recipe("medusa-paper")["medusa_loss"] == "sum"
+
+
+def test_changes_go_over_the_recipe():
+    changes = parse_changes(["lr=0.5", "epochs = 3"])
+    assert read_recipe("medusa-standard").config(changes).lr == 0.5
+    assert config_for("medusa", "medusa-standard", changes).epochs == 3
+    with pytest.raises(BadInput, match="is for medusa"):
+        config_for("eagle", "medusa-standard", {})
+    with pytest.raises(BadInput, match="key=value"):
+        parse_changes(["lr"])
+
+
+def test_a_broken_recipe_is_one_sentence(tmp_path):
+    with pytest.raises(NotFound, match="quickstart"):
+        read_recipe("no-such")
+    for name, text in {
+        "a": "method: [",
+        "b": "- 1",
+        "c": "method: medusa\nsettings: {lr: -1}",
+        "d": "metod: x",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+        with pytest.raises(BadInput):
+            read_recipe(str(tmp_path / f"{name}.yaml"))
+
+
+def test_the_learning_rate_rises_then_falls():
+    assert [lr_factor(p, 0.1, "cosine") for p in (0.0, 0.05, 0.1, 0.55, 1.0)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    assert lr_factor(0.55, 0.1, "linear") == pytest.approx(0.5)
+    assert lr_factor(0.9, 0.0, "constant") == 1
+
+
+def test_every_setting_is_in_the_docs():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    missing = [s.name for s in SETTINGS.values() if s.name != "method" and f"| `{s.name}` |" not in text]
+    assert not missing
+    assert all(s.help in text for s in SETTINGS.values() if s.name != "method")

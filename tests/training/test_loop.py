@@ -1,0 +1,290 @@
+"""The loop: learns, resumes exactly, stops when asked, and meets trouble with one sentence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.base import load_base
+from models.checkpoints import load_draft, read_config, verify_sums
+from models.tiny import make_tiny_base
+from speculoos.errors import BadInput, Cancelled, Unavailable, Unsupported
+from speculoos.reporting import Silent
+from tests.training.conftest import answer, write_dataset
+from training.config import TrainConfig
+from training.feature_store import FeatureStore, advice
+from training.loop import train
+from training.states import all_states, latest_state
+
+SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 12, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
+SHORT |= {"eval_every": 4, "save_every": 5, "samples": 0, "draft_num_layers": 2, "device": "cpu"}
+METHODS = ("medusa", "eagle", "eagle3", "draft")
+
+
+def config(method="medusa", **changes):
+    return TrainConfig(**{"method": method, **SHORT, **changes})
+
+
+class Notebook(Silent):
+    """Keeps what is reported; asks to stop once `stop_after` steps are reported."""
+
+    def __init__(self, stop_after=None):
+        self.values, self.lines, self.stop_after = {}, [], stop_after
+
+    def metrics(self, step, values):
+        self.values.setdefault(step, {}).update(values)
+
+    def log(self, message, level="info"):
+        self.lines.append(message)
+
+    def stop_requested(self):
+        return self.stop_after is not None and len(self.values) >= self.stop_after
+
+    def curve(self, name="train/loss"):
+        return {step: values[name] for step, values in self.values.items() if name in values}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_learns_reports_and_leaves_a_checkpoint(method, tiny_base, base, dataset, tmp_path):
+    notes = Notebook()
+    settings = config(method, max_steps=40, lr=5e-3)
+    result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes, info={"base": "tiny"})
+    losses = list(notes.curve().values())
+    assert len(losses) == 40 and sum(losses[-10:]) < 0.95 * sum(losses[:10])
+    assert {"train/tokens_per_second", "train/lr", "train/grad_norm", "train/memory_mb"} <= set(notes.values[1])
+    assert {"eval/tau"} <= set(notes.values[4]) and result.figures["mean_accepted_length"] >= 1
+    draft = load_draft(result.folder, base)
+    verify_sums(result.folder)
+    stored = read_config(result.folder)
+    assert draft.method == method == stored["speculoos_method"] and len(stored["base_sha256"]) == 64
+    assert stored["training"]["settings"]["max_steps"] == 40
+    assert "tiny" in (result.folder / "README.md").read_text()
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, tiny_base, dataset, tmp_path):
+    whole, first, second = Notebook(), Notebook(stop_after=7), Notebook()
+    straight = train(config(method), tiny_base, dataset, tmp_path / "a", reporter=whole)
+    with pytest.raises(Cancelled, match="after step 7"):
+        train(config(method), tiny_base, dataset, tmp_path / "b", reporter=first)
+    resumed = train(config(method), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
+    assert {**first.curve(), **second.curve()} == whole.curve()
+    assert second.curve("eval/tau") == {s: v for s, v in whole.curve("eval/tau").items() if s > 7}
+    a, b = (load_file(r.folder / "model.safetensors") for r in (straight, resumed))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert resumed.figures["mean_accepted_length"] == straight.figures["mean_accepted_length"]
+    assert resumed.figures["tokens"] == straight.figures["tokens"]
+
+
+KILLED = """
+import json, sys, time
+from speculoos.reporting import Silent
+from training.config import TrainConfig
+from training.feature_store import FeatureStore, advice
+from training.loop import train
+import torch
+torch.set_num_threads(1)
+class Slow(Silent):
+    def metrics(self, step, values):
+        if "train/loss" in values:
+            print(json.dumps([step, values["train/loss"]]), flush=True)
+            time.sleep(0.05)
+settings, base, data, out, resume = json.loads(sys.argv[1])
+train(TrainConfig(**settings), base, data, out, resume, Slow())
+"""
+
+
+def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset, tmp_path):
+    settings = {"method": "medusa", **SHORT, "max_steps": 30, "save_every": 3}
+    straight = train(TrainConfig(**settings), tiny_base, dataset, tmp_path / "a", reporter=(whole := Notebook()))
+    arguments = json.dumps([settings, str(tiny_base), str(dataset), str(tmp_path / "b"), None])
+    child = subprocess.Popen([sys.executable, "-c", KILLED, arguments], stdout=subprocess.PIPE, text=True)
+    seen = [json.loads(child.stdout.readline()) for _ in range(11)]
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert [step for step, _ in seen] == list(range(1, 12))
+    again = Notebook()
+    resumed = train(TrainConfig(**settings), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=again)
+    assert min(again.curve()) >= 10 and {**dict(seen), **again.curve()} == pytest.approx(whole.curve(), abs=1e-6)
+    a, b = (load_file(r.folder / "model.safetensors") for r in (straight, resumed))
+    assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
+
+
+def test_only_the_last_states_are_kept_and_a_half_written_one_is_not_a_state(tiny_base, dataset, tmp_path):
+    train(config(save_every=2, keep_last=2), tiny_base, dataset, tmp_path / "out")
+    assert [p.name for p in all_states(tmp_path / "out")] == ["state-10", "state-12"]
+    (tmp_path / "out" / "state-99").mkdir()
+    assert latest_state(tmp_path / "out").name == "state-12"
+    assert latest_state(tmp_path / "out" / "state-10").name == "state-10"
+    assert latest_state(tmp_path / "nothing") is None and latest_state(None) is None
+
+
+def test_resuming_with_other_settings_is_refused_but_a_longer_run_is_not(tiny_base, dataset, tmp_path):
+    train(config(), tiny_base, dataset, tmp_path / "out")
+    with pytest.raises(BadInput, match="lr"):
+        train(config(lr=1e-4), tiny_base, dataset, tmp_path / "b", tmp_path / "out")
+    longer = train(config(max_steps=14), tiny_base, dataset, tmp_path / "c", tmp_path / "out")
+    assert longer.step == 14
+
+
+def test_the_best_draft_on_held_out_data_is_the_one_kept(tiny_base, dataset, tmp_path):
+    """A rate that ruins the heads: what is kept is what was measured best, not what came last."""
+    notes = Notebook()
+    ruinous = config(lr=1.0, clip=0.0, eval_every=1, schedule="constant", warmup_ratio=0.5)
+    result = train(ruinous, tiny_base, dataset, tmp_path / "out", reporter=notes)
+    taus = notes.curve("eval/tau")
+    assert result.figures["mean_accepted_length"] == max(taus.values())
+    assert result.figures["best_step"] == min(s for s, tau in taus.items() if tau == max(taus.values()))
+
+
+def test_patience_ends_a_run_that_no_longer_improves(tiny_base, dataset, tmp_path):
+    result = train(config(lr=1e-9, eval_every=1, patience=3, max_steps=50), tiny_base, dataset, tmp_path / "out")
+    assert result.step == 4
+
+
+def test_the_clock_ends_a_run(tiny_base, dataset, tmp_path):
+    started = time.monotonic()
+    result = train(
+        config(max_steps=0, max_minutes=0.03, eval_every=0, save_every=0), tiny_base, dataset, tmp_path / "out"
+    )
+    assert 1.5 < time.monotonic() - started < 20 and result.step > 20
+
+
+def test_one_pass_sees_every_training_token_once(tiny_base, dataset, conversations, tmp_path):
+    from training.batches import split_held_out
+
+    result = train(config(max_steps=0, epochs=1, held_out=0.2), tiny_base, dataset, tmp_path / "out")
+    training, _ = split_held_out(conversations, 0.2, 64, 0)
+    assert result.figures["tokens"] == sum(len(c) for c in training)
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle3"])
+def test_features_kept_in_memory_or_on_disk_change_nothing(method, tiny_base, dataset, tmp_path):
+    notes = [Notebook(), Notebook(), Notebook()]
+    for note, place in zip(notes, ({}, {"cache_disk_gb": 0.1}, {"cache_disk_gb": 0.0}), strict=True):
+        settings = config(method, **({"cache_features_mb": 0} if place else {}), **place)
+        train(settings, tiny_base, dataset, tmp_path / str(id(note)), reporter=note)
+    assert notes[0].curve() == notes[1].curve() == notes[2].curve()
+    assert any("saves" in line and "all are kept" in line for line in notes[1].lines)
+    assert not list(tmp_path.rglob("*features*"))
+
+
+def test_the_store_fills_memory_then_disk_then_forgets(tmp_path):
+    store = FeatureStore(100, 100, tmp_path / "kept")
+    for index in range(3):
+        store.put(index, {"hidden": torch.full((25,), float(index))})
+    assert store.get(0)["hidden"][0] == 0 and store.get(1)["hidden"][0] == 1 and store.get(2) is None
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["features-000001.safetensors"] and store.on_disk == 1
+    store.clear()
+    assert not (tmp_path / "kept").exists()
+
+
+def test_advice_names_gigabytes_hours_and_when_it_pays():
+    assert "2.00 GB" in advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
+    assert "saves 2.00 h" in advice(10, 200_000_000, 360.0, 3, 2_000_000_000)
+    assert "25% are kept" in advice(10, 200_000_000, 360.0, 3, 500_000_000)
+    assert "would not pay" in advice(10, 200_000_000, 360.0, 1, 0)
+
+
+def test_accumulation_equals_one_larger_batch(tiny_base, base, conversations):
+    """Unequal masks: dividing by the step's whole count makes two small batches one large one."""
+    from training.batches import collate
+    from training.method import make_method
+
+    method = make_method(config("eagle3"), base, conversations)
+    whole = method.features(collate(conversations[:4]))
+    parts = [method.features(collate(conversations[i : i + 2])) for i in (0, 2)]
+    counts = sum(method.counts(p) for p in parts)
+    assert torch.equal(counts, method.counts(whole)) and len(set(counts.tolist())) > 1
+    scale = torch.tensor(method.weights) / counts
+
+    def gradient(features):
+        method.zero_grad()
+        for f in features:
+            method(f, scale=scale).loss.backward()
+        return torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
+
+    assert torch.allclose(gradient([whole]), gradient(parts), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "precision"), [("medusa", "bf16"), ("tied", "no"), ("eagle", "no"), ("eagle3", "bf16"), ("draft", "no")]
+)
+def test_a_half_precision_base_and_mixed_precision_learn_too(method, precision, tiny_base, dataset, tmp_path):
+    notes = Notebook()
+    changes = {"mixed_precision": precision, "base_dtype": "bfloat16", "save_dtype": "bfloat16", "samples": 1}
+    changes |= {"method": "medusa", "medusa_tie_lm_head": True} if method == "tied" else {"method": method}
+    settings = config(max_steps=40, lr=5e-3, **changes)
+    result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes)
+    losses = list(notes.curve().values())
+    assert sum(losses[-10:]) < 0.98 * sum(losses[:10])
+    assert read_config(result.folder)["dtype"] == "bfloat16"
+
+
+def test_a_loss_that_is_no_number_is_one_sentence(tiny_base, dataset, tmp_path):
+    ruinous = config("eagle", lr=10.0, optimizer="sgd", clip=0, max_steps=60, eagle_feature_weight=1e6)
+    with pytest.raises(BadInput, match="at step .* lower lr") as error:
+        train(ruinous, tiny_base, dataset, tmp_path / "out")
+    assert error.value.hint
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tiny_base, dataset, tmp_path, monkeypatch):
+    import shutil
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("training.states.shutil.disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(Unavailable, match="free"):
+        train(config(held_out=0), tiny_base, dataset, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_no_memory_is_one_sentence_with_what_to_change(tiny_base, dataset, tmp_path, monkeypatch):
+    def greedy(*_a, **_k):
+        torch.empty(1 << 60)
+
+    monkeypatch.setattr("training.medusa.medusa_labels", greedy)
+    with pytest.raises(Unavailable, match="memory") as error:
+        train(config(), tiny_base, dataset, tmp_path / "out")
+    assert "batch_tokens" in error.value.hint
+
+
+def test_what_the_base_cannot_take_is_refused_before_training(tiny_base, dataset, tmp_path):
+    with pytest.raises(BadInput, match="max_length"):
+        train(config(max_length=100_000), tiny_base, dataset, tmp_path / "out")
+    with pytest.raises(BadInput, match="draft_num_layers"):
+        train(config("draft", draft_num_layers=40), tiny_base, dataset, tmp_path / "out")
+    with pytest.raises(BadInput, match="draft_vocab_size"):
+        train(config("eagle3", draft_vocab_size=10**6), tiny_base, dataset, tmp_path / "out")
+    with pytest.raises(BadInput, match="aux_layers"):
+        train(config("eagle3", aux_layers=(1, 99)), tiny_base, dataset, tmp_path / "out")
+
+
+def test_a_base_whose_head_has_a_bias_is_refused(dataset, tmp_path):
+    folder = make_tiny_base(tmp_path / "phi", "phi")
+    with pytest.raises(Unsupported, match="bias"):
+        train(config(), folder, dataset, tmp_path / "out")
+
+
+def test_fsdp_is_refused_by_name(tiny_base, dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(Unsupported, match="FSDP"):
+        train(config(), tiny_base, dataset, tmp_path / "out")
+
+
+def test_other_families_train_too(tmp_path):
+    for family in ("qwen2", "gpt2"):
+        sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4} if family == "gpt2" else {}
+        folder = make_tiny_base(tmp_path / family, family, **sizes)
+        rows = [answer(load_base(folder), f"count {i}", 20) for i in range(4)]
+        data = write_dataset(tmp_path / f"{family}-data", rows)
+        for method in METHODS:
+            result = train(config(method, max_steps=2), folder, data, tmp_path / f"{family}-{method}")
+            assert result.step == 2 and Path(result.folder, "model.safetensors").exists()

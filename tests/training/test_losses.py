@@ -1,0 +1,235 @@
+"""Every loss equals a slow, literal reference written from its definition, to 1e-5, gradients included."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from models.eagle3 import Eagle3Draft
+from training.batches import collate
+from training.config import TrainConfig
+from training.eagle import EagleMethod
+from training.eagle3 import Eagle3Method
+from training.losses import hard_loss, soft_loss
+from training.medusa import MedusaMethod, medusa_labels
+from training.method import make_method
+from training.standalone import StandaloneMethod
+
+
+@pytest.fixture(scope="module")
+def batch(conversations):
+    return collate(conversations[:3])
+
+
+def stirred(method, scale=0.05):
+    """Weights moved away from their start, so that nothing is zero by construction."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * scale)
+    return method.eval()
+
+
+def agree(method, features, literal_sums):
+    """The method's sums and gradients against a differentiable literal computation."""
+    weights = torch.arange(1.0, 1 + len(literal_sums))
+    outcome = method(features, scale=weights)
+    assert torch.allclose(outcome.sums, torch.stack(literal_sums), rtol=1e-5, atol=1e-4)
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    ours = torch.autograd.grad(outcome.loss, parameters, allow_unused=True)
+    theirs = torch.autograd.grad((torch.stack(literal_sums) * weights).sum(), parameters, allow_unused=True)
+    for a, b in zip(ours, theirs, strict=True):
+        if b is None or not b.abs().max():
+            assert a is None or not a.abs().max()
+        else:
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()))
+    return outcome
+
+
+def in_answer(mask, b, *positions):
+    return all(0 <= s < mask.shape[1] and bool(mask[b, s]) for s in positions)
+
+
+def cross_entropy(q_logits, p_logits):
+    return -(p_logits.softmax(-1) * q_logits.log_softmax(-1)).sum()
+
+
+@pytest.mark.parametrize("trained_head", [True, False])
+def test_chunked_cross_entropy_equals_torchs(trained_head, monkeypatch):
+    monkeypatch.setattr("training.losses.CHUNK_FLOATS", 20 * 50)  # chunks of 20 rows
+    x = torch.randn(70, 8, requires_grad=True)
+    w, labels = torch.randn(50, 8, requires_grad=trained_head), torch.randint(0, 50, (70,))
+    total, hits = hard_loss(x, w, labels)
+    expected = F.cross_entropy(x @ w.T, labels, reduction="sum")
+    assert torch.allclose(total, expected, rtol=1e-5)
+    assert torch.equal(hits, (x @ w.T).argmax(-1) == labels)
+    wrt = (x, w) if trained_head else (x,)
+    for a, b in zip(torch.autograd.grad(3 * total, wrt), torch.autograd.grad(3 * expected, wrt), strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
+def test_chunked_distances_equal_their_definitions(kind, monkeypatch):
+    monkeypatch.setattr("training.losses.CHUNK_FLOATS", 16 * 50)
+    x, target = torch.randn(37, 8, requires_grad=True), torch.randn(37, 6)
+    w, v = torch.randn(50, 8, requires_grad=True), torch.randn(50, 6)
+    total, hits = soft_loss(x, w, target, v, kind)
+    log_q, log_p = (x @ w.T).log_softmax(-1), (target @ v.T).log_softmax(-1)
+    q, p = log_q.exp(), log_p.exp()
+    expected = {"ce": -p * log_q, "kl": p * (log_p - log_q), "reverse_kl": q * (log_q - log_p)}[kind].sum()
+    assert torch.allclose(total, expected, rtol=1e-5)
+    assert torch.equal(hits, q.argmax(-1) == p.argmax(-1))
+    for a, b in zip(torch.autograd.grad(total, (x, w)), torch.autograd.grad(expected, (x, w)), strict=True):
+        assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_logits_are_never_whole(monkeypatch):
+    """The largest matrix made is one chunk, whatever the number of rows."""
+    seen = []
+    linear = F.linear
+    monkeypatch.setattr("training.losses.CHUNK_FLOATS", 1 << 12)
+    monkeypatch.setattr("training.losses.F.linear", lambda *a: (seen.append(linear(*a).numel()), linear(*a))[1])
+    hard_loss(torch.randn(500, 4), torch.randn(64, 4), torch.zeros(500, dtype=torch.long))
+    assert len(seen) > 4 and max(seen) <= 1 << 12
+
+
+def test_the_medusa_offsets_of_the_docstring():
+    ids = torch.arange(100, 107)[None]
+    mask = torch.tensor([[False] * 3 + [True] * 4])
+    labels = medusa_labels(ids, mask, 3)[0]
+    assert labels[2].tolist() == [104, 105, 106]
+    assert labels[3].tolist() == [105, 106, -100]
+    assert labels[4].tolist() == [106, -100, -100]
+    assert (labels[[0, 1, 5, 6]] == -100).all()
+
+
+def test_no_label_reaches_over_a_gap_between_answers():
+    mask = torch.tensor([[False, True, True, True, False, False, True, True, True]])
+    labels = medusa_labels(torch.arange(9)[None], mask, 4)[0]
+    assert labels[0].tolist() == [2, 3, -100, -100] and labels[1].tolist() == [3, -100, -100, -100]
+    assert labels[5].tolist() == [7, 8, -100, -100]
+    assert (labels[[2, 3, 4, 7, 8]] == -100).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_medusa_loss_equals_the_literal_one(base, batch, tied):
+    config = TrainConfig(medusa_num_heads=3, medusa_num_layers=2, medusa_tie_lm_head=tied)
+    method = stirred(MedusaMethod(config, base))
+    features = method.features(batch)
+    hidden, _ = base.forward_hidden(batch.input_ids)
+    sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
+    for b in range(3):
+        for t in range(batch.input_ids.shape[1]):
+            for i in range(3):
+                if in_answer(batch.mask, b, *range(t + 1, t + 3 + i)):
+                    logits = method.draft.forward_head(i, hidden[b, t])
+                    sums[i] = sums[i] + F.cross_entropy(logits, batch.input_ids[b, t + 2 + i])
+                    counts[i] += 1
+    agree(method, features, sums)
+    assert method.counts(features).tolist() == counts
+    assert method.weights == pytest.approx([0.2, 0.16, 0.128])
+
+
+def test_medusa_labels_outside_the_draft_vocabulary_are_misses_not_losses(base, batch, conversations):
+    whole = MedusaMethod.prepare(TrainConfig(medusa_num_heads=2), base, conversations)
+    some = MedusaMethod.prepare(TrainConfig(medusa_num_heads=2, draft_vocab_size=20), base, conversations)
+    all_features, features = whole.features(batch), some.features(batch)
+    assert torch.equal(features["valid"], all_features["valid"])
+    known = torch.isin(all_features["columns"], some.draft.draft_ids) & features["valid"]
+    assert torch.equal(features["columns"] >= 0, known) and not bool(known.all())
+    outcome = some(features)
+    assert not (outcome.hits & ~known).any() and torch.equal(some.counts(features), known.sum(0))
+
+
+def test_the_eagle_loss_equals_the_literal_one(base, batch):
+    method = stirred(EagleMethod(TrainConfig(method="eagle", eagle_num_layers=2), base))
+    features = method.features(batch)
+    hidden, _ = base.forward_hidden(batch.input_ids)
+    w = base.lm_head.weight
+    smooth, soft, count = torch.zeros(()), torch.zeros(()), 0
+    for b in range(3):
+        n = int(batch.lengths[b])
+        g = method.draft(hidden[b : b + 1, : n - 1], batch.input_ids[b : b + 1, 1:n], torch.arange(n - 1)[None])[0]
+        for t in range(n - 2):
+            if in_answer(batch.mask, b, t + 1, t + 2):
+                d = (g[t] - hidden[b, t + 1]).abs()
+                smooth = smooth + torch.where(d < 1, 0.5 * d * d, d - 0.5).mean()
+                soft = soft + cross_entropy(w @ g[t], w @ hidden[b, t + 1])
+                count += 1
+    agree(method, features, [smooth, soft])
+    assert method.counts(features).tolist() == [count, count] and method.weights == [1.0, 0.1]
+
+
+def test_eagle_noise_is_bounded_and_repeats(base, batch):
+    method = EagleMethod(TrainConfig(method="eagle", eagle_noise=0.1), base)
+    noise = method._noise(torch.zeros(3, 9, 32), torch.tensor([512, 1024, 2048]), seed=5)
+    assert noise.abs().amax((1, 2)).tolist() == pytest.approx([0.1, 0.05, 0.025], rel=0.05)
+    features = method.features(batch)
+    method.train()
+    assert torch.equal(method(features, 5).sums, method(features, 5).sums)
+    assert not torch.equal(method(features, 5).sums, method(features, 6).sums)
+
+
+@pytest.mark.parametrize("vocabulary", ["all", "some"])
+def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary):
+    config = TrainConfig(method="eagle3", ttt_steps=3)
+    ids = None if vocabulary == "all" else torch.arange(0, base.vocab_size, 2)
+    method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids)))
+    features = method.features(batch)
+    hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
+    head = base.lm_head.weight[method.draft.draft_ids]
+    sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
+    for b in range(3):
+        n = int(batch.lengths[b])
+        for t in range(n - 2):
+            # a chain drafted from t, as the engine would: prefill of 0…t, then its own features one by one
+            fused = method.draft.fuse(hidden, aux)[b : b + 1, : t + 1]
+            states = fused
+            for j in range(3):
+                if not in_answer(batch.mask, b, *range(t + 1, t + 3 + j)):
+                    break
+                tokens = torch.cat([batch.input_ids[b, 1 : t + 2], batch.input_ids[b, t + 2 : t + 2 + j]])[None]
+                out = method.draft(states, tokens, torch.arange(t + 1 + j)[None])
+                p_logits = base.lm_head.weight @ hidden[b, t + 1 + j]
+                if bool(method.draft.t2d[p_logits.argmax()]):
+                    q_logits = method.draft.logits(out[0, -1])
+                    sums[j] = sums[j] + cross_entropy(q_logits, head @ hidden[b, t + 1 + j])
+                    counts[j] += 1
+                states = torch.cat([states, out[:, -1:]], 1)
+    agree(method, features, sums)
+    assert method.counts(features).tolist() == counts
+    assert method.weights == pytest.approx([1.0, 0.8, 0.64])
+    assert vocabulary == "all" or counts[0] < len(features["row"])
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
+def test_the_standalone_loss_equals_the_literal_one(base, batch, kind):
+    method = stirred(StandaloneMethod(TrainConfig(method="draft", draft_num_layers=2, draft_loss=kind), base))
+    features = method.features(batch)
+    total = torch.zeros(())
+    for b in range(3):
+        n = int(batch.lengths[b])
+        log_q = method.draft(batch.input_ids[b : b + 1, :n]).logits[0].log_softmax(-1)
+        log_p = base.model(batch.input_ids[b : b + 1, :n]).logits[0].log_softmax(-1)
+        for s in range(n - 1):
+            if batch.mask[b, s + 1]:
+                q, p = log_q[s].exp(), log_p[s].exp()
+                total = (
+                    total
+                    + {
+                        "ce": -log_q[s, batch.input_ids[b, s + 1]],
+                        "kl": (p * (log_p[s] - log_q[s])).sum(),
+                        "reverse_kl": (q * (log_q[s] - log_p[s])).sum(),
+                    }[kind]
+                )
+    agree(method, features, [total])
+    assert method.counts(features).tolist() == [int(batch.mask.sum())]
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "draft"])
+def test_padding_and_company_change_no_loss(base, conversations, name):
+    """Rows alone or together in a padded batch give the same sums."""
+    config = TrainConfig(method=name, draft_num_layers=2)
+    method = stirred(make_method(config, base, conversations))
+    together = method(method.features(collate(conversations[:3]))).sums
+    alone = sum(method(method.features(collate([c]))).sums for c in conversations[:3])
+    assert torch.allclose(together, alone, rtol=1e-5)

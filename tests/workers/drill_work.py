@@ -1,0 +1,82 @@
+"""A kind of job for drills: `count` does steps of a known length, saves its place after each, and notes every doing.
+
+Loaded into workers by SPECULOOS_WORK_MODULES, as an operator's further kinds of jobs would be.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from speculoos.errors import BadInput
+from speculoos.reporting import check_stop
+from workers import requests
+from workers.context import Context
+from workers.work import WORK
+
+
+@dataclass(frozen=True)
+class Count(requests.Request):
+    """Count to `steps` in `folder`; `trick` misbehaves on purpose."""
+
+    kind: ClassVar[str] = "count"
+    queue: ClassVar[str] = "io"
+    folder: str
+    steps: int = 20
+    seconds: float = 0.05
+    trick: str = ""
+
+
+def run(request: Count, context: Context) -> dict[str, Any]:
+    folder = Path(request.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    note(folder, f"start {os.getpid()} {context.attempt}")
+    play(request, context)
+    place = folder / "place"
+    done = int(place.read_text()) if place.exists() else 0
+    context.progress(done, request.steps, "steps")
+    for step in range(done, request.steps):
+        if request.trick != "deaf":
+            check_stop(context)
+        time.sleep(request.seconds)
+        note(folder, f"step {step} {os.getpid()} {context.attempt} {time.time()}")
+        place.with_suffix(".new").write_text(str(step + 1))
+        place.with_suffix(".new").rename(place)
+        context.progress(step + 1, request.steps, "steps")
+        context.metrics(step, {"train/loss": 1.0 / (step + 1)})
+    context.sample(request.steps, {"text": "done\x00"})
+    return {"steps": request.steps}
+
+
+def play(request: Count, context: Context) -> None:
+    """Misbehave as asked."""
+    if request.trick == "bad_input":
+        raise BadInput("prompts.jsonl, line 7: no prompt here.", "Mend the line.")
+    if request.trick == "bug":
+        raise KeyError("surprise")
+    if request.trick == "exit":
+        print("the library says: no such kernel", flush=True)
+        os._exit(3)
+    if request.trick == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if request.trick == "secret":
+        context.log(f"token {os.environ['HF_TOKEN']} was used")
+        print(f"printing {os.environ['HF_TOKEN']} too")
+        raise RuntimeError(f"401 for token {os.environ['HF_TOKEN']}")
+    if request.trick == "grandchild":
+        code = "import time; time.sleep(600)"
+        child = subprocess.Popen([sys.executable, "-c", code])
+        note(Path(request.folder), f"grandchild {child.pid}")
+
+
+def note(folder: Path, line: str) -> None:
+    with (folder / "notes").open("a") as file:
+        file.write(line + "\n")
+
+
+requests.REQUESTS["count"] = Count
+WORK["count"] = run

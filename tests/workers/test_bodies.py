@@ -1,0 +1,133 @@
+"""What each kind of job leaves behind when it is stopped, refused or given bad input. In this process, tiny base."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus.shards import read_rows
+from speculoos.errors import BadInput, Cancelled
+from speculoos.settings import Settings
+from tracking import db, jobs
+from tracking.tables import Base, Dataset, Job
+from workers.context import Context
+from workers.requests import FetchModel, GenerateData, ImportPrompts, Request
+from workers.submit import submit
+from workers.timing import Timing
+from workers.work import WORK, fetch_model, generate_data, import_prompts
+
+Begin = Callable[[Request], tuple[Any, Context]]
+
+
+@pytest.fixture
+def begin(home: Settings) -> Begin:
+    """Submit a request and claim its job, as a worker would; returns the stored request and its context."""
+
+    def start(request: Request) -> tuple[Any, Context]:
+        job = submit(request, settings=home)
+        with db.session(home) as session:
+            attempt = jobs.claim(session, job.id, "test", 60)
+        return type(request)(**job.request), Context(home, job.id, attempt, Timing())
+
+    return start
+
+
+def row(context: Context, table: type, row_id: str) -> Any:
+    with db.reading(context.settings) as session:
+        return session.get_one(table, row_id)
+
+
+def write_prompts(path: Path, count: int = 12) -> Path:
+    path.write_text("".join(json.dumps({"prompt": f"number {n}"}) + "\n" for n in range(count)))
+    return path
+
+
+def imported(begin: Begin, path: Path) -> Dataset:
+    request, context = begin(ImportPrompts(path=str(write_prompts(path))))
+    import_prompts.run(request, context)
+    return row(context, Dataset, request.dataset_id)
+
+
+def fetched(begin: Begin, folder: Path) -> Base:
+    request, context = begin(FetchModel(source="folder", location=str(folder)))
+    fetch_model.run(request, context)
+    return row(context, Base, request.base_id)
+
+
+def test_a_folder_becomes_a_base_with_its_identity_and_card(begin: Begin, tiny_base: Path) -> None:
+    base = fetched(begin, tiny_base)
+    assert (base.state, base.path) == ("ready", str(tiny_base.resolve()))
+    assert len(base.weights_sha256) == len(base.tokenizer_sha256) == 64
+    assert base.card["layers"] == 4 and base.card["weights_sha256"] == base.weights_sha256
+
+
+def test_an_upload_is_removed_once_it_is_imported_and_kept_when_it_is_not(begin: Begin, tmp_path: Path) -> None:
+    good = write_prompts(tmp_path / "good.jsonl")
+    request, context = begin(ImportPrompts(path=str(good), original_name="mine.jsonl", delete_after=True))
+    assert import_prompts.run(request, context)["rows"] == 12
+    assert not good.exists() and row(context, Dataset, request.dataset_id).name == "mine"
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{not json\n")
+    request, context = begin(ImportPrompts(path=str(bad), delete_after=True))
+    with pytest.raises(BadInput, match="line 1"):
+        import_prompts.run(request, context)
+    assert bad.exists() and row(context, Dataset, request.dataset_id).state == "pending"
+
+
+def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
+    begin: Begin, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
+    ask = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
+    request, context = begin(ask)
+    said = context.progress
+
+    def stop_after_four(done: int, *rest: Any) -> None:
+        said(done, *rest)
+        if done >= 4:
+            with db.session(context.settings) as session:
+                if not session.get_one(Job, context.job_id).cancel_requested:
+                    jobs.request_cancel(session, context.job_id)
+            context.flush()
+
+    monkeypatch.setattr(context, "progress", stop_after_four)
+    with pytest.raises(Cancelled, match=r"the \d+ finished rows can be used"):
+        generate_data.run(request, context)
+    kept = row(context, Dataset, request.dataset_id)
+    assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report == {"complete": False}
+    before = {r["id"] for r in read_rows(kept.path)}
+    with db.session(context.settings) as session:
+        jobs.cancelled(session, context.job_id, 1)
+        jobs.retry(session, context.job_id)
+        attempt = jobs.claim(session, context.job_id, "test", 60)
+    again = Context(context.settings, context.job_id, attempt, Timing())
+    assert generate_data.run(request, again)["rows"] == 12
+    after = [r["id"] for r in read_rows(kept.path)]
+    assert before < set(after) and len(after) == len(set(after)) == 12, "every row once"
+    assert row(again, Dataset, request.dataset_id).rows == 12
+
+
+def test_a_worker_that_stops_leaves_the_answers_for_the_next_attempt(
+    begin: Begin, tiny_base: Path, tmp_path: Path
+) -> None:
+    base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
+    request, context = begin(GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2))
+    context.interrupted.set()
+    with pytest.raises(Cancelled):
+        generate_data.run(request, context)
+    assert row(context, Dataset, request.dataset_id).state == "pending", "not ready: it will go on by itself"
+
+
+def test_an_unknown_endpoint_is_named_with_the_known_ones(begin: Begin, tmp_path: Path) -> None:
+    prompts = imported(begin, tmp_path / "p.jsonl")
+    request, context = begin(GenerateData(source_id=prompts.id, endpoint="team"))
+    with pytest.raises(BadInput, match="no endpoint named 'team' in settings.toml; known are: none yet"):
+        generate_data.run(request, context)
+
+
+def test_every_kind_of_request_has_its_work() -> None:
+    from workers.requests import REQUESTS
+
+    assert set(WORK) >= {kind for kind, made in REQUESTS.items() if made.__module__ == "workers.requests"}

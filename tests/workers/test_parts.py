@@ -1,0 +1,254 @@
+"""The parts of a worker, each by itself: time left, secrets, process identity, what the reconciler does with rows."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound
+from speculoos.settings import Settings, load
+from tests.workers.conftest import wait_until
+from tracking import db, jobs, leases, processes, reports
+from tracking.tables import Base, Job, now
+from workers import identity
+from workers.celery_app import VISIBILITY_SECONDS, make_app
+from workers.context import Context
+from workers.reconcile import interrupt_lost, is_due
+from workers.redaction import redact, secrets
+from workers.reporter import EXIT_FENCED, Eta
+from workers.supervise import last_line
+from workers.timing import Timing, timing
+
+
+def make_job(settings: Settings, **columns: object) -> Job:
+    with db.session(settings) as session:
+        job = jobs.create(session, kind="train", queue="gpu", request={}, name="work")
+        for column, value in columns.items():
+            setattr(job, column, value)
+    return job
+
+
+def test_time_left_is_unknown_first_and_then_follows_the_pace() -> None:
+    at = iter([0.0, 1.0, 2.0, 3.0, 3.05, 5.0]).__next__
+    eta = Eta(clock=at)
+    assert eta.update(0, 100) is None
+    assert eta.update(10, 100) == pytest.approx(9.0)
+    assert eta.update(20, 100) == pytest.approx(8.0)
+    assert eta.update(30, None) is None
+    assert eta.update(30, 100) == pytest.approx(7.0), "no news is no measurement"
+    slower = eta.update(31, 100)
+    assert slower > 69 * 0.1
+
+
+def test_known_and_likely_secrets_are_masked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "my-own-token-value")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:sesame-open@db/x")
+    known = secrets(load())
+    text = "my-own-token-value hf_abcdefghijklmnopqrstuvwx postgresql://you:other@db/x sesame-open https://a.b/c:d@e"
+    assert redact(text, known) == "••• ••• postgresql://•••@db/x ••• https://a.b/c:d@e"
+    assert redact("an ordinary line, 3:4", known) == "an ordinary line, 3:4"
+
+
+def test_a_process_is_recognised_by_more_than_its_pid() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    who = identity.identity(child.pid)
+    assert identity.is_alive(who)
+    assert not identity.is_alive({**who, "started": who["started"] - 5}), "the pid was used again"
+    assert not identity.is_alive({**who, "boot_id": "earlier"}) and not identity.is_alive({**who, "host": "other"})
+    assert not identity.is_alive({}) and not identity.end_group({**who, "host": "other"}, 1)
+    assert child.poll() is None, "what is not ours is left alone"
+    name = identity.owner(child.pid)
+    assert not identity.owner_is_dead(name)
+    assert identity.end_group(who, 5)
+    child.wait()
+    assert not identity.is_alive(who) and identity.owner_is_dead(name)
+    assert not identity.owner_is_dead("elsewhere/boot/1/2.0") and not identity.owner_is_dead("")
+
+
+def test_a_group_that_ignores_term_is_killed() -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    assert identity.end_group(identity.identity(child.pid), 0.3)
+    assert child.wait(5) == -signal.SIGKILL
+
+
+def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: Settings) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    who = identity.owner(ended.pid)
+    ended.wait()
+    soon, past = now() + timedelta(seconds=60), now() - timedelta(seconds=1)
+    running = {"state": "RUNNING", "attempt": 1}
+    dead = make_job(home, **running, owner=who, lease_until=soon)
+    silent = make_job(home, **running, owner="elsewhere/boot/1/2.0", lease_until=past)
+    living = make_job(home, **running, owner=identity.owner(), lease_until=soon)
+    asked = make_job(home, **running, owner=who, lease_until=soon, cancel_requested=True)
+    worn = make_job(home, state="RUNNING", attempt=5, owner=who, lease_until=soon)
+    with db.session(home) as session:
+        interrupt_lost(session)
+    with db.reading(home) as session:
+        states = [jobs.get(session, job.id).state for job in (dead, silent, living, asked, worn)]
+        assert states == ["INTERRUPTED", "INTERRUPTED", "RUNNING", "CANCELLED", "FAILED"]
+        assert "ended from outside" in reports.logs(session, dead.id)[0].message
+        assert "Given up after 5 attempts" in jobs.get(session, worn.id).error
+
+
+def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
+    pace = Timing(republish_seconds=10)
+
+    def due(job: Job) -> bool:
+        with db.reading(home) as session:
+            return is_due(session, jobs.get(session, job.id), pace)
+
+    old = make_job(home, published_at=now() - timedelta(seconds=60))
+    assert due(make_job(home))
+    assert not due(make_job(home, published_at=now()))
+    assert not due(old), "no worker lives, so the message may well be waiting for one"
+    with db.session(home) as session:
+        processes.beat(session, "worker-gpu", queue="gpu", concurrency=1)
+    assert due(old)
+    make_job(home, state="RUNNING")
+    assert not due(old), "the worker is busy, the message waits its turn"
+
+
+def test_the_visibility_timeout_is_set_in_all_three_places() -> None:
+    conf = make_app("redis+socket:///tmp/x.sock").conf
+    assert conf.visibility_timeout == VISIBILITY_SECONDS == 12 * 3600
+    assert conf.broker_transport_options["visibility_timeout"] == VISIBILITY_SECONDS
+    assert conf.result_backend_transport_options["visibility_timeout"] == VISIBILITY_SECONDS
+    assert (conf.task_acks_late, conf.worker_disable_prefetch, conf.worker_prefetch_multiplier) == (False, True, 1)
+    assert (conf.task_ignore_result, conf.accept_content, conf.task_serializer) == (True, ["json"], "json")
+
+
+def test_timing_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECULOOS_LEASE_SECONDS", "2.5")
+    assert timing() == Timing(lease_seconds=2.5)
+    for wrong in ("soon", "-1", "0"):
+        monkeypatch.setenv("SPECULOOS_POLL_SECONDS", wrong)
+        with pytest.raises(BadInput, match="SPECULOOS_POLL_SECONDS"):
+            timing()
+
+
+@pytest.fixture
+def context(home: Settings) -> Context:
+    job = make_job(home, state="RUNNING", attempt=3)
+    return Context(home, job.id, 3, Timing(poll_seconds=0.05, lease_seconds=1))
+
+
+def test_work_publishes_only_while_the_job_is_its_own(context: Context) -> None:
+    with context.session() as session:
+        session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
+    context.publish(Base, "b" * 32, state="ready", path="/x")
+    assert context.usable(Base, "b" * 32).path == "/x"
+    with context.session() as session:
+        session.get_one(Job, context.job_id).attempt = 4
+    with pytest.raises(Fenced):
+        context.publish(Base, "b" * 32, path="/old")
+    with pytest.raises(Fenced):
+        context.flush()
+    assert context.usable(Base, "b" * 32).path == "/x"
+
+
+def test_inputs_that_are_gone_or_not_ready_are_named(context: Context) -> None:
+    with context.session() as session:
+        session.add(Base(id="b" * 32, name="base", source="hub", location="x"))
+    with pytest.raises(Conflict, match="'base' is still being made"):
+        context.usable(Base, "b" * 32)
+    with pytest.raises(NotFound, match="was deleted"):
+        context.usable(Base, "c" * 32)
+
+
+def test_attempts_write_apart_and_find_each_other(context: Context) -> None:
+    folder = context.checkpoint_folder("c")
+    assert folder.name == "attempt-3" and folder.is_dir()
+    for number in (1, 2, 10):
+        (folder.parent / f"attempt-{number}").mkdir()
+    assert [p.name for p in context.earlier_attempts("c")] == ["attempt-2", "attempt-1"]
+
+
+def test_a_report_that_could_not_be_written_is_not_lost(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    context.log("first")
+    context.progress(1, 10, "steps")
+    context.metrics(1, {"loss": 1.0})
+    with monkeypatch.context() as broken:
+        broken.setattr(reports, "write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            context.flush()
+    context.log("second")
+    context.flush()
+    with context.session() as session:
+        assert [line.message for line in reports.logs(session, context.job_id)] == ["first", "second"]
+        assert reports.metrics(session, context.job_id) == {"loss": [(1, 1.0)]}
+        assert jobs.get(session, context.job_id).done == 1
+
+
+def test_work_waits_for_its_device_and_keeps_it(context: Context) -> None:
+    with context.session() as session:
+        leases.acquire(session, "cpu", "run:1", 0.4)
+    started = time.monotonic()
+    with context:
+        context.hold_device("cpu")
+        assert time.monotonic() - started > 0.2
+        time.sleep(1.3)  # longer than a lease: the heartbeat renews it
+        with context.session() as session:
+            assert leases.holder(session, "cpu") == context.holder
+
+
+def test_a_wish_to_stop_ends_the_wait_for_a_device(context: Context) -> None:
+    with context.session() as session:
+        leases.acquire(session, "cpu", "run:1", 60)
+        jobs.request_cancel(session, context.job_id)
+    with context, pytest.raises(Cancelled):
+        context.hold_device("cpu")
+
+
+SILENT_CHILD = """
+import sys, time
+from speculoos.settings import load
+from workers.context import Context
+from workers.timing import Timing
+with Context(load(), sys.argv[1], 1, Timing(poll_seconds=0.1, lease_seconds=0.5)):
+    print("started", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_child_that_cannot_reach_the_database_for_a_lease_leaves(home: Settings, tmp_path: Path) -> None:
+    job = make_job(home, state="RUNNING", attempt=1)
+    child = subprocess.Popen(
+        [sys.executable, "-c", SILENT_CHILD, job.id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
+    )
+    assert child.stdout.readline() == b"started\n"
+    with db.session(home) as session:  # a writer that never lets go
+        session.connection()
+        assert child.wait(30) == EXIT_FENCED
+    assert b"could not be reached" in child.stderr.read()
+
+
+def test_the_last_line_of_a_log_skips_our_own_headers(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("--- attempt 1 ---\nsomething broke\n\n--- attempt 2 ---\n")
+    assert last_line(log) == "something broke"
+    assert last_line(tmp_path / "none.log") == ""
+
+
+def test_light_modules_of_workers_import_without_torch() -> None:
+    light = ("submit", "requests", "celery_app", "tasks", "supervise", "child", "reconcile", "worker", "context")
+    code = f"import sys\n{''.join(f'import workers.{m}{chr(10)}' for m in light)}print('torch' in sys.modules)"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert made.stdout.strip() == "False", made.stderr
+
+
+def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
+    from workers.tasks import run_job
+
+    run_job("../../etc/passwd")
+    run_job("f" * 32)
+    with db.reading(home) as session:
+        assert session.query(Job).count() == 0
+    wait_until(lambda: not (home.home / "logs").exists(), 1, "no log folder")

@@ -1,0 +1,144 @@
+"""Submitting: output rows and names, what waits for what, checks before anything is stored, clone and retry."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
+from speculoos.settings import Settings
+from tracking import db, jobs, queries
+from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
+from workers import submit as submitting
+from workers.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
+from workers.submit import submit
+
+Submit = Callable[..., Job]
+
+
+@pytest.fixture
+def away(home: Settings, tmp_path: Path) -> Settings:
+    """A home whose broker is not there: every submit must work all the same."""
+    return replace(home, redis_url=f"redis+socket://{tmp_path}/none.sock")
+
+
+@pytest.fixture
+def ready(away: Settings) -> dict[str, str]:
+    """Ids of a ready base, prompt set and conversations."""
+    with db.session(away) as session:
+        rows = [
+            Base(name="tiny", source="folder", location="/x", path="/x", state="ready"),
+            Dataset(name="prompts", kind="prompts", path="/p", state="ready"),
+            Dataset(name="answers", kind="conversations", path="/a", state="ready"),
+        ]
+        session.add_all(rows)
+        session.flush()
+        return {row.name: row.id for row in rows}
+
+
+def test_a_submitted_job_is_stored_with_its_output_even_without_a_broker(away: Settings) -> None:
+    job = submit(ImportPrompts(path="/tmp/my file.jsonl"), settings=away, experiment="first")
+    assert (job.state, job.queue, job.kind, job.published_at) == ("QUEUED", "io", "import_prompts", None)
+    with db.reading(away) as session:
+        row = session.get_one(Dataset, job.request["dataset_id"])
+        assert (row.name, row.state, row.job_id, row.kind) == ("my file", "pending", job.id, "prompts")
+        assert session.get_one(Experiment, job.experiment_id).name == "first" == job_experiment(session, row)
+    assert job.name == "Import my file"
+
+
+def job_experiment(session: Any, row: Dataset) -> str:
+    return session.get_one(Experiment, row.experiment_id).name
+
+
+def test_made_up_names_get_a_number_and_given_ones_must_be_free(away: Settings) -> None:
+    request = ImportPrompts(path="/tmp/a.jsonl")
+    made = [submit(request, settings=away) for _ in range(3)]
+    assert [job.name for job in made] == ["Import a", "Import a-2", "Import a-3"]
+    with pytest.raises(Conflict, match="'a-2'"):
+        submit(request, name="a-2", settings=away)
+    with db.reading(away) as session:
+        assert session.query(Job).count() == 3, "a refused request leaves nothing"
+
+
+def test_a_job_waits_for_whatever_makes_its_inputs(away: Settings, ready: dict[str, str]) -> None:
+    prompts = submit(ImportPrompts(path="/tmp/a.jsonl"), settings=away)
+    answers = submit(GenerateData(source_id=prompts.request["dataset_id"], base_id=ready["tiny"]), settings=away)
+    request = Train(method="medusa", base_id=ready["tiny"], dataset_id=answers.request["dataset_id"])
+    trained = submit(request, settings=away)
+    checkpoint_id = trained.request["checkpoint_id"]
+    measured = submit(Evaluate(base_id=ready["tiny"], checkpoint_id=checkpoint_id), settings=away)
+    assert [j.after_id for j in (prompts, answers, trained, measured)] == [None, prompts.id, answers.id, trained.id]
+    assert measured.name == f"Evaluate tiny@medusa-{answers.name.removeprefix('Generate ')}"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"base_id": "f" * 32}, NotFound, "model"),
+        ({"dataset_id": "f" * 32}, NotFound, "data set"),
+        ({"settings": {"lr": "fast"}}, BadInput, "lr"),
+        ({"settings": {"speed": 3}}, BadInput, "speed"),
+        ({"method": "magic"}, BadInput, "method"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_stored(
+    away: Settings, ready: dict[str, str], change: dict[str, Any], error: type[SpeculoosError], words: str
+) -> None:
+    good = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"])
+    with pytest.raises(error, match=words):
+        submit(replace(good, **change), settings=away)
+    with db.reading(away) as session:
+        assert session.query(Job).count() == 0 and session.query(Checkpoint).count() == 0
+
+
+def test_an_input_whose_job_failed_is_refused_with_the_way_out(away: Settings, ready: dict[str, str]) -> None:
+    job = submit(ImportPrompts(path="/tmp/a.jsonl"), settings=away)
+    with db.session(away) as session:
+        attempt = jobs.claim(session, job.id, "me", 30)
+        jobs.fail(session, job.id, attempt, "bad_input", "no prompt")
+    with pytest.raises(Conflict, match="retry the job that makes it"):
+        submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=away)
+    assert submitting.retry(job.id, away).state == "QUEUED"
+    asked = submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=away)
+    assert asked.after_id == job.id
+
+
+def test_generation_needs_someone_who_answers(away: Settings, ready: dict[str, str]) -> None:
+    with pytest.raises(BadInput, match="which model answers"):
+        submit(GenerateData(source_id=ready["prompts"]), settings=away)
+    job = submit(GenerateData(source_id=ready["prompts"], endpoint="team"), settings=away)
+    assert job.queue == "io", "an endpoint needs no device"
+
+
+def test_a_clone_asks_the_same_with_an_output_of_its_own(away: Settings, ready: dict[str, str]) -> None:
+    request = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"], settings={"lr": 0.1})
+    first = submit(request, name="heads", settings=away)
+    second = submitting.clone(first.id, settings=away)
+    assert second.request["settings"] == {"lr": 0.1}
+    assert second.request["checkpoint_id"] != first.request["checkpoint_id"]
+    with db.reading(away) as session:
+        assert queries.find_checkpoint(session, "tiny@medusa-answers").job_id == second.id
+
+
+def test_the_name_starter_belongs_to_the_starter(away: Settings) -> None:
+    with pytest.raises(Conflict, match="starter"):
+        submit(FetchModel(source="hub", location="a/b"), name="starter", settings=away)
+    job = submit(FetchModel(source="hub", location="Org/Model-1.5B"), settings=away)
+    assert job.name == "Fetch Org/Model-1.5B"
+    folder = submit(FetchModel(source="folder", location="/models/Model-1.5B/"), settings=away)
+    assert folder.name == "Fetch Model-1.5B"
+
+
+@pytest.mark.parametrize("request_", [Train("medusa", "b", "d"), Evaluate("b"), ImportPrompts("p", limit=3)])
+def test_requests_survive_their_rows(request_: Request) -> None:
+    assert from_json(request_.kind, request_.to_json()) == request_
+
+
+def test_unknown_kinds_and_fields_are_bad_input() -> None:
+    with pytest.raises(BadInput, match="Unknown kind of job"):
+        from_json("mine_coins", {})
+    with pytest.raises(BadInput, match="unknown field"):
+        from_json("evaluate", {"base_id": "b", "shell": "rm"})
+    assert set(REQUESTS) >= {"fetch_model", "import_prompts", "generate_data", "train", "evaluate"}

@@ -1,0 +1,74 @@
+"""What the training drills share: a small data set, a training job on a tiny base, and a watch over its processes."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.workers.conftest import Bench
+from tracking import db
+from tracking.tables import Base, Dataset, Job
+from workers.requests import Train
+from workers.submit import submit
+
+SETTINGS = {"epochs": 0.0, "batch_tokens": 256, "eval_every": 20, "max_length": 64, "base_dtype": "float32"}
+
+
+def submit_training(bench: Bench, tiny_base: Path, steps: int, save_every: int) -> Job:
+    """A Medusa training of `steps` steps on two dozen short conversations."""
+    folder = bench.settings.home / "datasets" / "talk"
+    folder.mkdir(parents=True)
+    rows = [_conversation(n) for n in range(24)]
+    (folder / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with db.session(bench.settings) as session:
+        base = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
+        base.weights_sha256 = "0" * 64
+        data = Dataset(name="talk", kind="conversations", path=str(folder), rows=len(rows), state="ready")
+        session.add_all([base, data])
+    settings = {**SETTINGS, "max_steps": steps, "save_every": save_every}
+    request = Train(method="medusa", base_id=base.id, dataset_id=data.id, settings=settings)
+    return submit(request, name="heads", settings=bench.settings)
+
+
+def _conversation(number: int) -> dict[str, object]:
+    answer = f"the answer to {number} is {number * number}, and a fox jumps over {number} dogs"
+    messages = [{"role": "user", "content": f"tell me {number}"}, {"role": "assistant", "content": answer}]
+    return {"id": f"row-{number}", "messages": messages}
+
+
+class Watch:
+    """Looks all the time for processes that work on a job; `most` is how many there ever were at once."""
+
+    def __init__(self, job_id: str):
+        self.job_id, self.most, self.seen = job_id, 0, set[int]()
+        self._others: set[int] = set()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.03):
+            now = time.time()
+            found = [pid for pid in psutil.pids() if pid not in self._others and self._works(pid, now)]
+            self.most, self.seen = max(self.most, len(found)), self.seen | set(found)
+
+    def _works(self, pid: int, now: float) -> bool:
+        """Others are remembered once they are old enough to have become what they are."""
+        try:
+            process = psutil.Process(pid)
+            command = process.cmdline()
+            mine = "workers.child" in command and self.job_id in command
+            if not mine and now - process.create_time() > 1:
+                self._others.add(pid)
+            return mine and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False

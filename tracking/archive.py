@@ -1,0 +1,111 @@
+"""A checkpoint as one zip: model.safetensors, config.json, README.md and SHA256SUMS, streamed or written. No torch."""
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from speculoos.errors import NotFound
+from tracking.names import plain
+
+FILES = ("model.safetensors", "config.json", "README.md", "SHA256SUMS")
+CHUNK = 1 << 20
+
+
+def archive_name(base: str, checkpoint: str) -> str:
+    """A file name every system takes, such as `starter-my-heads.zip`."""
+    text = plain(f"{base}-{checkpoint}")
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in text).strip("-.") + ".zip"
+
+
+def stream_zip(folder: str | Path, prefix: str = "") -> Iterator[bytes]:
+    """The zip in pieces, made while it is read: no second copy on disk, memory of one piece.
+
+    Weights do not compress, so nothing is. SHA256SUMS is made when the folder has none.
+    """
+    folder = Path(folder)
+    files = archive_files(folder)
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for path in files:
+            with path.open("rb") as source, archive.open(_info(prefix, path), "w", force_zip64=True) as target:
+                while piece := source.read(CHUNK):
+                    target.write(piece)
+                    yield sink.take()
+        if not (folder / "SHA256SUMS").exists():
+            archive.writestr(f"{prefix}SHA256SUMS", sums(files))
+    yield sink.take()
+
+
+def write_zip(folder: str | Path, target: str | Path, prefix: str = "") -> Path:
+    """The zip as a file, whole or not at all."""
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as out:
+            for piece in stream_zip(folder, prefix):
+                out.write(piece)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.rename(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def archive_files(folder: Path) -> list[Path]:
+    """The files that belong in the zip. Raises NotFound when the weights are gone."""
+    if not (folder / "model.safetensors").is_file():
+        raise NotFound(f"The files of this checkpoint are gone ({folder}); train it again or restore the folder.")
+    return [folder / name for name in FILES if (folder / name).is_file()]
+
+
+def sums(files: list[Path]) -> str:
+    """Lines for `sha256sum -c`."""
+    return "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
+
+
+def file_sha256(path: Path) -> str:
+    """Of the file's bytes, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damaged_files(folder: str | Path) -> list[str]:
+    """Names in SHA256SUMS whose file is missing or differs; empty when all is well."""
+    folder = Path(folder)
+    lines = (folder / "SHA256SUMS").read_text().splitlines()
+    named = (line.split(maxsplit=1) for line in lines if line.strip())
+    return [
+        name.lstrip("*")
+        for digest, name in named
+        if not (folder / name.lstrip("*")).is_file() or file_sha256(folder / name.lstrip("*")) != digest
+    ]
+
+
+def _info(prefix: str, path: Path) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo.from_file(path, f"{prefix}{path.name}")
+    info.compress_type = zipfile.ZIP_STORED
+    info.external_attr = 0o100644 << 16
+    return info
+
+
+class _Sink(io.RawIOBase):
+    """What the zip writer writes to: keeps the bytes until they are taken; cannot seek, which zipfile allows for."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: bytes) -> int:
+        self._pieces.append(bytes(piece))
+        return len(piece)
+
+    def take(self) -> bytes:
+        taken, self._pieces = b"".join(self._pieces), []
+        return taken

@@ -1,0 +1,156 @@
+"""Naming, noting and deleting what is listed, with a word on what depends on it before it goes."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import delete as sql_delete
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from speculoos.errors import Conflict
+from speculoos.settings import Settings
+from tracking.names import UNIQUE, WORDS, check_name, taken
+from tracking.queries import STARTER
+from tracking.states import FINISHED
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, Metric, Table
+
+NOTE_LIMIT = 10_000
+
+
+def rename(session: Session, row: Any, name: str) -> None:
+    """Give a listed row another name. Raises BadInput or Conflict."""
+    name = check_name(name)
+    if isinstance(row, Base) and (row.source == STARTER or name == STARTER) and name != row.name:
+        raise Conflict(f"The name {STARTER!r} always means the same weights, so it can be neither taken nor changed.")
+    other = taken(session, type(row), name, getattr(row, "base_id", "")) if isinstance(row, UNIQUE) else None
+    if other is not None and other.id != row.id:
+        raise Conflict(f"There is a {WORDS[row.__tablename__]} named {name!r} already; choose another name.")
+    row.name = name
+    _show(row)
+
+
+def set_note(session: Session, row: Any, note: str) -> None:
+    """Keep a few words with a listed row."""
+    row.note = note.strip()[:NOTE_LIMIT]
+    _show(row)
+
+
+def dependents(session: Session, row: Any) -> list[str]:
+    """What would be lost or left without its origin if `row` went, one phrase each; empty when nothing is."""
+    found = []
+    for table, column, phrase in DEPENDENTS[type(row)]:
+        if not phrase:  # a link that nobody misses
+            continue
+        found += [phrase.format(name=r.name) for r in session.scalars(select(table).where(column == row.id))]
+    return found
+
+
+def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path]:
+    """Remove a row, and with `force` what depends on it. Returns folders and files to remove once committed
+    (see `remove_files`).
+
+    Raises Conflict while a job works on it, and without `force` when something depends on it: the message says what.
+    """
+    _check_idle(session, row)
+    needed = dependents(session, row)
+    if needed and not force:
+        more = f" and {len(needed) - 5} more" if len(needed) > 5 else ""
+        raise Conflict(
+            f"“{row.name}” is needed by {', '.join(needed[:5])}{more}.", "Delete those first, or delete with force."
+        )
+    return _delete(session, settings, row)
+
+
+def remove_files(paths: list[Path]) -> int:
+    """Remove what `delete` named, after its transaction was committed. Returns the bytes reclaimed."""
+    freed = 0
+    for path in paths:
+        freed += size(path)
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return freed
+
+
+def size(path: Path) -> int:
+    """Bytes of a file or of all files under a folder; 0 when it is not there."""
+    if path.is_dir():
+        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+    return path.stat().st_size if path.is_file() else 0
+
+
+DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
+    Base: [
+        (Checkpoint, Checkpoint.base_id, "the checkpoint “{name}”"),
+        (Dataset, Dataset.base_id, "the data set “{name}” (its answers)"),
+        (Evaluation, Evaluation.base_id, "the evaluation “{name}”"),
+    ],
+    Dataset: [
+        (Dataset, Dataset.source_id, "the data set “{name}” generated from it"),
+        (Checkpoint, Checkpoint.dataset_id, "the checkpoint “{name}” trained on it"),
+    ],
+    Checkpoint: [(Evaluation, Evaluation.checkpoint_id, "the evaluation “{name}”")],
+    Job: [
+        (Checkpoint, Checkpoint.job_id, "the checkpoint “{name}” (its log and charts)"),
+        (Dataset, Dataset.job_id, "the data set “{name}” (its log)"),
+        (Evaluation, Evaluation.job_id, "the evaluation “{name}” (its log)"),
+        (Base, Base.job_id, "the model “{name}” (its log)"),
+        (Job, Job.after_id, ""),
+    ],
+    Evaluation: [],
+    Experiment: [],
+}
+KEPT = {"source_id", "dataset_id", "after_id", "job_id"}
+"""Links that are cut rather than followed: the thing stays useful without its origin."""
+
+
+def _delete(session: Session, settings: Settings, row: Any) -> list[Path]:
+    paths = _files(settings, row)
+    for table, column, _ in DEPENDENTS[type(row)]:
+        if column.key in KEPT or (table, column.key) == (Dataset, "base_id"):
+            session.execute(update(table).where(column == row.id).values({column.key: None}))
+            continue
+        for dependent in session.scalars(select(table).where(column == row.id)).all():
+            _check_idle(session, dependent)
+            paths += _delete(session, settings, dependent)
+    if isinstance(row, Experiment):
+        for table in (Job, Dataset, Checkpoint):
+            session.execute(update(table).where(table.experiment_id == row.id).values(experiment_id=None))
+    if isinstance(row, Job):
+        session.execute(sql_delete(Metric).where(Metric.job_id == row.id))
+    session.delete(row)
+    session.flush()
+    return paths
+
+
+def _check_idle(session: Session, row: Any) -> None:
+    if isinstance(row, Base) and row.source == STARTER:
+        raise Conflict("The starter model belongs to the installation and cannot be deleted.")
+    job = row if isinstance(row, Job) else session.get(Job, getattr(row, "job_id", None) or "")
+    if job and job.state not in FINISHED:
+        raise Conflict(f"The job “{job.name}” is {job.state.lower()}; cancel it first.")
+    if user := _used_by(session, row):
+        raise Conflict(f"The job “{user.name}” ({user.state.lower()}) uses “{row.name}”; wait for it or cancel it.")
+
+
+def _used_by(session: Session, row: Any) -> Job | None:
+    """An active job whose request names this row."""
+    if isinstance(row, Job | Experiment):
+        return None
+    active = session.scalars(select(Job).where(Job.state.not_in(FINISHED)))
+    return next((job for job in active if row.id in job.request.values()), None)
+
+
+def _files(settings: Settings, row: Any) -> list[Path]:
+    """Only folders of this home that belong to the row; a base in a folder of the user's own stays."""
+    own = {
+        Base: [settings.home / "models" / row.id],
+        Dataset: [settings.home / "datasets" / row.id],
+        Checkpoint: [settings.home / "checkpoints" / row.id],
+        Job: [settings.home / "logs" / f"{row.id}.log"],
+    }
+    return [path for path in own.get(type(row), []) if path.exists()]
+
+
+def _show(row: Any) -> None:
+    if isinstance(row, Job):
+        row.version = Job.version + 1

@@ -1,0 +1,61 @@
+"""Names people give: which are allowed, and how to make one that is free."""
+
+import re
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from speculoos.errors import BadInput, Conflict
+from tracking.tables import Base, Checkpoint, Dataset, Table
+
+LONGEST = 120
+WORDS = {"bases": "model", "datasets": "data set", "checkpoints": "checkpoint", "experiments": "experiment"}
+UNIQUE = (Base, Dataset, Checkpoint)
+
+
+def check_name(name: str) -> str:
+    """The name without outer blanks. Raises BadInput when it is empty, too long, or has an @ or a control character."""
+    name = name.strip()
+    if not name:
+        raise BadInput("A name cannot be empty.")
+    if len(name) > LONGEST:
+        raise BadInput(f"The name {name[:30]!r}… has {len(name)} characters; at most {LONGEST} are allowed.")
+    if not name.isprintable():
+        raise BadInput(f"The name {name!r} has a character that cannot be shown; use plain text.")
+    if "@" in name:
+        raise BadInput(
+            f"The name {name!r} has an @, which separates a model from its checkpoint; use another character."
+        )
+    return name
+
+
+def taken(session: Session, table: type[Table], name: str, base_id: str = "") -> Any | None:
+    """The row that has this name already (among the checkpoints of one base), if any."""
+    return session.scalar(select(table).where(*_same_place(table, base_id), table.name == name))
+
+
+def free_name(session: Session, table: type[Table], wanted: str, base_id: str = "") -> str:
+    """`wanted`, or `wanted-2`, `wanted-3`, … whichever is free."""
+    wanted = plain(wanted)[:LONGEST]
+    query = select(table.name).where(*_same_place(table, base_id), func.length(table.name) >= len(wanted))
+    used = set(session.scalars(query))
+    return next(n for n in (wanted, *(f"{wanted}-{i}" for i in range(2, len(used) + 3))) if n not in used)
+
+
+def insist(session: Session, table: type[Table], name: str, base_id: str = "") -> str:
+    """A checked name that must be free. Raises BadInput or Conflict."""
+    name = check_name(name)
+    if taken(session, table, name, base_id):
+        word = WORDS.get(table.__tablename__, "thing")
+        raise Conflict(f"There is a {word} named {name!r} already; choose another name.")
+    return name
+
+
+def plain(text: str) -> str:
+    """Any text made into an allowed name: no @, no control characters, no outer blanks."""
+    return re.sub(r"\s+", " ", "".join(c if c.isprintable() else " " for c in text.replace("@", "-"))).strip() or "x"
+
+
+def _same_place(table: type[Table], base_id: str) -> list[ColumnElement[bool]]:
+    return [table.base_id == base_id] if table is Checkpoint else []

@@ -1,0 +1,89 @@
+"""Heartbeats of the workbench's processes, one Preference row each: how `doctor` and the pages know who is alive.
+
+Keys are `process:<name>@<host>:<pid>`; names are worker-gpu, worker-io, reconciler, inference, web.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import db
+from tracking.tables import Preference, now
+
+log = logging.getLogger(__name__)
+BEAT_SECONDS = 5.0
+FRESH = timedelta(seconds=20)
+"""A process that has been silent for longer counts as gone."""
+FORGET = timedelta(days=1)
+
+
+def key(name: str) -> str:
+    return f"process:{name}@{socket.gethostname()[:40]}:{os.getpid()}"
+
+
+def beat(session: Session, name: str, **details: Any) -> None:
+    """Say that this process lives; `details` (such as queue and concurrency) are kept with it."""
+    session.merge(Preference(key=key(name), value={"name": name, **details}, updated_at=now()))
+
+
+@contextmanager
+def beating(settings: Settings, name: str, **details: Any) -> Iterator[None]:
+    """Beat from a thread for as long as the block lasts, then leave. A database that is away stops nothing."""
+    ended = threading.Event()
+
+    def beats() -> None:
+        while True:
+            try:
+                with db.session(settings) as session:
+                    beat(session, name, **details)
+            except SpeculoosError as error:
+                log.warning("No heartbeat of %s: %s", name, error)
+            if ended.wait(BEAT_SECONDS):
+                return
+
+    thread = threading.Thread(target=beats, name=f"beat-{name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=10)
+        with suppress(SpeculoosError), db.session(settings) as session:
+            leave(session, name)
+
+
+def leave(session: Session, name: str) -> None:
+    """Say that this process ends, and forget those silent for a day."""
+    old = Preference.key.startswith("process:") & (Preference.updated_at < now() - FORGET)
+    session.execute(delete(Preference).where((Preference.key == key(name)) | old))
+
+
+def alive(session: Session, name: str = "") -> list[Preference]:
+    """Processes heard of lately; all, or those called `name`."""
+    fresh = Preference.updated_at > now() - FRESH
+    return list(session.scalars(select(Preference).where(_called(name), fresh).order_by(Preference.key)))
+
+
+def last_seen(session: Session, name: str) -> datetime | None:
+    """When a process called `name` was last heard of; None if never."""
+    query = select(Preference.updated_at).where(_called(name))
+    return session.scalar(query.order_by(Preference.updated_at.desc()).limit(1))
+
+
+def capacity(session: Session, queue: str) -> int:
+    """How many jobs of `queue` (gpu or io) the living workers run at once."""
+    return sum(int(p.value.get("concurrency", 1)) for p in alive(session, f"worker-{queue}"))
+
+
+def _called(name: str) -> Any:
+    return Preference.key.startswith(f"process:{name}@" if name else "process:", autoescape=True)

@@ -1,0 +1,166 @@
+"""Finding and listing what the workbench holds: bases, data sets, checkpoints, evaluations, experiments.
+
+A reference is a name or an id. A model is called `base` or `base@checkpoint`.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from speculoos.errors import BadInput, Conflict, NotFound
+from speculoos.settings import Settings
+from tracking.names import WORDS, check_name
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Table, now
+
+STARTER = "starter"
+Row = TypeVar("Row", bound=Table)
+
+
+def find_base(session: Session, reference: str) -> Base:
+    """By name or id. Raises NotFound, naming what there is."""
+    return _find(session, Base, reference)
+
+
+def find_dataset(session: Session, reference: str) -> Dataset:
+    """By name or id. Raises NotFound, naming what there is."""
+    return _find(session, Dataset, reference)
+
+
+def find_checkpoint(session: Session, reference: str, base_id: str = "") -> Checkpoint:
+    """By `base@checkpoint`, id, or name (of one base, or of any when only one has it). Raises NotFound or BadInput."""
+    if found := session.get(Checkpoint, reference):
+        return found
+    base_name, at, name = reference.rpartition("@")
+    if at:
+        base_id = find_base(session, base_name).id
+    query = select(Checkpoint).where(Checkpoint.name == name)
+    found = list(session.scalars(query.where(Checkpoint.base_id == base_id) if base_id else query))
+    if len(found) > 1:
+        raise BadInput(f"Several models have a checkpoint {name!r}; say which one as MODEL@{name}.")
+    if not found:
+        raise _missing(session, Checkpoint, reference)
+    return found[0]
+
+
+def find_model(session: Session, reference: str) -> tuple[Base, Checkpoint | None]:
+    """What `base` or `base@checkpoint` names. Raises NotFound."""
+    if "@" not in reference:
+        return find_base(session, reference), None
+    checkpoint = find_checkpoint(session, reference)
+    return session.get_one(Base, checkpoint.base_id), checkpoint
+
+
+def find_experiment(session: Session, reference: str) -> Experiment:
+    """By name (the newest) or id. Raises NotFound."""
+    return _find(session, Experiment, reference)
+
+
+def ensure_experiment(session: Session, name: str) -> Experiment:
+    """The newest experiment with this name or id, made if there is none."""
+    try:
+        return find_experiment(session, name)
+    except NotFound:
+        made = Experiment(name=check_name(name))
+        session.add(made)
+        session.flush()
+        return made
+
+
+def model_name(session: Session, base_id: str, checkpoint_id: str | None = None) -> str:
+    """`base` or `base@checkpoint`, as the API and the pages call it."""
+    name = session.get_one(Base, base_id).name
+    return f"{name}@{session.get_one(Checkpoint, checkpoint_id).name}" if checkpoint_id else name
+
+
+def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
+    """Raises Conflict with the reason when a row cannot be used yet or any more."""
+    word = WORDS[row.__tablename__]
+    if row.state == "failed":
+        raise Conflict(f"The {word} {row.name!r} was not finished; retry the job that makes it, or choose another.")
+    if row.state != "ready":
+        raise Conflict(f"The {word} {row.name!r} is still being made; wait for its job.")
+
+
+def bases(session: Session, ready_only: bool = False) -> list[Base]:
+    """All base models, the starter first, then in the order they came."""
+    query = select(Base).order_by(Base.source != STARTER, Base.created_at)
+    return list(session.scalars(query.where(Base.state == "ready") if ready_only else query))
+
+
+def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list[Dataset]:
+    """Newest first; `kind` prompts or conversations."""
+    query = select(Dataset).order_by(Dataset.created_at.desc())
+    query = query.where(Dataset.kind == kind) if kind else query
+    return list(session.scalars(query.where(Dataset.state == "ready") if ready_only else query))
+
+
+def checkpoints(session: Session, base_id: str = "", ready_only: bool = False) -> list[Checkpoint]:
+    """Newest first, of one base or of all."""
+    query = select(Checkpoint).order_by(Checkpoint.created_at.desc())
+    query = query.where(Checkpoint.base_id == base_id) if base_id else query
+    return list(session.scalars(query.where(Checkpoint.state == "ready") if ready_only else query))
+
+
+def evaluations(session: Session, base_id: str = "", checkpoint_id: str = "") -> list[Evaluation]:
+    """Newest first, of one base or checkpoint or of all."""
+    query = select(Evaluation).order_by(Evaluation.created_at.desc())
+    query = query.where(Evaluation.base_id == base_id) if base_id else query
+    return list(session.scalars(query.where(Evaluation.checkpoint_id == checkpoint_id) if checkpoint_id else query))
+
+
+def experiments(session: Session) -> list[Experiment]:
+    """Newest first."""
+    return list(session.scalars(select(Experiment).order_by(Experiment.created_at.desc())))
+
+
+def starter_path() -> Path:
+    """Where installation put the starter base: SPECULOOS_STARTER, else a folder of this Python environment."""
+    return Path(os.environ.get("SPECULOOS_STARTER") or Path(sys.prefix) / "share" / "speculoos" / STARTER)
+
+
+def ensure_starter(session: Session, settings: Settings) -> Base | None:
+    """The row of the base `starter`, made or brought up to date from its folder's card.
+
+    None, and no change, when the starter has not been installed (`make install` does it) or its name is used otherwise.
+    """
+    folder = starter_path()
+    card = _read_card(folder / "card.json")
+    base = session.scalar(select(Base).where(Base.name == STARTER))
+    if not card or (base and base.source != STARTER):
+        return base
+    if base and base.path == str(folder) and base.card == card and base.state == "ready":
+        return base
+    base = base or Base(name=STARTER, source=STARTER, location=STARTER, created_at=now())
+    base.path, base.state, base.card = str(folder), "ready", card
+    base.weights_sha256, base.tokenizer_sha256 = card.get("weights_sha256", ""), card.get("tokenizer_sha256", "")
+    session.add(base)
+    session.flush()
+    return base
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _find(session: Session, table: type[Row], reference: str) -> Row:
+    if found := session.get(table, reference):
+        return found
+    by_name = select(table).where(table.name == reference).order_by(table.created_at.desc()).limit(1)
+    if found := session.scalar(by_name):
+        return found
+    raise _missing(session, table, reference)
+
+
+def _missing(session: Session, table: type[Table], reference: str) -> NotFound:
+    word = WORDS[table.__tablename__]
+    there = list(session.scalars(select(table.name).order_by(table.created_at.desc()).limit(6)))
+    known = "known are " + ", ".join(there[:5]) + (", …" if len(there) > 5 else "") if there else "there is none yet"
+    return NotFound(f"There is no {word} {reference!r}; {known}.")

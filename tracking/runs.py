@@ -1,0 +1,182 @@
+"""Live generations as rows: the web makes them, the inference server fills them, pages replay them.
+
+    QUEUED → RUNNING → SUCCEEDED | FAILED | CANCELLED
+
+Every function takes an open session and leaves the commit to its caller. Knows neither torch nor the web.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from speculoos.errors import NotFound
+from tracking.tables import Run, RunStep, new_id, now
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+LEFT_OVER = "The inference server was restarted while this run was waiting or going on; send it again."
+
+
+def create_run(
+    session: Session, kind: str, model: str, request: dict[str, Any], group_id: str | None = None, position: int = 0
+) -> Run:
+    """A QUEUED run of `model` (`base` or `base@checkpoint`). `request` holds OpenAI chat parameters: messages, …"""
+    made = Run(id=new_id(), kind=kind, model=model, request=request, group_id=group_id, position=position)
+    session.add(made)
+    session.flush()
+    return made
+
+
+def create_comparison(session: Session, columns: Sequence[tuple[str, dict[str, Any]]]) -> list[Run]:
+    """One group of runs, a (model, request) each; the inference server runs them one after the other."""
+    group = new_id()
+    return [create_run(session, "compare", model, request, group, i) for i, (model, request) in enumerate(columns)]
+
+
+def get_run(session: Session, run_id: str) -> Run:
+    """Raises NotFound."""
+    if found := session.get(Run, run_id):
+        return found
+    raise NotFound(f"There is no run {run_id!r}.")
+
+
+def group_runs(session: Session, group_id: str) -> list[Run]:
+    """Turns of a chat or columns of a comparison, in order."""
+    order = (Run.position, Run.created_at)
+    return list(session.scalars(select(Run).where(Run.group_id == group_id).order_by(*order)))
+
+
+def recent_runs(session: Session, kind: str | None = None, limit: int = 50) -> list[Run]:
+    """Newest first."""
+    query = select(Run).order_by(Run.created_at.desc()).limit(limit)
+    return list(session.scalars(query.where(Run.kind == kind) if kind else query))
+
+
+def start_run(session: Session, run_id: str) -> bool:
+    """QUEUED → RUNNING; False when someone else started, cancelled or failed it first."""
+    return _move(session, Run.id == run_id, ("QUEUED",), state="RUNNING")
+
+
+def add_steps(session: Session, run_id: str, records: Iterable[dict[str, Any]]) -> None:
+    """Append trace records (Step.record with texts). Indices must be new."""
+    rows = [{"run_id": run_id, "index": record["index"], "record": storable(record)} for record in records]
+    if rows:
+        session.execute(insert(RunStep), rows)
+
+
+def steps_after(session: Session, run_id: str, after: int = -1, limit: int = 500) -> list[dict[str, Any]]:
+    """Records with an index greater than `after`, in order; at most `limit`."""
+    query = select(RunStep.record).where(RunStep.run_id == run_id, RunStep.index > after)
+    return list(session.scalars(query.order_by(RunStep.index).limit(limit)))
+
+
+def finish_run(session: Session, run_id: str, text: str, summary: dict[str, Any]) -> bool:
+    """RUNNING → SUCCEEDED with the whole text and its figures."""
+    values = {"text": storable(text), "summary": storable(summary)}
+    return _end(session, Run.id == run_id, ("RUNNING",), state="SUCCEEDED", **values)
+
+
+def cancel_run(session: Session, run_id: str, text: str = "", summary: dict[str, Any] | None = None) -> bool:
+    """QUEUED or RUNNING → CANCELLED; what was generated until then is kept. False when it had ended already."""
+    values = {"text": storable(text), "summary": storable(summary or {})}
+    return _end(session, Run.id == run_id, ("QUEUED", "RUNNING"), state="CANCELLED", **values)
+
+
+def fail_run(session: Session, run_id: str, error: str) -> bool:
+    """QUEUED or RUNNING → FAILED with one sentence. False when it had ended already."""
+    return _end(session, Run.id == run_id, ("QUEUED", "RUNNING"), state="FAILED", error=storable(error))
+
+
+def fail_leftovers(session: Session, queued_for: timedelta = timedelta(seconds=30)) -> int:
+    """End the runs a killed inference server left: all RUNNING, and those QUEUED for longer. Returns how many."""
+    waiting = and_(Run.state == "QUEUED", Run.created_at < now() - queued_for)
+    left = or_(Run.state == "RUNNING", waiting)
+    ids = list(session.scalars(select(Run.id).where(left)))
+    return sum(fail_run(session, run_id, LEFT_OVER) for run_id in ids)
+
+
+def delete_run(session: Session, run_id: str) -> None:
+    """Remove an ended run and its steps; one that waits or goes on stays. Raises NotFound."""
+    if get_run(session, run_id).state in ENDED:
+        session.execute(delete(RunStep).where(RunStep.run_id == run_id))
+        session.execute(delete(Run).where(Run.id == run_id))
+
+
+def run_view(run: Run) -> dict[str, Any]:
+    """A run as JSON, without its steps: what pages and the API show."""
+    return {
+        "id": run.id,
+        "kind": run.kind,
+        "group_id": run.group_id,
+        "position": run.position,
+        "state": run.state,
+        "ended": run.state in ENDED,
+        "model": run.model,
+        "request": run.request,
+        "text": run.text,
+        "summary": run.summary,
+        "error": run.error,
+        "created_at": run.created_at.isoformat(),
+        "finished_at": run.finished_at.isoformat() if run.finished_at else None,
+    }
+
+
+def step_count(session: Session, run_id: str) -> int:
+    """How many steps are stored."""
+    return session.scalar(select(func.count()).select_from(RunStep).where(RunStep.run_id == run_id)) or 0
+
+
+def token_ids(session: Session, run_id: str) -> list[int]:
+    """Every emitted token id of a run, from its records."""
+    records = steps_after(session, run_id, limit=10**9)
+    return [token["id"] for record in records for token in record["tokens"]]
+
+
+def compare(session: Session, group_id: str) -> list[dict[str, Any]]:
+    """Columns of a comparison as `run_view`s, each with `token_count` and, against the first column,
+    `identical` and `first_divergence` (see the function)."""
+    runs = group_runs(session, group_id)
+    ids = [token_ids(session, run.id) for run in runs]
+    return [
+        {
+            **run_view(run),
+            "token_count": len(own),
+            "identical": own == ids[0],
+            "first_divergence": first_divergence(own, ids[0]),
+        }
+        for run, own in zip(runs, ids, strict=True)
+    ]
+
+
+def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first token where both have one and they differ, or where only one goes on; None when equal."""
+    for index, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def storable(value: Any) -> Any:
+    """JSON that every database takes: PostgreSQL stores no NUL character, and JSON knows no NaN and no infinity."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value
+
+
+def _end(session: Session, which: ColumnElement[bool], states: tuple[str, ...], **values: Any) -> bool:
+    return _move(session, which, states, finished_at=now(), **values)
+
+
+def _move(session: Session, which: ColumnElement[bool], states: tuple[str, ...], **values: Any) -> bool:
+    """Compare-and-set on the state column."""
+    moved = session.execute(update(Run).where(which, Run.state.in_(states)).values(**values))
+    return moved.rowcount == 1

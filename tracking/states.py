@@ -1,0 +1,45 @@
+"""The states of a job, what may follow what, and the questions code asks about them."""
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """QUEUED → RUNNING → SUCCEEDED | FAILED | CANCELLED,  RUNNING → INTERRUPTED → RUNNING."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    INTERRUPTED = "INTERRUPTED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing more happens unless someone retries it."""
+        return self in FINISHED
+
+    @property
+    def is_active(self) -> bool:
+        """Waiting, running, or about to go on by itself."""
+        return not self.is_finished
+
+    @property
+    def is_waiting(self) -> bool:
+        """A worker may take it."""
+        return self in WAITING
+
+    def can_become(self, other: "JobState") -> bool:
+        return other in TRANSITIONS[self]
+
+
+FINISHED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+WAITING = frozenset({JobState.QUEUED, JobState.INTERRUPTED})
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
+    JobState.RUNNING: FINISHED | {JobState.INTERRUPTED, JobState.RUNNING},  # RUNNING again: a lease ran out
+    JobState.INTERRUPTED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset({JobState.QUEUED}),  # retry
+    JobState.CANCELLED: frozenset({JobState.QUEUED}),  # retry
+}
+"""INTERRUPTED → FAILED only when no attempt is left."""

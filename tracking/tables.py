@@ -1,0 +1,259 @@
+"""The database: one class a table. Rows are the truth of every job, data set, checkpoint and run.
+
+Ids are uuid4 hex strings. Times are UTC. JSON columns hold what only people or one kind of job read.
+"""
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, Float, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy import UniqueConstraint as Unique
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+Json = JSON().with_variant(JSONB(), "postgresql")
+
+
+class UtcDateTime(TypeDecorator):
+    """Aware UTC datetimes on every engine (SQLite stores them naive)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Any) -> datetime | None:
+        return value.astimezone(UTC) if value else None
+
+    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:
+        return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Table(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: Json, list[Any]: Json}
+
+
+class Named:
+    """What every listed thing has: an id, a name, a note and when it was made."""
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True, default=new_id)
+    name: Mapped[str] = mapped_column(String(200))
+    note: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime] = mapped_column(default=now, index=True)
+
+
+class Experiment(Named, Table):
+    """A named piece of work that jobs, data sets and checkpoints belong to."""
+
+    __tablename__ = "experiments"
+
+
+class Base(Named, Table):
+    """A base model known to the workbench. `weights_sha256` is its identity."""
+
+    __tablename__ = "bases"
+    __table_args__ = (Unique("name"),)
+
+    source: Mapped[str] = mapped_column(String(16))  # starter | hub | folder | gguf
+    location: Mapped[str] = mapped_column(Text)  # hub id, folder or file it came from
+    path: Mapped[str] = mapped_column(Text, default="")  # local Hugging Face folder, once state is ready
+    state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
+    weights_sha256: Mapped[str] = mapped_column(String(64), default="")
+    tokenizer_sha256: Mapped[str] = mapped_column(String(64), default="")
+    card: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    job_id: Mapped[str | None] = mapped_column(String(32))
+
+
+class Dataset(Named, Table):
+    """Prompts that were imported, or conversations that were generated. Files in home/datasets/<id>/."""
+
+    __tablename__ = "datasets"
+    __table_args__ = (Unique("name"),)
+
+    kind: Mapped[str] = mapped_column(String(16))  # prompts | conversations
+    state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
+    path: Mapped[str] = mapped_column(Text, default="")
+    rows: Mapped[int] = mapped_column(default=0)
+    bad_rows: Mapped[int] = mapped_column(default=0)
+    report: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {"bad": [{"line", "reason"}, …], "tokens": n, …}
+    source_id: Mapped[str | None] = mapped_column(ForeignKey("datasets.id"))  # prompts it was generated from
+    base_id: Mapped[str | None] = mapped_column(ForeignKey("bases.id"))  # base that wrote the answers
+    experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    config: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Job(Named, Table):
+    """Work for a worker. See tracking.jobs for the states and who may change what."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_state_queue", "state", "queue"),)
+
+    kind: Mapped[str] = mapped_column(String(32))  # a key of workers.work.WORK
+    queue: Mapped[str] = mapped_column(String(16))  # gpu | io
+    state: Mapped[str] = mapped_column(String(16), default="QUEUED")
+    request: Mapped[dict[str, Any]] = mapped_column(default=dict)  # workers.requests dataclass as JSON
+    after_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # starts only once that one SUCCEEDED
+    experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
+    attempt: Mapped[int] = mapped_column(default=0)
+    attempt_cap: Mapped[int] = mapped_column(default=5)  # none starts beyond it; progress and retries raise it
+    done_before: Mapped[int] = mapped_column(BigInteger, default=0)  # the most `done` before this attempt
+    cancel_requested: Mapped[bool] = mapped_column(default=False)
+    owner: Mapped[str] = mapped_column(String(200), default="")  # worker that holds the lease
+    lease_until: Mapped[datetime | None]
+    heartbeat_at: Mapped[datetime | None]
+    child: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {"host", "boot_id", "pid", "started"}
+    queued_at: Mapped[datetime] = mapped_column(default=now)  # its place in the queue
+    published_at: Mapped[datetime | None]  # when its message was last sent
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    done: Mapped[int] = mapped_column(BigInteger, default=0)
+    total: Mapped[int | None] = mapped_column(BigInteger)
+    unit: Mapped[str] = mapped_column(String(32), default="")
+    progress_note: Mapped[str] = mapped_column(Text, default="")
+    eta_seconds: Mapped[float | None] = mapped_column(Float)
+    result: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    error_code: Mapped[str] = mapped_column(String(64), default="")
+    error: Mapped[str] = mapped_column(Text, default="")
+    hint: Mapped[str] = mapped_column(Text, default="")
+    version: Mapped[int] = mapped_column(default=0)  # grows with every change a page may want to see
+
+
+class JobLog(Table):
+    """Log lines of a job, kept as rows so that any page on any machine can show them."""
+
+    __tablename__ = "job_logs"
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    attempt: Mapped[int]
+    at: Mapped[datetime] = mapped_column(default=now)
+    level: Mapped[str] = mapped_column(String(16), default="info")
+    message: Mapped[str] = mapped_column(Text)
+
+
+class Metric(Table):
+    """One number of a job at a step, for charts. A resumed attempt overwrites the steps it repeats."""
+
+    __tablename__ = "metrics"
+    __table_args__ = (Unique("job_id", "name", "step"),)
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    step: Mapped[int] = mapped_column(BigInteger)
+    name: Mapped[str] = mapped_column(String(100))
+    value: Mapped[float]
+
+
+class Sample(Table):
+    """A sample generation (or other record) a job kept at a step."""
+
+    __tablename__ = "samples"
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    step: Mapped[int] = mapped_column(BigInteger)
+    record: Mapped[dict[str, Any]]
+
+
+class Checkpoint(Named, Table):
+    """A trained draft. Files in `path`; `figures` are the last measured ones; `config` says how it was trained."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (Unique("base_id", "name", name="uq_checkpoints_base_name"),)
+
+    method: Mapped[str] = mapped_column(String(32))  # medusa | eagle | eagle3 | draft
+    state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
+    base_id: Mapped[str] = mapped_column(ForeignKey("bases.id"))
+    base_sha256: Mapped[str] = mapped_column(String(64), default="")  # identity of the base it was trained on
+    dataset_id: Mapped[str | None] = mapped_column(ForeignKey("datasets.id"))
+    experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    path: Mapped[str] = mapped_column(Text, default="")
+    attempt: Mapped[int] = mapped_column(default=0)
+    step: Mapped[int] = mapped_column(BigInteger, default=0)
+    size_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    sha256: Mapped[str] = mapped_column(String(64), default="")  # of model.safetensors
+    config: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    figures: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Evaluation(Named, Table):
+    """Acceptance and speed of one base (with or without a checkpoint) on a set of questions."""
+
+    __tablename__ = "evaluations"
+
+    state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
+    base_id: Mapped[str] = mapped_column(ForeignKey("bases.id"))
+    checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    config: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    result: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Run(Table):
+    """One live generation: a Playground turn or one column of a Compare."""
+
+    __tablename__ = "runs"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True, default=new_id)
+    kind: Mapped[str] = mapped_column(String(16))  # chat | compare
+    group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # chat or comparison it belongs to
+    position: Mapped[int] = mapped_column(default=0)  # turn, or column
+    state: Mapped[str] = mapped_column(String(16), default="QUEUED")  # QUEUED RUNNING SUCCEEDED FAILED CANCELLED
+    model: Mapped[str] = mapped_column(String(420))  # "base" or "base@checkpoint"
+    request: Mapped[dict[str, Any]] = mapped_column(default=dict)  # messages and sampling
+    text: Mapped[str] = mapped_column(Text, default="")
+    summary: Mapped[dict[str, Any]] = mapped_column(default=dict)  # decoding.stats summary, notices
+    error: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[datetime] = mapped_column(default=now, index=True)
+    finished_at: Mapped[datetime | None]
+
+
+class RunStep(Table):
+    """One step record of a run, as decoding.step.Step.record makes it, with texts."""
+
+    __tablename__ = "run_steps"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
+    index: Mapped[int] = mapped_column(primary_key=True)
+    record: Mapped[dict[str, Any]]
+
+
+class DeviceLease(Table):
+    """Who holds a device (`cpu`, `cuda:0`) for work whose figures must not be shared."""
+
+    __tablename__ = "device_leases"
+
+    device: Mapped[str] = mapped_column(String(64), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(64), default="")  # "job:<id>", "run:<id>" or ""
+    attempt: Mapped[int] = mapped_column(default=0)
+    until: Mapped[datetime | None]
+
+
+class Preference(Table):
+    """Small settings chosen in the pages, and heartbeats of processes (`process:<name>`)."""
+
+    __tablename__ = "preferences"
+
+    key: Mapped[str] = mapped_column(String(100), primary_key=True)
+    value: Mapped[dict[str, Any]]
+    updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now)

@@ -1,0 +1,235 @@
+"""Data set folder → conversations with loss masks → batches of like length, in an order fixed by the seed.
+
+Knows the files of a data set and token ids; no model. What was cut off, dropped or padded is counted in a DataReport.
+"""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculoos.errors import BadInput, NotFound
+from training.masks import Masked, mask_conversation
+
+
+@dataclass(frozen=True, eq=False)
+class Conversation:
+    """One conversation: `token_ids` int32 [n], `mask` bool [n] (True: the base wrote it, so it counts)."""
+
+    id: str
+    token_ids: Tensor
+    mask: Tensor
+    group: str
+    """Hash of the first prompt: rows of one prompt never lie on both sides of the held-out split."""
+    category: str = ""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass
+class DataReport:
+    """What became of the rows."""
+
+    conversations: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    truncated: int = 0
+    truncated_tokens: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    mask_sources: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
+
+    def sentence(self) -> str:
+        text = f"{self.conversations} conversations, {self.tokens} tokens, {self.loss_tokens} of them in the loss"
+        if self.truncated:
+            text += f"; {self.truncated} cut off ({self.truncated_tokens} tokens left out)"
+        if self.dropped:
+            text += "; dropped: " + ", ".join(f"{n} × {reason}" for reason, n in self.dropped.most_common())
+        return text + "."
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Right-padded rows. `input_ids` int64 [B, L], `mask` bool [B, L], `lengths` int64 [B]; `index` is its number.
+
+    A causal model needs no attention mask for it: padding comes after everything that counts.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    lengths: Tensor
+    index: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens, padding not counted."""
+        return int(self.lengths.sum())
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.input_ids.to(device), self.mask.to(device), self.lengths.to(device), self.index)
+
+
+def read_rows(folder: str | Path) -> Iterator[dict[str, Any]]:
+    """Rows of a data set folder, shard by shard. Raises NotFound or BadInput with file and line."""
+    shards = sorted(Path(folder).glob("shard-*.jsonl"))
+    if not shards:
+        raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
+    for shard in shards:
+        with open(shard, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _row(line, shard, number)
+
+
+def read_info(folder: str | Path) -> dict[str, Any]:
+    """The data set's `dataset.json`, {} when there is none."""
+    try:
+        return json.loads((Path(folder) / "dataset.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{folder}/dataset.json cannot be read ({error}).") from None
+
+
+def load_conversations(
+    folder: str | Path,
+    tokenizer: Any,
+    max_length: int,
+    vocab_size: int = 0,
+    eos_ids: Sequence[int] = (),
+    tokenizer_sha256: str = "",
+) -> tuple[list[Conversation], DataReport]:
+    """All usable conversations, cut to `max_length` tokens, and what became of the rest.
+
+    Raises BadInput when the data's token ids come from another tokenizer, or when no row, or every token, counts.
+    """
+    made_with = read_info(folder).get("tokenizer_sha256", "")
+    report, made = DataReport(), []
+    for row in read_rows(folder):
+        if row.get("token_ids"):
+            _check_tokenizer(folder, row, made_with, tokenizer_sha256, vocab_size)
+        try:
+            masked = mask_conversation(row, tokenizer, eos_ids)
+        except BadInput as error:
+            report.dropped[str(error)] += 1
+            continue
+        if conversation := keep(row, masked, max_length, report):
+            made.append(conversation)
+    _refuse_empty(folder, made, report)
+    return made, report
+
+
+def split_held_out(
+    conversations: Sequence[Conversation], fraction: float, most: int, seed: int
+) -> tuple[list[Conversation], list[Conversation]]:
+    """(training, held out), by prompt, the same for the same seed whatever the order of the rows.
+
+    At least one prompt is held out when fraction > 0 and there are two or more.
+    """
+    groups = sorted({c.group for c in conversations}, key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
+    count = min(round(len(groups) * fraction), most, len(groups) - 1)
+    if fraction and most and len(groups) > 1:
+        count = max(count, 1)
+    held = set(groups[: max(count, 0)])
+    return [c for c in conversations if c.group not in held], [c for c in conversations if c.group in held]
+
+
+def make_batches(conversations: Sequence[Conversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
+    """Indices grouped so that rows of like length share a batch and rows × longest ≤ batch_tokens.
+
+    A conversation longer than batch_tokens has a batch of its own. Ties in length are shuffled by the seed.
+    """
+    rng = random.Random(seed)
+    order = sorted(range(len(conversations)), key=lambda i: (len(conversations[i]), rng.random()))
+    batches: list[list[int]] = []
+    for i in order:  # lengths ascend, so the newest row is the longest
+        if batches and len(conversations[i]) * (len(batches[-1]) + 1) <= batch_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def epoch_order(count: int, epoch: int, seed: int) -> list[int]:
+    """A shuffled order of `count` batches for one epoch; depends on nothing but its arguments."""
+    order = list(range(count))
+    random.Random(f"{seed}:{epoch}").shuffle(order)
+    return order
+
+
+def collate(conversations: Sequence[Conversation], index: int = 0, pad_id: int = 0) -> Batch:
+    """Right-pad rows to one Batch. `pad_id` may be any id: padded places never count and nothing attends to them."""
+    lengths = torch.tensor([len(c) for c in conversations])
+    shape = (len(conversations), int(lengths.max()))
+    input_ids, mask = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.bool)
+    for row, conversation in enumerate(conversations):
+        input_ids[row, : len(conversation)] = conversation.token_ids.long()
+        mask[row, : len(conversation)] = conversation.mask
+    return Batch(input_ids, mask, lengths, index)
+
+
+def _row(line: str, shard: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadInput(
+            f"{shard} line {number}: broken JSON ({error}); generate or import the data set again."
+        ) from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{shard} line {number}: expected an object; make the data set again.")
+    return row
+
+
+def _check_tokenizer(folder: Any, row: dict[str, Any], made_with: str, here: str, vocab_size: int) -> None:
+    advice = "generate the data with this base, or train the base the data was made with."
+    if made_with and here and made_with != here:
+        raise BadInput(f"The data in {folder} was made with another tokenizer than the base's; {advice}")
+    if vocab_size and max(row["token_ids"]) >= vocab_size:
+        raise BadInput(
+            f"The data in {folder} holds token id {max(row['token_ids'])}, the base has {vocab_size}; {advice}"
+        )
+
+
+def keep(row: Mapping[str, Any], masked: Masked, max_length: int, report: DataReport) -> Conversation | None:
+    """The row as a conversation cut to `max_length`, counted in `report`; None when nothing of it can be learnt."""
+    ids, mask = masked.token_ids, masked.mask
+    if all(mask):
+        report.dropped["every token counts, so there is no prompt"] += 1
+        return None
+    if len(ids) > max_length:
+        report.truncated += 1
+        report.truncated_tokens += len(ids) - max_length
+        ids, mask = ids[:max_length], mask[:max_length]
+    if not any(mask):
+        report.dropped["no token of an answer counts"] += 1
+        return None
+    report.conversations += 1
+    report.tokens += len(ids)
+    report.loss_tokens += sum(mask)
+    report.mask_sources[masked.source] += 1
+    ids_tensor = torch.tensor(ids, dtype=torch.int32)
+    return Conversation(
+        str(row.get("id", "")), ids_tensor, torch.tensor(mask), _group(row), str(row.get("category", ""))
+    )
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
+    return hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).hexdigest()
+
+
+def _refuse_empty(folder: Any, made: list[Conversation], report: DataReport) -> None:
+    if made:
+        return
+    reasons = ", ".join(f"{n} × {reason}" for reason, n in report.dropped.most_common(3)) or "it has no rows"
+    raise BadInput(f"No conversation in {folder} can be trained on: {reasons}.")

@@ -1,0 +1,113 @@
+"""EAGLE-1 training: frozen base, the draft continues its final hidden states (Li et al. 2024, sections 4.2 and 5).
+
+Offsets by hand. A row of 7 tokens, prompt 0…2, answer 3…6; f[t] is the base's final hidden state at t. At place t the
+draft reads f[t] and token t+1 and gives g[t], meant to be f[t+1], whose logits predict token t+2.
+
+    t   reads          g[t] is meant to be   predicts
+    2   f[2], token 3  f[3]                  token 4
+    3   f[3], token 4  f[4]                  token 5
+    4   f[4], token 5  f[5]                  token 6     (f[6] predicts a token that is not in the row)
+
+A place counts when tokens t+1 and t+2 lie in one answer: where the engine drafts. Per place the loss is
+eagle_feature_weight · smoothL1(g[t], f[t+1]) (mean over H) + eagle_token_weight · −Σ p log q
+with p = softmax(f[t+1]·W), q = softmax(g[t]·W) and the base's lm_head W.
+Noise uniform in ±eagle_noise · 512 / length is added to the features read.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.draft_layers import ChainMemory
+from models.eagle import EagleDraft
+from training.batches import Batch
+from training.config import TrainConfig
+from training.losses import soft_loss
+from training.medusa import medusa_labels
+from training.method import Outcome, label_ranks, measured, scaled
+
+MEASURED_DEPTH = 4
+
+
+class EagleMethod(nn.Module):
+    """The EAGLE-1 draft with its loss."""
+
+    depth_name = "depth"
+    names = ("feature", "token")
+
+    def __init__(self, config: TrainConfig, base: Any, draft: EagleDraft | None = None):
+        super().__init__()
+        self._base = (base,)
+        self.noise = config.eagle_noise
+        self.weights = [config.eagle_feature_weight, config.eagle_token_weight]
+        self.draft = draft or EagleDraft.from_base(
+            base,
+            eagle_num_layers=config.eagle_num_layers,
+            use_input_layernorm_in_first_layer=config.use_input_layernorm_in_first_layer,
+            use_last_layernorm=config.use_last_layernorm,
+        )
+        self.draft.float()
+        self._head = (base.lm_head.weight.detach().float(),)
+
+    @torch.no_grad()
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths], row and position [N] of places."""
+        hidden, _ = self._base[0].forward_hidden(batch.input_ids)
+        labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
+        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
+        kept = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}
+        return {**kept, "row": row, "position": position}
+
+    def counts(self, features: dict[str, Tensor]) -> Tensor:
+        return torch.tensor([len(features["row"])] * 2, device=features["row"].device)
+
+    def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
+        hidden, row, position = features["hidden"].float(), features["row"], features["position"]
+        read = hidden + self._noise(hidden, features["lengths"], seed) if self.training else hidden
+        tokens, positions = next_tokens(features["input_ids"], 0)
+        got = self.draft(read, tokens, positions)[row, position]
+        wanted = hidden[row, position + 1]
+        distance = F.smooth_l1_loss(got, wanted, reduction="sum") / hidden.shape[-1]
+        token_loss, hits = soft_loss(got, self._head[0], wanted, self._head[0])
+        return scaled([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
+
+    @torch.no_grad()
+    def drafted(self, features: dict[str, Tensor]) -> Outcome:
+        """Hits of a chain that reads its own features."""
+        head = self._head[0]
+        return unrolled_hits(self.draft, features, features["hidden"].float(), MEASURED_DEPTH, lambda x: x @ head.T)
+
+    def _noise(self, hidden: Tensor, lengths: Tensor, seed: int) -> Tensor:
+        generator = torch.Generator(device=hidden.device).manual_seed(seed)
+        uniform = torch.rand(hidden.shape, generator=generator, device=hidden.device) * 2 - 1
+        return uniform * (self.noise * 512 / lengths.to(hidden.dtype))[:, None, None]
+
+
+def next_tokens(input_ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """What each place t reads at draft step `step`: token t+1+step (0 beyond the row), and its position t+step."""
+    length = input_ids.shape[1]
+    tokens = torch.zeros_like(input_ids)
+    tokens[:, : length - 1 - step] = input_ids[:, 1 + step :]
+    positions = torch.arange(length, device=input_ids.device)[None] + step
+    return tokens, positions.expand_as(input_ids)
+
+
+def unrolled_hits(
+    draft: Any, features: dict[str, Tensor], fused: Tensor, depth: int, logits: Callable[[Tensor], Tensor]
+) -> Outcome:
+    """Greedy hits at depths 1…depth of a chain drafted from every place, each step reading its own features.
+
+    Tokens read are the data's: where a chain was right so far they are what it drafted, elsewhere it has ended.
+    """
+    row, position = features["row"], features["position"]
+    labels = features["labels"][row, position][:, :depth]
+    memory, x, ranks = ChainMemory(), fused, []
+    columns = torch.where(labels >= 0, draft.to_draft(labels.clamp(min=0)), -100)
+    for step in range(depth):
+        tokens, positions = next_tokens(features["input_ids"], step)
+        x = draft(x, tokens, positions, memory)
+        ranks.append(label_ranks(logits, x[row, position], columns[:, step]))
+    return measured(torch.stack(ranks, 1), labels >= 0)

@@ -1,0 +1,140 @@
+"""EAGLE-3 training with training-time test (Li et al. 2025, section 3): the draft is unrolled on its own outputs.
+
+Offsets by hand. A row of 7 tokens, prompt 0…2, answer 3…6; c[t] is the fused feature of t, p[t] the base's distribution
+after token t (so p[t] is over token t+1). Step 0 at place t reads c[t] and token t+1 and is trained on p[t+1]; step j
+reads its own step j−1 output at t and token t+1+j and is trained on p[t+1+j].
+
+    t   step 0: reads, meets       step 1: reads, meets       step 2: reads, meets
+    2   c[2], token 3 → token 4    x0[2], token 4 → token 5   x1[2], token 5 → token 6
+    3   c[3], token 4 → token 5    x0[3], token 5 → token 6   –
+    4   c[4], token 5 → token 6    –                          –
+
+Step j counts at t when tokens t+1 … t+2+j lie in one answer and the base's best token after t+1+j is in the draft
+vocabulary. Loss: Σ_j ttt_decay^j · (Σ −Σ p log q) / count_j, p restricted to the draft vocabulary and renormalised.
+(The reference divides by all places instead of those that count.)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.draft_layers import ChainMemory
+from models.eagle3 import Eagle3Draft
+from speculoos.errors import BadInput
+from training.batches import Batch, Conversation
+from training.config import TrainConfig
+from training.eagle import next_tokens, unrolled_hits
+from training.losses import unrolled_loss
+from training.medusa import medusa_labels
+from training.method import Outcome
+from training.vocabulary import DraftVocabulary, choose_vocabulary
+
+
+class Eagle3Method(nn.Module):
+    """The EAGLE-3 draft with its loss over `ttt_steps` unrolled steps."""
+
+    depth_name = "depth"
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        base: Any,
+        draft: Eagle3Draft | None = None,
+        vocabulary: DraftVocabulary | None = None,
+    ):
+        super().__init__()
+        self._base = (base,)
+        self.vocabulary = vocabulary
+        self.steps = config.ttt_steps
+        self.weights = [config.ttt_decay**j for j in range(self.steps)]
+        self.names = [f"step{j}" for j in range(self.steps)]
+        if wrong := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
+            raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
+        self.draft = draft or Eagle3Draft.from_base(
+            base,
+            None if vocabulary is None else vocabulary.ids,
+            aux_layers=config.aux_layers,
+            norm_before_residual=config.norm_before_residual,
+        )
+        self.draft.float()
+        self._head = (base.lm_head.weight[self.draft.draft_ids].detach(),)
+
+    @classmethod
+    def prepare(cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation]) -> "Eagle3Method":
+        """With the draft vocabulary the config asks for, counted over the training conversations."""
+        vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
+        return cls(config, base, vocabulary=vocabulary)
+
+    def opening(self) -> str:
+        return self.vocabulary.sentence() if self.vocabulary else ""
+
+    @torch.no_grad()
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of places;
+        known [B, L]: the base's best token after t is in the draft vocabulary."""
+        base = self._base[0]
+        hidden, aux = base.forward_hidden(batch.input_ids, layers=self.draft.layers_wanted)
+        labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
+        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
+        kept = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
+        return {**kept, "row": row, "position": position, "known": self._known(hidden, batch.mask)}
+
+    def counts(self, features: dict[str, Tensor]) -> Tensor:
+        return torch.stack([self._meets(features, j)[0].sum() for j in range(self.steps)])
+
+    def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
+        row, position, hidden = features["row"], features["position"], features["hidden"]
+        labels = features["labels"][row, position]
+        memory, x, xs, meets, counting = ChainMemory(), self._fused(features), [], [], []
+        place = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
+        for j in range(self.steps):
+            tokens, positions = next_tokens(features["input_ids"], j)
+            x = self.draft(x, tokens, positions, memory)
+            counted, at = self._meets(features, j)
+            xs.append(self.draft.norm(x[row[counted], position[counted]]))
+            meets.append(place[row[counted], at])
+            counting.append(counted)
+        targets, inverse = torch.cat(meets).unique(return_inverse=True)
+        scale = torch.ones(self.steps, device=row.device) if scale is None else scale
+        loss, sums, found = unrolled_loss(
+            xs,
+            self.draft.lm_head.weight,
+            hidden.flatten(0, 1)[targets],
+            self._head[0],
+            list(inverse.split([len(m) for m in meets])),
+            scale,
+        )
+        hits = torch.zeros_like(labels, dtype=torch.bool)
+        for j, counted in enumerate(counting):
+            hits[counted, j] = found[j]
+        return Outcome(loss, sums, hits, labels >= 0)
+
+    @torch.no_grad()
+    def drafted(self, features: dict[str, Tensor]) -> Outcome:
+        return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
+
+    def _fused(self, features: dict[str, Tensor]) -> Tensor:
+        return self.draft.fuse(features["hidden"], (features["aux"].float(),))
+
+    def _meets(self, features: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        """bool [N]: which places count at `step`; and for those the place t+1+step whose p they meet."""
+        row, position = features["row"], features["position"]
+        valid = features["labels"][row, position, step] >= 0
+        at = (position + 1 + step).clamp(max=features["known"].shape[1] - 1)
+        counted = valid & features["known"][row, at]
+        return counted, at[counted]
+
+    def _known(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """bool [B, L]; only places before or in an answer are looked at."""
+        head, known = self._base[0].lm_head.weight, torch.zeros_like(mask)
+        if self.draft.config.draft_vocab_size == len(head):
+            return torch.ones_like(mask)
+        looked = mask.clone()
+        looked[:, :-1] |= mask[:, 1:]
+        row, position = looked.nonzero(as_tuple=True)
+        best = [F.linear(part, head).argmax(-1) for part in hidden[row, position].split(256)]
+        known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
+        return known

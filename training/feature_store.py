@@ -1,0 +1,85 @@
+"""Where the frozen base's features are kept between epochs: memory while they fit, then safetensors shards on disk.
+
+One shard holds one micro-batch, whose rows never change during a run, so a kept feature is the computed one bit for
+bit. Hidden states are never pickled.
+"""
+
+import shutil
+from pathlib import Path
+
+from torch import Tensor
+
+from speculoos.errors import Unavailable
+
+
+class FeatureStore:
+    """Features by batch index, up to `memory_bytes` in memory and `disk_bytes` under `folder` (made when needed)."""
+
+    def __init__(self, memory_bytes: int, disk_bytes: int = 0, folder: Path | None = None):
+        self._memory_left, self._disk_left = memory_bytes, disk_bytes if folder else 0
+        self._folder = folder
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._written: dict[int, str] = {}
+        """Batches on disk, and the device their tensors belong to."""
+
+    def get(self, index: int) -> dict[str, Tensor] | None:
+        if index in self._kept:
+            return self._kept[index]
+        return self._read(index) if index in self._written else None
+
+    def put(self, index: int, features: dict[str, Tensor]) -> None:
+        """Keep `features` where there is room; forget them where there is none."""
+        size = sum(t.numel() * t.element_size() for t in features.values())
+        if size <= self._memory_left:
+            self._memory_left -= size
+            self._kept[index] = features
+        elif size <= self._disk_left:
+            self._disk_left -= size
+            self._write(index, features)
+
+    def clear(self) -> None:
+        """Remove what is on disk."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._written.clear()
+
+    @property
+    def on_disk(self) -> int:
+        """Batches on disk."""
+        return len(self._written)
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"features-{index:06d}.safetensors"
+
+    def _write(self, index: int, features: dict[str, Tensor]) -> None:
+        from safetensors.torch import save_file
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        size = sum(t.numel() * t.element_size() for t in features.values())
+        if shutil.disk_usage(self._folder).free < 2 * size:
+            raise Unavailable(f"The disk of {self._folder} is full; lower cache_disk_gb or make room, then resume.")
+        temporary = self._path(index).with_suffix(".tmp")
+        save_file({name: t.detach().cpu().contiguous() for name, t in features.items()}, temporary)
+        temporary.rename(self._path(index))
+        self._written[index] = str(next(iter(features.values())).device)
+
+    def _read(self, index: int) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self._path(index), device=self._written[index])
+
+
+def advice(batches: int, batch_bytes: int, batch_seconds: float, epochs: float, room: int) -> str:
+    """One sentence on keeping features: gigabytes, hours an epoch of the base's forward, and when it pays.
+
+    From the size and time of the first batch; `room` is what may be kept. Keeping pays from the second epoch on.
+    """
+    total, hours = batches * batch_bytes, batches * batch_seconds / 3600
+    kept = min(1.0, room / max(total, 1))
+    saved = hours * kept * max(epochs - 1, 0)
+    text = f"Features of all batches take {total / 1e9:.2f} GB, computing them {hours:.2f} h an epoch; "
+    if epochs <= 1:
+        return text + "with one epoch keeping them would not pay."
+    if kept >= 1:
+        return text + f"all are kept, which pays from the second epoch on and saves {saved:.2f} h."
+    return text + f"{kept:.0%} are kept (saves {saved:.2f} h); cache_disk_gb {total / 1e9:.1f} would keep all."

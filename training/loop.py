@@ -1,0 +1,353 @@
+"""The training loop: the same for every method, one process or several, resumable at every saved step.
+
+One optimizer step takes `accumulate` × processes micro-batches. Each loss term is summed over all of them and divided
+by its count over all of them, so that neither padding, masks nor the number of processes change its value.
+Everything random is a function of (seed, step); a run stopped and resumed equals one that was not.
+Knows no database and no web: it reports through a Reporter.
+"""
+
+import math
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.base import load_base
+from models.checkpoints import read_config, save_draft
+from models.identity import tokenizer_sha256, weights_sha256
+from speculoos.errors import BadInput, Cancelled
+from speculoos.reporting import Reporter, Silent
+from training.acceptance import Acceptance, measure
+from training.batches import DataReport, load_conversations, split_held_out
+from training.config import TrainConfig, settings_for
+from training.faults import not_finite, plain_errors
+from training.feature_store import FeatureStore, advice
+from training.method import make_method
+from training.samples import sample
+from training.schedule import lr_factor
+from training.setup import frozen_dtype, make_accelerator, make_optimizer, micro_seed
+from training.states import check_same, draft_tensors, latest_state, load_state, read_facts, save_state
+from training.stream import Stream
+from training.window import Window, eval_values
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The checkpoint folder of the chosen draft (the best on held-out data, else the last), and its figures."""
+
+    folder: Path
+    step: int
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def train(
+    config: TrainConfig,
+    base_path: str | Path,
+    dataset_path: str | Path,
+    out_dir: str | Path,
+    resume_from: str | Path | None = None,
+    reporter: Reporter | None = None,
+    info: dict[str, Any] | None = None,
+) -> TrainResult:
+    """Train a draft for the base at `base_path` on the data set folder `dataset_path`.
+
+    Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder with
+    states, such as the `out_dir` of an earlier attempt; without any the run starts from the beginning.
+    `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. Raises Cancelled, with the state
+    saved, when the reporter asks to stop.
+    """
+    with plain_errors():
+        return Trainer(config, base_path, dataset_path, Path(out_dir), reporter or Silent(), info or {}).run(
+            resume_from
+        )
+
+
+class Trainer:
+    """One run. `run()` is the loop; the other methods are its verbs."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        base_path: str | Path,
+        dataset_path: str | Path,
+        out_dir: Path,
+        reporter: Reporter,
+        info: dict[str, Any],
+    ):
+        self.started = time.monotonic()
+        self.config, self.out_dir, self.reporter = config, out_dir, reporter
+        self.accelerator = make_accelerator(config)
+        self.main = self.accelerator.is_main_process
+        device = self.accelerator.device
+        self.base = base = load_base(base_path, dtype=frozen_dtype(config, device), device=str(device))
+        self.info = {"base_sha256": info.get("base_sha256") or weights_sha256(base_path), **info}
+        training, held, self.data = self._read_data(base, base_path, dataset_path)
+        torch.manual_seed(config.seed)
+        self.method = make_method(config, base, training)
+        self.wrapped, self.optimizer = self.accelerator.prepare(self.method, make_optimizer(config, self.method))
+        self.stream = Stream(training, config.batch_tokens, config.seed, self.method, device, self._store(1.0))
+        self.held = Stream(held, config.batch_tokens, config.seed, self.method, device, self._store(0.25))
+        self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
+        self.best: dict[str, Any] = {"tau": -math.inf, "step": 0, "worse": 0}
+        self.total_steps = self._total_steps()
+        self.window = Window()
+
+    def run(self, resume_from: str | Path | None = None) -> TrainResult:
+        self._resume(resume_from)
+        self.reporter.log(self._opening())
+        try:
+            while not self._finished():
+                self._stop_if_asked()
+                self._train_step()
+                if self._every(self.config.eval_every) and not self._finished():
+                    self._evaluate()
+                if self._every(self.config.save_every):
+                    self._save()
+            return self._finish()
+        finally:
+            self.stream.store.clear()
+            self.held.store.clear()
+
+    # the verbs, in the order of the loop
+
+    def _resume(self, resume_from: str | Path | None) -> None:
+        state = latest_state(resume_from)
+        if state is None:
+            return
+        facts = read_facts(state)
+        check_same(facts["config"], self.config.to_json(), state)
+        load_state(state, self.method.draft, self.optimizer)
+        self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
+        self.best = {**facts["best"], "tau": -math.inf if facts["best"]["tau"] is None else facts["best"]["tau"]}
+        self._adopt_best(state.parent / "best")
+        self.reporter.log(f"Resumed from step {self.step}.")
+
+    def _train_step(self) -> None:
+        progress = self._progress(0.5)
+        lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        numbers = self._my_numbers()
+        if self.step == 0:
+            self._advise(self.stream.index(numbers[0]))
+        features = [self.stream.features(self.stream.index(n)) for n in numbers]
+        counts = self._global(torch.stack([self.method.counts(f) for f in features]).sum(0))
+        self.wrapped.train()
+        for place, (number, kept) in enumerate(zip(numbers, features, strict=True)):
+            self._backward(number, kept, counts, last=place == len(numbers) - 1)
+        norm = self._clip(lr)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._report(lr, norm, counts, numbers)
+
+    def _backward(self, number: int, features: dict[str, Tensor], counts: Tensor, last: bool) -> None:
+        """Gradient of Σ_k w_k · sum_k / count_k. DDP takes the mean over processes, hence the factor."""
+        skip_sync = self.accelerator.no_sync(self.wrapped) if not last else torch.enable_grad()
+        scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
+        with skip_sync:
+            with self.accelerator.autocast():
+                seed = micro_seed(self.config.seed, number)
+                outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
+            self.accelerator.backward(outcome.loss)
+        self.window.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
+
+    def _clip(self, lr: float) -> float:
+        """Norm of the whole gradient before clipping. With fp16 it may be infinite: such steps are skipped."""
+        norm = float(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
+        if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
+            raise not_finite(self.step + 1, lr, self.config.mixed_precision)
+        return norm
+
+    def _report(self, lr: float, norm: float, counts: Tensor, numbers: list[int]) -> None:
+        tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in numbers))
+        self.window.tokens += int(self._global(tokens.to(self.accelerator.device)))
+        self.window.steps += 1
+        if not self._every(self.config.log_every):
+            return
+        totals = self._global(self.window.packed(self.accelerator.device))
+        values = self.window.values(totals, self.method.depth_name, self.accelerator.device)
+        if not math.isfinite(values["train/loss"]):
+            raise not_finite(self.step, lr, self.config.mixed_precision)
+        self.tokens_seen += self.window.tokens
+        self.window = Window()
+        if self.main:
+            self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm})
+            self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
+
+    def _evaluate(self) -> Acceptance | None:
+        """Acceptance on held-out conversations, by every process alike; the best so far is kept on disk."""
+        if not self.held.conversations:
+            return None
+        self.wrapped.eval()
+        got = measure(self.method, [self.held.features(i) for i in range(len(self.held))])
+        self.best["worse"] += 1
+        better = got.tau > self.best["tau"]
+        if better:
+            self.best = {"tau": got.tau, "step": self.step, "worse": 0, "top1": got.top1(), "tree": got.tree_tau()}
+        if self.main:
+            self.reporter.metrics(self.step, eval_values(got, self.method.depth_name))
+            self._sample()
+            if better:
+                self._save_draft("best", self._figures())
+        return got
+
+    def _sample(self) -> None:
+        """Greedy answers to the first held-out prompts, drafted by the draft as it is now."""
+        for conversation in self.held.conversations[: self.config.samples]:
+            self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation))
+
+    def _save(self) -> None:
+        if not self.main:
+            return
+        self.reporter.keep()
+        best = {**self.best, "tau": None if math.isinf(self.best["tau"]) else self.best["tau"]}
+        facts = {
+            "step": self.step,
+            "elapsed": self._elapsed(),
+            "tokens": self.tokens_seen + self.window.tokens,
+            "best": best,
+            "config": self.config.to_json(),
+        }
+        save_state(self.out_dir, draft_tensors(self.method.draft), self.optimizer, facts, self.config.keep_last)
+
+    def _stop_if_asked(self) -> None:
+        asked = self._global(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
+        if asked:
+            self._save()
+            raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run goes on from there.")
+
+    def _finish(self) -> TrainResult:
+        got = self._evaluate()
+        figures = self._figures()
+        if self.main:
+            if got is None or not (self.out_dir / "best").exists():
+                self._save_draft("final", figures)
+            else:
+                self._best_to_final(figures)
+            self.reporter.progress(self.step, self.step, "steps", "done")
+            self.reporter.log(self._closing(figures))
+        self.accelerator.wait_for_everyone()
+        return TrainResult(self.out_dir / "final", self.step, figures)
+
+    def _advise(self, index: int) -> None:
+        """Say what keeping features costs and saves, measured on the first batch."""
+        started = time.monotonic()
+        size = sum(t.numel() * t.element_size() for t in self.stream.features(index).values())
+        seconds = time.monotonic() - started
+        room = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
+        epochs = self.total_steps * self.config.accumulate * self.accelerator.num_processes / len(self.stream)
+        self.reporter.log(advice(len(self.stream), size, seconds, epochs or self.config.epochs, room))
+
+    def _store(self, part: float) -> FeatureStore:
+        """A store with `part` of the memory and all of the disk the config gives."""
+        folder = self.out_dir / f".features-{self.accelerator.process_index}-{part}"
+        shutil.rmtree(folder, ignore_errors=True)
+        memory = int(self.config.cache_features_mb * 2**20 * part)
+        return FeatureStore(memory, int(self.config.cache_disk_gb * 1e9), folder)
+
+    # what the verbs ask
+
+    def _my_numbers(self) -> list[int]:
+        """Numbers in the stream of this process's micro-batches of this step."""
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        first = self.step * self.config.accumulate * world
+        return list(range(first + rank, first + self.config.accumulate * world, world))
+
+    def _global(self, tensor: Tensor) -> Tensor:
+        return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
+
+    def _every(self, n: int) -> bool:
+        return n > 0 and self.step % n == 0
+
+    def _elapsed(self) -> float:
+        """Minutes spent training, earlier attempts included."""
+        return self.elapsed + (time.monotonic() - self.started) / 60
+
+    def _progress(self, ahead: float = 0.0) -> float:
+        """Part of the run that is over, by steps or by the clock, whichever is further."""
+        by_steps = (self.step + ahead) / self.total_steps if self.total_steps else 0.0
+        return max(by_steps, self._elapsed() / self.config.total_minutes)
+
+    def _finished(self) -> bool:
+        patient = self.config.patience == 0 or self.best["worse"] < self.config.patience
+        over = torch.tensor(int(self._progress() >= 1 or not patient), device=self.accelerator.device)
+        return bool(self._global(over))
+
+    def _total_steps(self) -> int:
+        """Steps allowed by epochs and max_steps; 0 when only the clock counts."""
+        each = self.config.accumulate * self.accelerator.num_processes
+        by_epochs = math.ceil(self.config.epochs * len(self.stream) / each)
+        limits = [n for n in (by_epochs, self.config.max_steps) if n]
+        return min(limits) if limits else 0
+
+    def _expected_steps(self) -> int:
+        return max(self.step, round(self.step / max(self._progress(), 1e-9)))
+
+    def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
+        if self.config.max_length > base.max_length:
+            raise BadInput(
+                f"max_length: this base takes at most {base.max_length} tokens, got {self.config.max_length}."
+            )
+        found, report = load_conversations(
+            dataset_path,
+            base.tokenizer,
+            self.config.max_length,
+            base.vocab_size,
+            sorted(base.eos_ids),
+            tokenizer_sha256(base_path),
+        )
+        training, held = split_held_out(found, self.config.held_out, self.config.max_held_out, self.config.seed)
+        return training, held, report
+
+    def _figures(self) -> dict[str, Any]:
+        figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed(), 2), "tokens": self.tokens_seen}
+        if self.best.get("top1"):
+            figures["best_step"] = self.best["step"]
+            figures["mean_accepted_length"] = self.best["tau"]
+            figures["expected_tree_length"] = self.best["tree"]
+            figures["top1"] = [round(x, 4) for x in self.best["top1"]]
+        return figures
+
+    def _save_draft(self, name: str, figures: dict[str, Any]) -> None:
+        values = self.config.to_json()
+        settings = {s.name: values[s.name] for s in settings_for(self.config.method)}
+        data = {"dataset": self.info.get("dataset", ""), **self.data.to_json()}
+        info = {**self.info, "dataset": data, "settings": settings, "figures": figures}
+        save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype)
+
+    def _best_to_final(self, figures: dict[str, Any]) -> None:
+        """Write final/ with the best weights and the run's last figures."""
+        from safetensors.torch import load_file
+
+        best = load_file(self.out_dir / "best" / "model.safetensors")
+        self.method.draft.load_state_dict(best, strict=False)
+        self._save_draft("final", figures)
+
+    def _adopt_best(self, best: Path) -> None:
+        """Keep the earlier attempt's best draft, unless it is newer than the state: then it will be made again."""
+        figures = read_config(best)["training"]["figures"] if best.exists() else {}
+        if figures.get("best_step") != self.best["step"]:
+            self.best = {"tau": -math.inf, "step": 0, "worse": 0}
+        elif best.parent.resolve() != self.out_dir.resolve() and self.main:
+            shutil.copytree(best, self.out_dir / "best", dirs_exist_ok=True)
+
+    def _opening(self) -> str:
+        count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+        extra = getattr(self.method, "opening", str)()
+        return (
+            f"{self.data.sentence()} {len(self.held.conversations)} conversations held out, "
+            f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
+            f"{self.total_steps or 'any number of'} steps"
+            + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
+            + (f" {extra}" if extra else "")
+        )
+
+    def _closing(self, figures: dict[str, Any]) -> str:
+        tau = figures.get("mean_accepted_length")
+        measured = f", held-out mean accepted length {tau:.2f} (step {figures['best_step']})" if tau else ""
+        return f"Trained {self.step} steps in {figures['minutes']:g} minutes{measured}."

@@ -1,0 +1,129 @@
+"""Which tokens of a conversation the base wrote itself: the loss mask, from the best source at hand.
+
+1. `token_ids` and `loss_spans` kept while generating: exact.
+2. The chat template's {% generation %} marks.
+3. The difference between the conversation rendered up to a turn and including it (templates without marks, for which
+   transformers returns all zeros without a word).
+The end-of-turn token is in the loss, a newline after it is not. Knows tokenizers, no torch.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from speculoos.errors import BadInput
+
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Token ids, whether each is in the loss, and where the mask came from: tokens, marks or prefixes."""
+
+    token_ids: list[int]
+    mask: list[bool]
+    source: str
+
+
+def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[int] = ()) -> Masked:
+    """The row's ids and loss mask. Raises BadInput, without naming the row, when the row cannot be used."""
+    eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
+    if row.get("token_ids") and row.get("loss_spans") is not None:
+        return from_spans(row["token_ids"], row["loss_spans"])
+    messages = _messages(row)
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        return from_plain(tokenizer, messages, eos)
+    if isinstance(template, str) and GENERATION_MARK.search(template):
+        return from_marks(tokenizer, messages, eos)
+    return from_prefixes(tokenizer, messages, eos)
+
+
+def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Masked:
+    """Mask from half-open [start, end) spans of `token_ids`."""
+    mask = [False] * len(token_ids)
+    for span in spans:
+        if len(span) != 2 or not 0 <= span[0] <= span[1] <= len(token_ids):
+            raise BadInput(f"loss_spans: {list(span)} does not lie within the {len(token_ids)} tokens")
+        mask[span[0] : span[1]] = [True] * (span[1] - span[0])
+    return Masked([int(i) for i in token_ids], mask, "tokens")
+
+
+def from_marks(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
+    """Mask from the template's own marks, mended so that each span ends with its end-of-turn token."""
+    out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    ids, marked = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
+    mask = [False] * len(ids)
+    for start, end in _runs(marked):
+        if end < len(ids) and ids[end] in eos and ids[end - 1] not in eos:
+            end += 1
+        end = _cut_after_eos(ids, start, end, eos)
+        mask[start:end] = [True] * (end - start)
+    return Masked(ids, mask, "marks")
+
+
+def from_prefixes(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
+    """Mask from rendered texts: an answer is what rendering its turn adds to the text that asks for it.
+
+    Turns whose asking text is no prefix of the whole (templates that rewrite earlier turns) stay out of the loss.
+    """
+    text = _render(tokenizer, messages, False)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    mask = [False] * len(ids)
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        asked, answered = _render(tokenizer, messages[:turn], True), _render(tokenizer, messages[: turn + 1], False)
+        if not (text.startswith(asked) and text.startswith(answered) and answered.startswith(asked)):
+            continue
+        inside = [i for i, (a, b) in enumerate(offsets) if a >= len(asked) and b <= len(answered) and b > a]
+        if inside:
+            end = _cut_after_eos(ids, inside[0], inside[-1] + 1, eos)
+            mask[inside[0] : end] = [True] * (end - inside[0])
+    return Masked(ids, mask, "prefixes")
+
+
+def from_plain(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
+    """Without a chat template: one text continued by one answer, ended by the tokenizer's own end of text."""
+    if [m["role"] for m in messages] != ["user", "assistant"]:
+        raise BadInput("the base has no chat template, so a row needs exactly one prompt and one answer")
+    prompt = list(tokenizer(messages[0]["content"])["input_ids"])
+    if prompt and prompt[-1] in eos:
+        prompt.pop()
+    answer = list(tokenizer(messages[1]["content"], add_special_tokens=False)["input_ids"])
+    answer += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    return Masked(prompt + answer, [False] * len(prompt) + [True] * len(answer), "prefixes")
+
+
+def _messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise BadInput("no messages")
+    if not any(m.get("role") == "assistant" and m.get("content") for m in messages):
+        raise BadInput("no answer to learn from")
+    return [{"role": str(m.get("role")), "content": str(m.get("content") or "")} for m in messages]
+
+
+def _render(tokenizer: Any, messages: list[dict[str, str]], ask: bool) -> str:
+    from jinja2 import TemplateError
+
+    if not messages:
+        return ""
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+    except TemplateError as error:
+        raise BadInput(f"the chat template refuses these messages ({error})") from None
+
+
+def _cut_after_eos(ids: list[int], start: int, end: int, eos: frozenset[int]) -> int:
+    """End of the span moved back to just after its last end-of-turn token; unchanged if it has none."""
+    last = max((i for i in range(start, end) if ids[i] in eos), default=end - 1)
+    return last + 1
+
+
+def _runs(mask: list[bool]) -> list[tuple[int, int]]:
+    """Half-open runs of True."""
+    edges = [i for i in range(len(mask) + 1) if (i < len(mask) and mask[i]) != (i > 0 and mask[i - 1])]
+    return list(zip(edges[::2], edges[1::2], strict=True))

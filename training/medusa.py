@@ -1,0 +1,145 @@
+"""Medusa-1 training: frozen base, heads learn from its final hidden states (Cai et al. 2024, section 2.2.1).
+
+Offsets by hand. A row of 7 tokens, prompt 0…2, answer 3…6 (6 ends the turn). The final hidden state h[2] gives token 3
+through the lm_head; head 0 on h[2] is trained on token 4, head 1 on token 5, head 2 on token 6.
+
+    t       2        3        4       (h[5] and h[6] have no token two places on)
+    head 0  token 4  token 5  token 6
+    head 1  token 5  token 6  –
+    head 2  token 6  –        –
+
+So head i counts at t when tokens t+1 … t+2+i are all in one answer: those are the places where the engine drafts.
+Loss: Σ_i w_i · (sum of head i's cross-entropies / its count), w_i = 0.2·0.8^i (ModelOpt) or 1 (the first release).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.medusa import MedusaConfig, MedusaHeads
+from training.batches import Batch, Conversation
+from training.config import TrainConfig
+from training.losses import hard_loss
+from training.method import Outcome, label_ranks, measured, scaled
+from training.vocabulary import DraftVocabulary, choose_vocabulary
+
+
+class MedusaMethod(nn.Module):
+    """Heads with their loss. Parameters are the heads'; the base is used, not owned."""
+
+    depth_name = "head"
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        base: Any,
+        draft: MedusaHeads | None = None,
+        vocabulary: DraftVocabulary | None = None,
+    ):
+        super().__init__()
+        self._base = (base,)
+        self.vocabulary = vocabulary
+        self.draft = draft or fresh_heads(config, base, vocabulary)
+        self.draft.float()
+        self.weights = loss_weights(config, self.draft.num_heads)
+        self.names = [f"head{i + 1}" for i in range(self.draft.num_heads)]
+        columns = torch.full((base.vocab_size,), -100)
+        columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
+        self._columns = (columns.to(base.device),)
+        self._shared = (base.lm_head.weight.detach().float(),) if self.draft.config.matrices == 0 else ()
+
+    @classmethod
+    def prepare(cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation]) -> "MedusaMethod":
+        """With the draft vocabulary the config asks for, counted over the training conversations."""
+        if not (config.draft_vocab_size or config.draft_vocab_coverage):
+            return cls(config, base)
+        vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
+        return cls(config, base, vocabulary=vocabulary)
+
+    def opening(self) -> str:
+        return self.vocabulary.sentence() if self.vocabulary else ""
+
+    @torch.no_grad()
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """What the frozen base says of a batch: hidden [N, H] at the places that count, columns [N, heads] of the
+        labels in the draft's output (−100: none), valid bool [N, heads]: there is a label (which may be no column),
+        row and position [N] of each place."""
+        labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
+        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
+        labels = labels[row, position]
+        hidden, _ = self._base[0].forward_hidden(batch.input_ids)
+        columns = torch.where(labels >= 0, self._columns[0][labels.clamp(min=0)], -100)
+        kept = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
+        return {**kept, "row": row, "position": position}
+
+    def counts(self, features: dict[str, Tensor]) -> Tensor:
+        """Places that count for each head [heads]: those whose label is in the draft vocabulary."""
+        return (features["columns"] >= 0).sum(0)
+
+    def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
+        hidden, columns = features["hidden"].float(), features["columns"]
+        hits = torch.zeros_like(columns, dtype=torch.bool)
+        sums = []
+        for i in range(self.draft.num_heads):
+            counted = columns[:, i] >= 0
+            x = self.draft.features(i, hidden[counted])
+            total, hit = hard_loss(x, self._weight(i), columns[counted, i])
+            hits[counted, i] = hit
+            sums.append(total)
+        return scaled(sums, scale, hits, features["valid"])
+
+    @torch.no_grad()
+    def drafted(self, features: dict[str, Tensor]) -> Outcome:
+        """What heads draft at each place, one column a depth."""
+        hidden, columns = features["hidden"].float(), features["columns"]
+        ranks = [
+            label_ranks(lambda x, i=i: self.draft.features(i, x) @ self._weight(i).T, hidden, columns[:, i])
+            for i in range(self.draft.num_heads)
+        ]
+        return measured(torch.stack(ranks, 1), features["valid"])
+
+    def _weight(self, i: int) -> Tensor:
+        """Output matrix of head i in fp32, also where it is that of a half-precision base."""
+        return self._shared[0] if self._shared else self.draft.weight(i)
+
+
+def fresh_heads(config: TrainConfig, base: Any, vocabulary: DraftVocabulary | None) -> MedusaHeads:
+    ids = vocabulary.ids if vocabulary else None
+    shape = MedusaConfig(
+        base.hidden_size,
+        base.vocab_size,
+        config.medusa_num_heads,
+        config.medusa_num_layers,
+        config.medusa_tie_lm_head,
+        0 if ids is None else len(ids),
+    )
+    return MedusaHeads.from_base(shape, base, ids)
+
+
+def loss_weights(config: TrainConfig, heads: int) -> list[float]:
+    """coefficient · decay^i for head i, or 1 for each."""
+    if config.medusa_loss == "sum":
+        return [1.0] * heads
+    return [config.medusa_coefficient * config.medusa_decay**i for i in range(heads)]
+
+
+def medusa_labels(input_ids: Tensor, mask: Tensor, heads: int) -> Tensor:
+    """Labels [B, L, heads]: token t+2+i for head i at t, −100 where tokens t+1 … t+2+i are not all in the loss."""
+    length = input_ids.shape[1]
+    labels = input_ids.new_full((*input_ids.shape, heads), -100)
+    inside = _shift(mask, 1)
+    for i in range(min(heads, length - 2)):
+        offset = 2 + i
+        inside = inside & _shift(mask, offset)
+        labels[:, : length - offset, i] = input_ids[:, offset:]
+        labels[:, :, i].masked_fill_(~inside, -100)
+    return labels
+
+
+def _shift(mask: Tensor, offset: int) -> Tensor:
+    """mask[:, t + offset] at t, False beyond the end."""
+    shifted = torch.zeros_like(mask)
+    shifted[:, :-offset] = mask[:, offset:]
+    return shifted

@@ -1,0 +1,75 @@
+"""What the loop asks of a training method, and the table of methods.
+
+A method is an `nn.Module` whose parameters are the draft's, with `draft`, `names` and `weights` of its loss terms,
+`features(batch)` (frozen base, no gradient, may be kept), `counts(features)`,
+`forward(features, seed, scale) -> Outcome` and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for
+the accepted length). The loop passes scale[k] = weight_k / count_k, the count over all micro-batches of the step, so
+that losses divide by what counts.
+"""
+
+import importlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from speculoos.errors import Unsupported
+
+NO_RANK = 1 << 30
+METHODS = {
+    "medusa": ("training.medusa", "MedusaMethod"),
+    "eagle": ("training.eagle", "EagleMethod"),
+    "eagle3": ("training.eagle3", "Eagle3Method"),
+    "draft": ("training.standalone", "StandaloneMethod"),
+}
+
+
+class Outcome(NamedTuple):
+    """`loss` = Σ scale·sums, with gradient; `sums` [K] of each loss term over its places, without; `hits`, `valid` bool
+    [N, D]: best token right, place counts.
+
+    `ranks` int64 [N, D], from `drafted` only: how many tokens the draft held likelier than the right one.
+    """
+
+    loss: Tensor
+    sums: Tensor
+    hits: Tensor
+    valid: Tensor
+    ranks: Tensor | None = None
+
+
+def scaled(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
+    """Outcome of differentiable sums; without a scale each counts as it is."""
+    stacked = torch.stack(sums)
+    loss = stacked.sum() if scale is None else (stacked * scale).sum()
+    return Outcome(loss, stacked.detach(), hits, valid)
+
+
+def measured(ranks: Tensor, valid: Tensor) -> Outcome:
+    """Outcome of drafting without a loss."""
+    none = torch.zeros((), device=ranks.device)
+    return Outcome(none, none[None], ranks == 0, valid, ranks)
+
+
+def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
+    """For each of `rows` [N, …], how many of `logits(part)` [n, V] exceed the one at columns [N]; a large number where
+    the column is −100. Some rows at a time."""
+    found = []
+    for part, column in zip(rows.split(256), columns.split(256), strict=True):
+        scores = logits(part)
+        own = scores.gather(1, column.clamp(min=0)[:, None])
+        found.append((scores > own).sum(1).masked_fill(column < 0, NO_RANK))
+    return torch.cat(found) if found else columns
+
+
+def make_method(config: Any, base: Any, conversations: Any) -> Any:
+    """The method named by `config.method`, with a fresh draft for `base`. Raises Unsupported or BadInput where the
+    base cannot take it."""
+    if getattr(base.lm_head, "bias", None) is not None:
+        raise Unsupported(
+            f"{base.path}: its lm_head has a bias, which no draft here carries; train a draft for a base without one."
+        )
+    module, name = METHODS[config.method]
+    cls = getattr(importlib.import_module(module), name)
+    prepare = getattr(cls, "prepare", None)
+    return prepare(config, base, conversations) if prepare else cls(config, base)

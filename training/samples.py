@@ -1,0 +1,45 @@
+"""Sample generations during training: what the draft of this moment does in the engine, token by token."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding.drafters import make_drafter
+from decoding.generate import GenerateConfig, generate
+from decoding.stats import summarize
+from decoding.target import Target
+from decoding.text import TextStream
+from models.checkpoints import draft_class
+from training.batches import Conversation
+
+TOKENS = 48
+
+
+@torch.no_grad()
+def sample(base: Any, draft: Any, conversation: Conversation) -> dict[str, Any]:
+    """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}.
+
+    `tokens` are those of the step records: id, text, origin, depth, rank.
+    """
+    start = int(conversation.mask.nonzero()[0])
+    prompt = conversation.token_ids[:start].tolist()
+    target = Target(base, start + TOKENS + 16)
+    drafter = make_drafter(target, mirrored(base, draft))
+    steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=TOKENS)))
+    stream = TextStream(base.tokenizer)
+    tokens = [token for record in stream.records(steps) for token in record["tokens"]]
+    return {
+        "prompt": base.tokenizer.decode(prompt, skip_special_tokens=True),
+        "text": stream.text,
+        "tokens": tokens,
+        "mean_accepted_length": summarize(steps).mean_accepted_length,
+    }
+
+
+def mirrored(base: Any, draft: Any) -> Any:
+    """A copy of `draft` in the base's precision, as a checkpoint of it would load."""
+    made = draft_class(draft.method).from_json(draft.to_json(), base)
+    state: dict[str, Tensor] = draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
+    made.load_state_dict(state, strict=False)
+    return made.eval().requires_grad_(False)

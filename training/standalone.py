@@ -1,0 +1,88 @@
+"""Standalone drafts: a small model learns the base's answers, by cross-entropy or by the base's probabilities.
+
+Sources: Zhou et al. 2023 (DistillSpec) for distillation on the base's own answers, Gu et al. 2024 (MiniLLM) for
+reverse KL. Offsets: at place s both models have read tokens 0…s and predict token s+1; a place counts when token s+1
+is in an answer. A row of 7 tokens, prompt 0…2, answer 3…6: places 2, 3, 4, 5, meeting tokens 3, 4, 5, 6.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.standalone import StandaloneDraft
+from training.batches import Batch
+from training.config import TrainConfig
+from training.losses import hard_loss, soft_loss
+from training.medusa import medusa_labels
+from training.method import NO_RANK, Outcome, label_ranks, measured, scaled
+
+MEASURED_DEPTH = 4
+
+
+class StandaloneMethod(nn.Module):
+    """The small model with its loss."""
+
+    depth_name = "depth"
+    names = ("token",)
+    weights = (1.0,)
+
+    def __init__(self, config: TrainConfig, base: Any, draft: StandaloneDraft | None = None):
+        super().__init__()
+        self._base = (base,)
+        self.kind = config.draft_loss
+        self._head = (base.lm_head.weight.detach().float(),) if self.kind != "ce" else ()
+        self.draft = draft or make_draft(config, base)
+        self.draft.float().requires_grad_(True)
+        if config.gradient_checkpointing:
+            self.draft.model.gradient_checkpointing_enable()
+
+    @torch.no_grad()
+    def features(self, batch: Batch) -> dict[str, Tensor]:
+        """input_ids, mask [B, L]; hidden [M, H] of the base at counted places; row, position [N] of drafting places."""
+        labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
+        row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
+        kept = {"input_ids": batch.input_ids, "mask": batch.mask, "row": row, "position": position, "labels": labels}
+        if self.kind != "ce":
+            hidden, _ = self._base[0].forward_hidden(batch.input_ids)
+            kept["hidden"] = hidden[_places(batch.mask)]
+        return kept
+
+    def counts(self, features: dict[str, Tensor]) -> Tensor:
+        return _places(features["mask"])[0].new_tensor([len(_places(features["mask"])[0])])
+
+    def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
+        row, position = _places(features["mask"])
+        x = self.draft.model.base_model(features["input_ids"], use_cache=False).last_hidden_state[row, position]
+        head = self.draft.model.get_output_embeddings().weight
+        if self.kind == "ce":
+            total, hits = hard_loss(x, head, features["input_ids"][row, position + 1])
+        else:
+            total, hits = soft_loss(x, head, features["hidden"].float(), self._head[0], self.kind)
+        return scaled([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
+
+    @torch.no_grad()
+    def drafted(self, features: dict[str, Tensor]) -> Outcome:
+        """A chain from place t reads token t+1 first: depth d is right where place t+d predicts token t+1+d."""
+        ids, labels = features["input_ids"], features["labels"][features["row"], features["position"]]
+        row, position = _places(features["mask"])
+        x = self.draft.model.base_model(ids, use_cache=False).last_hidden_state[row, position]
+        head = self.draft.model.get_output_embeddings().weight
+        ranks = torch.full_like(ids, NO_RANK)
+        ranks[row, position] = label_ranks(lambda part: part @ head.T, x, ids[row, position + 1])
+        depths = torch.arange(1, MEASURED_DEPTH + 1, device=ids.device)
+        at = (features["position"][:, None] + depths).clamp(max=ids.shape[1] - 1)
+        valid = labels >= 0
+        found = ranks[features["row"][:, None], at].masked_fill(~valid, NO_RANK)
+        return measured(found, valid)
+
+
+def make_draft(config: TrainConfig, base: Any) -> StandaloneDraft:
+    if config.draft_path:
+        return StandaloneDraft.from_folder(config.draft_path, base)
+    return StandaloneDraft.from_base(base, config.draft_num_layers)
+
+
+def _places(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """row, position [M] of places s whose next token is in the loss."""
+    return mask[:, 1:].nonzero(as_tuple=True)

@@ -1,0 +1,128 @@
+"""Resumable states: a folder `state-<step>` with the draft's and the optimizer's tensors and `state.json`.
+
+Written to a temporary name and renamed, so a folder with that name is whole. Random draws and the data order depend
+only on the seed and the step (see `training.loop`), so the step is the data position and no generator is stored.
+Torch is imported only to read and write tensors.
+"""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from models.checkpoints import write_synced
+from speculoos.errors import BadInput, Unavailable
+
+DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
+NAME = re.compile(r"state-(\d+)$")
+
+
+def all_states(folder: str | Path) -> list[Path]:
+    """Whole states in `folder`, oldest first."""
+    found = [p for p in Path(folder).glob("state-*") if NAME.match(p.name) and (p / STATE).exists()]
+    return sorted(found, key=lambda p: int(NAME.match(p.name)[1]))
+
+
+def latest_state(folder: str | Path | None) -> Path | None:
+    """The newest state in `folder`, or `folder` itself if it is one; None when there is nothing to go on from."""
+    if folder is None:
+        return None
+    folder = Path(folder)
+    if NAME.match(folder.name) and (folder / STATE).exists():
+        return folder
+    states = all_states(folder) if folder.is_dir() else []
+    return states[-1] if states else None
+
+
+def save_state(out_dir: Path, draft: dict[str, Any], optimizer: Any, facts: dict[str, Any], keep: int) -> Path:
+    """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full."""
+    from safetensors.torch import save_file
+
+    final = out_dir / f"state-{facts['step']}"
+    temporary = out_dir / f".{final.name}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    moments = optimizer_tensors(optimizer)
+    check_room(out_dir, sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()]))
+    temporary.mkdir(parents=True)
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in draft.items()}, temporary / DRAFT)
+        save_file(moments, temporary / OPTIMIZER)
+        write_synced(temporary / STATE, json.dumps(facts, indent=2))
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in all_states(out_dir)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def read_facts(state: Path) -> dict[str, Any]:
+    try:
+        return json.loads((state / STATE).read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise BadInput(f"{state} cannot be resumed from ({error}); start the training anew.") from None
+
+
+def load_state(state: Path, draft: Any, optimizer: Any) -> None:
+    """Put the stored tensors back into `draft` (a module) and `optimizer`, in place."""
+    from safetensors.torch import load_file
+
+    missing = draft.load_state_dict(load_file(state / DRAFT), strict=False)
+    if missing.unexpected_keys:
+        raise BadInput(f"{state} belongs to a draft of another shape; start the training anew.")
+    restore_optimizer(optimizer, load_file(state / OPTIMIZER))
+
+
+def check_same(then: dict[str, Any], now: dict[str, Any], state: Path) -> None:
+    """A state goes on only with the settings that shaped it; how long and how often to report may change."""
+    free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
+    free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype"}
+    for name, value in now.items():
+        if name not in free and then.get(name, value) != value:
+            raise BadInput(
+                f"{name}: {state} was made with {then[name]!r}, not {value!r}; start a new training for that."
+            )
+
+
+def draft_tensors(draft: Any) -> dict[str, Any]:
+    """What of a draft is stored: its own tensors, not what it borrows from the base."""
+    return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
+
+
+def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}; parameters in the order of its groups."""
+    import torch
+
+    found = {}
+    for number, parameter in enumerate(_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            tensor = value if torch.is_tensor(value) else torch.tensor(float("nan") if value is None else value)
+            found[f"{number}.{name}"] = tensor.detach().cpu().contiguous().clone()
+    return found
+
+
+def restore_optimizer(optimizer: Any, tensors: dict[str, Any]) -> None:
+    parameters = _parameters(optimizer)
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        place = "cpu" if name == "step" else parameter.device
+        optimizer.state[parameter][name] = value.to(place)
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raise Unavailable unless the disk takes `needed` bytes and a tenth more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed * 1.1:
+        raise Unavailable(
+            f"The disk of {folder} has {free / 1e9:.1f} GB free, this checkpoint needs {needed * 1.1 / 1e9:.1f} GB; "
+            "make room or lower keep_last, then resume."
+        )
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,63 @@
+"""Micro-batches by number, and the frozen base's features for them.
+
+Number n of the endless stream is a fixed function of (data, seed, n): epoch n // count, shuffled anew each epoch, over
+batches whose rows never change. So a resumed run sees what it would have seen, and features can be kept.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from training.batches import Batch, Conversation, collate, epoch_order, make_batches
+from training.feature_store import FeatureStore
+
+
+class Stream:
+    """Batches of `conversations`, and features from `method.features` that `store` may keep."""
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation],
+        batch_tokens: int,
+        seed: int,
+        method: Any,
+        device: Any,
+        store: FeatureStore,
+    ):
+        self.conversations, self.seed = conversations, seed
+        self.groups = make_batches(conversations, batch_tokens, seed)
+        self._method, self._device = method, device
+        self.store = store
+        self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(self.groups), epoch, seed))
+
+    def __len__(self) -> int:
+        """Batches in one epoch."""
+        return len(self.groups)
+
+    def index(self, number: int) -> int:
+        """Which batch has place `number` in the endless stream."""
+        epoch, place = divmod(number, len(self.groups))
+        return self._order(epoch)[place]
+
+    def batch(self, index: int) -> Batch:
+        return collate([self.conversations[i] for i in self.groups[index]], index)
+
+    def tokens(self, index: int) -> int:
+        """Real tokens of a batch."""
+        return sum(len(self.conversations[i]) for i in self.groups[index])
+
+    def features(self, index: int) -> dict[str, Tensor]:
+        """The base's features of batch `index`, from the store if they were kept."""
+        kept = self.store.get(index)
+        if kept is None:
+            kept = self._method.features(self.batch(index).to(self._device))
+            self.store.put(index, kept)
+        return kept
+
+    @property
+    def padding(self) -> float:
+        """Part of all places that is padding."""
+        places = sum(len(g) * max(len(self.conversations[i]) for i in g) for g in self.groups)
+        return 1 - sum(self.tokens(i) for i in range(len(self))) / max(places, 1)

@@ -1,0 +1,67 @@
+"""The draft vocabulary: which tokens a draft may propose, chosen by how often the answers use them.
+
+A token outside it is never drafted, so its places are lost; coverage is the part of answer tokens inside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speculoos.errors import BadInput
+from training.batches import Conversation
+from training.config import TrainConfig
+
+CURVE = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+@dataclass(frozen=True, eq=False)
+class DraftVocabulary:
+    """`ids` int64 [size], ascending token ids of the base; `coverage` of the answers' tokens; `curve` of choices."""
+
+    ids: Tensor
+    coverage: float
+    curve: list[tuple[int, float]]
+
+    def sentence(self) -> str:
+        shown = ", ".join(f"{size}: {part:.1%}" for size, part in self.curve)
+        return f"Draft vocabulary of {len(self.ids)} tokens covers {self.coverage:.2%} of the answers ({shown})."
+
+
+def choose_vocabulary(
+    conversations: Sequence[Conversation], config: TrainConfig, vocab_size: int, always: Sequence[int] = ()
+) -> DraftVocabulary:
+    """By `draft_vocab_size`, by `draft_vocab_coverage`, or all tokens. Ties in frequency go to the lower id.
+
+    `always` (end-of-turn tokens) are in whatever their frequency.
+    """
+    if config.draft_vocab_size > vocab_size:
+        limit = f"this base has {vocab_size} tokens"
+        raise BadInput(f"draft_vocab_size: {limit}, got {config.draft_vocab_size}; give {vocab_size} or less.")
+    counts = token_counts(conversations, vocab_size)
+    order = torch.sort(counts, descending=True, stable=True).indices
+    covered = counts[order].double().cumsum(0) / max(int(counts.sum()), 1)
+    size = config.draft_vocab_size or vocab_size
+    if config.draft_vocab_coverage:
+        size = int(torch.searchsorted(covered, config.draft_vocab_coverage).clamp(max=vocab_size - 1)) + 1
+        size = min(-(-size // 64) * 64, vocab_size)  # rows in whole cache lines
+    order = _first(order, [i for i in always if i < vocab_size])
+    ids = order[:size].sort().values
+    curve = [(n, float(covered[n - 1])) for n in CURVE if n < vocab_size] + [(vocab_size, 1.0)]
+    return DraftVocabulary(ids, float(counts[ids].sum() / max(int(counts.sum()), 1)), curve)
+
+
+def token_counts(conversations: Sequence[Conversation], vocab_size: int) -> Tensor:
+    """How often each token counts in the loss: int64 [vocab_size]."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for conversation in conversations:
+        counts += torch.bincount(conversation.token_ids[conversation.mask].long(), minlength=vocab_size)
+    return counts
+
+
+def _first(order: Tensor, always: Sequence[int]) -> Tensor:
+    if not always:
+        return order
+    front = torch.tensor(sorted(set(always)))
+    return torch.cat([front, order[~torch.isin(order, front)]])

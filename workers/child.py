@@ -1,0 +1,123 @@
+"""The process that does the work of one attempt: `python -m workers.child JOB ATTEMPT`.
+
+It is started by workers.supervise in a session of its own, with its output going to the job's log file. It leaves
+when its supervisor dies, when the job belongs to another attempt, or when it is done; how it ended is in the row.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+from sqlalchemy.orm import Session
+
+from speculoos.errors import Cancelled, Fenced, SpeculoosError, Unavailable
+from speculoos.settings import load
+from tracking import db, jobs
+from workers.context import Context
+from workers.redaction import RedactingStream, redact, secrets
+from workers.reporter import EXIT_FENCED, PARENT
+from workers.requests import from_json
+from workers.timing import timing
+from workers.work import WORK, load_extras
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(job_id: str, attempt: int) -> int:
+    """Run one attempt to its end; the exit status is 0 when the row says how it went."""
+    die_with_parent()
+    settings = load()
+    sys.stdout, sys.stderr = (RedactingStream(s, secrets(settings)) for s in (sys.stdout, sys.stderr))
+    context = Context(settings, job_id, attempt, timing(), int(os.environ.get(PARENT, "0")) or None)
+    context.check_parent()
+    signal.signal(signal.SIGTERM, _interrupt(context))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to translate
+    try:
+        with context:
+            result = _work(context)
+        _say(context, lambda session: jobs.succeed(session, job_id, attempt, result))
+    except Fenced:
+        return EXIT_FENCED
+    except Cancelled as error:
+        _stopped(context, str(error))
+    except SpeculoosError as error:
+        _failed(context, error.code, str(error), error.hint)
+    except Exception as error:
+        traceback.print_exc()
+        _failed(context, *describe(error))
+    return 0
+
+
+def describe(error: Exception) -> tuple[str, str, str]:
+    """Code, sentence and hint for an error nobody foresaw; its traceback is in the log file only."""
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+        return "out_of_memory", "The memory was not enough for this job.", "Use a smaller batch or a shorter length."
+    if isinstance(error, OSError) and error.errno == 28:
+        return "disk_full", "The disk is full.", "Free some space (the Settings page lists what is large), then retry."
+    first = (str(error).strip().splitlines() or [""])[0][:300]
+    said = f": {first}" if first else ""
+    return "unexpected", f"An unexpected {type(error).__name__} stopped the work{said}", jobs.SEE_LOG
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when the thread that started it ends, however that happens."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _work(context: Context) -> dict[str, object]:
+    load_extras()
+    with db.reading(context.settings) as session:
+        job = jobs.get(session, context.job_id)
+    return WORK[job.kind](from_json(job.kind, job.request), context) or {}
+
+
+def _interrupt(context: Context) -> Callable[[int, FrameType | None], None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        context.interrupted.set()
+
+    return handle
+
+
+def _stopped(context: Context, message: str) -> None:
+    """Work that stopped when asked: for good if the user asked, for now if the worker goes down."""
+
+    def end(session: Session) -> None:
+        if context.cancel_requested():
+            jobs.cancelled(session, context.job_id, context.attempt, message)
+        else:
+            jobs.interrupt(session, context.job_id, context.attempt, "The worker was stopped.", counts=False)
+
+    _say(context, end)
+
+
+def _failed(context: Context, code: str, error: str, hint: str) -> None:
+    known = secrets(context.settings)
+    sentence, hint = redact(error, known), redact(hint, known)
+    print(f"FAILED ({code}): {sentence} {hint}".rstrip(), flush=True)
+    _say(context, lambda s: jobs.fail(s, context.job_id, context.attempt, code, sentence, hint))
+
+
+def _say(context: Context, end: Callable[[Session], None]) -> None:
+    """Write the verdict, trying for as long as the lease lasts; another attempt's job needs none from us."""
+    deadline = time.monotonic() + context.timing.lease_seconds
+    while True:
+        try:
+            with contextlib.suppress(Fenced), db.session(context.settings) as session:
+                end(session)
+            return
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

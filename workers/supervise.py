@@ -1,0 +1,186 @@
+"""Supervising one job: claim it, run each attempt in a child process, keep its lease, end it when asked.
+
+The worker itself never touches a device and never loads a model. Two trainers never run at once: a new attempt first
+ends the process recorded by the last one, and every write of a child is fenced by its attempt number.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from speculoos.errors import Fenced, SpeculoosError
+from speculoos.settings import Settings
+from tracking import db, jobs, leases, reports
+from tracking.states import JobState
+from workers import identity
+from workers.publish import publish_ready
+from workers.redaction import redact, secrets
+from workers.reporter import EXIT_FENCED, EXIT_ORPHANED, PARENT
+from workers.timing import Timing
+
+log = logging.getLogger(__name__)
+stopping = threading.Event()
+"""Set when this worker was told to end (see workers.worker)."""
+SIGNALS = {signal.SIGKILL: "it was killed, perhaps because memory ran out", signal.SIGSEGV: "it crashed (SIGSEGV)"}
+
+
+def run(settings: Settings, job_id: str, timing: Timing) -> None:
+    """Work on a job until it is no longer ours: ended, taken by another, or interrupted by the worker's end."""
+    try:
+        while not stopping.is_set():
+            with db.session(settings) as session:
+                attempt = jobs.claim(session, job_id, identity.owner(), timing.lease_seconds)
+            if attempt is None:
+                return
+            Supervisor(settings, job_id, attempt, timing).run()
+    finally:
+        publish_ready(settings)
+
+
+class Supervisor:
+    """One attempt: its child process, its lease, and how it ends."""
+
+    def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing):
+        self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
+        self._asked_at: float | None = None  # when the child was asked to stop
+        self._renewed_at = time.monotonic()
+
+    def run(self) -> None:
+        """Start the child, watch it to its end, and make sure the row says how it went."""
+        try:
+            self._end_last_child()
+            child = self._start()
+            try:
+                self._watch(child)
+            finally:
+                self._end(child)
+            self._conclude(child.returncode)
+        except Fenced:
+            log.info("Job %s: attempt %d is no longer ours.", self.job_id, self.attempt)
+        except SpeculoosError as error:
+            log.warning("Job %s: %s", self.job_id, error)
+
+    def _end_last_child(self) -> None:
+        with db.reading(self.settings) as session:
+            last = jobs.get(session, self.job_id).child
+        if identity.end_group(last, self.timing.kill_seconds):
+            log.warning("Job %s: ended process %s of an earlier attempt.", self.job_id, last["pid"])
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        path = log_path(self.settings, self.job_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "workers.child", self.job_id, str(self.attempt)]
+        environment = {
+            **os.environ,
+            PARENT: str(os.getpid()),
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        with path.open("ab") as out:
+            out.write(f"--- attempt {self.attempt} ---\n".encode())
+            out.flush()
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+        try:
+            with db.session(self.settings) as session:
+                jobs.record_child(session, self.job_id, self.attempt, identity.identity(child.pid))
+        except BaseException:
+            self._end(child)
+            raise
+        return child
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+        """Return when the child has ended, when the job is not ours any more, or when patience is over."""
+        while not _ended(child, self.timing.poll_seconds):
+            if not self._renew():
+                return
+            if stopping.is_set() and self._asked_at is None:
+                self._asked_at = time.monotonic()
+                identity.signal_group(child.pid, signal.SIGTERM)
+            if self._asked_at is not None and time.monotonic() - self._asked_at > self._patience():
+                return
+
+    def _renew(self) -> bool:
+        """Keep the lease and note when the user asked to stop; False when the job has ended or is not ours."""
+        try:
+            with db.session(self.settings) as session:
+                asked = jobs.renew(session, self.job_id, self.attempt, self.timing.lease_seconds)
+        except Fenced:
+            return False
+        except SpeculoosError as error:
+            log.warning("Job %s: the lease could not be renewed: %s", self.job_id, error)
+            return time.monotonic() - self._renewed_at < self.timing.lease_seconds
+        self._renewed_at = time.monotonic()
+        if asked and self._asked_at is None:
+            self._asked_at = self._renewed_at
+        return True
+
+    def _patience(self) -> float:
+        return self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        """Nothing of the child's group outlives this: waited for, asked, then killed."""
+        if not _ended(child, 0 if self._asked_at else self.timing.kill_seconds):
+            identity.signal_group(child.pid, signal.SIGTERM)
+            _ended(child, self.timing.kill_seconds)
+        identity.signal_group(child.pid, signal.SIGKILL)
+        child.wait()
+
+    def _conclude(self, status: int) -> None:
+        """A child that ended without a verdict in the row gets one here. Raises Fenced."""
+        with db.session(self.settings) as session:
+            leases.release(session, f"job:{self.job_id}", self.attempt)
+            job = jobs.get(session, self.job_id)
+            if job.attempt != self.attempt or job.state != JobState.RUNNING:
+                return
+            reason = self._reason(status)
+            reports.add_log(session, self.job_id, self.attempt, reason, "warning")
+            if job.cancel_requested:
+                jobs.cancelled(session, self.job_id, self.attempt)
+            elif stopping.is_set():
+                jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", counts=False)
+            elif status < 0 or status in (EXIT_FENCED, EXIT_ORPHANED):
+                jobs.interrupt(session, self.job_id, self.attempt, reason)
+            else:
+                jobs.fail(session, self.job_id, self.attempt, "crashed", reason, jobs.SEE_LOG)
+        stopping.wait(self.timing.poll_seconds)  # a crash loop should not spin
+
+    def _reason(self, status: int) -> str:
+        if status < 0:
+            how = SIGNALS.get(-status, f"it was ended by {signal.Signals(-status).name}")
+            return f"The process of attempt {self.attempt} ended without a result: {how}."
+        last = last_line(log_path(self.settings, self.job_id))
+        said = f"; its last line was: {redact(last, secrets(self.settings))}" if last else ""
+        return f"The process of attempt {self.attempt} ended with exit status {status}{said}"
+
+
+def log_path(settings: Settings, job_id: str) -> Path:
+    """Where everything a job's processes print is kept."""
+    return settings.home / "logs" / f"{job_id}.log"
+
+
+def last_line(path: Path, limit: int = 300) -> str:
+    """The last non-empty line of a log file that was not written by the supervisor."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 8192))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
+    return said[-1][:limit] if said else ""
+
+
+def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait at most `seconds` for the child; whether it has ended."""
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""Job `train`: a draft for a base model. Each attempt writes under its own folder and goes on from the last state."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from models.checkpoints import WEIGHTS, file_sha256
+from tracking.changes import size
+from tracking.tables import Base, Checkpoint, Dataset
+from training.loop import TrainResult, train
+from training.recipes import config_for
+from training.states import latest_state
+from workers.context import Context
+from workers.requests import Train
+from workers.work.devices import take_device
+
+TUNING_QUESTIONS = 6
+"""Of the built-in set, from its end: evaluations take them from its start."""
+
+
+def run(request: Train, context: Context) -> dict[str, Any]:
+    """Train, publish the checkpoint's row, and remove what earlier attempts left."""
+    base = context.usable(Base, request.base_id)
+    dataset = context.usable(Dataset, request.dataset_id)
+    config = config_for(request.method, request.recipe, {"device": context.settings.device, **request.settings})
+    folder = context.checkpoint_folder(request.checkpoint_id)
+    earlier = context.earlier_attempts(request.checkpoint_id)
+    resume = next((path for path in (folder, *earlier) if latest_state(path)), None)
+    take_device(context)
+    info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": dataset.name}
+    result = train(config, base.path, dataset.path, folder, resume, context, info)
+    context.progress(result.step, result.step, "steps")  # also where an attempt resumed at the last step
+    publish(context, request.checkpoint_id, base, result)
+    figures = {**result.figures, "tuning": tune_tree(context, base, config.device, result.folder)}
+    publish(context, request.checkpoint_id, base, replace(result, figures=figures))
+    for path in earlier:
+        shutil.rmtree(path, ignore_errors=True)
+    return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
+
+
+def tune_tree(context: Context, base: Base, device: str, folder: Path) -> str:
+    """Find the tree that is fastest on this machine and keep it with the checkpoint; returns the finding in words."""
+    from evaluation.questions import built_in
+    from evaluation.tuning import tune
+    from models.base import load_base
+    from models.checkpoints import load_draft, set_drafting
+
+    context.log("Looking for the tree that gives the most tokens per second on this machine.")
+    loaded = load_base(base.path, dtype="auto", device=device)
+    draft = load_draft(folder, loaded, base.weights_sha256)
+    tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
+    set_drafting(folder, tuned.drafting, tuned.plan.to_json())
+    context.log(f"Tuned tree: {tuned.plan.verdict}")
+    return tuned.plan.verdict
+
+
+def publish(context: Context, checkpoint_id: str, base: Base, result: TrainResult) -> None:
+    """Fill the checkpoint's row from the files, fenced."""
+    folder = Path(result.folder)
+    context.publish(
+        Checkpoint,
+        checkpoint_id,
+        state="ready",
+        path=str(folder),
+        attempt=context.attempt,
+        step=result.step,
+        base_sha256=base.weights_sha256,
+        size_bytes=size(folder),
+        sha256=file_sha256(folder / WEIGHTS),
+        figures=result.figures,
+    )
