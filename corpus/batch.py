@@ -48,21 +48,21 @@ def answer_all(
     `source(n)` gives up to n new answers, [] when there are none now; it is asked whenever a quarter of the batch is
     free. The caller may stop at any yield.
     """
-    live: list[Answer] = []
+    rows: list[Answer] = []  # of the slots; ended ones stay until a quarter of the batch can go at once
     slots: Slots | None = None
     while True:
-        wanted = batch_size - len(live)
-        fresh = source(wanted) if wanted >= max(1, batch_size // 4) else []
-        if fresh:
-            slots, live = _admit(base, slots, live, fresh, temperature, top_p)
-        elif live:
-            _step(base, slots, live, temperature, top_p)
-        else:
+        running = [answer for answer in rows if not answer.finish]
+        wanted, many = batch_size - len(running), max(1, batch_size // 4)
+        fresh = source(wanted) if wanted >= many else []
+        if not fresh and not running:
             return
-        ended = [answer for answer in live if answer.finish]
-        if ended or (slots and slots.full):
-            slots, live = _drop_ended(slots, live)
-        yield ended, live
+        if slots and (fresh or slots.full or len(rows) - len(running) >= many):
+            slots, rows = _drop_ended(slots, rows)
+        if fresh:
+            slots, rows = _admit(base, slots, rows, fresh, temperature, top_p)
+        else:
+            _step(base, slots, rows, temperature, top_p)
+        yield [a for a in (*running, *fresh) if a.finish], [a for a in rows if not a.finish]
 
 
 @torch.inference_mode()
@@ -97,9 +97,10 @@ def _emit(base: Base, slots: Slots, ids: torch.Tensor, answers: list[Answer], te
         use_cache=True,
         logits_to_keep=1,
     )
-    draws = [answer.numbers.random() if temperature > 0 else 0.0 for answer in answers]
+    draws = [answer.numbers.random() if temperature > 0 and not answer.finish else 0.0 for answer in answers]
     for answer, token in zip(answers, pick(out.logits[:, -1], draws, temperature, top_p), strict=True):
-        answer.take(token, base.eos_ids)
+        if not answer.finish:
+            answer.take(token, base.eos_ids)
 
 
 def _drop_ended(slots: Slots, live: list[Answer]) -> tuple[Slots | None, list[Answer]]:

@@ -1,0 +1,89 @@
+"""The starter head's training data: prompts given, made from templates and written by the base; the base answers all.
+
+`python -m benchmarks.starter_data --prompts FILE --out DIR` goes on where it stopped. With `--part i/n` a process
+answers every n-th prompt, so that n of them with one thread each keep n cores busy without waiting for each other.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+
+from benchmarks.starter_prompts import varied_prompts
+from corpus.conversations import GenerateOptions
+from corpus.generate_local import generate_local, generation_dtype
+from corpus.self_written import self_written_prompts
+from corpus.shards import ShardWriter
+from decoding.packed import pack_module
+from models.base import Base, load_base
+from models.fetch import starter_path
+from speculoos.reporting import ConsoleReporter
+
+LONGEST = 900  # characters of a given prompt
+
+
+def main() -> None:
+    asked = _arguments()
+    torch.set_num_threads(asked.threads)
+    number, parts = map(int, asked.part.split("/"))
+    base = load_base(starter_path(), dtype=generation_dtype())
+    pack_module(base.model)
+    prompts = asked.out / f"prompts-{number}"
+    if not (prompts / "ready").exists():
+        rows = _prompts(base, asked, number, parts)
+        _write(rows, prompts)
+        (prompts / "ready").touch()
+    for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, asked.sampled // parts)):
+        options = GenerateOptions(
+            max_tokens=asked.max_tokens, temperature=temperature, batch_size=asked.batch, limit=limit, seed=1
+        )
+        print(generate_local(base, prompts, asked.out / f"{name}-{number}", options, ConsoleReporter()))
+
+
+def _prompts(base: Base, asked: argparse.Namespace, number: int, parts: int) -> list[dict]:
+    """This part's rows, shuffled: kinds are mixed, so that a run cut short still has some of each."""
+    given = _given(asked.prompts, asked.given)
+    made = [("given", text) for text in given] + varied_prompts()
+    rows = [{"category": kind, "text": text} for kind, text in made][number::parts]
+    wanted = asked.self_written // parts
+    rows += [
+        {"category": "self-written", "text": text}
+        for text in self_written_prompts(base, wanted, batch_size=asked.batch, seed=100 + number)
+    ]
+    random.Random(number).shuffle(rows)
+    return rows
+
+
+def _given(path: Path, wanted: int) -> list[str]:
+    """A seeded choice of the file's first user turns, none longer than LONGEST characters."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = [row["conversations"][0]["value"] for row in rows]
+    texts = [text for text in dict.fromkeys(texts) if len(text) <= LONGEST]
+    return random.Random(0).sample(texts, min(wanted, len(texts)))
+
+
+def _write(rows: list[dict], folder: Path) -> None:
+    with ShardWriter(folder) as shards:
+        for n, row in enumerate(rows):
+            message = {"role": "user", "content": row["text"]}
+            shards.add({"id": f"{folder.name}-{n}", "messages": [message], "category": row["category"]})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with conversations")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--given", type=int, default=2400, help="how many of the given prompts")
+    parser.add_argument("--self-written", type=int, default=3000)
+    parser.add_argument("--sampled", type=int, default=1500, help="prompts answered a second time, at temperature 0.7")
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
