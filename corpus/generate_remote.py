@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 
+from corpus import loops
 from corpus.conversations import Conversation, GenerateOptions, to_answer
 from corpus.retries import ask, plain_reason
 from corpus.sampling import row_seed
@@ -39,7 +40,7 @@ def generate_remote(
     `rows`, `tokens` (as the endpoint counts them), `seconds`, `finish`, `failed` ([{id, reason}]), `retries`,
     `complete`. Rows that failed after all retries are left out and tried again by the next call.
     Raises Unavailable when the endpoint refuses everything, Cancelled when the reporter says stop; what is finished
-    is kept.
+    is kept. A notebook may call it too: beside a running event loop it runs its own in a thread.
     """
     model = model or endpoint.model
     if not model:
@@ -60,7 +61,7 @@ def generate_remote(
 def _unwrapped(work: Any) -> None:
     """Run the coroutine; of a group of errors raise the first one that has a sentence for the user."""
     try:
-        asyncio.run(work)
+        loops.run(work)
     except* SpeculoosError as group:
         raise group.exceptions[0] from None
 

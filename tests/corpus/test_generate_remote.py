@@ -17,6 +17,7 @@ from corpus.shards import read_rows, read_summary
 from speculoos.errors import Cancelled, Unavailable
 from speculoos.reporting import Silent
 from speculoos.settings import Endpoint
+from tests.tools.loops import run_async
 
 SERVER = Path(__file__).with_name("flaky_server.py")
 KEY = "sesame-4711"
@@ -121,6 +122,21 @@ def test_stopping_keeps_what_is_finished_and_the_next_call_makes_only_the_rest(
     after = [row["id"] for row in read_rows(tmp_path / "out")]
     assert report["rows"] == 60 == len(set(after)) == len(after)
     assert after[: len(before)] == before
+
+
+def test_it_works_in_a_notebook_whose_event_loop_runs(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corpus.generate_remote.WATCH_SECONDS", 0.01)
+    folder = prompt_set(tmp_path, [f"number {i}" for i in range(30)])
+
+    async def cell(listening: Listening) -> dict:
+        return generate_remote(endpoint, "", folder, tmp_path / "out", GenerateOptions(), listening)
+
+    with pytest.raises(Cancelled):
+        run_async(cell(Listening(stop_after=5)))
+    assert 5 <= len(list(read_rows(tmp_path / "out"))) < 30
+    assert run_async(cell(Listening()))["rows"] == 30
 
 
 def test_a_wrong_key_ends_the_run_with_one_sentence_without_the_key(
