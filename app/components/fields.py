@@ -4,6 +4,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.components.fold import folded
 from app.turns import Sampling
 
 
@@ -26,7 +27,7 @@ def _texts(payload: Any) -> str | list[str] | None:
 
 def sampling_fields() -> list[gr.components.Component]:
     """Tokens at most, temperature, seed, system prompt: folded. `sampling_of` reads their values."""
-    with gr.Accordion("Sampling", open=False, elem_id="sampling"), gr.Row():
+    with folded("Sampling", elem_id="sampling"), gr.Row():
         limit = gr.Slider(8, 2048, value=256, step=8, label="Tokens at most", elem_id="max-tokens")
         temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature (0: greedy)", elem_id="temperature")
         seed = gr.Number(None, label="Seed (empty: another each time)", precision=0, elem_id="seed")

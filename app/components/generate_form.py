@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.components import choices
 from app.components.fields import dropdown
+from app.components.fold import folded
 from app.components.hidden import hidden
 from app.components.manage import SMALL, sentence
 from app.components.pieces import QUIET, block, notice
@@ -35,7 +36,7 @@ class GenerateForm:
         self.settings, self.chosen = settings, chosen
         with gr.Accordion("Generate answers", open=True, elem_id="generate", visible=False) as self.box:
             self._build_main()
-            with gr.Accordion("More settings", open=False, elem_id="generate-more"):
+            with folded("More settings", elem_id="generate-more"):
                 self._build_more()
             self.review = block(elem_id="generate-review")
             self.said = block(elem_id="generate-said")

@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.components import job_rows, job_view, metrics_view
+from app.components.fold import folded
 from app.components.hidden import hidden
 from app.components.manage import SMALL, Manage, note_line, said
 from app.components.picker import live
@@ -33,7 +34,7 @@ class JobPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
         self._build_head()
-        with gr.Accordion("Name, note, delete", open=False, elem_id="job-manage"):
+        with folded("Name, note, delete", elem_id="job-manage"):
             self.manage = Manage(settings, Job, "job", "job", chosen)
         self._build_tabs()
         self.live = [self.head, self.cancel, self.retry, self.charts, self.samples, self.log, self.config]

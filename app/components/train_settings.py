@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.components.fold import folded
 from workers.catalog import METHOD_NAMES, METHODS, SETTINGS, Setting
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -59,7 +60,8 @@ class SettingControls:
         return group
 
     def _group(self, title: str, settings: list[Setting]) -> None:
-        with gr.Accordion(title, open=title in METHOD_NAMES.values(), elem_classes="sp-settings"), gr.Row():
+        kind = gr.Accordion if title in METHOD_NAMES.values() else folded
+        with kind(title, elem_classes="sp-settings"), gr.Row():
             for setting in settings:
                 self.controls[setting.name] = control(setting)
 

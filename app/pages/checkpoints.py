@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.components import checkpoint_rows, manage
+from app.components.fold import folded
 from app.components.list_page import Listing, ListPage, signature_of
 from app.components.manage import SMALL, Manage
 from app.components.pieces import QUIET, block, notice, page_header
@@ -42,7 +43,7 @@ class CheckpointPanel:
                 self.said = block(elem_id="checkpoint-evaluate-said")
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 self.config = block(elem_id="checkpoint-settings")
-        with gr.Accordion("Name, note, delete", open=False, elem_id="checkpoint-manage"):
+        with folded("Name, note, delete", elem_id="checkpoint-manage"):
             self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [self.head, self.links, self.evaluations, self.config, self.measure]
         self.outputs = [*self.live, self.said, *self.manage.outputs]

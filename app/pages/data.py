@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app import previews
 from app.components import data_view
+from app.components.fold import folded
 from app.components.generate_form import GenerateForm
 from app.components.hidden import hidden
 from app.components.job_panel import names
@@ -62,7 +63,7 @@ def build(settings: Settings) -> None:
 
 def build_import(settings: Settings) -> None:
     """The form that imports a prompt file."""
-    with gr.Accordion("Import prompts", open=False, elem_id="data-import"):
+    with folded("Import prompts", elem_id="data-import"):
         block(tag("p", safe(f"Understood: {IMPORT_SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
         with gr.Row():
             upload = gr.File(
@@ -122,7 +123,7 @@ class DataPanel:
         self.generate = GenerateForm(settings, chosen)
         self.facts = block(elem_id="dataset-facts")
         self.bad = block(elem_id="dataset-bad")
-        with gr.Accordion("Name, note, delete", open=False, elem_id="dataset-manage"):
+        with folded("Name, note, delete", elem_id="dataset-manage"):
             self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
         section("First rows")
         self.preview = block(elem_id="dataset-preview")

@@ -7,6 +7,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.components import model_view
+from app.components.fold import folded
 from app.components.hidden import hidden
 from app.components.list_page import Listing, ListPage, signature_of
 from app.components.manage import SMALL, Manage, note_line, sentence
@@ -52,7 +53,7 @@ def build(settings: Settings) -> None:
 
 def build_add(settings: Settings) -> None:
     """The form that adds a model."""
-    with gr.Accordion("Add a model", open=False, elem_id="models-add"):
+    with folded("Add a model", elem_id="models-add"):
         source = gr.Radio(list(SOURCES), value="Hub id", label="Where it comes from", elem_id="models-source")
         with gr.Row():
             location = gr.Textbox(
@@ -105,7 +106,7 @@ class ModelPanel:
         self.facts = block(elem_id="model-facts")
         section("Drafts it can carry")
         self.methods = block(elem_id="model-methods")
-        with gr.Accordion("Name, note, delete", open=False, elem_id="model-manage"):
+        with folded("Name, note, delete", elem_id="model-manage"):
             self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.methods]
         self.outputs = [*self.live, *self.manage.outputs]

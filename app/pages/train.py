@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from app import forms
 from app.components import choices
 from app.components.fields import dropdown
+from app.components.fold import folded
 from app.components.hidden import hidden
 from app.components.manage import sentence
 from app.components.pieces import QUIET, block, notice, on_load, page_header
@@ -44,7 +45,7 @@ class TrainPage:
         with gr.Row(elem_classes="sp-train"):
             with gr.Column(scale=3, min_width=320):
                 self._build_choices()
-                with gr.Accordion("Advanced settings", open=False, elem_id="train-advanced"):
+                with folded("Advanced settings", elem_id="train-advanced"):
                     self.advanced = SettingControls()
             with gr.Column(scale=2, min_width=300, elem_classes="sp-review"):
                 self._build_review()

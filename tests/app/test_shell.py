@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from app import theme
 from app.components import pieces, shell, strip, words
 from app.components.text import safe, tag
-from app.main import PAGES, make_app
+from app.main import PAGES, make_app, make_pages
 from speculoos.settings import Settings
 from tracking import processes
 from tracking.db import session
@@ -45,6 +45,13 @@ def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) ->
         assert page.status_code == 200, path
         head = page.text.split("</head>")[0]
         assert "/ui/style.css?v=" in head, path
+
+
+def test_no_accordion_makes_its_fields_only_when_it_opens(home: Settings) -> None:
+    """See app/components/fold.py."""
+    found = [c["props"] for c in make_pages(home).config["components"] if c["type"] == "accordion"]
+    lazy = [props["label"] for props in found if props["open"] is False]
+    assert {props["open"] for props in found} == {0, True} and not lazy
 
 
 def test_what_the_head_names_is_served(client: TestClient) -> None:

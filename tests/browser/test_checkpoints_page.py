@@ -54,6 +54,31 @@ def test_rename_note_and_delete(page: Page, workbench: Workbench) -> None:
     assert not (workbench.settings.home / "checkpoints" / row_id).exists()
 
 
+FILL_AT_ONCE = """
+() => {
+  document.querySelector('#checkpoint-manage button').click();
+  const field = document.querySelector('#checkpoint-name :is(input, textarea)');
+  field.value = 'typed at once';
+  field.dispatchEvent(new Event('input', { bubbles: true }));
+}
+"""
+
+
+def test_what_is_entered_the_moment_the_fields_unfold_is_kept(page: Page, workbench: Workbench) -> None:
+    row_id = add_heads(workbench, base_id(workbench), "quickly-renamed")
+    page.goto(f"{workbench.url}/checkpoints?id={row_id}")
+    name = page.locator("#checkpoint-name input, #checkpoint-name textarea")
+    expect(name).to_have_value("quickly-renamed")
+    expect(name).to_be_hidden()
+    page.evaluate(FILL_AT_ONCE)
+    expect(name).to_be_visible()
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    expect(name).to_have_value("typed at once")
+    page.locator("#checkpoint-save").click()
+    expect(page.locator("#checkpoint-said")).to_contain_text("Saved")
+    expect(page.locator("#checkpoint-head h2")).to_have_text("typed at once")
+
+
 def test_the_theme_can_be_chosen_and_stays(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/checkpoints")
     button = page.locator('[data-sp="theme"]')
