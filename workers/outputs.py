@@ -34,10 +34,12 @@ def input_ids(request: Request) -> list[tuple[type[Table], str]]:
     return []
 
 
-def make_output(session: Session, request: Request, name: str, experiment_id: str | None) -> tuple[Request, Any]:
+def make_output(
+    session: Session, request: Request, name: str, experiment_id: str | None, like: str = ""
+) -> tuple[Request, Any]:
     """Make the output row and return the request that names it, with the row.
 
-    A `name` that was given must be free (Conflict otherwise); without one a free one is made up.
+    A `name` that was given must be free (Conflict otherwise); without one a free one is made up: `like`, `like-2`, ….
     """
     field, table = OUTPUT[type(request)]
     if isinstance(request, FetchModel) and request.source == queries.STARTER:
@@ -46,11 +48,11 @@ def make_output(session: Session, request: Request, name: str, experiment_id: st
     if isinstance(request, FetchModel):
         _keep_starter(request, name)
     if table is Evaluation:
-        chosen = name or default_name(session, request)
+        chosen = name or like or default_name(session, request)
     elif name:
         chosen = insist(session, table, name, base_id)
     else:
-        chosen = free_name(session, table, default_name(session, request), base_id)
+        chosen = free_name(session, table, like or default_name(session, request), base_id)
     row = table(name=chosen, **_columns(session, request, experiment_id))
     session.add(row)
     session.flush()

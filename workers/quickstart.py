@@ -22,6 +22,7 @@ from workers.submit import submit
 PROMPTS = Path(__file__).resolve().parent.parent / "corpus" / "quickstart_prompts.jsonl"
 PROMPTS_NAME = "quickstart-prompts"
 RECIPE = "quickstart"
+HEADS_NAME = "quickstart"
 ANSWERS = {"max_tokens": 96, "batch_size": 32, "max_minutes": 2.5}
 QUESTIONS = {"limit": 10, "max_tokens": 64}
 
@@ -51,7 +52,7 @@ def submit_quickstart(settings: Settings, base: str = queries.STARTER, limit: in
     answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
     kept = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
     training = Train(method=recipe["method"], base_id=row.id, dataset_id=answers.request["dataset_id"], settings=kept)
-    trained = submit(training, **common)
+    trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
     figures = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
     done = tuple(job.id for job in (*importing, answers, trained, figures))

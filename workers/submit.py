@@ -29,19 +29,21 @@ def submit(
     request: Request,
     *,
     name: str = "",
+    like: str = "",
     after: Job | str | None = None,
     experiment: str | None = None,
     settings: Settings | None = None,
 ) -> Job:
     """Make the job's row and its output row, commit them, and send the id.
 
-    `name` is the output's (made up when empty); `after` a job that must succeed first (found by itself when an input
-    is still being made); `experiment` a name, made if new. An unreachable broker is no error: the row waits.
+    `name` is the output's (when empty made up from `like`, or from what goes in); `after` a job that must succeed
+    first (found by itself when an input is still being made); `experiment` a name, made if new. An unreachable broker
+    is no error: the row waits.
     Raises BadInput, NotFound or Conflict for names and inputs that cannot be.
     """
     settings = settings or load()
     with db.session(settings) as session:
-        job = _create(session, request, name, after.id if isinstance(after, Job) else after, experiment)
+        job = _create(session, request, name, after.id if isinstance(after, Job) else after, experiment, like)
     return _publish(settings, job)
 
 
@@ -74,11 +76,13 @@ def without_output(request: Request) -> Request:
     return replace(request, **{OUTPUT[type(request)][0]: ""})
 
 
-def _create(session: Session, request: Request, name: str, after_id: str | None, experiment: str | None) -> Job:
+def _create(
+    session: Session, request: Request, name: str, after_id: str | None, experiment: str | None, like: str = ""
+) -> Job:
     maker = _check_inputs(session, request)
     after_id = after_id or maker
     experiment_id = queries.ensure_experiment(session, experiment).id if experiment else None
-    request, row = make_output(session, request, name, experiment_id)
+    request, row = make_output(session, request, name, experiment_id, like)
     job = jobs.create(
         session,
         kind=request.kind,

@@ -12,6 +12,7 @@ from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
 from workers import submit as submitting
+from workers.quickstart import submit_quickstart
 from workers.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
 from workers.submit import submit
 
@@ -60,6 +61,15 @@ def test_made_up_names_get_a_number_and_given_ones_must_be_free(away: Settings) 
         submit(request, name="a-2", settings=away)
     with db.reading(away) as session:
         assert session.query(Job).count() == 3, "a refused request leaves nothing"
+    liked = [submit(request, like="mine", settings=away) for _ in range(2)]
+    assert [job.name for job in liked] == ["Import mine", "Import mine-2"]
+
+
+def test_every_quickstart_gives_its_checkpoint_a_short_name_of_its_own(away: Settings, ready: dict[str, str]) -> None:
+    chains = [submit_quickstart(away, "tiny") for _ in range(2)]
+    with db.reading(away) as session:
+        names = [session.get_one(Checkpoint, chain.checkpoint_id).name for chain in chains]
+    assert names == ["quickstart", "quickstart-2"]
 
 
 def test_a_job_waits_for_whatever_makes_its_inputs(away: Settings, ready: dict[str, str]) -> None:
