@@ -95,9 +95,12 @@ class ChainMemory:
     places 0…t and at its own keys of steps 1…j, exactly what a chain drafted from t sees.
 
     Worked for t = 2 at step 2: keys k0[0], k0[1], k0[2], k1[2], k2[2] at positions 0, 1, 2, 3, 4.
+    `asked` [B, m]: the places that ask, in the order of the queries; None: all do. Later steps hold only those.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Tensor | None = None) -> None:
+        self._asked = asked
+        self._bias: Tensor | None = None
         self._steps: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -106,16 +109,28 @@ class ChainMemory:
         steps = self._steps.setdefault(layer, [])
         steps.append((k, v))
         if len(steps) == 1:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        scale, n = q.shape[-1] ** -0.5, q.shape[2]
-        first_k, first_v = steps[0]
-        scores = (q @ first_k.transpose(-1, -2) * scale).masked_fill(~causal_mask(n, n, q.device), float("-inf"))
+            mask = None if self._asked is None else self._looks(k.shape[2])
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        scale, (first_k, first_v) = q.shape[-1] ** -0.5, steps[0]
+        n = first_k.shape[2]
+        scores = (q * scale @ first_k.transpose(-1, -2)).add_(self._hidden(q, n))
         own = torch.stack([(q * later_k).sum(-1) * scale for later_k, _ in steps[1:]], -1)
         weights = torch.cat([scores, own], -1).softmax(-1)
         out = weights[..., :n] @ first_v
         for i, (_, later_v) in enumerate(steps[1:]):
             out = out + weights[..., n + i, None] * later_v
         return out
+
+    def _looks(self, n: int) -> Tensor:
+        """bool [B, 1, m, n]: each asking place looks at all up to itself."""
+        return torch.arange(n, device=self._asked.device) <= self._asked[:, None, :, None]
+
+    def _hidden(self, q: Tensor, n: int) -> Tensor:
+        """0 or −∞, to be added to the scores of the step-0 keys at every later step."""
+        if self._bias is None:
+            looks = causal_mask(n, n, q.device) if self._asked is None else self._looks(n)
+            self._bias = q.new_zeros(looks.shape).masked_fill_(~looks, float("-inf"))
+        return self._bias
 
 
 class Attention(nn.Module):
@@ -130,10 +145,14 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv * d, bias=False)
         self.o_proj = nn.Linear(heads * d, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int) -> Tensor:
-        q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, asked: Tensor | None = None) -> Tensor:
+        """x [B, n, width] → [B, n, H], or [B, m, H] where only the places `asked` [B, m] ask; all are looked at."""
+        q, k, v = self.q_proj(pick(x, asked)), self.k_proj(x), self.v_proj(x)
         cos, sin = rotary(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
-        out = memory.attend(layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
+        k = rotate(self._heads(k), cos, sin)
+        if asked is not None:
+            cos, sin = rotary(positions.gather(1, asked), self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        out = memory.attend(layer, rotate(self._heads(q), cos, sin), k, self._heads(v))
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -151,6 +170,11 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def pick(x: Tensor, places: Tensor | None) -> Tensor:
+    """x [B, n, C] at places [B, m] → [B, m, C]; None: all of it."""
+    return x if places is None else x.take_along_dim(places[..., None], 1)
 
 
 def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

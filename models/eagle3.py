@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from models.base import aux_layers
-from models.draft_layers import Attention, Causal, DraftCache, LayerShape, Memory, SwiGLU, init_weights, shape_of
+from models.draft_layers import (
+    Attention,
+    Causal,
+    DraftCache,
+    LayerShape,
+    Memory,
+    SwiGLU,
+    init_weights,
+    pick,
+    shape_of,
+)
 from models.eagle import BorrowedParts
 
 
@@ -39,11 +49,13 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
         self.mlp = SwiGLU(hidden, config.intermediate_size)
 
-    def forward(self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    def forward(
+        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, asked: Tensor | None = None
+    ) -> Tensor:
         normed = self.hidden_norm(features)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
-        residual = normed if self.norm_before_residual else features
-        x = residual + self.self_attn(x, positions, memory, 0)
+        residual = pick(normed if self.norm_before_residual else features, asked)
+        x = residual + self.self_attn(x, positions, memory, 0, asked)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -115,13 +127,15 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         memory: Memory | None = None,
+        asked: Tensor | None = None,
     ) -> Tensor:
         """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
         `memory`: a DraftCache while drafting (its `advance(n)` is called here), a ChainMemory while training.
+        `asked` [B, m]: give the features of these places only, [B, m, H]; the others are looked at, no more.
         """
         embedded = self.embed(token_ids).to(features.dtype)
-        out = self.layers[0](embedded, features, positions, memory or Causal())
+        out = self.layers[0](embedded, features, positions, memory or Causal(), asked)
         if isinstance(memory, DraftCache):
             memory.advance(features.shape[1])
         return out

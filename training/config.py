@@ -82,6 +82,7 @@ class TrainConfig:
     draft_vocab_size: int = 0
     draft_vocab_coverage: float = 0.0
     norm_before_residual: bool = False
+    train_lm_head: bool = True
     aux_layers: tuple[int, ...] = ()
     # standalone draft
     draft_num_layers: int = 4
@@ -210,6 +211,7 @@ HELP: dict[str, str] = {
     "draft_vocab_size": "Tokens the draft can propose, most frequent first; 0 for all.",
     "draft_vocab_coverage": "Choose the draft vocabulary so that it covers this part of the answers; 0 for all tokens.",
     "norm_before_residual": "Take the residual after the hidden norm, as some EAGLE-3 heads do.",
+    "train_lm_head": "Train the draft's output matrix too; false: it stays the base's rows, which is quicker.",
     "aux_layers": "Base layers (0-based, outputs) whose hidden states are fused; empty for low, middle and high.",
     "draft_num_layers": "Decoder layers kept from the base.",
     "draft_path": "Folder of a small model to start from instead of the base's own layers.",
@@ -235,6 +237,7 @@ ONLY: dict[str, tuple[str, ...]] = {
             "ttt_steps",
             "ttt_decay",
             "norm_before_residual",
+            "train_lm_head",
             "aux_layers",
         )
     },

@@ -60,7 +60,11 @@ class Eagle3Method(nn.Module):
             norm_before_residual=config.norm_before_residual,
         )
         self.draft.float()
-        self._head = (base.lm_head.weight[self.draft.draft_ids].detach(),)
+        whole = self.draft.config.draft_vocab_size == base.vocab_size
+        weight = base.lm_head.weight.detach()
+        self._head = (weight if whole else weight[self.draft.draft_ids],)
+        self._base_head = draft is None and not config.train_lm_head
+        self.draft.lm_head.requires_grad_(config.train_lm_head)
 
     @classmethod
     def prepare(cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation]) -> "Eagle3Method":
@@ -88,20 +92,23 @@ class Eagle3Method(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position, hidden = features["row"], features["position"], features["hidden"]
         labels = features["labels"][row, position]
-        memory, x, xs, meets, counting = ChainMemory(), self._fused(features), [], [], []
+        asked, slot = places_by_row(row, position, len(hidden))
+        memory, x, xs, meets, counting = ChainMemory(asked), self._fused(features), [], [], []
         place = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
             tokens, positions = next_tokens(features["input_ids"], j)
-            x = self.draft(x, tokens, positions, memory)
+            if j:  # the rest of the row has served as keys in step 0
+                tokens, positions = tokens.gather(1, asked), positions.gather(1, asked)
+            x = self.draft(x, tokens, positions, memory, None if j else asked)
             counted, at = self._meets(features, j)
-            xs.append(self.draft.norm(x[row[counted], position[counted]]))
+            xs.append(self.draft.norm(x[row[counted], slot[counted]]))
             meets.append(place[row[counted], at])
             counting.append(counted)
         targets, inverse = torch.cat(meets).unique(return_inverse=True)
         scale = torch.ones(self.steps, device=row.device) if scale is None else scale
         loss, sums, found = unrolled_loss(
             xs,
-            self.draft.lm_head.weight,
+            self._own_head(),
             hidden.flatten(0, 1)[targets],
             self._head[0],
             list(inverse.split([len(m) for m in meets])),
@@ -115,6 +122,10 @@ class Eagle3Method(nn.Module):
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
         return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
+
+    def _own_head(self) -> Tensor:
+        """The draft's output matrix; while it is the base's, frozen, products with it run in the base's precision."""
+        return self._head[0] if self._base_head else self.draft.lm_head.weight
 
     def _fused(self, features: dict[str, Tensor]) -> Tensor:
         return self.draft.fuse(features["hidden"], (features["aux"].float(),))
@@ -138,3 +149,15 @@ class Eagle3Method(nn.Module):
         best = [F.linear(part, head).argmax(-1) for part in hidden[row, position].split(256)]
         known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return known
+
+
+def places_by_row(row: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Places (row, position) [N], ascending, as a table [rows, m] of positions filled up with 0, and each one's column.
+
+    Rows 0, 0, 2 at positions 3, 4, 7 of 3 rows: [[3, 4], [0, 0], [7, 0]] and columns 0, 1, 0.
+    """
+    counts = torch.bincount(row, minlength=rows)
+    column = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
+    table = position.new_zeros(rows, max(int(counts.max()), 1))
+    table[row, column] = position
+    return table, column

@@ -1,5 +1,7 @@
 """Every loss equals a slow, literal reference written from its definition, to 1e-5, gradients included."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -8,7 +10,7 @@ from models.eagle3 import Eagle3Draft
 from training.batches import collate
 from training.config import TrainConfig
 from training.eagle import EagleMethod
-from training.eagle3 import Eagle3Method
+from training.eagle3 import Eagle3Method, places_by_row
 from training.losses import hard_loss, soft_loss
 from training.medusa import MedusaMethod, medusa_labels
 from training.method import make_method
@@ -169,10 +171,16 @@ def test_eagle_noise_is_bounded_and_repeats(base, batch):
     assert not torch.equal(method(features, 5).sums, method(features, 6).sums)
 
 
+@pytest.mark.parametrize("answers", [1, 2])
 @pytest.mark.parametrize("vocabulary", ["all", "some"])
-def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary):
+def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary, answers):
     config = TrainConfig(method="eagle3", ttt_steps=3)
     ids = None if vocabulary == "all" else torch.arange(0, base.vocab_size, 2)
+    if answers == 2:  # a user's turn between two answers, elsewhere in every row
+        batch = replace(batch, mask=batch.mask.clone())
+        for row, tokens in enumerate(batch.mask):
+            start = int(tokens.int().argmax()) + 4 + row
+            batch.mask[row, start : start + 3] = False
     method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids)))
     features = method.features(batch)
     hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
@@ -199,6 +207,34 @@ def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary):
     assert method.counts(features).tolist() == counts
     assert method.weights == pytest.approx([1.0, 0.8, 0.64])
     assert vocabulary == "all" or counts[0] < len(features["row"])
+
+
+def test_a_head_left_to_the_base_changes_no_loss_and_takes_no_gradient(base, batch):
+    config = TrainConfig(method="eagle3")
+    torch.manual_seed(0)
+    trained = Eagle3Method(config, base)
+    torch.manual_seed(0)
+    frozen = Eagle3Method(replace(config, train_lm_head=False), base)
+    features = trained.features(batch)
+    for method in (trained, frozen):
+        method(features, scale=torch.tensor(method.weights)).loss.backward()
+    assert torch.equal(trained(features).sums, frozen(features).sums)
+    assert trained.draft.lm_head.weight.grad is not None and frozen.draft.lm_head.weight.grad is None
+    assert torch.equal(trained.draft.fc.weight.grad, frozen.draft.fc.weight.grad)
+
+
+def test_places_of_rows_make_a_table():
+    row, position = torch.tensor([0, 0, 2]), torch.tensor([3, 4, 7])
+    table, column = places_by_row(row, position, 3)
+    assert table.tolist() == [[3, 4], [0, 0], [7, 0]] and column.tolist() == [0, 1, 0]
+
+
+def test_a_chunked_gradient_is_taken_once():
+    x = torch.randn(5, 4, requires_grad=True)
+    total, _ = hard_loss(x, torch.randn(6, 4), torch.zeros(5, dtype=torch.long))
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        total.backward()
 
 
 @pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
