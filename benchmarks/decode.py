@@ -31,10 +31,13 @@ from decoding.tuning import measure_forward
 from evaluation.machine import describe_machine
 from models.base import Base, load_base, pick_device
 from models.chat import render
+from models.eagle3 import Eagle3Draft
 from models.fetch import starter_path
 
 CONTEXT = 200
 """Tokens in the cache while forwards are measured by node count."""
+DRAFT_VOCABULARY = 8192
+TREE_OF_8 = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 
 Answer = tuple[int, float, float]
 """(new tokens, seconds, τ)"""
@@ -75,10 +78,14 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
     return run
 
 
-def contenders(args: argparse.Namespace, dtype: str) -> tuple[dict[str, Callable[[list[int]], Answer]], Base, Target]:
-    """Everything that takes part, by name; the transformers base and our target are two loads of one folder."""
+def contenders(
+    args: argparse.Namespace, dtype: str
+) -> tuple[dict[str, Callable[[list[int]], Answer]], Base, Target, Eagle3Draft]:
+    """Everything that takes part, by name; the transformers base, our target (two loads of one folder), and a module
+    to time steps with, made while the base still has its weights."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
     drafts = {folder.name: _draft(folder, own) for folder in args.checkpoint}
+    module = fresh_module(own)
     target = fast_target(own, args.context)
     made = {
         "transformers.generate": reference(theirs, args.max_tokens),
@@ -87,7 +94,7 @@ def contenders(args: argparse.Namespace, dtype: str) -> tuple[dict[str, Callable
         "ours n-gram": ours(target, None, {"drafter": "ngram"}, args.max_tokens),
     }
     made |= {f"ours {name}": ours(target, draft, {}, args.max_tokens) for name, draft in drafts.items()}
-    return made, theirs, target
+    return made, theirs, target, module
 
 
 def _draft(folder: Path, base: Base) -> Any:
@@ -98,7 +105,7 @@ def _draft(folder: Path, base: Base) -> Any:
 
 def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
     """All contenders on all prompts, in turn; medians, ratios to the first, and the cost of a forward by nodes."""
-    made, theirs, target = contenders(args, dtype)
+    made, theirs, target, module = contenders(args, dtype)
     prompts = prompts_of(theirs, args.questions, args.limit)
     for run in made.values():
         run(prompts[0][:32])
@@ -114,7 +121,31 @@ def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
         figure["ratio_to_our_plain"] = round(
             figure["tokens_per_second"] / figures["ours plain"]["tokens_per_second"], 3
         )
-    return {"contenders": figures, "forward_ms": _forward_costs(theirs, target)}
+    costs = {"forward_ms": _forward_costs(theirs, target), "step_ms": _step_costs(target, module, prompts)}
+    return {"contenders": figures, **costs}
+
+
+def fresh_module(base: Base) -> Eagle3Draft:
+    """An untrained EAGLE-3 module with the draft vocabulary of the starter head: what it guesses does not change how
+    long a step takes."""
+    torch.manual_seed(0)
+    return Eagle3Draft.from_base(base, torch.arange(min(DRAFT_VOCABULARY, base.vocab_size)))
+
+
+def _step_costs(target: Target, module: Eagle3Draft, prompts: list[list[int]]) -> dict[str, Any]:
+    """Median milliseconds of a plain step and of a step with an EAGLE-3 module and a tree of 8 nodes, in turn."""
+    drafters = {"plain": make_drafter(target), "eagle3": make_drafter(target, module, {"tree": TREE_OF_8})}
+    spent: dict[str, list[float]] = {name: [] for name in drafters}
+    drafting: list[float] = []
+    for prompt in prompts:
+        for name, drafter in drafters.items():
+            target.rewind(0)
+            steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=32)))[2:]
+            spent[name] += [s.ms_draft + s.ms_verify + s.ms_other for s in steps]
+            drafting += [s.ms_draft for s in steps] if name == "eagle3" else []
+    medians = {name: round(statistics.median(times), 2) for name, times in spent.items()}
+    ratio = round(medians["eagle3"] / medians["plain"], 3)
+    return medians | {"eagle3_drafting": round(statistics.median(drafting), 2), "ratio": ratio}
 
 
 def _figures(answers: list[Answer]) -> dict[str, Any]:
@@ -191,6 +222,11 @@ def table(result: dict[str, Any]) -> str:
             "| --- " * (len(costs["ours"]) + 1) + "|",
         ]
         lines += [f"| {name} ms | " + " | ".join(map(str, by.values())) + " |" for name, by in costs.items()]
+        steps = part["step_ms"]
+        lines.append(
+            f"\nA step: plain {steps['plain']} ms, EAGLE-3 module with a tree of 8 nodes {steps['eagle3']} ms "
+            f"({steps['eagle3_drafting']} ms of it drafting): {steps['ratio']} ×."
+        )
         memory = part["peak_memory_mib"]
         lines.append(f"\nPeak memory: ours {memory['ours']:.0f} MiB, transformers {memory['transformers']:.0f} MiB.")
     return "\n".join(lines)

@@ -34,9 +34,7 @@ def self_written_prompts(
     numbers = iter(range(2 * number))
 
     def source(wanted: int) -> list[Answer]:
-        return [
-            Answer(list(opening), max_tokens, row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, wanted)
-        ]
+        return [Answer(list(opening), max_tokens, row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, wanted)]
 
     seen: set[str] = set()
     made = count(1)

@@ -5,6 +5,7 @@ of those and forgets the rest. Sliding windows are masks, never evictions, so an
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,6 +21,8 @@ class KVCache:
         self.values: torch.Tensor | None = None
         self.length = 0
         self.staged = 0
+        self.replays: dict[Any, Any] = {}
+        """What a forward recorded on this storage (`decoding.graphs`); gone with it."""
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put rows [1, heads, n, dim] of one layer after the committed ones; return views of all rows used.

@@ -3,6 +3,7 @@ and prefill all go through it. Same interface as `TransformersForward`, same num
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from decoding.cache import KVCache
 from decoding.fast_layers import FastLayer, head_dim, rotation_table, take_head, take_layers, why_not_fast
 from decoding.forward import Scored, visible_rows
+from decoding.graphs import GraphedForward
 from decoding.target import Target
 from models.base import Base
 
@@ -50,7 +52,8 @@ class FastForward:
         self.head = take_head(base)
         self.norm = base.final_norm
         self.windows = {layer.window for layer in self.layers}
-        self._rotations = rotation_table(base, 1)
+        self.rotations = rotation_table(base, 1)
+        self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
 
     @torch.inference_mode()
     def __call__(
@@ -64,12 +67,30 @@ class FastForward:
     ) -> Scored:
         """See `decoding.forward.Forward`."""
         cache.reserve(self.kv_heads, self.dim, self.base.dtype, self.base.device, ids.shape[0])
-        rotation = self._rotation(positions)
+        if self.graphs is not None and self.graphs.takes(len(ids), last_only):
+            self._grow_rotations(cache.max_length)
+            return self.graphs(ids, positions, mask, cache, layers)
+        self._grow_rotations(int(positions.max()) + 1)
         biases = self._biases(mask, positions, cache.length)
+        return self.compute(ids, self.rotations[positions][:, None], biases, _UsedRows(cache), layers, last_only)
+
+    def compute(
+        self,
+        ids: torch.Tensor,
+        rotation: torch.Tensor,
+        biases: dict[int | None, torch.Tensor | None],
+        rows: Any,
+        layers: Sequence[int] = (),
+        last_only: bool = False,
+    ) -> Scored:
+        """All layers. ids [n]; rotation [n, 1, dim / 2]; biases by window, [group · n, rows seen] or None.
+
+        `rows` stores keys and values and shows attention what it may look at.
+        """
         x = F.embedding(ids, self.base.embed_tokens.weight)
         kept: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self.layers):
-            x = self._layer(layer, x, rotation, biases[layer.window], cache, index)
+            x = self._layer(layer, x, rotation, biases[layer.window], rows, index)
             if index in layers:
                 kept[index] = x
         hidden = self.norm(x)
@@ -82,11 +103,11 @@ class FastForward:
         x: torch.Tensor,
         rotation: torch.Tensor,
         bias: torch.Tensor | None,
-        cache: KVCache,
+        rows: Any,
         index: int,
     ) -> torch.Tensor:
         normed = layer.attention_norm(x)
-        mixed = self._attend(layer, layer.qkv(normed), rotation, bias, cache, index)
+        mixed = self._attend(layer, layer.qkv(normed), rotation, bias, rows, index)
         x = layer.out.add(mixed, x)
         if layer.mlp_norm is not None:
             normed = layer.mlp_norm(x)
@@ -104,7 +125,7 @@ class FastForward:
         qkv: torch.Tensor,
         rotation: torch.Tensor,
         bias: torch.Tensor | None,
-        cache: KVCache,
+        rows: Any,
         index: int,
     ) -> torch.Tensor:
         """Rotate, store keys and values after the committed ones, attend over the used rows; [n, heads · dim]."""
@@ -114,23 +135,18 @@ class FastForward:
         if layer.query_norm is not None:
             pairs = torch.cat([layer.query_norm(pairs[:, :heads]), layer.key_norm(pairs[:, heads:])], dim=1)
         queries_keys = _rotate(pairs, rotation)
-        keys, values = cache.keys[index], cache.values[index]
-        start, end = cache.length, cache.length + n
-        keys[0, :, start:end] = queries_keys[:, heads:].transpose(0, 1)
-        values[0, :, start:end] = qkv[:, turned:].view(n, kv_heads, dim).transpose(0, 1)
+        keys, values = rows.write(index, queries_keys[:, heads:], qkv[:, turned:].view(n, kv_heads, dim))
         # Query heads that share a key head become rows of one product: [1, kv_heads, group · n, dim].
         group = heads // kv_heads
         queries = queries_keys[:, :heads].view(n, kv_heads, group, dim).permute(1, 2, 0, 3)
         queries = queries.reshape(1, kv_heads, group * n, dim)
-        mixed = F.scaled_dot_product_attention(queries, keys[:, :, :end], values[:, :, :end], attn_mask=bias)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
         return mixed.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
 
-    def _rotation(self, positions: torch.Tensor) -> torch.Tensor:
-        """Complex [n, 1, dim / 2]; the table grows by doubling as positions do."""
-        needed = int(positions.max()) + 1
-        if needed > self._rotations.shape[0]:
-            self._rotations = rotation_table(self.base, max(needed, 2 * self._rotations.shape[0], 256))
-        return self._rotations[positions][:, None]
+    def _grow_rotations(self, needed: int) -> None:
+        """Make the table of complex [positions, dim / 2] long enough; it grows by doubling."""
+        if needed > len(self.rotations):
+            self.rotations = rotation_table(self.base, max(needed, 2 * len(self.rotations), 256))
 
     def _biases(
         self, mask: torch.Tensor | None, positions: torch.Tensor, start: int
@@ -147,6 +163,21 @@ class FastForward:
             bias = torch.zeros(visible.shape, dtype=self.base.dtype, device=positions.device)
             made[window] = bias.masked_fill_(~visible, float("-inf")).repeat(group, 1)
         return made
+
+
+class _UsedRows:
+    """Writes after the committed rows of a cache and shows attention the rows in use, no more."""
+
+    def __init__(self, cache: KVCache):
+        self.cache = cache
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store [n, kv_heads, dim]; views [1, kv_heads, length + n, dim]."""
+        start, end = self.cache.length, self.cache.length + len(keys)
+        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
+        stored_keys[0, :, start:end] = keys.transpose(0, 1)
+        stored_values[0, :, start:end] = values.transpose(0, 1)
+        return stored_keys[:, :, :end], stored_values[:, :, :end]
 
 
 def _rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:

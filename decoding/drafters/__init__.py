@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from decoding.drafters.base import Drafter
-from decoding.drafters.eagle import REFERENCE, SMALL, DynamicTree, EagleDrafter
+from decoding.drafters.eagle import REFERENCE, SMALL, DynamicTree, EagleDrafter, ModuleRunner
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.plain import PlainDrafter
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.fast import FastForward, fast_target
+from decoding.fast_eagle import fast_eagle
 from decoding.packed import pack_module
 from decoding.probe import require_trees
 from decoding.target import Target
@@ -45,7 +46,7 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
     if draft is not None and name == draft.method and not set(options) & set(known):
         options |= getattr(draft, "drafting", {})
     _check(name, options, known)
-    if _is_fast(target) and name in ("medusa", "eagle", "eagle3"):
+    if _is_fast(target) and name == "medusa":
         pack_module(draft)
     return make(target, draft, options)
 
@@ -92,7 +93,8 @@ def _eagle(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:
     else:
         usual = REFERENCE if target.base.device.type == "cuda" else SMALL
         tree = DynamicTree(**{"depth": usual.depth, "top_k": usual.top_k, "nodes": usual.nodes} | options)
-    return EagleDrafter(draft, tree, target.base.vocab_size, target.max_length, sample)
+    runner = fast_eagle(draft) if _is_fast(target) else ModuleRunner(draft)
+    return EagleDrafter(runner, tree, target.base.vocab_size, sample)
 
 
 def _standalone(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:

@@ -6,9 +6,10 @@ t with token t+1. Rows of the tree being drafted, whose features are guesses, co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch.nn import functional as F
 
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
@@ -44,14 +45,11 @@ SMALL = DynamicTree(depth=3, top_k=3, nodes=8)
 class EagleDrafter(Speculative):
     """Static `shape`, or a dynamic tree. `sample`: children of a static shape are drawn when the generation samples."""
 
-    def __init__(
-        self, draft: Any, tree: TreeShape | DynamicTree, vocab_size: int, max_length: int, sample: bool = False
-    ):
+    def __init__(self, draft: "EagleRunner", tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
         self.draft, self.tree, self.vocab_size, self.sample = draft, tree, vocab_size, sample
         self.name = draft.method
         self.layers = tuple(draft.layers_wanted)
-        self.max_length = max_length
-        self.cache = DraftCache()
+        self.cache = draft.new_cache()
         self.text: list[int] = []
         """Tokens 1, 2, … of the text: row t of the cache met text[t]."""
         self.first = -1
@@ -63,8 +61,9 @@ class EagleDrafter(Speculative):
         self.sampling: tuple[Warp, torch.Generator, int] | None = None
         self._outputs = self.last
         """Outputs [1 + nodes, H] of the tree being grown, the root's (`last`) first."""
-        self._seen = torch.empty(0)
-        """Bool [1 + nodes, nodes]: which of the tree's rows each of those looks at."""
+        self._lines: list[list[int]] = []
+        """For each of those, the tree's rows it looks at: its ancestors' and its own."""
+        self._depths: list[int] = []
 
     def reusable(self, prompt_ids: Sequence[int]) -> int:
         """One token fewer than the text shares with the last one: its last feature has to be computed again."""
@@ -103,27 +102,32 @@ class EagleDrafter(Speculative):
             self._catch_up()
         self.cache.crop(len(self.text))
         self._outputs = self.last
-        self._seen = torch.ones(1, 0, dtype=torch.bool, device=self.last.device)
+        self._lines, self._depths = [[]], [0]
         return self.draft.logits(self.last)[0]
 
     @torch.inference_mode()
     def add(self, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
         """Draft logits [n, V'] after new nodes, each continuing its parent's output."""
-        device, n = self.last.device, len(tokens)
-        above = torch.tensor(parents, device=device)
-        own = torch.eye(n, dtype=torch.bool, device=device)
-        seen = torch.cat([self._seen[above], own], dim=1)
-        whole = torch.ones(n, len(self.text), dtype=torch.bool, device=device)
-        self.cache.mask = torch.cat([whole, seen], dim=1)
-        depths = seen.sum(dim=1)
-        positions = (len(self.text) - 1 + depths).clamp_max(self.max_length - 1)
-        out = self._run(self._outputs[above], tokens, positions)
+        rows, first = len(self._lines) - 1, len(self._lines)
+        for at, parent in enumerate(parents):
+            self._lines.append([*self._lines[parent], rows + at])
+            self._depths.append(self._depths[parent] + 1)
+        self.cache.mask = self._mask(self._lines[first:], rows + len(tokens))
+        features = self._outputs[list(parents)]
+        out = self.draft(features, tokens, len(self.text) - 1, self._depths[first:], self.cache)
         self._outputs = torch.cat([self._outputs, out])
-        self._seen = torch.cat([torch.nn.functional.pad(self._seen, (0, n)), seen])
         return self.draft.logits(out)
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         return self.draft.to_target(choices)
+
+    def _mask(self, lines: Sequence[Sequence[int]], rows: int) -> torch.Tensor:
+        """Bool [nodes, text + rows]: each looks at the whole text and at the rows of its line."""
+        seen = [[False] * rows for _ in lines]
+        for row, line in zip(seen, lines, strict=True):
+            for column in line:
+                row[column] = True
+        return F.pad(torch.tensor(seen, device=self.last.device), (len(self.text), 0), value=True)
 
     @torch.inference_mode()
     def _catch_up(self) -> None:
@@ -132,17 +136,56 @@ class EagleDrafter(Speculative):
         start = len(self.text) - len(features)
         self.cache.crop(start)
         assert self.cache.length == start, (self.cache.length, start)
-        positions = torch.arange(start, len(self.text), device=features.device)
-        self.last = self._run(features, self.text[start:], positions)[-1:]
+        self.last = self.draft(features, self.text[start:], start, None, self.cache)[-1:]
         self.waiting = []
-
-    def _run(self, features: torch.Tensor, tokens: Sequence[int], positions: torch.Tensor) -> torch.Tensor:
-        ids = torch.tensor(tokens, device=features.device)
-        return self.draft(features[None], ids[None], positions[None], self.cache)[0]
 
     @torch.inference_mode()
     def _features(self, scored: Scored, rows: slice | list[int]) -> torch.Tensor:
-        aux = ()
-        if self.layers:
-            aux = tuple(part[None] for part in scored.features[rows].chunk(len(self.layers), dim=-1))
-        return self.draft.fuse(scored.hidden[rows][None], aux)[0]
+        return self.draft.fuse(scored.hidden[rows], scored.features[rows] if self.layers else None)
+
+
+class EagleRunner(Protocol):
+    """An EAGLE draft without the batch dimension: `ModuleRunner`, or `decoding.fast_eagle.FastEagle`."""
+
+    method: str
+    layers_wanted: Sequence[int]
+
+    def new_cache(self) -> Any:
+        """An empty cache with `length`, `mask` and `crop`."""
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        """Features [n, H] to start from, of the base's final hidden states or the layers wanted, side by side."""
+
+    def __call__(
+        self, features: torch.Tensor, ids: Sequence[int], first: int, depths: Sequence[int] | None, cache: Any
+    ) -> torch.Tensor:
+        """features [n, H] at places t with tokens t+1 → features [n, H], appended to the cache. Positions are first,
+        first + 1, …, or first + depths[i]."""
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """[n, H] → [n, V']."""
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        """Columns of `logits` as token ids of the base."""
+
+
+class ModuleRunner:
+    """The draft's own network, untouched: what training samples with, and what other forwards are compared to."""
+
+    def __init__(self, draft: Any):
+        self.draft, self.method, self.layers_wanted = draft, draft.method, draft.layers_wanted
+        self.logits, self.to_target = draft.logits, draft.to_target
+
+    def new_cache(self) -> DraftCache:
+        return DraftCache()
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        parts = () if aux is None else tuple(part[None] for part in aux.chunk(len(self.layers_wanted), dim=-1))
+        return self.draft.fuse(hidden[None], parts)[0]
+
+    def __call__(
+        self, features: torch.Tensor, ids: Sequence[int], first: int, depths: Sequence[int] | None, cache: DraftCache
+    ) -> torch.Tensor:
+        positions = torch.tensor(range(len(ids)) if depths is None else depths, device=features.device) + first
+        ids = torch.tensor(ids, device=features.device)
+        return self.draft(features[None], ids[None], positions[None], cache)[0]

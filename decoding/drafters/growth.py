@@ -49,8 +49,11 @@ class _Filler:
 
     def fill(self, level: list[int], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         """Choose the children of the nodes in `level`; (those that have children themselves, their logits)."""
-        for node, row in zip(level, logits, strict=True):
-            self._choose(node, row)
+        if self.sampling is None:
+            self._rank(level, logits)
+        else:
+            for node, row in zip(level, logits, strict=True):
+                self._sample(node, row)
         children = self.shape.children
         parents = [c for node in level for c in children[node] if children[c] and c in self.tokens]
         if not parents:
@@ -60,15 +63,21 @@ class _Filler:
         numbers = [self.number[self.shape.parents[node]] for node in parents]
         return parents, self.expander.add([self.tokens[node] for node in parents], numbers)
 
-    def _choose(self, node: int, logits: torch.Tensor) -> None:
+    def _rank(self, level: list[int], logits: torch.Tensor) -> None:
+        """The children of all nodes of a level, each its parent's best of that rank."""
+        children, ranks = self.shape.children, self.shape.ranks
+        wanted = max(ranks[c] for node in level for c in children[node]) + 1
+        best = logits.float().log_softmax(-1).topk(wanted, dim=-1)
+        ids, values = self.expander.token_ids(best.indices).tolist(), best.values.tolist()
+        for node, own_ids, own_values in zip(level, ids, values, strict=True):
+            for child in children[node]:
+                self.tokens[child], self.logprobs[child] = own_ids[ranks[child]], own_values[ranks[child]]
+
+    def _sample(self, node: int, logits: torch.Tensor) -> None:
         children = self.shape.children[node]
-        logprobs = logits.float().log_softmax(-1)
-        if self.sampling is None:
-            best = logprobs.topk(max(self.shape.ranks[c] for c in children) + 1).indices
-            picked = best[torch.tensor([self.shape.ranks[c] for c in children], device=best.device)]
-        else:
-            picked = self._draw(node, logits, len(children))
-        ids, values = self.expander.token_ids(picked).tolist(), logprobs[picked].tolist()
+        picked = self._draw(node, logits, len(children))
+        ids = self.expander.token_ids(picked).tolist()
+        values = logits.float().log_softmax(-1)[picked].tolist()
         for child, token, value in zip(children, ids, values, strict=False):  # fewer drawn where the mass ended
             self.tokens[child], self.logprobs[child] = token, value
 

@@ -124,7 +124,7 @@ class Checked:
     """An EAGLE drafter whose every proposal is compared with computing the draft from the whole text anew."""
 
     def __init__(self, drafter, base, prompt):
-        self.drafter, self.base, self.draft = drafter, base, drafter.draft
+        self.drafter, self.base, self.draft = drafter, base, drafter.draft.draft
         self.text, self.checks = list(prompt), 0
 
     def __getattr__(self, name):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from decoding import fast_eagle
 from decoding.drafters import make_drafter
 from decoding.fast import fast_target
 from decoding.packed import PackedLinear, packing_works
@@ -37,7 +38,8 @@ def made(name: str, base: Base):
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("name", ["medusa", "medusa-tied", "eagle", "eagle3", "draft"])
-def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, tied):
+def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, tied, monkeypatch):
+    monkeypatch.setattr(fast_eagle, "drafting_dtype", lambda draft: torch.float32)
     make_tiny_base(tmp_path, tie_word_embeddings=tied)
     slow_base, fast_base = load_base(tmp_path), load_base(tmp_path)
     slow_draft, fast_draft = made(name, slow_base), made(name, fast_base)
@@ -57,3 +59,17 @@ def test_the_parts_a_draft_owns_are_packed(tiny_base):
     make_drafter(fast_target(base, 64), heads)
     packed = [m for m in heads.modules() if isinstance(m, PackedLinear)]
     assert len(packed) == (6 if packing_works(torch.float32) else 0)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name):
+    base = load_base(tiny_base)
+    draft = made(name, base)
+    target = fast_target(base, 200)
+    drafter = make_drafter(target, draft, {"tree": TREE})
+    native = torch.cpu._is_avx512_bf16_supported() and packing_works(torch.bfloat16)
+    assert drafter.draft.dtype == (torch.bfloat16 if native else torch.float32)
+    plain = run(target, make_drafter(target), PROMPT, max_tokens=32)
+    target.rewind(0)
+    steps = run(target, drafter, PROMPT, max_tokens=32)
+    assert [t.id for s in steps for t in s.tokens] == [t.id for s in plain for t in s.tokens]

@@ -6,6 +6,7 @@ from torch import nn
 
 from decoding.fast import FastForward, fast_target
 from decoding.fast_layers import why_not_fast
+from decoding.graphs import GraphedForward, bucket_of
 from decoding.packed import PackedLinear, pack, pack_module, packing_works
 from decoding.target import Target
 from decoding.tree import DraftTree, shape_from_choices
@@ -65,6 +66,31 @@ def test_logits_hidden_states_and_features_equal_those_of_transformers(tmp_path,
         fast.commit(tree, path)
     one = DraftTree((7,))
     near(slow.score(one), fast.score(one))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-window", "phi"])
+def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, name):
+    """Without a GPU the same computation runs on the same buffers, only not captured."""
+    slow_base, fast_base = pair_of_bases(tmp_path, name)
+    slow, fast = Target(slow_base, 700), fast_target(fast_base, 700)
+    fast.forward.graphs = GraphedForward(fast.forward, capture=False)
+    prompt = torch.randint(3, 300, (245,), generator=torch.Generator().manual_seed(2)).tolist()
+    shape = shape_from_choices([[0, 0, 0], [0, 1], [1, 0], [1, 1]])
+    fast.cache.reserve(fast.forward.kv_heads, fast.forward.dim, torch.float32, fast_base.device, 1)
+    fast.cache.keys.zero_(), fast.cache.values.zero_()  # as on CUDA: masked rows are multiplied by zero
+    near(slow.prefill(prompt, layers=(0, 2)), fast.prefill(prompt, layers=(0, 2)))
+    for step in range(3):  # the third tree goes beyond the first bucket
+        tree = DraftTree(tuple(range(20 + step, 20 + step + len(shape))), shape)
+        near(slow.score(tree, (0, 2)), fast.score(tree, (0, 2)))
+        slow.commit(tree, (0, 2, 6))
+        fast.commit(tree, (0, 2, 6))
+    one = DraftTree((7,))
+    near(slow.score(one), fast.score(one))
+    assert {key[:2] for key in fast.cache.replays} == {(len(shape), 256), (len(shape), 512), (1, 256)}
+
+
+def test_buckets_are_powers_of_two_up_to_the_capacity():
+    assert [bucket_of(rows, 2000) for rows in (1, 256, 257, 1025, 1999)] == [256, 256, 512, 2000, 2000]
 
 
 def near(slow, fast) -> None:
