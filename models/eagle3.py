@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from models.base import aux_layers
 from models.draft_layers import (
@@ -24,6 +25,10 @@ from models.draft_layers import (
     shape_of,
 )
 from models.eagle import BorrowedParts
+
+NORM_START = 0.3
+"""Part of the base's last norm that a fresh draft starts with. At full size the logits of a draft that knows nothing
+lie so far apart that the first loss is 20 nats instead of 10, and later steps pay for it (docs/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,37 @@ class Eagle3Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class ScaledLinear(nn.Linear):
+    """A linear layer without bias that learns in units of its inputs: y = W·(s ∘ x), kept in files as the plain W·s.
+
+    Hidden states have a few channels hundreds of times larger than the rest; with one learning rate for all columns
+    these would drown the others. s [in] is rounded to powers of two, so that folding and unfolding lose nothing.
+    """
+
+    def __init__(self, rms: Tensor, out_features: int):
+        super().__init__(len(rms), out_features, bias=False)
+        self.register_buffer("scale", torch.exp2(-rms.clamp(min=1e-3).log2().round()), persistent=False)
+        self.register_state_dict_post_hook(_fold)
+        self.register_load_state_dict_pre_hook(_unfold)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x * self.scale, self.weight)
+
+    @property
+    def plain_weight(self) -> Tensor:
+        """The weight [out, in] for inputs as they are."""
+        return self.weight * self.scale
+
+
+def _fold(module: ScaledLinear, state: dict[str, Tensor], prefix: str, _metadata: Any) -> None:
+    state[prefix + "weight"] = module.plain_weight.detach()
+
+
+def _unfold(module: ScaledLinear, state: dict[str, Tensor], prefix: str, *_rest: Any) -> None:
+    if (stored := state.get(prefix + "weight")) is not None:
+        state[prefix + "weight"] = stored / module.scale.to(stored.device)
+
+
 class Eagle3Draft(BorrowedParts, nn.Module):
     """The EAGLE-3 network, with the same face as EAGLE-1: `fuse`, `forward`, `logits`, `to_target`."""
 
@@ -76,16 +112,20 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         self.register_buffer("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
 
     @classmethod
-    def from_base(cls, base: Any, draft_ids: Tensor | None = None, **options: Any) -> "Eagle3Draft":
+    def from_base(
+        cls, base: Any, draft_ids: Tensor | None = None, feature_rms: Tensor | None = None, **options: Any
+    ) -> "Eagle3Draft":
         """A fresh draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default.
 
-        Its head starts from the base's rows of those tokens, its last norm from the base's; `options` are fields of
-        Eagle3Config.
+        Its head starts from the base's rows of those tokens, its last norm from the base's, smaller. `feature_rms`
+        [3H], the size of each channel fused, scales what `fc` reads. `options` are fields of Eagle3Config.
         """
         ids = torch.arange(base.vocab_size) if draft_ids is None else draft_ids.cpu().long()
         options["aux_layers"] = tuple(options.get("aux_layers") or aux_layers(base.num_layers))
         sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids)}
         draft = cls(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **options}))
+        if feature_rms is not None:
+            draft.fc = ScaledLinear(feature_rms.float().cpu(), base.hidden_size)
         init_weights(draft)
         with torch.no_grad():
             draft.lm_head.weight.copy_(base.lm_head.weight[ids.to(base.lm_head.weight.device)])
@@ -93,7 +133,7 @@ class Eagle3Draft(BorrowedParts, nn.Module):
                 isinstance(norm := getattr(base.final_norm, "weight", None), Tensor)
                 and "Gemma" not in type(base.model).__name__
             ):
-                draft.norm.weight.copy_(norm)
+                draft.norm.weight.copy_(norm * NORM_START)
             draft.d2t.copy_(ids - torch.arange(len(ids)))
             draft.t2d.zero_()[ids] = True
         return draft._at(base)

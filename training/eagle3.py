@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.base import aux_layers
 from models.draft_layers import ChainMemory
 from models.eagle3 import Eagle3Draft
 from speculoos.errors import BadInput
@@ -31,6 +32,8 @@ from training.losses import unrolled_loss
 from training.medusa import medusa_labels
 from training.method import Outcome
 from training.vocabulary import DraftVocabulary, choose_vocabulary
+
+MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
 
 
 class Eagle3Method(nn.Module):
@@ -44,6 +47,7 @@ class Eagle3Method(nn.Module):
         base: Any,
         draft: Eagle3Draft | None = None,
         vocabulary: DraftVocabulary | None = None,
+        rms: Tensor | None = None,
     ):
         super().__init__()
         self._base = (base,)
@@ -51,11 +55,11 @@ class Eagle3Method(nn.Module):
         self.steps = config.ttt_steps
         self.weights = [config.ttt_decay**j for j in range(self.steps)]
         self.names = [f"step{j}" for j in range(self.steps)]
-        if wrong := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
-            raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
+        _check_layers(config, base)
         self.draft = draft or Eagle3Draft.from_base(
             base,
             None if vocabulary is None else vocabulary.ids,
+            feature_rms=rms,
             aux_layers=config.aux_layers,
             norm_before_residual=config.norm_before_residual,
         )
@@ -68,9 +72,11 @@ class Eagle3Method(nn.Module):
 
     @classmethod
     def prepare(cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation]) -> "Eagle3Method":
-        """With the draft vocabulary the config asks for, counted over the training conversations."""
+        """With the draft vocabulary the config asks for, counted over the training conversations, and features scaled
+        to the size they have there."""
+        _check_layers(config, base)
         vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
-        return cls(config, base, vocabulary=vocabulary)
+        return cls(config, base, vocabulary=vocabulary, rms=feature_rms(base, config.aux_layers, conversations))
 
     def opening(self) -> str:
         return self.vocabulary.sentence() if self.vocabulary else ""
@@ -149,6 +155,26 @@ class Eagle3Method(nn.Module):
         best = [F.linear(part, head).argmax(-1) for part in hidden[row, position].split(256)]
         known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return known
+
+
+def _check_layers(config: TrainConfig, base: Any) -> None:
+    if wrong := [i for i in config.aux_layers if not 0 <= i < base.num_layers]:
+        raise BadInput(f"aux_layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
+
+
+@torch.no_grad()
+def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[Conversation]) -> Tensor | None:
+    """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any.
+
+    A row's first token is left out: many bases dump attention there and give it a norm of thousands.
+    """
+    total, places = torch.zeros(()), 0
+    for conversation in conversations[:MEASURED_CONVERSATIONS]:
+        ids = conversation.token_ids[None, :MEASURED_LENGTH].long().to(base.device)
+        _, aux = base.forward_hidden(ids, layers=tuple(layers) or aux_layers(base.num_layers))
+        seen = torch.cat(aux, -1)[0, 1:].float()
+        total, places = total.to(seen.device) + seen.square().sum(0), places + len(seen)
+    return (total / places).sqrt() if places else None
 
 
 def places_by_row(row: Tensor, position: Tensor, rows: int) -> tuple[Tensor, Tensor]:

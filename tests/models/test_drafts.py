@@ -156,6 +156,19 @@ def test_the_draft_vocabulary_maps_to_the_base_and_back(base):
     assert torch.equal(draft.lm_head.weight, base.lm_head.weight[[2, 3, 50, 311]])
 
 
+@torch.no_grad()
+def test_scaled_features_are_folded_into_the_stored_weights(base, tmp_path):
+    rms = torch.linspace(0.1, 300.0, 3 * base.hidden_size)
+    draft = Eagle3Draft.from_base(base, feature_rms=rms)
+    loaded = load_draft(save_draft(tmp_path / "draft", draft, {}), base)
+    assert type(loaded.fc) is torch.nn.Linear
+    assert torch.allclose(outputs(loaded, base), outputs(draft, base), rtol=1e-4, atol=1e-4)
+    state, before = draft.state_dict(), draft.fc.weight.clone()
+    draft.fc.weight.zero_()
+    draft.load_state_dict(state)
+    assert torch.equal(draft.fc.weight, before)  # powers of two: nothing is lost on the way
+
+
 def test_medusa_heads_over_a_draft_vocabulary_are_columns_of_the_whole(base):
     hidden, ids = torch.randn(4, base.hidden_size), torch.arange(0, 80, 2)
     small = make("medusa-small", base)

@@ -1,0 +1,81 @@
+"""The starter head, from data to shipped checkpoint: `python -m benchmarks.starter_head --data DIR --out DIR`.
+
+DIR is what `python -m benchmarks.starter_data` made. Trains by the recipe eagle3-starter (going on from OUT's last
+state), tunes the tree on the built-in questions and leaves the checkpoint, with its card, in OUT/final. Further words
+(`max_minutes=120`) change settings of the recipe. What the head reaches is measured by `python -m benchmarks.decode
+--checkpoint` and `python -m benchmarks.exactness --checkpoint`.
+"""
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from corpus.shards import ShardWriter, read_rows, write_summary
+from evaluation.questions import built_in
+from evaluation.tuning import tune
+from models.base import load_base
+from models.checkpoints import load_draft, set_drafting
+from models.fetch import read_card, starter_path
+from speculoos.reporting import ConsoleReporter
+from training.loop import train
+from training.recipes import parse_changes, read_recipe
+
+RECIPE = "eagle3-starter"
+NOTES = """Trained with Speculoos for the starter model, its own answers only:
+
+    python -m benchmarks.starter_data --prompts FILE --out DATA
+    python -m benchmarks.starter_head --data DATA --out OUT {changes}
+
+Data: {rows} answers, {tokens:,} tokens of the base's own greedy or temperature-0.7 text of at most 160 tokens each; \
+prompts by kind: {kinds}."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("changes", nargs="*", help="setting=value")
+    asked = parser.parse_args()
+    config = read_recipe(RECIPE).config(parse_changes(asked.changes))
+    card = read_card(starter_path())
+    facts = merge(asked.data, asked.data / "answers", card)
+    notes = NOTES.format(changes=" ".join(asked.changes), **facts)
+    info = {
+        "base": "starter",
+        "base_sha256": card["weights_sha256"],
+        "dataset": f"{facts['rows']} answers of the starter",
+        "settings": config.to_json(),
+        "notes": notes,
+    }
+    done = train(config, starter_path(), asked.data / "answers", asked.out, asked.out, ConsoleReporter(), info)
+    print(json.dumps({"step": done.step, **done.figures, **keep_tree(done.folder)}))
+
+
+def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
+    """All parts' answers as one data set `folder` (made once); its rows, generated tokens and prompts by kind."""
+    kinds: Counter[str] = Counter()
+    tokens = 0
+    with ShardWriter(folder) as shards:
+        for part in sorted(path for name in ("greedy", "sampled") for path in parts.glob(f"{name}-*")):
+            for row in read_rows(part):
+                shards.add({**row, "id": f"{part.name}/{row['id']}"})
+    for row in read_rows(folder):
+        kinds[row.get("category", "")] += 1
+        tokens += sum(end - start for start, end in row["loss_spans"])
+    write_summary(folder, kind="conversations", tokenizer_sha256=card["tokenizer_sha256"], rows=sum(kinds.values()))
+    said = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+    return {"rows": sum(kinds.values()), "tokens": tokens, "kinds": said}
+
+
+def keep_tree(folder: Path) -> dict[str, Any]:
+    """Tune the tree for this machine on built-in questions and keep it with the checkpoint."""
+    base = load_base(starter_path())
+    tuned = tune(base, load_draft(folder, base), built_in()[-16:], ConsoleReporter())
+    set_drafting(folder, tuned.drafting, tuned.plan.to_json())
+    return {"drafting": tuned.drafting}
+
+
+if __name__ == "__main__":
+    main()
