@@ -13,10 +13,9 @@ import torch
 
 from benchmarks.starter_prompts import varied_prompts
 from corpus.conversations import GenerateOptions
-from corpus.generate_local import generate_local, generation_dtype
+from corpus.generate_local import generate_local, generation_dtype, pack_known
 from corpus.self_written import self_written_prompts
 from corpus.shards import ShardWriter
-from decoding.packed import pack_module
 from models.base import Base, load_base
 from models.fetch import starter_path
 from speculoos.reporting import ConsoleReporter
@@ -29,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     number, parts = map(int, asked.part.split("/"))
     base = load_base(starter_path(), dtype=generation_dtype())
-    pack_module(base.model)
+    pack_known(base)
     prompts = asked.out / f"prompts-{number}"
     if not (prompts / "ready").exists():
         rows = _prompts(base, asked, number, parts)

@@ -18,6 +18,8 @@ from corpus.conversations import Conversation, GenerateOptions, to_answer
 from corpus.estimate import check, minutes_left, needs
 from corpus.sampling import row_numbers
 from corpus.shards import ShardWriter, count_rows, write_summary
+from decoding.fast_layers import why_not_fast
+from decoding.packed import pack_module
 from models.base import Base
 from models.chat import render
 from models.fetch import read_card
@@ -38,6 +40,15 @@ def generation_dtype(device: str = "cpu") -> str:
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return "bfloat16"
     return "bfloat16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "float32"
+
+
+def pack_known(base: Base) -> None:
+    """On a CPU, give a base of a known family packed linear layers: about 1.3 times as many tokens a second.
+
+    transformers' forward still runs it, but it can no longer be saved, trained or asked for its weights.
+    """
+    if base.device.type == "cpu" and not why_not_fast(base):
+        pack_module(base.model)
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings
 from tracking.names import WORDS, check_name
+from tracking.starter_head import ensure_starter_head
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Table, now
 
 STARTER = "starter"
@@ -124,7 +125,7 @@ def starter_path() -> Path:
 
 
 def ensure_starter(session: Session, settings: Settings) -> Base | None:
-    """The row of the base `starter`, made or brought up to date from its folder's card.
+    """The row of the base `starter`, made or brought up to date from its folder's card, and that of its head.
 
     None, and no change, when the starter has not been installed (`make install` does it) or its name is used otherwise.
     """
@@ -134,12 +135,14 @@ def ensure_starter(session: Session, settings: Settings) -> Base | None:
     if not card or (base and base.source != STARTER):
         return base
     if base and base.path == str(folder) and base.card == card and base.state == "ready":
+        ensure_starter_head(session, settings, base)
         return base
     base = base or Base(name=STARTER, source=STARTER, location=STARTER, created_at=now())
     base.path, base.state, base.card = str(folder), "ready", card
     base.weights_sha256, base.tokenizer_sha256 = card.get("weights_sha256", ""), card.get("tokenizer_sha256", "")
     session.add(base)
     session.flush()
+    ensure_starter_head(session, settings, base)
     return base
 
 

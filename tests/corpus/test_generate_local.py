@@ -8,7 +8,7 @@ import torch
 
 from corpus import estimate
 from corpus.conversations import GenerateOptions, to_answer
-from corpus.generate_local import _Run, generate_local
+from corpus.generate_local import _Run, generate_local, pack_known
 from corpus.importing import import_prompts
 from corpus.sampling import pick
 from corpus.shards import ShardWriter, read_rows, read_summary
@@ -78,6 +78,17 @@ def test_batched_greedy_answers_are_those_of_transformers(
         assert row["token_ids"][start:] == reference(base, ids, 40)
         assert answer["content"] == base.tokenizer.decode(row["token_ids"][start:], skip_special_tokens=True)
         assert row["finish"] == (["stop"] if row["token_ids"][-1] in base.eos_ids else ["length"])
+
+
+@pytest.mark.parametrize("family", ["llama", "phi", "phi3", "gemma2"])
+def test_packed_bases_give_the_same_answers(tmp_path: Path, family: str) -> None:
+    folder = make_tiny_base(tmp_path / family, family)
+    packed = load_base(folder)
+    pack_known(packed)  # gemma 2 is no family we know: left as it is
+    prompts = prompt_set(tmp_path, [{"prompt": p} for p in PROMPTS[:6]])
+    for row in generated(packed, prompts, tmp_path / "out", batch_size=3, max_tokens=24).values():
+        ((start, _end),) = row["loss_spans"]
+        assert row["token_ids"][start:] == reference(load_base(folder), row["token_ids"][:start], 24)
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma2"])
