@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
+from speculoos.faults import out_of_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
@@ -193,12 +194,19 @@ def _load_model(folder: Path, dtype: torch.dtype | str) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
         )
-    except OSError as error:
-        raise BadInput(f"{folder}: no safetensors weights that can be read ({_first_line(error)}).") from None
-    except (ValueError, KeyError) as error:
-        raise Unsupported(f"{folder}: transformers cannot load it as a causal model ({_first_line(error)}).") from None
-    except (MemoryError, torch.OutOfMemoryError):
-        raise Unavailable(f"{folder}: not enough memory; choose a smaller model or dtype bfloat16.") from None
+    except Exception as error:
+        raise _plain(error, folder) from None
+
+
+def _plain(error: Exception, folder: Path) -> Exception:
+    """What loading the model failed with, as a sentence where it is foreseen."""
+    if out_of_memory(error):
+        return Unavailable(f"{folder}: not enough memory; choose a smaller model or dtype bfloat16.")
+    if isinstance(error, OSError):
+        return BadInput(f"{folder}: no safetensors weights that can be read ({_first_line(error)}).")
+    if isinstance(error, ValueError | KeyError):
+        return Unsupported(f"{folder}: transformers cannot load it as a causal model ({_first_line(error)}).")
+    return error
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -15,7 +15,8 @@ from serving.pool import Loaded, Pool, default_budget
 from serving.protocol import ChatRequest
 from serving.queueing import DeviceQueue
 from serving.reference import PlainReferences
-from speculoos.errors import BadInput, Unavailable, Unsupported
+from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
+from speculoos.faults import out_of_memory
 from speculoos.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -252,7 +253,9 @@ def _memory_errors(model: str) -> Iterator[None]:
     """Out of memory, on a CPU or a GPU, as one sentence."""
     try:
         yield
+    except SpeculoosError:
+        raise
     except Exception as error:
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        if out_of_memory(error):
             raise Unavailable(f"There is not enough memory for {model} now; wait for the running job to end.") from None
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 CLONE = Path(__file__).resolve().parent.parent
-LEAVES = {"speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard"}
+LEAVES = {"speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"}
 MAY_IMPORT = {
     "models": set(),
     "decoding": {"models"},

@@ -117,10 +117,12 @@ def cancelled(session: Session, job_id: str, attempt: int, message: str = "Stopp
     _fenced(_finish(session, job_id, mine(attempt), JobState.CANCELLED, "cancelled", message), job_id, attempt)
 
 
-def interrupt(session: Session, job_id: str, attempt: int, reason: str, *, counts: bool = True) -> JobState:
+def interrupt(
+    session: Session, job_id: str, attempt: int, reason: str, *, counts: bool = True, hint: str = ""
+) -> JobState:
     """RUNNING → INTERRUPTED: the work stopped without an end of its own, and will go on. Returns the new state.
 
-    CANCELLED when someone had asked to stop; FAILED when no attempt is left. An attempt that got further than those
+    CANCELLED when someone had asked to stop; FAILED, with `hint`, when no attempt is left. An attempt that got further than those
     before it starts the count anew; a worker that is told to stop gives its attempt back (`counts=False`).
     Raises Fenced.
     """
@@ -128,7 +130,7 @@ def interrupt(session: Session, job_id: str, attempt: int, reason: str, *, count
     if _finish(session, job_id, and_(mine(attempt), Job.cancel_requested), JobState.CANCELLED, "cancelled", STOPPED):
         return JobState.CANCELLED
     out = and_(mine(attempt), Job.attempt >= Job.attempt_cap)
-    if counts and _finish(session, job_id, out, JobState.FAILED, "crashed", given_up(reason), SEE_LOG):
+    if counts and _finish(session, job_id, out, JobState.FAILED, "crashed", given_up(reason), hint or SEE_LOG):
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
     extra = {} if counts else {"attempt_cap": Job.attempt_cap + 1}

@@ -1,14 +1,13 @@
 """Out of memory, a full disk and NaN as one sentence each, with what to change."""
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from speculoos.errors import BadInput, Unavailable
+from speculoos.errors import BadInput, SpeculoosError, Unavailable
+from speculoos.faults import disk_full, out_of_memory
 
-MEMORY_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "bad allocation", "std::bad_alloc")
-DISK_SIGNS = ("no space left", "disk quota exceeded")
 MEMORY_HINT = "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
+DISK_HINT = "Make room, then retry: it goes on from the last saved state."
 
 
 @contextmanager
@@ -16,18 +15,13 @@ def plain_errors() -> Iterator[None]:
     """Turn errors of the machine inside into Unavailable, with a hint."""
     try:
         yield
-    except MemoryError:
-        raise Unavailable("Training ran out of memory.", MEMORY_HINT) from None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Unavailable("Training stopped because the disk is full.", "Make room, then resume.") from None
+    except SpeculoosError:
         raise
     except Exception as error:
-        text = str(error).lower()
-        if "OutOfMemory" in type(error).__name__ or any(sign in text for sign in MEMORY_SIGNS):
+        if out_of_memory(error):
             raise Unavailable("Training ran out of memory.", MEMORY_HINT) from None
-        if any(sign in text for sign in DISK_SIGNS):
-            raise Unavailable("Training stopped because the disk is full.", "Make room, then resume.") from None
+        if disk_full(error):
+            raise Unavailable("Training stopped because the disk is full.", DISK_HINT) from None
         raise
 
 

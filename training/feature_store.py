@@ -57,7 +57,7 @@ class FeatureStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         size = sum(t.numel() * t.element_size() for t in features.values())
         if shutil.disk_usage(self._folder).free < 2 * size:
-            raise Unavailable(f"The disk of {self._folder} is full; lower cache_disk_gb or make room, then resume.")
+            raise Unavailable(f"The disk of {self._folder} is full.", "Lower cache_disk_gb, or make room and retry.")
         temporary = self._path(index).with_suffix(".tmp")
         save_file({name: t.detach().cpu().contiguous() for name, t in features.items()}, temporary)
         temporary.rename(self._path(index))

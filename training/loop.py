@@ -291,7 +291,8 @@ class Trainer:
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
         if self.config.max_length > base.max_length:
             raise BadInput(
-                f"max_length: this base takes at most {base.max_length} tokens, got {self.config.max_length}."
+                f"max_length: this base takes at most {base.max_length} tokens, got {self.config.max_length}.",
+                f"Set max_length to {base.max_length} or less; longer conversations are cut there, and counted.",
             )
         found, report = load_conversations(
             dataset_path,

@@ -119,8 +119,8 @@ def check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed * 1.1:
         raise Unavailable(
-            f"The disk of {folder} has {free / 1e9:.1f} GB free, this checkpoint needs {needed * 1.1 / 1e9:.1f} GB; "
-            "make room or lower keep_last, then resume."
+            f"The disk of {folder} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed * 1.1 / 1e6:,.1f} MB.",
+            "Make room, then retry: it goes on from the last saved state; a lower keep_last needs less.",
         )
 
 

@@ -1,5 +1,7 @@
 """What can be asked for, as forms need it: methods, recipes and settings, from the rooms that know them. No torch."""
 
+from speculoos.errors import Unsupported
+from tracking.tables import Base
 from training.config import METHODS, SETTINGS, Setting, TrainConfig, settings_for
 from training.recipes import Recipe, config_for, list_recipes, read_recipe
 
@@ -12,6 +14,16 @@ METHOD_WORDS = {
 """One line of trade-offs for each method."""
 
 METHOD_NAMES = {"medusa": "Medusa", "eagle": "EAGLE-1", "eagle3": "EAGLE-3", "draft": "Standalone draft"}
+
+
+def require_method(base: Base, method: str) -> None:
+    """Raises Unsupported when the base's card says that it cannot carry such a draft."""
+    if reason := ((base.card or {}).get("methods") or {}).get(method):
+        raise Unsupported(
+            f"{METHOD_NAMES[method]} cannot be trained for “{base.name}”: {reason}",
+            "Choose another base; a model's page says which drafts it can carry.",
+        )
+
 
 IMPORT_SHAPES = (
     "conversations with from/value or role/content, messages, prompt, question, "
@@ -30,5 +42,6 @@ __all__ = [
     "config_for",
     "list_recipes",
     "read_recipe",
+    "require_method",
     "settings_for",
 ]

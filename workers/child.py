@@ -17,6 +17,7 @@ from types import FrameType
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Cancelled, Fenced, SpeculoosError, Unavailable
+from speculoos.faults import disk_full, out_of_memory
 from speculoos.settings import load
 from tracking import db, jobs
 from workers.context import Context
@@ -56,9 +57,9 @@ def main(job_id: str, attempt: int) -> int:
 
 def describe(error: Exception) -> tuple[str, str, str]:
     """Code, sentence and hint for an error nobody foresaw; its traceback is in the log file only."""
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+    if out_of_memory(error):
         return "out_of_memory", "The memory was not enough for this job.", "Use a smaller batch or a shorter length."
-    if isinstance(error, OSError) and error.errno == 28:
+    if disk_full(error):
         return "disk_full", "The disk is full.", "Free some space (the Settings page lists what is large), then retry."
     first = (str(error).strip().splitlines() or [""])[0][:300]
     said = f": {first}" if first else ""

@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from speculoos import faults
 from speculoos.errors import Fenced, SpeculoosError
 from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports
@@ -26,7 +27,9 @@ from workers.timing import Timing
 log = logging.getLogger(__name__)
 stopping = threading.Event()
 """Set when this worker was told to end (see workers.worker)."""
-SIGNALS = {signal.SIGKILL: "it was killed, perhaps because memory ran out", signal.SIGSEGV: "it crashed (SIGSEGV)"}
+KILLED = "it was killed, perhaps because memory ran out"
+SIGNALS = {signal.SIGKILL: KILLED, signal.SIGSEGV: "it crashed (SIGSEGV)"}
+MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
 
 
 def run(settings: Settings, job_id: str, timing: Timing) -> None:
@@ -146,18 +149,23 @@ class Supervisor:
             elif stopping.is_set():
                 jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", counts=False)
             elif status < 0 or status in (EXIT_FENCED, EXIT_ORPHANED):
-                jobs.interrupt(session, self.job_id, self.attempt, reason)
+                jobs.interrupt(session, self.job_id, self.attempt, reason, hint=hint(reason))
             else:
-                jobs.fail(session, self.job_id, self.attempt, "crashed", reason, jobs.SEE_LOG)
+                jobs.fail(session, self.job_id, self.attempt, "crashed", reason, hint(reason))
         stopping.wait(self.timing.poll_seconds)  # a crash loop should not spin
 
     def _reason(self, status: int) -> str:
+        how = f"ended with exit status {status}"
         if status < 0:
-            how = SIGNALS.get(-status, f"it was ended by {signal.Signals(-status).name}")
-            return f"The process of attempt {self.attempt} ended without a result: {how}."
-        last = last_line(log_path(self.settings, self.job_id))
-        said = f"; its last line was: {redact(last, secrets(self.settings))}" if last else ""
-        return f"The process of attempt {self.attempt} ended with exit status {status}{said}"
+            how = "ended without a result: " + SIGNALS.get(-status, f"it was ended by {signal.Signals(-status).name}")
+        last = last_line(log_path(self.settings, self.job_id)) if status != -signal.SIGKILL else ""
+        said = f"; its last line was: {redact(last, secrets(self.settings)).rstrip('.')}" if last else ""
+        return f"The process of attempt {self.attempt} {how}{said}."
+
+
+def hint(reason: str) -> str:
+    """What to do about a process that ended so."""
+    return MEMORY_HINT if KILLED in reason or faults.says_no_memory(reason) else jobs.SEE_LOG
 
 
 def log_path(settings: Settings, job_id: str) -> Path:

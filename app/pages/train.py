@@ -18,12 +18,12 @@ from app.components.text import safe, tag
 from app.components.train_settings import SettingControls
 from app.links import go
 from speculoos.command_line import command_for
-from speculoos.errors import BadInput, SpeculoosError, Unsupported
+from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Job
 from workers import estimates
-from workers.catalog import METHOD_NAMES, METHOD_WORDS, METHODS, list_recipes
+from workers.catalog import METHOD_NAMES, METHOD_WORDS, METHODS, list_recipes, require_method
 from workers.requests import Train
 from workers.submit import submit
 
@@ -212,8 +212,7 @@ def check(rows: Session, request: Train) -> None:
     base = rows.get(Base, request.base_id)
     if base is None:
         raise BadInput("Base: this model is gone; choose another.")
-    if reason := ((base.card or {}).get("methods") or {}).get(request.method):
-        raise Unsupported(f"{METHOD_NAMES[request.method]} cannot be trained for “{base.name}”: {reason}")
+    require_method(base, request.method)
 
 
 def warnings(rows: Session, request: Train) -> list[str]:

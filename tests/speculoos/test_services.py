@@ -72,6 +72,7 @@ def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settin
     assert made.returncode == 1
     error = json.loads(made.stdout.strip().splitlines()[-1])["error"]
     assert "failed" in error["message"] and error["code"] == "bad_input"
+    assert error["hint"].startswith("Set max_length to 512 or less")
     assert "Traceback" not in made.stderr
     lines, _ = speculoos("jobs", "log", "Train medusa-answers")
     assert isinstance(lines, list)

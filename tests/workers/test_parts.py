@@ -21,7 +21,7 @@ from workers.context import Context
 from workers.reconcile import interrupt_lost, is_due
 from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, Eta
-from workers.supervise import last_line
+from workers.supervise import KILLED, MEMORY_HINT, hint, last_line
 from workers.timing import Timing, timing
 
 
@@ -52,6 +52,18 @@ def test_known_and_likely_secrets_are_masked(home: Settings, monkeypatch: pytest
     text = "my-own-token-value hf_abcdefghijklmnopqrstuvwx postgresql://you:other@db/x sesame-open https://a.b/c:d@e"
     assert redact(text, known) == "••• ••• postgresql://•••@db/x ••• https://a.b/c:d@e"
     assert redact("an ordinary line, 3:4", known) == "an ordinary line, 3:4"
+
+
+@pytest.mark.parametrize(
+    "reason, advice",
+    [
+        (f"The process of attempt 5 ended without a result: {KILLED}.", MEMORY_HINT),
+        ("… it was ended by SIGABRT; its last line was: what():  std::bad_alloc.", MEMORY_HINT),
+        ("… ended with exit status 3; its last line was: no such kernel.", jobs.SEE_LOG),
+    ],
+)
+def test_a_process_that_ended_for_want_of_memory_is_followed_by_what_to_change(reason: str, advice: str) -> None:
+    assert hint(reason) == advice
 
 
 def test_a_process_is_recognised_by_more_than_its_pid() -> None:

@@ -11,6 +11,7 @@ from tracking.tables import Base, Checkpoint, Dataset
 from training.loop import TrainResult, train
 from training.recipes import config_for
 from training.states import latest_state
+from workers.catalog import require_method
 from workers.context import Context
 from workers.requests import Train
 from workers.work.devices import take_device
@@ -23,6 +24,7 @@ def run(request: Train, context: Context) -> dict[str, Any]:
     """Train, publish the checkpoint's row, and remove what earlier attempts left."""
     base = context.usable(Base, request.base_id)
     dataset = context.usable(Dataset, request.dataset_id)
+    require_method(base, request.method)
     config = config_for(request.method, request.recipe, {"device": context.settings.device, **request.settings})
     folder = context.checkpoint_folder(request.checkpoint_id)
     earlier = context.earlier_attempts(request.checkpoint_id)

@@ -1,0 +1,30 @@
+"""Is this error the machine's: no memory, or no room on the disk? Libraries say so in many ways."""
+
+import errno
+
+MEMORY_SIGNS = (
+    *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
+    *("memory allocation", "bad allocation", "bad_alloc", "failed to map segment"),
+)
+DISK_SIGNS = ("no space left", "disk quota exceeded", "file too large", "disk is full")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True for MemoryError, ENOMEM, torch's OutOfMemoryError, and what libraries raise with only a text."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return getattr(error, "errno", None) == errno.ENOMEM or says_no_memory(str(error))
+
+
+def disk_full(error: BaseException) -> bool:
+    """True for a full disk, a used-up quota, and a file longer than its disk or the system allows."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or _says(str(error), DISK_SIGNS)
+
+
+def says_no_memory(text: str) -> bool:
+    """True for a message, or the last words of a process, about memory that could not be had."""
+    return _says(text, MEMORY_SIGNS)
+
+
+def _says(text: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in text.lower() for sign in signs)

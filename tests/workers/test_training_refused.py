@@ -1,0 +1,156 @@
+"""Training that cannot be done ends in one sentence and a FAILED job whose page says what to change."""
+
+import html
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.components.job_panel import head
+from corpus.conversations import GenerateOptions
+from corpus.generate_local import generate_local
+from corpus.importing import import_prompts
+from models.base import load_base
+from models.tiny import make_tiny_base, tiny_tokenizer
+from speculoos.reporting import Silent
+from speculoos.settings import Settings, load
+from tests.tools.homes import add_answers, add_base
+from tests.workers.conftest import Bench
+from tests.workers.test_bodies import write_prompts
+from tracking import db
+from tracking.tables import Checkpoint, Dataset, Job
+from workers.requests import Train
+from workers.submit import retry, submit
+
+SETTINGS = {"epochs": 0.0, "max_steps": 4, "eval_every": 2, "save_every": 0, "max_length": 64, "samples": 0}
+
+
+def train(settings: Settings, base_id: str, dataset_id: str, method: str = "medusa", **changes: Any) -> Job:
+    request = Train(method=method, base_id=base_id, dataset_id=dataset_id, settings={**SETTINGS, **changes})
+    return submit(request, settings=settings)
+
+
+def shown(bench: Bench, job: Job) -> str:
+    """The words at the top of a FAILED job's page, beginning with its error."""
+    bench.wait(job.id, "FAILED", 120)
+    with db.reading(bench.settings) as session:
+        row = session.get_one(Job, job.id)
+        assert session.get_one(Checkpoint, row.request["checkpoint_id"]).state == "failed"
+        words = html.unescape(re.sub(r"<[^>]+>", " ", head(session, row)))
+    assert "Traceback" not in words and "unexpected" not in words.lower()
+    return " ".join(words.partition("×")[2].split())
+
+
+@pytest.fixture(scope="module")
+def workbench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A home with a worker that trains."""
+    home = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("refusing") / "home")}
+    settings = replace(load(home), redis_url=f"{broker}?virtual_host=2")
+    db.upgrade(settings)
+    made = Bench(settings)
+    made.worker("gpu")
+    yield made
+    made.end()
+
+
+def test_data_of_another_tokenizer(workbench: Bench, tiny_base: Path, tmp_path: Path) -> None:
+    folder = workbench.settings.home / "datasets" / "hers"
+    import_prompts(write_prompts(tmp_path / "p.jsonl", 4), tmp_path / "prompts", Silent())
+    generate_local(load_base(tiny_base), tmp_path / "prompts", folder, GenerateOptions(max_tokens=8), Silent())
+    data_id = add_row(workbench, Dataset(name="hers", kind="conversations", path=str(folder), rows=4, state="ready"))
+    other = make_tiny_base(tmp_path / "other")
+    tiny_tokenizer(300).save_pretrained(other)
+    job = train(workbench.settings, add_base(workbench.settings, other, "other"), data_id)
+    assert re.fullmatch(
+        r"The data in .*/hers was made with another tokenizer than the base's; generate the data with this base, "
+        r"or train the base the data was made with\.",
+        shown(workbench, job),
+    )
+
+
+def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) -> None:
+    base_id = add_base(workbench.settings, tiny_base, "short")
+    job = train(workbench.settings, base_id, add_answers(workbench.settings, base_id, "long"), max_length=4096)
+    assert shown(workbench, job) == (
+        "max_length: this base takes at most 512 tokens, got 4096. "
+        "Set max_length to 512 or less; longer conversations are cut there, and counted."
+    )
+
+
+@pytest.mark.parametrize(
+    "family, sizes, sentence",
+    [
+        ("phi", {}, r".*/phi: its lm_head has a bias, .*; train a draft for a base without one\."),
+        (
+            "mamba",
+            {"state_size": 8, "conv_kernel": 4},
+            r"EAGLE-3 cannot be trained for “mamba”: mamba keeps a recurrent state, .*\. Choose another base; .*",
+        ),
+    ],
+)
+def test_a_method_the_base_cannot_take(
+    workbench: Bench, tmp_path: Path, family: str, sizes: dict, sentence: str
+) -> None:
+    base_id = add_base(workbench.settings, make_tiny_base(tmp_path / family, family, **sizes), family)
+    job = train(workbench.settings, base_id, add_answers(workbench.settings, base_id, f"of {family}"), "eagle3")
+    assert re.fullmatch(sentence, shown(workbench, job))
+    assert workbench.job(job.id).done == 0, "said before anything is trained, not after"
+
+
+def test_no_memory(bench: Bench, tmp_path: Path) -> None:
+    """The system gives the child no more than a little beyond its libraries; the heads need ten times that."""
+    wide = make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64, vocab_size=20_000)
+    base_id = add_base(bench.settings, wide, "wide")
+    bench.environment["SPECULOOS_WORK_MODULES"] = "tests.workers.little_memory"
+    bench.worker("gpu")
+    job = train(bench.settings, base_id, add_answers(bench.settings, base_id), medusa_num_heads=16, held_out=0.0)
+    assert shown(bench, job) == (
+        "Training ran out of memory. "
+        "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
+    )
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MB."""
+    place = tmp_path / "small-disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, tmp_path: Path) -> None:
+    """The draft has no room; what was begun is removed, so the row can be written. Retried with room, it ends well."""
+    settings = replace(load({"SPECULOOS_HOME": str(small_disk / "home")}), redis_url=f"{broker}?virtual_host=3")
+    db.upgrade(settings)
+    base_id = add_base(settings, make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64), "wide")
+    dataset_id = add_answers(settings, base_id)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"0" * (13 * 2**20))
+    bench = Bench(settings)
+    try:
+        bench.worker("gpu")
+        job = train(settings, base_id, dataset_id)
+        assert shown(bench, job) == (
+            "Training stopped because the disk is full. Make room, then retry: it goes on from the last saved state."
+        )
+        assert not list((settings.home / "checkpoints").rglob("*.safetensors"))
+        ballast.unlink()
+        retry(job.id, settings)
+        assert bench.wait(job.id, "SUCCEEDED", 120).done == 4
+    finally:
+        bench.end()
+
+
+def add_row(bench: Bench, row: Any) -> str:
+    with db.session(bench.settings) as session:
+        session.add(row)
+        session.flush()
+        return row.id
