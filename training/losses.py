@@ -5,9 +5,10 @@ with the loss, while the chunk's logits are at hand, so nothing of size V × row
 scaled in place there, and so can be taken once. A hit is a row whose best token is the wanted one, ties included.
 
 With z the logits and q = softmax(z), log Σ exp z = max z − log max q: one pass for q and two for maxima, where
-log-softmax and its exponential would be four.
+log-softmax and its exponential would be four. Derivatives take the place of the logits they are made from.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-CHUNK_FLOATS = 6 << 20
-"""Logits at once. 24 MiB of fp32 stays below the size from which glibc maps fresh, zeroed pages for each buffer: on a
-processor larger chunks made every elementwise pass three times as slow."""
+CHUNK_FLOATS = 12 << 20
+"""Logits at once. They live in one buffer a call: fresh memory of this size is mapped page by page, which on a
+processor made every pass over it three times as slow. Fewer rows make the products less efficient."""
+BLOCK_FLOATS = 3 << 19
+"""Logits that a processor works on between two products, so that they stay in its cache."""
 
 
 def hard_loss(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,16 +57,14 @@ def unrolled_loss(
 class _HardLoss(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        grads = _Gradients(ctx, x, weight)
+        grads, logits_of = _Gradients(ctx, x, weight), _Logits(x, weight)
         total, hits = x.new_zeros((), dtype=torch.float32), torch.zeros_like(labels, dtype=torch.bool)
         for part in _chunks(len(x), len(weight)):
-            logits, wanted = _logits(x[part], weight), labels[part, None]
-            own, best = logits.gather(1, wanted)[:, 0], logits.amax(-1)
-            hits[part] = own == best
-            q = logits.softmax(-1)
-            total += (_log_sum(best, q) - own).sum()
+            logits = logits_of(part)
+            hits[part] = _is_best(logits, labels[part])
+            total += _in_blocks(_to_labels, logits, labels[part]).sum()
             if grads.wanted:
-                grads.add(part, q.scatter_add_(1, wanted, q.new_full((1, 1), -1.0).expand_as(wanted)))
+                grads.add(part, logits)
         grads.save()
         ctx.mark_non_differentiable(hits)
         return total, hits
@@ -76,16 +77,15 @@ class _HardLoss(Function):
 class _SoftLoss(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, target_weight: Tensor, kind: str) -> tuple:
-        grads = _Gradients(ctx, x, weight)
+        grads, logits_of, wanted_of = _Gradients(ctx, x, weight), _Logits(x, weight), _Logits(target, target_weight)
         total = x.new_zeros((), dtype=torch.float32)
         hits = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for part in _chunks(len(x), len(weight)):
-            logits, wanted = _logits(x[part], weight), _logits(target[part], target_weight)
+            logits, wanted = logits_of(part), wanted_of(part)
             hits[part] = _is_best(logits, wanted.argmax(-1))
-            loss, d_logits = DISTANCES[kind](logits, wanted)
-            total += loss.sum()
+            total += _in_blocks(DISTANCES[kind], logits, wanted).sum()
             if grads.wanted:
-                grads.add(part, d_logits)
+                grads.add(part, logits)
         grads.save()
         ctx.mark_non_differentiable(hits)
         return total, hits
@@ -100,22 +100,21 @@ class _UnrolledLoss(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, target: Tensor, target_weight: Tensor, meets: list[Tensor], scale: Tensor
     ) -> tuple:
-        grads = _Gradients(ctx, x, weight)
+        grads, logits_of, wanted_of = _Gradients(ctx, x, weight), _Logits(x, weight), _Logits(target, target_weight)
         starts = [0, *torch.tensor([len(m) for m in meets]).cumsum(0).tolist()]
         sums, hits = x.new_zeros(len(meets), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
         for part in _chunks(len(target), len(weight)):
-            wanted = _logits(target[part], target_weight)
-            p, best = wanted.softmax(-1), wanted.argmax(-1)
+            wanted = wanted_of(part)
+            best, p = wanted.argmax(-1), torch.softmax(wanted, -1, out=wanted)
             edges = torch.tensor([part.start, part.stop], device=x.device)
             for j, indices in enumerate(meets):
                 first, last = torch.searchsorted(indices, edges).tolist()
                 own, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
-                logits = _logits(x[rows], weight)
+                logits = logits_of(rows)
                 hits[rows] = _is_best(logits, best[own])
-                distance, d_logits = _to_distribution(logits, _rows(p, own))
-                sums[j] += distance.sum()
+                sums[j] += _in_blocks(_to_distribution, logits, p, own).sum()
                 if grads.wanted:
-                    grads.add(rows, d_logits, scale[j])
+                    grads.add(rows, logits, scale[j])
         grads.save()
         ctx.mark_non_differentiable(sums, hits)
         return (sums * scale).sum(), sums, hits
@@ -125,9 +124,34 @@ class _UnrolledLoss(Function):
         return (*_Gradients.scaled(ctx, grad), None, None, None, None)
 
 
-def _logits(x: Tensor, weight: Tensor) -> Tensor:
-    """x·weightᵀ in fp32, multiplied in the precision of `weight`."""
-    return F.linear(x.to(weight.dtype), weight).float()
+class _Logits:
+    """Some rows of x·weightᵀ in fp32, multiplied in the precision of `weight`, always in the same buffer."""
+
+    def __init__(self, x: Tensor, weight: Tensor):
+        self.x, self.weight = x, weight
+        rows = min(_chunk_rows(len(weight)), len(x))
+        self.buffer = torch.empty(rows, len(weight), device=weight.device)
+        self.direct = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
+
+    def __call__(self, part: slice) -> Tensor:
+        x = self.x[part].to(self.weight.dtype)
+        out = self.buffer[: len(x)]
+        return torch.mm(x, self.weight.T, out=out) if self.direct else out.copy_(F.linear(x, self.weight))
+
+
+def _in_blocks(
+    distance: Callable[[Tensor, Tensor], Tensor], logits: Tensor, wanted: Tensor, rows: Tensor | None = None
+) -> Tensor:
+    """`distance` [N] of logits [N, V] to `wanted`, or to its `rows` [N], some rows at a time.
+
+    A distance leaves in place of the logits the derivative by them.
+    """
+    size = len(logits) if logits.is_cuda else max(BLOCK_FLOATS // logits.shape[1], 1)
+    found = [logits.new_zeros(0)]
+    for start in range(0, len(logits), max(size, 1)):
+        part = slice(start, start + size)
+        found.append(distance(logits[part], wanted[part] if rows is None else wanted[rows[part]]))
+    return torch.cat(found)
 
 
 def _log_sum(best: Tensor, q: Tensor) -> Tensor:
@@ -140,40 +164,45 @@ def _is_best(logits: Tensor, ids: Tensor) -> Tensor:
     return logits.gather(1, ids[:, None])[:, 0] == logits.amax(-1)
 
 
-def _rows(p: Tensor, own: Tensor) -> Tensor:
-    """p[own] for ascending `own`, without a copy where it is a run."""
-    if not len(own):
-        return p[:0]
-    first, last = int(own[0]), int(own[-1])
-    return p[first : last + 1] if last - first + 1 == len(own) else p[own]
+def _to_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """−log q[label]; its derivative by the logits is q, less one at the label."""
+    best, own = logits.amax(-1), logits.gather(1, labels[:, None])[:, 0]
+    q = torch.softmax(logits, -1, out=logits)
+    loss = _log_sum(best, q) - own
+    q.scatter_add_(1, labels[:, None], q.new_full((len(q), 1), -1.0))
+    return loss
 
 
-def _to_distribution(logits: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """−Σ p log q [N], as log Σ exp z − Σ p z; its derivative by the logits z is q − p."""
-    q = logits.softmax(-1)
-    loss = _log_sum(logits.amax(-1), q) - (p * logits).sum(-1)
-    return loss, q.sub_(p)
+def _to_distribution(logits: Tensor, p: Tensor) -> Tensor:
+    """−Σ p log q, as log Σ exp z − Σ p z; its derivative by the logits z is q − p."""
+    best, product = logits.amax(-1), torch.linalg.vecdot(p, logits)
+    q = torch.softmax(logits, -1, out=logits)
+    loss = _log_sum(best, q) - product
+    q.sub_(p)
+    return loss
 
 
-def _soft_ce(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _soft_ce(logits: Tensor, wanted: Tensor) -> Tensor:
     """−Σ p log q for p = softmax(wanted)."""
     return _to_distribution(logits, wanted.softmax(-1))
 
 
-def _kl(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _kl(logits: Tensor, wanted: Tensor) -> Tensor:
     """Σ p (log p − log q); the entropy of p has no gradient, so the derivative is q − p again."""
     log_p, log_q = wanted.log_softmax(-1), logits.log_softmax(-1)
     p = log_p.exp()
-    return (p * (log_p - log_q)).sum(-1), log_q.exp_().sub_(p)
+    torch.sub(log_q.exp(), p, out=logits)
+    return (p * (log_p - log_q)).sum(-1)
 
 
-def _reverse_kl(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _reverse_kl(logits: Tensor, wanted: Tensor) -> Tensor:
     """K = Σ q (log q − log p); its derivative by the logits of q is q (log q − log p − K)."""
     log_q = logits.log_softmax(-1)
     difference = log_q - wanted.log_softmax(-1)
-    q = log_q.exp_()
+    q = log_q.exp()
     loss = (q * difference).sum(-1)
-    return loss, q.mul_(difference.sub_(loss[:, None]))
+    torch.mul(q, difference - loss[:, None], out=logits)
+    return loss
 
 
 DISTANCES = {"ce": _soft_ce, "kl": _kl, "reverse_kl": _reverse_kl}
@@ -209,6 +238,10 @@ class _Gradients:
         return tuple(None if part is None else part.mul_(grad.to(part.dtype)) for part in kept)
 
 
+def _chunk_rows(vocabulary: int) -> int:
+    return max(CHUNK_FLOATS // max(vocabulary, 1), 16)
+
+
 def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    size = max(CHUNK_FLOATS // max(vocabulary, 1), 16)
+    size = _chunk_rows(vocabulary)
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
