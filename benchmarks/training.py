@@ -1,109 +1,195 @@
-"""Training speed and memory: `python -m benchmarks.training --base FOLDER --data FOLDER --json FILE`.
+"""Training side by side with nvidia-modelopt 0.47 and speculators 0.9: real tokens a second and peak memory.
 
-The same 64 conversations of a data set folder, no features kept, base frozen and its forward counted in all; real
-(unpadded) tokens a second and peak resident memory, each case in a process of its own. On a shared machine look at
-tokens a CPU-second too. Figures: docs/training.md.
+    python -m benchmarks.training --data FOLDER --modelopt VENV --speculators VENV --json FILE
+
+EAGLE-3 (three unrolled steps, full vocabulary, head left to the base) and Medusa (two heads of one layer with their
+own matrices) on the same conversations of the base's own answers in the same batches, with the same AdamW. All sides
+run the frozen base in every step. In each round every contender takes the same step in turn, so that a disturbance
+hits all alike; figures are medians over rounds, ratios medians of each round's ratio. Ours runs the frozen base (and
+its head) in bfloat16, and once more all in fp32; peers run in fp32.
+
+--data is a data set folder; with --prompts it is made there first, if missing. --make-peers DIR makes the peers'
+environments (minutes, some GB). A peer without an environment is reported as not raced.
 """
 
 import argparse
 import json
 import os
-import resource
-import subprocess
-import sys
-import time
+import statistics
+from datetime import date
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-CASES: dict[str, dict[str, Any]] = {
-    "medusa-2-heads-fp32": {"method": "medusa", "medusa_num_heads": 2, "base_dtype": "float32"},
-    "medusa-2-heads-bf16-base": {"method": "medusa", "medusa_num_heads": 2, "base_dtype": "bfloat16"},
-    "eagle3-ttt3-fp32": {"method": "eagle3", "ttt_steps": 3, "base_dtype": "float32"},
-    "eagle3-ttt3-bf16-base": {"method": "eagle3", "ttt_steps": 3, "base_dtype": "bfloat16"},
-}
-COMMON = {"lr": 1e-3, "max_length": 512, "cache_features_mb": 0, "held_out": 0.0, "eval_every": 0, "save_every": 0}
+import torch
+
+from benchmarks.answers import Wanted, make_answers
+from benchmarks.environments import make_environment
+from benchmarks.plan import Plan, Settings, conversations
+from benchmarks.race import PEERS, Contender, in_turn, ours, peer, started
+from evaluation.machine import describe_machine
+from models.fetch import starter_path
+
+OURS, OURS_FP32 = "ours", "ours, all fp32"
+WANTED = {"eagle3": 1.5, "medusa": 2.0}
+"""How many times faster than the fastest peer ours is meant to be."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", required=True, help="Hugging Face folder of the base model")
-    parser.add_argument("--data", required=True, help="data set folder of conversations")
-    parser.add_argument("--steps", type=int, default=10, help="steps measured, after two that are not")
-    parser.add_argument("--batch-tokens", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
-    parser.add_argument("--case", choices=CASES, action="append", help="default: all")
-    parser.add_argument("--json", dest="out", help="file for the results")
-    parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(arguments.one, arguments)))
-        return
-    results = {name: in_own_process(name) for name in arguments.case or CASES}
-    if arguments.out:
-        Path(arguments.out).write_text(json.dumps(results, indent=2) + "\n")
+def race(args: argparse.Namespace, method: str, plan: Plan) -> dict[str, Any]:
+    """All rounds of one method; figures of each contender, and ours against the peers."""
+    contenders, missing = entries(args, method)
+    with started(contenders, method, args.base, plan, args.threads) as (runners, failed):
+        facts = {runner.name: runner.facts for runner in runners}
+        rounds: list[dict[str, dict[str, float]]] = []
+        for number in range(min(args.warm_up + args.rounds, len(plan.steps))):
+            rounds.append(in_turn(runners, number, plan))
+            print(f"{method}: round {number + 1}, {_spoken(rounds[-1], plan.tokens(number))}", flush=True)
+        peaks = {runner.name: runner.finish() for runner in runners}
+    figures = {
+        name: {**contender_figures(name, rounds, plan, args.warm_up), "peak_memory_mb": peaks[name], **_facts(fact)}
+        for name, fact in facts.items()
+    }
+    return {"contenders": figures, **against(rounds, figures, method, args.warm_up), "not_raced": missing | failed}
 
 
-def in_own_process(name: str) -> dict[str, Any]:
-    """Run one case in a fresh interpreter, so that its peak memory is its own."""
-    command = [sys.executable, "-m", "benchmarks.training", *sys.argv[1:], "--one", name]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result = json.loads(done.stdout.splitlines()[-1])
-    print(name, json.dumps(result), flush=True)
-    return result
+def entries(args: argparse.Namespace, method: str) -> tuple[list[Contender], dict[str, str]]:
+    """Who takes part, ours and a peer alternating; and which peers do not, with the reason."""
+    own = [ours(OURS, args.base_dtype), ours(OURS_FP32, "float32")]
+    peers, missing = [], {}
+    for name, methods in PEERS.items():
+        if method not in methods:
+            missing[name] = f"trains no {method}"
+        elif (environment := environment_of(args, name)) is None:
+            missing[name] = f"no environment: give --{name} or --make-peers"
+        else:
+            peers.append(peer(name, environment))
+    mixed = [one for pair in zip(own, peers, strict=False) for one in pair]
+    return mixed + [one for one in [*own, *peers] if one not in mixed], missing
 
 
-def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Median real tokens a second (and a CPU-second) over the measured steps, losses, peak memory."""
-    import torch
+def environment_of(args: argparse.Namespace, name: str) -> Path | None:
+    return getattr(args, name) or (make_environment(name, args.make_peers) if args.make_peers else None)
 
-    from models.base import load_base
-    from training.batches import load_conversations
-    from training.config import TrainConfig
-    from training.feature_store import FeatureStore
-    from training.method import make_method
-    from training.setup import make_optimizer
-    from training.stream import Stream
 
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    config = TrainConfig.from_json({**COMMON, "batch_tokens": arguments.batch_tokens, **CASES[name]})
-    base = load_base(arguments.base, dtype=config.base_dtype)
-    found, _ = load_conversations(arguments.data, base.tokenizer, config.max_length, base.vocab_size)
-    torch.manual_seed(0)
-    method = make_method(config, base, found[:64]).train()
-    optimizer = make_optimizer(config, method)
-    stream = Stream(found[:64], config.batch_tokens, 0, method, base.device, FeatureStore(0))
-    rates, cpu_rates, losses = [], [], []
-    for number in range(arguments.steps + 2):
-        index = stream.index(number)
-        wall, cpu = time.perf_counter(), time.process_time()
-        losses.append(step(method, optimizer, stream.features(index)))
-        rates.append(stream.tokens(index) / (time.perf_counter() - wall))
-        cpu_rates.append(stream.tokens(index) / (time.process_time() - cpu))
+def contender_figures(name: str, rounds: list[dict[str, Any]], plan: Plan, warm_up: int) -> dict[str, Any]:
+    """Medians over the rounds after warm-up."""
+    counted = [(plan.tokens(i), taken[name]) for i, taken in enumerate(rounds) if i >= warm_up]
     return {
-        "tokens_per_second": round(median(rates[2:]), 1),
-        "tokens_per_cpu_second": round(median(cpu_rates[2:]), 1),
-        "padding": round(stream.padding, 3),
-        "trainable": sum(p.numel() for p in method.parameters() if p.requires_grad),
-        "first_losses": [round(x, 4) for x in losses[:3]],
-        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "threads": torch.get_num_threads(),
-        "load": [round(x, 1) for x in os.getloadavg()],
+        "tokens_per_second": round(statistics.median(n / taken["seconds"] for n, taken in counted), 1),
+        "tokens_per_cpu_second": round(statistics.median(n / taken["cpu_seconds"] for n, taken in counted), 1),
+        "losses": [round(taken[name]["loss"], 4) for taken in rounds],
     }
 
 
-def step(method: Any, optimizer: Any, features: dict[str, Any]) -> float:
-    """One optimizer step on one batch; the loss before it."""
-    import torch
+def against(rounds: list[dict[str, Any]], figures: dict[str, Any], method: str, warm_up: int) -> dict[str, Any]:
+    """Ours against each peer, side by side; what was wanted; how far bfloat16 moves our losses."""
+    peers = [name for name in figures if name in PEERS]
+    ratios = {
+        mine: {name: round(_ratio(rounds[warm_up:], mine, name), 2) for name in peers}
+        for mine in (OURS, OURS_FP32)
+        if mine in figures
+    }
+    made: dict[str, Any] = {"times_as_fast": ratios}
+    if OURS in figures and OURS_FP32 in figures:
+        made["loss_difference"] = round(max(_differences(rounds)), 5)
+    if peers and OURS in figures:
+        least_memory = min(figures[name]["peak_memory_mb"] for name in peers)
+        made["wanted"] = {
+            f"at least {WANTED[method]} times the fastest peer": min(ratios[OURS].values()) >= WANTED[method],
+            "peak memory no higher": figures[OURS]["peak_memory_mb"] <= least_memory,
+            "loss within 1 % of all fp32": made["loss_difference"] <= 0.01,
+        }
+    return made
 
-    scale = torch.tensor(method.weights) / method.counts(features).clamp(min=1)
-    loss = method(features, 0, scale).loss
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(method.parameters(), 0.5)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return float(loss.detach())
+
+def _ratio(rounds: list[dict[str, Any]], mine: str, theirs: str) -> float:
+    return statistics.median(taken[theirs]["seconds"] / taken[mine]["seconds"] for taken in rounds)
+
+
+def _differences(rounds: list[dict[str, Any]]) -> list[float]:
+    """|bf16 − fp32| / fp32 of our loss in each round."""
+    return [abs(taken[OURS]["loss"] / taken[OURS_FP32]["loss"] - 1) for taken in rounds]
+
+
+def _facts(fact: dict[str, Any]) -> dict[str, Any]:
+    return {"trainable": fact["trainable"], "versions": fact["versions"]}
+
+
+def _spoken(taken: dict[str, dict[str, float]], tokens: int) -> str:
+    return ", ".join(f"{name} {tokens / one['seconds']:.0f} tokens/s" for name, one in taken.items())
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    machine, data = result["machine"], result["data"]
+    lines = [
+        f"{result['date']}, {machine['processor']}, {machine['cores']} cores, {result['threads']} threads, "
+        f"load {result['load'][0]} to {result['load'][1]}; {data['conversations']} conversations, "
+        f"{data['tokens']} tokens ({data['answer_tokens']} of answers), padding {data['padding']:.1%}.",
+    ]
+    for method, found in result["methods"].items():
+        lines += [
+            f"\n**{method}**",
+            "",
+            "| | real tokens/s | ours is × | all-fp32 ours is × | peak MiB | trained | versions |",
+        ]
+        lines.append("| --- " * 7 + "|")
+        for name, one in found["contenders"].items():
+            ratios = [found["times_as_fast"].get(mine, {}).get(name, "") for mine in (OURS, OURS_FP32)]
+            versions = ", ".join(f"{k} {v}" for k, v in one["versions"].items())
+            millions = f"{one['trainable'] / 1e6:.1f} M"
+            row = (name, one["tokens_per_second"], *ratios, one["peak_memory_mb"], millions, versions)
+            lines.append("| " + " | ".join(map(str, row)) + " |")
+        if "loss_difference" in found:
+            lines.append(
+                f"\nLargest difference of our losses, bf16 base against all fp32: {found['loss_difference']:.2%}."
+            )
+        lines += [f"{name}: not raced, {reason}." for name, reason in found["not_raced"].items()]
+        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in found.get("wanted", {}).items()]
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, default=starter_path(), help="Hugging Face folder of the base model")
+    parser.add_argument("--data", type=Path, required=True, help="data set folder of the base's own answers")
+    parser.add_argument("--prompts", type=Path, help="JSONL of prompts to make --data from, if it is missing")
+    parser.add_argument("--conversations", type=int, default=64)
+    parser.add_argument("--max-length", type=int, default=512, help="longer conversations are cut")
+    parser.add_argument("--batch-tokens", type=int, default=1024, help="tokens of one step, padding included")
+    parser.add_argument("--rounds", type=int, default=16, help="rounds that count")
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds before them")
+    parser.add_argument("--methods", nargs="+", choices=WANTED, default=list(WANTED))
+    parser.add_argument("--modelopt", type=Path, help="virtual environment with nvidia-modelopt")
+    parser.add_argument("--speculators", type=Path, help="virtual environment with speculators")
+    parser.add_argument(
+        "--make-peers", type=Path, metavar="DIR", help="make the environments that are not given in DIR"
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--base-dtype", default="bfloat16", help="precision of our frozen base")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(arguments)
+    if args.prompts and not (args.data / "dataset.json").exists():
+        make_answers(args.base, args.prompts, args.data, Wanted(args.conversations))
+    rows = conversations(args.base, args.data, args.max_length)[: args.conversations]
+    epochs = args.warm_up + args.rounds  # more than enough steps; the rounds end the race
+    plan = Plan.make(rows, args.batch_tokens, epochs, Settings())
+    before = round(os.getloadavg()[0], 1)
+    methods = {method: race(args, method, plan) for method in args.methods}
+    result = {
+        "date": date.today().isoformat(),
+        "machine": describe_machine(torch.device("cpu")),
+        "threads": args.threads,
+        "load": [before, round(os.getloadavg()[0], 1)],
+        "data": plan.facts(),
+        "methods": methods,
+    }
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

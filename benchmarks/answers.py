@@ -1,0 +1,72 @@
+"""A data set of the base's own greedy answers, for benchmarks that train.
+
+    python -m benchmarks.answers --prompts FILE --out FOLDER --count 64 --max-tokens 192
+
+`count` prompts are drawn from FILE by the seed; answers go to FOLDER, as `speculoos generate` would make them.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corpus.conversations import GenerateOptions
+from corpus.generate_local import generate_local, generation_dtype
+from corpus.importing import import_prompts
+from models.base import load_base
+from models.fetch import starter_path
+from speculoos.errors import BadInput
+from speculoos.reporting import ConsoleReporter, Reporter, Silent
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which answers: how many prompts, how long, drawn by which seed."""
+
+    count: int = 64
+    max_tokens: int = 192
+    seed: int = 0
+
+
+def make_answers(
+    base: Path, prompts: Path, out: Path, wanted: Wanted, reporter: Reporter | None = None
+) -> dict[str, Any]:
+    """Answer `wanted.count` prompts of `prompts` greedily with `base` into the data set folder `out`; the report.
+
+    Raises BadInput when the file holds fewer prompts.
+    """
+    lines = prompts.read_text(encoding="utf-8").splitlines()
+    if len(lines) < wanted.count:
+        raise BadInput(f"{prompts} has {len(lines)} prompts, {wanted.count} are wanted; give a longer file or --count.")
+    drawn = random.Random(wanted.seed).sample(lines, wanted.count)
+    with tempfile.TemporaryDirectory() as scratch:
+        file, asked = Path(scratch) / "prompts.jsonl", Path(scratch) / "prompts"
+        file.write_text("\n".join(drawn) + "\n", encoding="utf-8")
+        import_prompts(file, asked, Silent(), original_name=prompts.name)
+        options = GenerateOptions(max_tokens=wanted.max_tokens, batch_size=16)
+        loaded = load_base(base, dtype=generation_dtype())
+        return generate_local(loaded, asked, out, options, reporter or Silent())
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, default=starter_path())
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL in any shape `speculoos import` takes")
+    parser.add_argument("--out", type=Path, required=True, help="data set folder to make")
+    parser.add_argument("--count", type=int, default=Wanted.count)
+    parser.add_argument("--max-tokens", type=int, default=Wanted.max_tokens)
+    parser.add_argument("--seed", type=int, default=Wanted.seed)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(arguments)
+    wanted = Wanted(args.count, args.max_tokens, args.seed)
+    print(json.dumps(make_answers(args.base, args.prompts, args.out, wanted, ConsoleReporter()), indent=2))
+
+
+if __name__ == "__main__":
+    main()

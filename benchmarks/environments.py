@@ -1,0 +1,34 @@
+"""Virtual environments for the peers of the training race, each with the same torch as here."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+TORCH = f"torch=={torch.__version__.split('+')[0]}"
+STEPS: dict[str, list[Sequence[str]]] = {
+    "modelopt": [(TORCH,), (TORCH, "nvidia-modelopt[hf]==0.47.0", "requests")],
+    "speculators": [
+        (TORCH, "transformers==5.19.0", "accelerate", "datasets>=4,<=5.1", "loguru>=0.7.2,<=0.7.3"),
+        ("aiohttp", "click", "httpx", "openai>=2", "protobuf", "psutil", "pydantic>=2", "pydantic-settings"),
+        ("rich", "safetensors", "tqdm<=4.70.1", "typer"),
+        ("--no-deps", "speculators==0.9.0", "hs-connectors==0.9.0"),
+    ],
+}
+"""What pip installs, one call each. speculators asks for torchaudio and torchvision, which the race does not need and
+which would bring another torch along; so its other dependencies are named here."""
+
+
+def make_environment(peer: str, folder: Path) -> Path:
+    """The virtual environment `folder`/`peer`, made unless it is there; takes the network, minutes and some GB."""
+    made = folder / peer
+    whole = made / ".whole"
+    if whole.exists():
+        return made
+    subprocess.run([sys.executable, "-m", "venv", str(made)], check=True)
+    for packages in STEPS[peer]:
+        subprocess.run([str(made / "bin" / "python"), "-m", "pip", "install", "-q", *packages], check=True)
+    whole.touch()
+    return made

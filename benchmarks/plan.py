@@ -1,0 +1,77 @@
+"""What every contender of a training race does: which conversations in which step, and with which settings."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from models.base import load_tokenizer
+from training.batches import Conversation, epoch_order, load_conversations, make_batches
+from training.schedule import lr_factor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The same for all sides."""
+
+    seed: int = 0
+    ttt_steps: int = 3
+    ttt_decay: float = 0.8
+    medusa_heads: int = 2
+    medusa_layers: int = 1
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip: float = 0.5
+    lr: float = 1e-4
+    schedule: str = "constant"
+    warmup_ratio: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`rows` are conversations, `steps` lists of their numbers: one micro-batch, one optimizer step each."""
+
+    rows: list[Conversation]
+    steps: list[list[int]]
+    settings: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def make(cls, rows: list[Conversation], batch_tokens: int, epochs: int, settings: Settings) -> "Plan":
+        """Rows of like length share a step, as our own loop puts them; the order of steps is shuffled each epoch."""
+        groups = make_batches(rows, batch_tokens, settings.seed)
+        orders = [epoch_order(len(groups), epoch, settings.seed) for epoch in range(epochs)]
+        return cls(rows, [groups[i] for order in orders for i in order], settings)
+
+    def tokens(self, step: int) -> int:
+        """Real tokens of a step."""
+        return sum(len(self.rows[i]) for i in self.steps[step])
+
+    def lr(self, step: int) -> float:
+        """Learning rate of a step: that of the middle of its part of the run, as in our loop."""
+        s = self.settings
+        return s.lr * lr_factor((step + 0.5) / len(self.steps), s.warmup_ratio, s.schedule)
+
+    def facts(self) -> dict[str, Any]:
+        """Counts, for the report."""
+        places = sum(len(step) * max(len(self.rows[i]) for i in step) for step in self.steps)
+        tokens = sum(self.tokens(i) for i in range(len(self.steps)))
+        return {
+            "conversations": len(self.rows),
+            "tokens": sum(len(row) for row in self.rows),
+            "answer_tokens": sum(int(row.mask.sum()) for row in self.rows),
+            "steps": len(self.steps),
+            "padding": round(1 - tokens / places, 3),
+            "settings": asdict(self.settings),
+        }
+
+    def write(self, path: Path) -> Path:
+        """The file contenders read."""
+        rows = [{"ids": row.token_ids.tolist(), "mask": row.mask.int().tolist()} for row in self.rows]
+        path.write_text(json.dumps({"rows": rows, "steps": self.steps, "settings": asdict(self.settings)}))
+        return path
+
+
+def conversations(base: Path, data: Path, max_length: int) -> list[Conversation]:
+    """The data set's conversations, masked and cut for this base."""
+    tokenizer = load_tokenizer(base)
+    return load_conversations(data, tokenizer, max_length)[0]

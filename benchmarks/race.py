@@ -1,0 +1,133 @@
+"""Contenders of a training race as processes, and rounds in which each takes the same step in turn."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plan import Plan
+from speculoos.errors import Unavailable
+
+HERE = Path(__file__).parent
+PEERS = {"modelopt": ("eagle3", "medusa"), "speculators": ("eagle3",)}
+"""What each peer trains."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A name and the command that starts it; `serve` in peers/common.py says what it answers."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+def ours(name: str, base_dtype: str) -> Contender:
+    """This project, its frozen base in `base_dtype`."""
+    return Contender(name, (sys.executable, "-m", "benchmarks.ours", "--base-dtype", base_dtype))
+
+
+def peer(name: str, environment: Path) -> Contender:
+    """A peer, run by the interpreter of its own virtual environment."""
+    return Contender(name, (str(environment / "bin" / "python"), str(HERE / "peers" / f"{name}_side.py")))
+
+
+class Runner:
+    """A started contender. Raises Unavailable with its last words when it ends before its time."""
+
+    def __init__(self, contender: Contender, method: str, base: Path, plan: Path, threads: int):
+        self.name = contender.name
+        self._log = plan.with_name(f"{contender.name}.log")
+        reading, writing = os.pipe()
+        options = ["--method", method, "--base", base, "--plan", plan, "--threads", threads, "--answers", writing]
+        try:
+            with self._log.open("w") as log:
+                self._process = subprocess.Popen(
+                    [*contender.command, *map(str, options)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    text=True,
+                    env=_environment(threads),
+                    pass_fds=[writing],
+                )
+        finally:
+            os.close(writing)
+        self._answers = os.fdopen(reading)
+        self.facts = self._answer()
+
+    def step(self, number: int, lr: float) -> dict[str, float]:
+        """Take step `number`: its loss, seconds and processor seconds."""
+        return self._ask({"step": number, "lr": lr})
+
+    def save(self, folder: Path) -> None:
+        """Write the draft as it is now to folder/draft.safetensors."""
+        self._ask({"save": str(folder)})
+
+    def finish(self) -> int:
+        """End it; its peak resident memory in MiB."""
+        self._process.stdin.close()
+        peak = self._answer()["peak_memory_mb"]
+        self._process.wait(60)
+        return peak
+
+    def close(self) -> None:
+        """End it whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._answers.close()
+
+    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        if line := self._answers.readline():
+            return json.loads(line)
+        self._process.wait()
+        last = self._log.read_text(errors="replace").split("\n")
+        words = next((text.strip() for text in reversed(last) if text.strip()), "it said nothing")
+        raise Unavailable(f"{self.name} ended with status {self._process.returncode}: {words}")
+
+
+@contextmanager
+def started(
+    contenders: Sequence[Contender], method: str, base: Path, plan: Plan, threads: int
+) -> Iterator[tuple[list[Runner], dict[str, str]]]:
+    """All contenders that start, ready for their first step, and why the others did not."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        file, runners, missing = plan.write(folder / "plan.json"), [], {}
+        for contender in contenders:
+            try:
+                runner = Runner(contender, method, base, file, threads)
+            except (OSError, Unavailable) as error:
+                missing[contender.name] = str(error)
+                continue
+            stack.callback(runner.close)
+            runners.append(runner)
+        yield runners, missing
+
+
+def in_turn(runners: Sequence[Runner], number: int, plan: Plan) -> dict[str, dict[str, float]]:
+    """One round: every contender takes step `number`; who begins changes from round to round."""
+    first = number % max(len(runners), 1)
+    order = [*runners[first:], *runners[:first]]
+    return {runner.name: runner.step(number, plan.lr(number)) for runner in order}
+
+
+def _environment(threads: int) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    paths = {"PYTHONPATH": str(HERE.parent)} if "PYTHONPATH" in os.environ else {}
+    quiet = {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
+    return {**kept, **paths, **quiet, "OMP_NUM_THREADS": str(threads)}
