@@ -122,8 +122,8 @@ def interrupt(
 ) -> JobState:
     """RUNNING → INTERRUPTED: the work stopped without an end of its own, and will go on. Returns the new state.
 
-    CANCELLED when someone had asked to stop; FAILED, with `hint`, when no attempt is left. An attempt that got further than those
-    before it starts the count anew; a worker that is told to stop gives its attempt back (`counts=False`).
+    CANCELLED when someone had asked to stop; FAILED, with `hint`, when no attempt is left. An attempt that got further
+    than those before it starts the count anew; a worker that is told to stop gives its attempt back (`counts=False`).
     Raises Fenced.
     """
     _update(session, job_id, mine(attempt), Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
