@@ -8,9 +8,9 @@ from fastapi.responses import StreamingResponse
 
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
+from tracking import starter_head
 from tracking.archive import archive_files, archive_name, stream_zip
 from tracking.db import reading
-from tracking.queries import starter_path
 from tracking.tables import Base, Checkpoint
 
 
@@ -47,6 +47,6 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
 
 
 def stores(settings: Settings) -> Iterator[Path]:
-    """Folders that checkpoints may be served from: the home's, and the one the installation came with."""
+    """Folders that checkpoints may be served from: the home's, and that of the head the installation came with."""
     yield (settings.home / "checkpoints").resolve()
-    yield starter_path().parent.resolve()
+    yield starter_head.FOLDER.resolve()

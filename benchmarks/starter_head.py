@@ -13,16 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from corpus.shards import ShardWriter, read_rows, write_summary
-from evaluation.questions import built_in
+from evaluation.acceptance import evaluate
+from evaluation.questions import built_in, read_questions
 from evaluation.tuning import tune
 from models.base import load_base
-from models.checkpoints import load_draft, set_drafting
+from models.checkpoints import amend, load_draft, read_config, set_drafting
 from models.fetch import read_card, starter_path
 from speculoos.reporting import ConsoleReporter
 from training.loop import train
 from training.recipes import parse_changes, read_recipe
 
 RECIPE = "eagle3-starter"
+MAX_TOKENS = 128
+MEASURED = (
+    *("mean_accepted_length", "acceptance_by_depth", "identical_to_plain", "ties", "prompts", "tokens"),
+    *("speedup", "tokens_per_second", "plain_tokens_per_second"),
+)
 NOTES = """Trained with Speculoos for the starter model, its own answers only:
 
     python -m benchmarks.starter_data --prompts FILE --out DATA
@@ -36,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--questions", type=Path, help="JSONL to measure on once trained")
     parser.add_argument("changes", nargs="*", help="setting=value")
     asked = parser.parse_args()
     config = read_recipe(RECIPE).config(parse_changes(asked.changes))
@@ -51,6 +58,8 @@ def main() -> None:
     }
     done = train(config, starter_path(), asked.data / "answers", asked.out, asked.out, ConsoleReporter(), info)
     print(json.dumps({"step": done.step, **done.figures, **keep_tree(done.folder)}))
+    if asked.questions:
+        print(json.dumps(measure(done.folder, asked.questions)))
 
 
 def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +84,23 @@ def keep_tree(folder: Path) -> dict[str, Any]:
     tuned = tune(base, load_draft(folder, base), built_in()[-16:], ConsoleReporter())
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())
     return {"drafting": tuned.drafting}
+
+
+def measure(folder: Path, questions: Path) -> dict[str, Any]:
+    """Acceptance and speed beside plain decoding on first turns; kept with the checkpoint's figures."""
+    base = load_base(starter_path())
+    rows = [{**row, "messages": first_turn(row["messages"])} for row in read_questions(questions)]
+    result = evaluate(base, load_draft(folder, base), rows, ConsoleReporter(), max_tokens=MAX_TOKENS)
+    training = read_config(folder)["training"]
+    measured = {name: result[name] for name in MEASURED} | {"measured_on": f"{questions.parent.name}, first turns"}
+    amend(folder, training={**training, "figures": {**training["figures"], **measured}})
+    return measured
+
+
+def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Up to and with the first user's message."""
+    users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    return messages[: users[0] + 1] if users else messages
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterable
@@ -89,15 +90,21 @@ def load_draft(folder: str | Path, base: Any, base_sha256: str = "") -> Any:
 
 def set_drafting(folder: str | Path, drafting: dict[str, Any], tuning: dict[str, Any]) -> None:
     """Keep with the checkpoint how to draft with it (options of `decoding.drafters.make_drafter`, used where none are
-    given) and how that was found. The folder is replaced whole, its sums renewed."""
+    given) and how that was found."""
+    amend(folder, drafting=drafting, tuning=tuning)
+
+
+def amend(folder: str | Path, **changes: Any) -> None:
+    """Change keys of the checkpoint's config.json. The folder is replaced whole, its card and sums renewed."""
     folder = Path(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(folder, temporary)
-    config = {**read_config(folder), "drafting": drafting, "tuning": tuning}
-    write_synced(temporary / CONFIG, json.dumps(config, indent=2, default=str) + "\n")
-    write_synced(temporary / SUMS, _sums(temporary, (p for p in temporary.iterdir() if p.is_file())))
-    _replace(temporary, folder)
+    try:
+        shutil.copytree(folder, temporary)
+        _write_texts(temporary, {**read_config(folder), **changes})
+        _replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def verify_sums(folder: str | Path) -> None:
@@ -138,9 +145,17 @@ def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str) -> 
         "base_sha256": info.get("base_sha256", ""),
         "training": {key: info[key] for key in ("dataset", "settings", "figures", "notes") if key in info},
     }
+    _write_texts(folder, config)
+
+
+def _write_texts(folder: Path, config: dict[str, Any]) -> None:
+    """config.json, and what follows from it and the weights: card and sums."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, "pt") as stored:
+        parameters = sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
     write_synced(folder / CONFIG, json.dumps(config, indent=2, default=str) + "\n")
-    size = (folder / WEIGHTS).stat().st_size
-    write_synced(folder / CARD, draft_card(config, size, sum(t.numel() for t in tensors.values())))
+    write_synced(folder / CARD, draft_card(config, (folder / WEIGHTS).stat().st_size, parameters))
     write_synced(folder / SUMS, _sums(folder, (p for p in folder.iterdir() if p.is_file())))
 
 

@@ -1,5 +1,6 @@
 """The model card (README.md) that lies in every draft checkpoint. Knows text only."""
 
+import json
 from typing import Any
 
 NAMES = {
@@ -25,7 +26,8 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             *_section("Data", training.get("dataset")),
             *_section("Settings", training.get("settings")),
             *_section("Figures", training.get("figures")),
-            *_section("Notes", training.get("notes")),
+            *_section("Drafting", _drafting(config)),
+            *_notes(training.get("notes")),
             "## How to load\n",
             "```python\nfrom models.base import load_base\nfrom models.checkpoints import load_draft\n\n"
             f'base = load_base("PATH_OF_BASE")  # {_line(base)}\ndraft = load_draft("THIS_FOLDER", base)\n```\n',
@@ -41,6 +43,16 @@ def _section(title: str, content: Any) -> list[str]:
         return [f"## {title}\n", _line(content) + "\n"]
     rows = [f"| {_line(key)} | {_cell(value)} |" for key, value in content.items() if value not in (None, "")]
     return [f"## {title}\n", "| | |\n| --- | --- |", *rows, ""]
+
+
+def _drafting(config: dict[str, Any]) -> dict[str, Any]:
+    """How the workbench drafts with it unless told otherwise, and what was expected of that where it was tuned."""
+    tuning = config.get("tuning", {})
+    return {"options": json.dumps(config["drafting"])} | tuning if config.get("drafting") else {}
+
+
+def _notes(text: Any) -> list[str]:
+    return ["## Notes\n", str(text).strip() + "\n"] if text else []
 
 
 def _cell(value: Any) -> str:

@@ -18,13 +18,14 @@ from app.components.words import figure, size
 from app.links import model_link
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import jobs, listing, queries
+from tracking import jobs, listing, queries, starter_head
 from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Experiment
 from workers.quickstart import submit_quickstart
 
 LEAD = "Make a language model faster without changing a word it says: a small draft guesses, the model checks."
+LOOK = "The starter model comes with a small draft, trained already: chat, and watch which words it guessed ahead."
 PROMISE = (
     "Trains small heads on the starter model and lets you watch them guess, in about six minutes on two processor "
     "cores. Nothing is downloaded, and you may close this page while it works."
@@ -45,8 +46,9 @@ class HomePage:
         self.settings = settings
         self.experiment = hidden("home-experiment")
         self.seen = hidden("home-seen")
+        self.look = live("home-look")
         with gr.Column(elem_classes="sp-hero", elem_id="quickstart"):
-            block(tag("div", tag("h2", "Quickstart") + tag("p", safe(PROMISE)), class_="sp-hero-text"))
+            block(hero("Quickstart: make one yourself", PROMISE))
             self.start = gr.Button(
                 "Start the quickstart", variant="primary", size="lg", elem_id="quickstart-start", scale=0
             )
@@ -62,6 +64,7 @@ class HomePage:
         self.machine = block(elem_id="home-machine")
         self.live = [
             self.seen,
+            self.look,
             self.work,
             self.start,
             self.active_box,
@@ -106,6 +109,7 @@ class HomePage:
         active = [job for job in listing.active(rows) if not shown or job.experiment_id != shown.id]
         best = best_drafts(rows)
         return [
+            first_look(rows),
             experiment_view.view(rows, shown) if shown else last_job(rows),
             start_button(active_quickstart(rows) is not None),
             gr.Column(visible=bool(active)),
@@ -121,6 +125,21 @@ class HomePage:
             return "", begin_quickstart(self.settings)
         except SpeculoosError as error:
             return notice(sentence(error), "bad"), ""
+
+
+def hero(title: str, text: str) -> str:
+    """The words of one of the two big boxes."""
+    return tag("div", tag("h2", safe(title)) + tag("p", safe(text)), class_="sp-hero-text")
+
+
+def first_look(rows: Session) -> str:
+    """The way to a first chat with the head that comes with the starter; "" when it is not in the list."""
+    for found in queries.checkpoints(rows, ready_only=True):
+        if found.path == str(starter_head.FOLDER):
+            link = model_link("playground", rows.get_one(Base, found.base_id).name, found.name)
+            button = tag("a", "Chat with the starter", href=link, class_="sp-button")
+            return tag("div", hero("See it at work", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")
+    return ""
 
 
 REMEMBER = """(id) => {

@@ -17,6 +17,7 @@ from app.pages.checkpoints import measure, signature
 from app.pages.playground import opening
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
+from tracking import starter_head
 from tracking.db import reading, session
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 
@@ -75,6 +76,14 @@ def test_the_zip_holds_the_files_and_their_sums_agree(home: Settings, base_id: s
     for line in archive.read("SHA256SUMS").decode().splitlines():
         digest, name = line.split()
         assert hashlib.sha256(archive.read(name)).hexdigest() == digest
+
+
+def test_the_head_that_comes_with_the_starter_is_served_from_where_it_is_installed(
+    home: Settings, base_id: str, client: TestClient
+) -> None:
+    answer = download(client, add_checkpoint(home, base_id, path=str(starter_head.FOLDER)))
+    archive = zipfile.ZipFile(io.BytesIO(answer.content))
+    assert archive.read("SHA256SUMS") == (starter_head.FOLDER / "SHA256SUMS").read_bytes()
 
 
 @pytest.mark.parametrize("place", ["/etc", "../outside", "link"])
