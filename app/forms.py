@@ -60,8 +60,11 @@ def import_request(settings: Settings, upload: str | None, path: str, limit: flo
 
 def readable(settings: Settings, text: str) -> Path:
     """A path that pages may name: any on one's own machine, only the home folder where others may come in."""
-    path = Path(text).expanduser()
-    path = path.resolve() if path.is_absolute() else (settings.home / path).resolve()
+    try:
+        path = (settings.home / Path(text).expanduser()).resolve()
+        path.exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of nobody
+        raise BadInput(f"Path: {text[:80]!r} cannot be the path of a file here.") from None
     if not settings.is_loopback and not path.is_relative_to(settings.home):
         raise BadInput(f"Path: only files under {settings.home} can be named here; copy it there, or upload it.")
     return path

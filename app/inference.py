@@ -53,4 +53,6 @@ def _refusal(error: openai.APIStatusError) -> Unavailable | BadInput:
 
 @lru_cache(maxsize=4)
 def _client(url: str, token: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=token or "none", max_retries=0, timeout=30)
+    """Straight to the server: a proxy for the internet (HTTP_PROXY) would not find it, and would be told the token."""
+    straight = openai.DefaultHttpxClient(trust_env=False)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=token or "none", max_retries=0, timeout=30, http_client=straight)

@@ -1,6 +1,7 @@
 """The web server: pages, their own routes, the guard in front. `python -m app.main` starts it; torch stays out."""
 
 import os
+import sys
 import warnings
 from contextlib import suppress
 from importlib import import_module
@@ -94,14 +95,19 @@ def register_starter(settings: Settings) -> None:
         queries.ensure_starter(rows, settings)
 
 
-def main() -> None:
-    """Serve the pages where the settings say."""
-    settings = load()
-    auth.check_bind(settings)
+def main() -> int:
+    """Serve the pages where the settings say. One sentence on standard error when they cannot be served there."""
+    try:
+        settings = load()
+        auth.check_bind(settings)
+    except SpeculoosError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     register_starter(settings)
     with beating(settings, "web"):
         uvicorn.run(make_app(settings), host=settings.host, port=settings.port, log_level="warning")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

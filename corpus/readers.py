@@ -129,10 +129,18 @@ def _csv(path: Path) -> Iterator[Record | Broken]:
     with open(path, "rb") as handle:
         source = _CsvLines(handle)
         reader = csv.reader(source, delimiter=_delimiter(path), strict=True)
-        header = [name.strip() for name in next(reader, [])]
+        header = _header(path, reader)
         while (item := _csv_row(reader, source, header)) is not None:
             if item:
                 yield item
+
+
+def _header(path: Path, reader: Any) -> list[str]:
+    """Names of the columns. Without them no row means anything, so a broken header ends the reading."""
+    try:
+        return [name.strip() for name in next(reader, [])]
+    except csv.Error as error:
+        raise BadInput(f"{path.name}: broken CSV: {error}, in the header.") from None
 
 
 def _delimiter(path: Path) -> str:

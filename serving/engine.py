@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,12 +102,6 @@ class Engine:
             if job:
                 log.info("Unloading models: %s holds %s", job, self.device)
                 self.queue.submit("upkeep", lambda _: self.pool.clear())
-
-    def _hold(self, run_id: str) -> AbstractContextManager[lease.Sharing]:
-        """The device for run `run_id`; without one, only a look at who has it."""
-        if run_id:
-            return lease.alone(self.settings, self.device, run_id)
-        return lease.watched(self.settings, self.device)
 
     def _prepare(self, ref: ModelRef, loaded: Loaded) -> None:
         """Leave cores to a job that holds the CPU; when nobody does, see that plain decoding was measured once."""

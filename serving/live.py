@@ -20,7 +20,7 @@ from speculoos.errors import Cancelled, Conflict
 from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import reading, session
-from tracking.tables import Run
+from tracking.tables import Run, now
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
@@ -32,6 +32,7 @@ class LiveRuns:
 
     def __init__(self, settings: Settings, engine: Engine):
         self.settings, self.engine = settings, engine
+        self._since = now()
         self._tickets: dict[str, Ticket] = {}
         self._lock = threading.Lock()
 
@@ -59,6 +60,16 @@ class LiveRuns:
             if run.state == "QUEUED" or (run.state == "RUNNING" and ticket is None):
                 return runs.cancel_run(db, run_id)
             return run.state not in runs.ENDED
+
+    def fail_forgotten(self) -> None:
+        """End runs that were posted to an earlier server just before it was killed: they wait, but not here."""
+        with reading(self.settings) as db:
+            waiting = runs.queued_before(db, min(self._since, now() - runs.POSTED_WITHIN))
+        with self._lock:
+            forgotten = [run_id for run_id in waiting if run_id not in self._tickets]
+        for run_id in forgotten:
+            with session(self.settings) as db:
+                runs.fail_run(db, run_id, runs.LEFT_OVER)
 
     def _submit(self, run: Run) -> bool:
         with self._lock:

@@ -42,7 +42,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_end_leftovers, settings)
-        upkeep = Upkeep(settings, engine)
+        upkeep = Upkeep(settings, engine, live)
         yield
         await run_in_threadpool(upkeep.close)
         await run_in_threadpool(engine.close)

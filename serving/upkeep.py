@@ -1,9 +1,13 @@
-"""What the server does by the clock: says that it lives, and gives a GPU back that a job needs. No torch."""
+"""What the server does by the clock: says that it lives, gives a GPU back that a job needs, ends forgotten runs.
+
+No torch.
+"""
 
 import logging
 import threading
 
 from serving.engine import Engine
+from serving.live import LiveRuns
 from serving.queueing import Busy
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -17,8 +21,8 @@ EVERY_SECONDS = 5.0
 class Upkeep:
     """A thread that beats until `close`."""
 
-    def __init__(self, settings: Settings, engine: Engine):
-        self.settings, self.engine = settings, engine
+    def __init__(self, settings: Settings, engine: Engine, live: LiveRuns):
+        self.settings, self.engine, self.live = settings, engine, live
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
@@ -39,6 +43,7 @@ class Upkeep:
                 with session(self.settings) as db:
                     processes.beat(db, "inference", device=self.engine.device, warm_models=len(self.engine.pool))
                 self.engine.unload_for_job()
+                self.live.fail_forgotten()
             except (SpeculoosError, Busy) as error:  # the database or the device may be back at the next beat
                 log.warning("%s", error)
             if self._done.wait(EVERY_SECONDS):

@@ -60,7 +60,7 @@ class Settings:
     inference_token: str = field(default="", repr=False)
     """SPECULOOS_INFERENCE_TOKEN; default the one `up` made in home/secrets."""
     password: str = field(default="", repr=False)
-    """SPECULOOS_PASSWORD: asked for by the pages when set (user name `speculoos`)."""
+    """SPECULOOS_PASSWORD: asked for by the pages when set."""
     allowed_hosts: tuple[str, ...] = ()
     """SPECULOOS_ALLOWED_HOSTS: further Host headers to accept, comma-separated; loopback always is."""
     hf_token: str = field(default="", repr=False)
@@ -96,13 +96,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     """
     env = os.environ if env is None else env
     home = Path(_value(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
-    inference_port = _int(env, "SPECULOOS_INFERENCE_PORT", 7861)
+    inference_port = _port(env, "SPECULOOS_INFERENCE_PORT", 7861)
     return Settings(
         home=home,
         database_url=_value(env, "DATABASE_URL") or f"sqlite:///{home / 'speculoos.db'}",
         redis_url=_value(env, "REDIS_URL") or f"redis+socket://{_run_dir(home) / 'redis.sock'}",
         host=_value(env, "SPECULOOS_HOST") or "127.0.0.1",
-        port=_int(env, "SPECULOOS_PORT", 7860),
+        port=_port(env, "SPECULOOS_PORT", 7860),
         inference_host=_value(env, "SPECULOOS_INFERENCE_HOST") or "127.0.0.1",
         inference_port=inference_port,
         inference_url=_value(env, "SPECULOOS_INFERENCE_URL") or f"http://127.0.0.1:{inference_port}",
@@ -153,13 +153,24 @@ def _int(env: Mapping[str, str], name: str, default: int) -> int:
         raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
 
 
+def _port(env: Mapping[str, str], name: str, default: int) -> int:
+    port = _int(env, name, default)
+    if not 0 < port < 2**16:
+        raise BadInput(f"{name}: expected a port from 1 to 65535, got {port}.")
+    return port
+
+
 def _endpoints(path: Path) -> dict[str, Endpoint]:
     try:
-        tables = tomllib.loads(path.read_text()).get("endpoints", {})
-    except FileNotFoundError:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("endpoints", {})
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}).") from None
+    except ValueError as error:  # TOML's own, and bytes that are not UTF-8
         raise BadInput(f"{path}: {error}.") from None
+    if not isinstance(tables, dict):
+        raise BadInput(f"{path}: endpoints: expected [endpoints.NAME] tables, each with its url.")
     made = {}
     for name, table in tables.items():
         try:

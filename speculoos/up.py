@@ -194,8 +194,8 @@ def _watch(supervisor: Supervisor, stop: threading.Event) -> None:
 
 
 def _welcome(settings: Settings) -> str:
-    name = " (user name speculoos, and the password of SPECULOOS_PASSWORD)" if settings.password else ""
-    return f"Speculoos is up: {url(settings)}{name}\nHome: {settings.home}. Ctrl-C stops it."
+    asked = " (asks for the password of SPECULOOS_PASSWORD)" if settings.password else ""
+    return f"Speculoos is up: {url(settings)}{asked}\nHome: {settings.home}. Ctrl-C stops it."
 
 
 def _say(words: str) -> None:

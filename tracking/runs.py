@@ -7,7 +7,7 @@ Every function takes an open session and leaves the commit to its caller. Knows 
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
@@ -17,6 +17,8 @@ from speculoos.errors import NotFound
 from tracking.tables import Run, RunStep, new_id, now
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+POSTED_WITHIN = timedelta(seconds=30)
+"""The web posts a run's id at once or gives it up; one that waits for longer has been posted, if ever."""
 LEFT_OVER = "The inference server was restarted while this run was waiting or going on; send it again."
 
 
@@ -90,12 +92,17 @@ def fail_run(session: Session, run_id: str, error: str) -> bool:
     return _end(session, Run.id == run_id, ("QUEUED", "RUNNING"), state="FAILED", error=storable(error))
 
 
-def fail_leftovers(session: Session, queued_for: timedelta = timedelta(seconds=30)) -> int:
+def fail_leftovers(session: Session, queued_for: timedelta = POSTED_WITHIN) -> int:
     """End the runs a killed inference server left: all RUNNING, and those QUEUED for longer. Returns how many."""
     waiting = and_(Run.state == "QUEUED", Run.created_at < now() - queued_for)
     left = or_(Run.state == "RUNNING", waiting)
     ids = list(session.scalars(select(Run.id).where(left)))
     return sum(fail_run(session, run_id, LEFT_OVER) for run_id in ids)
+
+
+def queued_before(session: Session, time: datetime) -> list[str]:
+    """Ids of the runs that were made before `time` and wait still."""
+    return list(session.scalars(select(Run.id).where(Run.state == "QUEUED", Run.created_at < time)))
 
 
 def delete_run(session: Session, run_id: str) -> None:

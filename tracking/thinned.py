@@ -16,7 +16,7 @@ POINTS = 240
 
 def metrics(session: Session, job_id: str, points: int = POINTS) -> dict[str, list[tuple[int, float]]]:
     """Each metric's (step, value) pairs in order of step, about `points` of them at most."""
-    wanted = [_every(*spread, points) for spread in _spreads(session, job_id)]
+    wanted = [_every(job_id, *spread, points) for spread in _spreads(session, job_id)]
     if not wanted:
         return {}
     query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, or_(*wanted))
@@ -34,10 +34,12 @@ def _spreads(session: Session, job_id: str) -> list[tuple[str, int, int, int]]:
     ]
 
 
-def _every(name: str, count: int, first: int, last: int, points: int) -> ColumnElement[bool]:
-    """The steps of one metric to take: every n-th from the first, and the last."""
+def _every(job_id: str, name: str, count: int, first: int, last: int, points: int) -> ColumnElement[bool]:
+    """The steps of one metric to take: the first of every so many, and the last. They need not lie at equal distances
+    (the last one of a run seldom does), so they are not found by their remainder."""
     if count <= points:
         return Metric.name == name
-    spacing = max((last - first) // (count - 1), 1)
-    stride = spacing * math.ceil(count / points)
-    return and_(Metric.name == name, or_((Metric.step - first) % stride == 0, Metric.step == last))
+    width = math.ceil((last - first + 1) / points)
+    own = and_(Metric.job_id == job_id, Metric.name == name)
+    firsts = select(func.min(Metric.step)).where(own).group_by((Metric.step - first) // width)
+    return and_(Metric.name == name, or_(Metric.step.in_(firsts), Metric.step == last))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from speculoos.errors import Fenced, SpeculoosError
+from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tracking import db, reports
 from tracking.tables import now
@@ -55,7 +55,7 @@ class JobReporter:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
         if not isinstance(error, Fenced):
-            self.flush()
+            self._flush_the_rest()
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         eta = self._eta.update(done, total)
@@ -125,6 +125,18 @@ class JobReporter:
                 self._check_silence(str(error))
             except Exception as error:
                 self._check_silence(type(error).__name__)
+
+    def _flush_the_rest(self) -> None:
+        """Write what is left, trying for as long as a lease lasts: work that is done must not fail by a moment
+        without database."""
+        deadline = time.monotonic() + self._timing.lease_seconds
+        while True:
+            try:
+                return self.flush()
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(self._timing.poll_seconds)
 
     def _check_silence(self, reason: str) -> None:
         if time.monotonic() - self._last_beat > self._timing.lease_seconds:

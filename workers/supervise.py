@@ -19,6 +19,7 @@ from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports
 from tracking.states import JobState
 from workers import identity
+from workers.child import describe
 from workers.publish import publish_ready
 from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, EXIT_ORPHANED, PARENT
@@ -67,6 +68,17 @@ class Supervisor:
             log.info("Job %s: attempt %d is no longer ours.", self.job_id, self.attempt)
         except SpeculoosError as error:
             log.warning("Job %s: %s", self.job_id, error)
+        except OSError as error:
+            self._cannot(error)
+
+    def _cannot(self, error: OSError) -> None:
+        """No room for the log, or none for a process. Said in the row: its worker has not fallen silent."""
+        log.warning("Job %s: %s", self.job_id, error)
+        try:
+            with db.session(self.settings) as session:
+                jobs.fail(session, self.job_id, self.attempt, *describe(error))
+        except SpeculoosError as problem:
+            log.warning("Job %s: %s", self.job_id, problem)
 
     def _end_last_child(self) -> None:
         with db.reading(self.settings) as session:

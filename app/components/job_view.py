@@ -88,7 +88,7 @@ def banner(job: Job, waits_for: str = "") -> str:
     if job.state == "INTERRUPTED":
         return notice("Its worker went away; it goes on from its last checkpoint as soon as a worker is free.", "warn")
     if job.state == "CANCELLED":
-        return notice("Stopped at your request; what was finished is kept.", "info")
+        return notice(job.error or "Stopped at your request.", "info")
     if job.state == "RUNNING" and job.cancel_requested:
         return notice("Stopping: the job saves what it has first.", "warn")
     if job.state == "RUNNING":

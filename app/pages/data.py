@@ -30,7 +30,7 @@ from workers.requests import ImportPrompts
 from workers.submit import submit
 
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
-TYPES = [".jsonl", ".json", ".csv", ".parquet"]
+TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"]
 
 
 def table(rows: Session, which: str) -> str:

@@ -29,7 +29,7 @@ def list_jobs(
     from tracking.db import reading
 
     with reading(open_home()) as session:
-        rows = listing.jobs(session)[:limit]
+        rows = listing.jobs(session, limit=limit)
         found = [
             {
                 **columns(job, *HIDDEN),

@@ -114,6 +114,16 @@ def test_other_machines_need_a_password(home: Settings) -> None:
     auth.check_bind(home)
 
 
+def test_a_start_without_the_password_that_is_needed_is_one_sentence(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from app.main import main
+
+    monkeypatch.setenv("SPECULOOS_HOST", "0.0.0.0")
+    assert main() == 2
+    assert "SPECULOOS_PASSWORD" in capsys.readouterr().err
+
+
 def test_the_login_comes_before_the_pages_own_routes(home: Settings) -> None:
     """Gradio has a /login of its own, which would take the form's place."""
     from app.main import make_app

@@ -52,6 +52,16 @@ def test_where_others_may_come_in_only_files_of_the_home_can_be_named(settings, 
             forms.import_request(shared, None, typed, None)
 
 
+@pytest.mark.parametrize("typed", ["~nobody-of-this-name/x", "a\0b", "x" * 5000])
+def test_what_can_be_no_path_is_refused_in_a_sentence(settings, typed):
+    for ask in (
+        lambda: forms.import_request(settings, None, typed, None),
+        lambda: forms.fetch_request(settings, "Local folder", typed),
+    ):
+        with pytest.raises(BadInput, match="cannot be the path"):
+            ask()
+
+
 def test_an_upload_is_ours_to_remove_and_a_named_file_is_not(settings, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text("{}")

@@ -100,6 +100,18 @@ def test_a_failure_is_one_sentence_with_what_to_change():
     assert "The disk is full. Free some space." in job_view.banner(job)
 
 
+def test_a_cancelled_job_says_why_it_was_cancelled():
+    reason = "Not started, because “Import x” failed; retry that job and this one follows."
+    assert reason in job_view.banner(Job(kind="train", state="CANCELLED", error=reason))
+    assert "Stopped at your request" in job_view.banner(Job(kind="train", state="CANCELLED"))
+
+
+def test_every_kind_of_prompt_file_that_can_be_read_can_be_uploaded():
+    from app.pages.data import TYPES
+
+    assert {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"} == set(TYPES)
+
+
 def test_a_finished_training_leads_to_the_playground(filled):
     with session(filled) as rows:
         rows.get(Checkpoint, "heads").job_id = "succeeded"

@@ -1,8 +1,6 @@
 """The frame around the pages: what it loads, what it shows, what it never lets through."""
 
 import re
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,9 +11,9 @@ from app import theme
 from app.components import pieces, shell, strip, words
 from app.components.text import safe, tag
 from app.main import PAGES, make_app, make_pages
-from speculoos.settings import Settings
+from speculoos.settings import Settings, load
 from tracking import processes
-from tracking.db import session
+from tracking.db import session, upgrade
 from tracking.tables import Job, Preference, now
 
 NASTY = [
@@ -28,15 +26,12 @@ NASTY = [
 ]
 
 
-@pytest.fixture
-def client(home: Settings) -> TestClient:
-    return TestClient(make_app(home), base_url="http://127.0.0.1:7860")
-
-
-def test_the_app_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, app.main; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """One application for the file: making all pages takes seconds."""
+    settings = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("home"))})
+    upgrade(settings)
+    return TestClient(make_app(settings), base_url="http://127.0.0.1:7860")
 
 
 def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) -> None:
@@ -152,8 +147,6 @@ def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:
 
 
 def test_the_strip_says_when_the_database_is_not_there(tmp_path: Path) -> None:
-    from speculoos.settings import load
-
     settings = load({"SPECULOOS_HOME": str(tmp_path / "none"), "DATABASE_URL": f"sqlite:///{tmp_path}/none/x.db"})
     assert "cannot be used now" in strip.render(settings)
 

@@ -261,7 +261,8 @@ def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workb
         rows.add(Checkpoint(name=HOSTILE, **values))
     for path in ("/", "/jobs", "/data", "/checkpoints", "/train", "/models"):
         page.goto(f"{bench.url}{path}")
-        page.wait_for_timeout(1200)
+        expect(page.locator("#strip .sp-strip")).to_be_visible()
+        page.wait_for_timeout(400)
         assert page.locator("img[src=x]").count() == 0
     page.goto(bench.url)
     expect(page.locator("#home-best")).to_contain_text(HOSTILE)

@@ -182,6 +182,7 @@ def test_csv_cells_may_hold_json(tmp_path: Path) -> None:
         ("x.bin", b"\x89PNG\r\n", "not a kind of file"),
         ("x.parquet", b"PAR1 and then nothing", "broken parquet"),
         ("x.json", b'{\n"prompt": ', "broken JSON"),
+        ("x.csv", b'"pro"mpt,x\nhello,1\n', "broken CSV: .*, in the header"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_as_a_whole(tmp_path: Path, name: str, data: bytes, says: str) -> None:

@@ -83,9 +83,25 @@ def test_every_error_is_one_sentence_and_an_object(
 
 
 def test_a_bad_setting_is_named(home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setenv("SPECULOOS_PORT", "many")
+    for value, says in (("many", "expected a whole number"), ("99999", "expected a port from 1 to 65535")):
+        monkeypatch.setenv("SPECULOOS_PORT", value)
+        assert main(["models", "list"]) == 2
+        assert capsys.readouterr().err.startswith(f"SPECULOOS_PORT: {says}")
+
+
+@pytest.mark.parametrize("content", [b"endpoints = 5", b"\xff\xfe", b"[endpoints", b"[endpoints.x]\nport = 1"])
+def test_a_broken_settings_file_is_named(home: Settings, content: bytes, capsys: pytest.CaptureFixture) -> None:
+    (home.home / "settings.toml").write_bytes(content)
     assert main(["models", "list"]) == 2
-    assert capsys.readouterr().err.startswith("SPECULOOS_PORT: expected a whole number")
+    assert capsys.readouterr().err.startswith(f"{home.home / 'settings.toml'}: ")
+
+
+def test_as_many_jobs_are_listed_as_were_asked_for(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with db.session(home) as session:
+        session.add_all([Job(name=f"job {i}", kind="train", queue="gpu", state="CANCELLED") for i in range(120)])
+    for limit in (110, 7):
+        assert main(["jobs", "list", "--limit", str(limit), "--json"]) == 0
+        assert len(last_json(capsys)[0]) == limit
 
 
 def test_a_home_that_cannot_be_made_is_one_sentence(

@@ -154,11 +154,8 @@ def test_no_secret_is_in_the_configuration_or_in_a_command_line(monkeypatch: pyt
     assert "s3cret-words" not in supervisor_config(load(), programs(load()))
 
 
-@pytest.mark.parametrize("home", ["with 100% of it", "blank  blank", "quote'quote"])
-def test_strange_home_names_reach_the_programs_unchanged(
-    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / home))
+def test_a_strange_home_name_reaches_the_programs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "100% of  it, a quote'quote"))
     settings = load()
     private_run_dir(settings)
     argument = str(settings.home / "100% 'of' it")

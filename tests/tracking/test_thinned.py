@@ -38,3 +38,17 @@ def test_a_short_metric_is_whole(home: Settings, job_id: str) -> None:
 def test_a_job_without_metrics_has_none(home: Settings) -> None:
     with reading(home) as rows:
         assert thinned.metrics(rows, "nothing") == {}
+
+
+def test_steps_at_uneven_distances_are_thinned_as_evenly(database: Settings) -> None:
+    """A first step of its own, and a last one where training was stopped early."""
+    with session(database) as rows:
+        job = jobs.create(rows, kind="train", queue="gpu", request={}, name="odd")
+        job.state, job.attempt = JobState.RUNNING, 1
+        rows.flush()
+        odd = [1, *range(10, 10_001, 10), 10_003]
+        reports.write(rows, job.id, 1, reports.Report(metrics={("eval/loss", step): 1.0 for step in odd}))
+    with reading(database) as rows:
+        steps = [step for step, _ in thinned.metrics(rows, job.id, points=100)["eval/loss"]]
+    assert (steps[0], steps[-1]) == (1, 10_003)
+    assert 90 <= len(steps) <= 102

@@ -1,5 +1,6 @@
 """The parts of a worker, each by itself: time left, secrets, process identity, what the reconciler does with rows."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound
+from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
 from speculoos.settings import Settings, load
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, leases, processes, reports
@@ -21,7 +22,7 @@ from workers.context import Context
 from workers.reconcile import interrupt_lost, is_due
 from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, Eta
-from workers.supervise import KILLED, MEMORY_HINT, hint, last_line
+from workers.supervise import KILLED, MEMORY_HINT, Supervisor, hint, last_line
 from workers.timing import Timing, timing
 
 
@@ -199,6 +200,23 @@ def test_a_report_that_could_not_be_written_is_not_lost(context: Context, monkey
         assert jobs.get(session, context.job_id).done == 1
 
 
+def test_a_moment_without_database_at_the_end_does_not_fail_the_work(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, away = reports.write, iter([True, True, False])
+
+    def sometimes(*given: object) -> bool:
+        if next(away, False):
+            raise Unavailable("The database cannot be used now.")
+        return write(*given)
+
+    context.log("the last word")
+    monkeypatch.setattr(reports, "write", sometimes)
+    context.__exit__(None, None, None)
+    with context.session() as session:
+        assert [line.message for line in reports.logs(session, context.job_id)] == ["the last word"]
+
+
 def test_work_waits_for_its_device_and_keeps_it(context: Context) -> None:
     with context.session() as session:
         leases.acquire(session, "cpu", "run:1", 0.4)
@@ -222,8 +240,10 @@ def test_a_wish_to_stop_ends_the_wait_for_a_device(context: Context) -> None:
 SILENT_CHILD = """
 import sys, time
 from speculoos.settings import load
+from tracking import db
 from workers.context import Context
 from workers.timing import Timing
+db.BUSY_MILLISECONDS = 300  # else a beat waits for ten seconds
 with Context(load(), sys.argv[1], 1, Timing(poll_seconds=0.1, lease_seconds=0.5)):
     print("started", flush=True)
     time.sleep(60)
@@ -240,6 +260,24 @@ def test_a_child_that_cannot_reach_the_database_for_a_lease_leaves(home: Setting
         session.connection()
         assert child.wait(30) == EXIT_FENCED
     assert b"could not be reached" in child.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(OSError(errno.ENOSPC, "No space left on device"), "disk_full"), (OSError(1, "no"), "unexpected")],
+)
+def test_a_process_that_cannot_be_started_fails_its_job_with_the_reason(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, error: OSError, code: str
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise error
+
+    job = make_job(home, state="RUNNING", attempt=1)
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    Supervisor(home, job.id, 1, Timing()).run()
+    with db.reading(home) as session:
+        failed = jobs.get(session, job.id)
+    assert (failed.state, failed.error_code) == ("FAILED", code) and failed.error and failed.hint
 
 
 def test_the_last_line_of_a_log_skips_our_own_headers(tmp_path: Path) -> None:

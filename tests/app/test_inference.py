@@ -1,0 +1,56 @@
+"""The way from the pages to the inference server."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from app import inference
+from speculoos.first_start import main as first_start
+from speculoos.settings import Settings
+
+
+class Accepts(BaseHTTPRequestHandler):
+    """Answers everything with an empty object."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Accepts) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy for the internet, as companies set one: nobody listens there now."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_pages_ask_the_inference_server_straight_whatever_proxy_is_set(home: Settings, server: str) -> None:
+    inference._post(replace(home, inference_url=server, inference_token="t"), "/runs/x")
+
+
+def test_a_health_check_goes_straight_too(server: str) -> None:
+    assert first_start(["--ping", f"{server}/healthz"]) == 0
