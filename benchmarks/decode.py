@@ -68,7 +68,7 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
     drafter = make_drafter(target, draft, options)
 
     def run(prompt: list[int]) -> Answer:
-        target.prefill(prompt[:1])
+        target.rewind(0)
         began = time.perf_counter()
         steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens)))
         seconds = time.perf_counter() - began
@@ -183,6 +183,7 @@ def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
         str(args.questions),
     ]
     command += ["--device", args.device, "--max-tokens", str(args.max_tokens), "--memory-dtype", dtype]
+    command += ["--context", str(args.context)]
     made = {}
     for side in ("transformers", "ours"):
         out = subprocess.run([*command, "--memory-of", side], capture_output=True, text=True, check=True).stdout

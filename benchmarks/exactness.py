@@ -23,13 +23,13 @@ from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
 from decoding.fast import fast_target
 from decoding.generate import generate
-from decoding.target import Target
+from decoding.target import Target, common_prefix
+from evaluation.ties import TIE
 from models.base import Base, load_base
 from models.chat import render
 from models.fetch import read_card, starter_path
 from models.files import write_json
 
-TIE = 1e-3
 TIES_ALLOWED = 1 / 5000
 
 
@@ -79,7 +79,7 @@ def compare(target: Target, drafter: Drafter, expected: Reference) -> Outcome:
         prompt = expected.prompt + expected.tokens[:start]
         config = GenerateConfig(max_tokens=len(expected.tokens) - start)
         ours = [t.id for step in generate(target, drafter, prompt, config) for t in step.tokens]
-        at = start + _agreeing(ours, expected.tokens[start:])
+        at = start + common_prefix(ours, expected.tokens[start:])
         if at == len(expected.tokens):
             break
         token = ours[at - start] if at - start < len(ours) else None
@@ -89,10 +89,6 @@ def compare(target: Target, drafter: Drafter, expected: Reference) -> Outcome:
         outcome.ties.append(at)
         start = at + 1
     return outcome
-
-
-def _agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
 
 
 def references(

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.base import load_tokenizer
+from models.base import load_tokenizer, read_eos_ids
 from training.batches import Conversation, epoch_order, load_conversations, make_batches
 from training.schedule import lr_factor
 
@@ -74,4 +74,4 @@ class Plan:
 def conversations(base: Path, data: Path, max_length: int) -> list[Conversation]:
     """The data set's conversations, masked and cut for this base."""
     tokenizer = load_tokenizer(base)
-    return load_conversations(data, tokenizer, max_length)[0]
+    return load_conversations(data, tokenizer, max_length, eos_ids=sorted(read_eos_ids(base, tokenizer)))[0]

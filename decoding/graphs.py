@@ -120,6 +120,8 @@ class _Replay:
     def __init__(self, forward: Any, cache: KVCache, nodes: int, bucket: int, layers: tuple[int, ...]):
         self.forward, self.bucket, self.layers = forward, bucket, layers
         self.buffers = Buffers.empty(nodes, cache.keys.device)
+        self.rotations = forward.rotations
+        """The table as it was: a graph reads it where it lay, also once a longer context made the forward a new one."""
         self.rows = BucketRows(cache, self.buffers.rows, bucket)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Scored | None = None
@@ -151,5 +153,5 @@ class _Replay:
         forward, buffers = self.forward, self.buffers
         group = forward.heads // forward.kv_heads
         biases = buffers.biases(forward.windows, self.bucket, group, forward.base.dtype)
-        rotation = forward.rotations[buffers.positions][:, None]
+        rotation = self.rotations[buffers.positions][:, None]
         return forward.compute(buffers.ids, rotation, biases, self.rows, self.layers)

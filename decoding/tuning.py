@@ -101,9 +101,7 @@ def _verdict(best: Sequence[tuple[SizePlan, tuple[Choice, ...]]]) -> TreePlan:
     """The fastest of the best of each size, or plain decoding."""
     sizes = tuple(size for size, _ in best)
     if not best or max(size.speedup for size in sizes) <= 1.0:
-        return TreePlan(
-            0, 0, (), 1.0, 1.0, sizes, "Plain decoding is faster than any tree of this draft on this machine."
-        )
+        return TreePlan(0, 0, (), 1.0, 1.0, sizes, PLAIN_IS_FASTER)
     top, choices = max(best, key=lambda pair: pair[0].speedup)
     verdict = f"{top.nodes} nodes, depth {top.depth}: expected τ {top.expected_tau:.2f}, {top.speedup:.2f} × plain."
     return TreePlan(top.nodes, top.depth, choices, top.expected_tau, top.speedup, sizes, verdict)

@@ -44,13 +44,14 @@ class _Space:
 def tune(
     base: Base, draft: Any, questions: Sequence[dict[str, Any]], reporter: Reporter, *, max_tokens: int = 48
 ) -> Tuned:
-    """The best tree for `draft` here, from answers of up to `max_tokens` to the first turns of `questions`.
+    """The best tree for `draft` here, from answers of up to `max_tokens` to the first turns of `questions`, which are
+    cut where the context would not hold prompt and answer.
 
     Takes the base's weights over (fast_target). Raises Cancelled between questions when the reporter says stop.
     """
     target = fast_target(base, MAX_LENGTH)
     space = _space(draft)
-    prompts = [_prompt(base, row) for row in questions]
+    prompts = [_prompt(base, row)[: target.max_length - max_tokens] for row in questions]
     steps = []
     for prompt in prompts:
         steps += _run(target, draft, space.at_depth(space.deepest), prompt, max_tokens)
@@ -84,7 +85,7 @@ def _prompt(base: Base, row: dict[str, Any]) -> list[int]:
 
 def _run(target: Target, draft: Any, options: dict[str, Any], prompt: list[int], max_tokens: int) -> list[Step]:
     drafter = make_drafter(target, draft, options)
-    return list(generate(target, drafter, prompt[: MAX_LENGTH - max_tokens], GenerateConfig(max_tokens=max_tokens)))
+    return list(generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens)))
 
 
 def _draft_cost(target: Target, draft: Any, space: _Space, prompt: list[int]) -> Callable[[int], float]:

@@ -3,7 +3,7 @@
 Knows how to load a Hugging Face folder safely. Does not know caches, trees or jobs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.identity import read_json
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 
@@ -176,10 +177,13 @@ def pick_device(name: str) -> torch.device:
         raise BadInput(f"Device {name!r} is not known; use cpu, cuda, cuda:N or auto.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"Device {name!r}: no GPU can be used here; choose cpu or auto.")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise BadInput(f"Device {name!r}: there are {count} GPUs here, counted from cuda:0.")
     return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
+    """What transformers takes as `dtype`; auto: float32 on a CPU, the folder's own on a GPU. Raises BadInput."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if name not in DTYPES:
@@ -209,12 +213,21 @@ def _plain(error: Exception, folder: Path) -> Exception:
     return error
 
 
+def read_eos_ids(folder: str | Path, tokenizer: Any) -> frozenset[int]:
+    """`Base.eos_ids` of a model folder, read from its files: no weights are loaded."""
+    files = (read_json(Path(folder) / name) for name in ("generation_config.json", "config.json"))
+    return _ids([*(file.get("eos_token_id") for file in files), tokenizer.eos_token_id])
+
+
 def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    found: set[int] = set()
-    for holder in (model.generation_config, model.config, tokenizer):
-        value = getattr(holder, "eos_token_id", None)
-        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
-    return frozenset(int(i) for i in found)
+    holders = (model.generation_config, model.config, tokenizer)
+    return _ids(getattr(holder, "eos_token_id", None) for holder in holders)
+
+
+def _ids(values: Iterable[Any]) -> frozenset[int]:
+    """Token ids out of settings that hold one, several or none."""
+    found = (value if isinstance(value, list | tuple) else [value] for value in values if value is not None)
+    return frozenset(int(i) for ids in found for i in ids)
 
 
 def _first_line(error: Exception) -> str:

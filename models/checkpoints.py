@@ -4,7 +4,6 @@ A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft
 `README.md` (a model card) and `SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import.
 """
 
-import hashlib
 import importlib
 import json
 import logging
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from models.draft_card import draft_card
+from models.identity import file_sha256
 from speculoos.errors import BadInput, NotFound, Unsupported
 
 FORMAT = 1
@@ -114,11 +114,6 @@ def verify_sums(folder: str | Path) -> None:
         expected, name = line.split("  ", 1)
         if not (folder / name).is_file() or file_sha256(folder / name) != expected:
             raise BadInput(f"{folder / name} differs from {SUMS}; download or train the checkpoint again.")
-
-
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_synced(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from speculoos.errors import BadInput
 
@@ -147,7 +148,7 @@ def _within(entry: TensorEntry, size: int) -> bool:
     return True
 
 
-def _update(digest, entry: TensorEntry) -> None:
+def _update(digest: Any, entry: TensorEntry) -> None:
     with open(entry.file, "rb") as handle:
         handle.seek(entry.start)
         left = entry.end - entry.start

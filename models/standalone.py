@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.base import Base, find_layers, load_base
 from speculoos.errors import BadInput, Unsupported
 
-OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "vocab_size_used")
+OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "drafting", "tuning")
 
 
 class StandaloneDraft(nn.Module):

@@ -185,7 +185,7 @@ HELP: dict[str, str] = {
     "clip": "Largest gradient norm; larger ones are scaled down. 0 for no limit.",
     "seed": "Number that fixes the held-out split, the data order and all random draws.",
     "device": "auto, cpu, cuda or cuda:N.",
-    "mixed_precision": "Precision of the draft's arithmetic: no (fp32), bf16 or fp16.",
+    "mixed_precision": "Precision of the draft's arithmetic: no (fp32), bf16 or, on a GPU, fp16.",
     "base_dtype": "Precision in which the frozen base runs; auto: bfloat16 where the processor or GPU has it.",
     "save_dtype": "Precision of the stored weights.",
     "gradient_checkpointing": "Compute activations twice to save memory.",

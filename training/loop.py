@@ -27,10 +27,10 @@ from training.config import TrainConfig, settings_for
 from training.faults import not_finite, plain_errors
 from training.feature_store import FeatureStore, advice
 from training.method import make_method
-from training.samples import sample
+from training.samples import can_be_sampled, sample
 from training.schedule import lr_factor
 from training.setup import frozen_dtype, make_accelerator, make_optimizer, micro_seed
-from training.states import check_same, draft_tensors, latest_state, load_state, read_facts, save_state
+from training.states import check_same, draft_tensors, latest_state, load_state, read_facts, remove_scratch, save_state
 from training.stream import Stream
 from training.window import Window, eval_values
 
@@ -84,7 +84,7 @@ class Trainer:
         self.main = self.accelerator.is_main_process
         device = self.accelerator.device
         self.base = base = load_base(base_path, dtype=frozen_dtype(config, device), device=str(device))
-        self.info = {"base_sha256": info.get("base_sha256") or weights_sha256(base_path), **info}
+        self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
@@ -119,15 +119,19 @@ class Trainer:
         if state is None:
             return
         facts = read_facts(state)
-        check_same(facts["config"], self.config.to_json(), state)
+        check_same(facts["config"], self._shaped_by(), state)
         load_state(state, self.method.draft, self.optimizer)
+        if facts.get("scaler"):
+            self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
         self.best = {**facts["best"], "tau": -math.inf if facts["best"]["tau"] is None else facts["best"]["tau"]}
         self._adopt_best(state.parent / "best")
+        if self.main and state.parent.resolve() != self.out_dir.resolve():
+            remove_scratch(state.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
 
     def _train_step(self) -> None:
-        progress = self._progress(0.5)
+        progress = self._agreed(self._progress(0.5))
         lr = self.config.lr * lr_factor(min(progress, 1.0), self.config.warmup_ratio, self.config.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -149,9 +153,10 @@ class Trainer:
         """Gradient of Σ_k w_k · sum_k / count_k. DDP takes the mean over processes, hence the factor."""
         skip_sync = self.accelerator.no_sync(self.wrapped) if not last else torch.enable_grad()
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
+        seed = micro_seed(self.config.seed, number)
+        torch.manual_seed(seed)  # some small models have dropout
         with skip_sync:
             with self.accelerator.autocast():
-                seed = micro_seed(self.config.seed, number)
                 outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
             self.accelerator.backward(outcome.loss)
         self.window.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
@@ -198,7 +203,8 @@ class Trainer:
 
     def _sample(self) -> None:
         """Greedy answers to the first held-out prompts, drafted by the draft as it is now."""
-        for conversation in self.held.conversations[: self.config.samples]:
+        fit = [c for c in self.held.conversations if can_be_sampled(self.base, c)]
+        for conversation in fit[: self.config.samples]:
             self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation))
 
     def _save(self) -> None:
@@ -211,7 +217,8 @@ class Trainer:
             "elapsed": self._elapsed(),
             "tokens": self.tokens_seen + self.window.tokens,
             "best": best,
-            "config": self.config.to_json(),
+            "config": self._shaped_by(),
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
         save_state(self.out_dir, draft_tensors(self.method.draft), self.optimizer, facts, self.config.keep_last)
 
@@ -258,8 +265,18 @@ class Trainer:
         first = self.step * self.config.accumulate * world
         return list(range(first + rank, first + self.config.accumulate * world, world))
 
+    def _shaped_by(self) -> dict[str, Any]:
+        """What decides which batches a step takes and what it does with them."""
+        return {**self.config.to_json(), "processes": self.accelerator.num_processes}
+
     def _global(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
+
+    def _agreed(self, part: float) -> float:
+        """`part` as the first process sees it: clocks differ, while every process must take the same step."""
+        if not self.config.max_minutes or self.accelerator.num_processes == 1:
+            return part
+        return float(self._global(torch.tensor(part * self.main, device=self.accelerator.device)))
 
     def _every(self, n: int) -> bool:
         return n > 0 and self.step % n == 0

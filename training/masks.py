@@ -66,14 +66,15 @@ def from_marks(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[in
 def from_prefixes(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
     """Mask from rendered texts: an answer is what rendering its turn adds to the text that asks for it.
 
-    Turns whose asking text is no prefix of the whole (templates that rewrite earlier turns) stay out of the loss.
+    Turns whose asking text is no prefix of the whole (templates that rewrite earlier turns) stay out of the loss. So
+    does an answer that opens the conversation: nothing asks for it, and the engine never drafts there.
     """
     text = _render(tokenizer, messages, False)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     mask = [False] * len(ids)
     for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or not turn:
             continue
         asked, answered = _render(tokenizer, messages[:turn], True), _render(tokenizer, messages[: turn + 1], False)
         if not (text.startswith(asked) and text.startswith(answered) and answered.startswith(asked)):
@@ -109,8 +110,6 @@ def _messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
 def _render(tokenizer: Any, messages: list[dict[str, str]], ask: bool) -> str:
     from jinja2 import TemplateError
 
-    if not messages:
-        return ""
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
     except TemplateError as error:

@@ -106,6 +106,7 @@ class MedusaMethod(nn.Module):
 
 
 def fresh_heads(config: TrainConfig, base: Any, vocabulary: DraftVocabulary | None) -> MedusaHeads:
+    """Untrained heads of the shape the config asks for, over all tokens or over `vocabulary`."""
     ids = vocabulary.ids if vocabulary else None
     shape = MedusaConfig(
         base.hidden_size,

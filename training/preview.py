@@ -10,14 +10,15 @@ from training.masks import Masked, mask_conversation
 def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[dict[str, Any]]:
     """The first `limit` rows as {"id", "pieces": [{"text", "in_loss"}…], "tokens", "loss_tokens", "mask_source",
     "problem"}. `problem` says why a row would not be trained on, "" when it would."""
-    from models.base import load_tokenizer
+    from models.base import load_tokenizer, read_eos_ids
     from training.batches import read_rows
 
     tokenizer, records = load_tokenizer(base_path), []
+    eos_ids = read_eos_ids(base_path, tokenizer)
     for row in read_rows(folder):
         if len(records) >= limit:
             break
-        records.append(_record(row, tokenizer))
+        records.append(_record(row, tokenizer, eos_ids))
     return records
 
 
@@ -32,10 +33,10 @@ def pieces(masked: Masked, tokenizer: Any) -> list[dict[str, Any]]:
     return made
 
 
-def _record(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+def _record(row: dict[str, Any], tokenizer: Any, eos_ids: frozenset[int]) -> dict[str, Any]:
     record = {"id": str(row.get("id", "")), "pieces": [], "tokens": 0, "loss_tokens": 0, "mask_source": ""}
     try:
-        masked = mask_conversation(row, tokenizer)
+        masked = mask_conversation(row, tokenizer, eos_ids)
     except BadInput as error:
         text = "\n".join(f"{m.get('role')}: {m.get('content')}" for m in row.get("messages") or [])
         return {**record, "pieces": [{"text": text, "in_loss": False}], "problem": str(error)}

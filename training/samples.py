@@ -8,12 +8,17 @@ from torch import Tensor
 from decoding.drafters import make_drafter
 from decoding.generate import GenerateConfig, generate
 from decoding.stats import summarize
-from decoding.target import Target
+from decoding.target import Target, usable_length
 from decoding.text import TextStream
 from models.checkpoints import draft_class
 from training.batches import Conversation
 
 TOKENS = 48
+
+
+def can_be_sampled(base: Any, conversation: Conversation) -> bool:
+    """Whether the engine can answer the conversation's first prompt: there is one, and it fits the base."""
+    return 0 < int(conversation.mask.nonzero()[0]) < usable_length(base)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from models.base import pick_device
-from speculoos.errors import Unsupported
+from speculoos.errors import BadInput, Unsupported
 from training.config import TrainConfig
 
 
@@ -20,8 +20,12 @@ def make_accelerator(config: TrainConfig) -> Any:
             "FSDP is not supported for drafts (on a CPU accelerate would silently use DDP instead); "
             "a draft fits on one device, so launch with plain multi-process data parallelism."
         )
-    AcceleratorState._reset_state()  # a process may train twice, with another precision (tests, notebooks)
     device = pick_device(config.device)
+    if config.mixed_precision == "fp16" and device.type == "cpu":
+        raise BadInput("mixed_precision: fp16 needs a GPU (accelerate would silently use fp32); choose bf16 or no.")
+    if device.type == "cuda" and device.index is not None and "LOCAL_RANK" not in os.environ:
+        torch.cuda.set_device(device)  # accelerate takes the current GPU, whatever it is told
+    AcceleratorState._reset_state()  # a process may train twice, with another precision (tests, notebooks)
     return Accelerator(mixed_precision=config.mixed_precision, cpu=device.type == "cpu")
 
 

@@ -59,6 +59,13 @@ def save_state(out_dir: Path, draft: dict[str, Any], optimizer: Any, facts: dict
     return final
 
 
+def remove_scratch(folder: Path) -> None:
+    """What a run that was killed left in `folder` and nobody reads again: kept features, half-written states."""
+    for pattern in (".features-*", ".state-*.tmp"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def read_facts(state: Path) -> dict[str, Any]:
     try:
         return json.loads((state / STATE).read_text())

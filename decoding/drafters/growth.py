@@ -29,7 +29,11 @@ def grow_static(
     shape: TreeShape, token: int, expander: Expander, sampling: tuple[Warp, torch.Generator, int] | None = None
 ) -> DraftTree:
     """Fill `shape` level by level. Children are the draft's best by rank, or, with `sampling` (warp, generator, the
-    target's vocabulary size), drawn from its warped distribution without replacement, whose rows come along."""
+    target's vocabulary size), drawn from its warped distribution without replacement, whose rows come along.
+    A shape of the root alone drafts nothing.
+    """
+    if len(shape) == 1:
+        return DraftTree((token,))
     filler = _Filler(shape, token, expander, sampling)
     level, logits = [0], expander.root(token)[None]
     while level:

@@ -49,6 +49,8 @@ class MedusaDrafter(Speculative):
 
     @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
+        if len(self.shape) == 1:
+            return DraftTree((token,))  # an empty tree drafts nothing
         logits = self.heads(self.hidden, self.shape.max_depth).float()
         best = logits.topk(max(self.shape.ranks) + 1, dim=-1)
         logprobs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).tolist()

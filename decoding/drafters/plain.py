@@ -4,4 +4,6 @@ from decoding.drafters.base import Speculative
 
 
 class PlainDrafter(Speculative):
+    """Trees of the root alone."""
+
     name, kind, own = "none", "plain", "plain"

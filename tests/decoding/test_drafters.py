@@ -257,6 +257,22 @@ def test_a_standalone_draft_stays_in_step_with_the_text(options, base):
     torch.testing.assert_close(root, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "draft"])
+def test_an_empty_tree_drafts_nothing(kind, temperature, base):
+    drafts = {
+        "medusa": lambda: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base),
+        "eagle": lambda: EagleDraft.from_base(base),
+        "eagle3": lambda: Eagle3Draft.from_base(base),
+        "draft": lambda: StandaloneDraft.from_base(base, 1),
+    }
+    for options in ({"tree": []}, {"depth": 0}) if kind == "draft" else ({"tree": []},):
+        target = Target(base, 96)
+        drafter = make_drafter(target, drafts[kind]().eval(), options)
+        steps = run(target, drafter, ids_of(base, "the quick"), max_tokens=4, temperature=temperature, seed=0)
+        assert len(steps) > 1 and not any(step.drafted.tokens for step in steps)
+
+
 def test_a_draft_whose_context_is_full_leaves_the_target_to_go_on_alone(base):
     target = Target(base, 96)
     drafter = make_drafter(target, StandaloneDraft.from_base(base, 1), {"depth": 3})

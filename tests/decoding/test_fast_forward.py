@@ -89,6 +89,19 @@ def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, na
     assert {key[:2] for key in fast.cache.replays} == {(len(shape), 256), (len(shape), 512), (1, 256)}
 
 
+def test_a_graph_keeps_the_rotations_it_was_made_with(tiny_base):
+    """A target with a longer context makes the forward a longer table; graphs of the first still read the old one."""
+    base = load_base(tiny_base)
+    short, long = fast_target(base, 200), fast_target(base, 512)
+    short.forward.graphs = GraphedForward(short.forward, capture=False)
+    for target in (short, long):
+        target.prefill([5, 6, 7])
+        target.score(DraftTree((8,)))
+    tables = [next(iter(target.cache.replays.values())).rotations for target in (short, long)]
+    assert [len(table) for table in tables] == [256, 512]
+    assert torch.equal(tables[0], tables[1][:256])
+
+
 def test_buckets_are_powers_of_two_up_to_the_capacity():
     assert [bucket_of(rows, 2000) for rows in (1, 256, 257, 1025, 1999)] == [256, 256, 512, 2000, 2000]
 

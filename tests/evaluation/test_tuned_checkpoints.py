@@ -36,6 +36,12 @@ def test_a_tuned_draft_can_be_drafted_with(tiny_base, method):
     run(target, make_drafter(target, draft_for(target.base, method), tuned.drafting), list(range(9)), max_tokens=8)
 
 
+def test_a_long_first_question_is_cut_to_the_bases_context(tiny_base):
+    base = load_base(tiny_base)
+    long = {"id": "long", "messages": [{"role": "user", "content": "the quick brown fox " * 400}]}
+    assert tune(base, draft_for(base, "medusa"), [long], Silent(), max_tokens=8).plan.verdict
+
+
 def test_a_tree_kept_with_a_checkpoint_is_used_unless_another_is_asked_for(tmp_path, tiny_base):
     base = load_base(tiny_base)
     folder = save_draft(tmp_path / "draft", draft_for(base, "medusa"), {"base": "tiny"})

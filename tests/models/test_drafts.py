@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.base import load_base
-from models.checkpoints import load_draft, read_config, save_draft, verify_sums
+from models.checkpoints import load_draft, read_config, save_draft, set_drafting, verify_sums
 from models.draft_layers import ChainMemory, DraftCache
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
@@ -185,6 +185,13 @@ def test_fresh_medusa_heads_repeat_the_base(base):
 
 
 @torch.no_grad()
+def test_what_is_kept_with_a_standalone_checkpoint_is_no_setting_of_its_model(base, tmp_path):
+    save_draft(tmp_path / "d", StandaloneDraft.from_base(base, 1), {})
+    set_drafting(tmp_path / "d", {"depth": 2}, {"verdict": "fast"})
+    draft = load_draft(tmp_path / "d", base)
+    assert draft.drafting == {"depth": 2} and not {"drafting", "tuning"} & set(draft.to_json())
+
+
 def test_a_standalone_draft_with_every_layer_is_the_base(base, tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from speculoos.reporting import Silent
 from tests.training.conftest import answer, write_dataset
 from training.config import TrainConfig
 from training.feature_store import FeatureStore, advice
-from training.loop import train
+from training.loop import Trainer, train
+from training.setup import make_accelerator
 from training.states import all_states, latest_state
 
 SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 12, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
@@ -90,6 +92,20 @@ def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, tiny_base, da
     assert resumed.figures["tokens"] == straight.figures["tokens"]
 
 
+def test_a_small_model_with_dropout_resumes_exactly_too(tmp_path):
+    folder = make_tiny_base(tmp_path / "gpt2", "gpt2", n_embd=32, n_layer=2, n_head=4)
+    base = load_base(folder)
+    assert base.config.attn_pdrop > 0
+    data = write_dataset(tmp_path / "data", [answer(base, f"count {i}", 20) for i in range(6)])
+    whole, first, second = Notebook(), Notebook(stop_after=2), Notebook()
+    settings = config("draft", max_steps=5, eval_every=0)
+    train(settings, folder, data, tmp_path / "a", reporter=whole)
+    with pytest.raises(Cancelled):
+        train(settings, folder, data, tmp_path / "b", reporter=first)
+    train(settings, folder, data, tmp_path / "c", tmp_path / "b", reporter=second)
+    assert {**first.curve(), **second.curve()} == whole.curve()
+
+
 KILLED = """
 import json, sys, time
 from speculoos.reporting import Silent
@@ -139,6 +155,70 @@ def test_resuming_with_other_settings_is_refused_but_a_longer_run_is_not(tiny_ba
         train(config(lr=1e-4), tiny_base, dataset, tmp_path / "b", tmp_path / "out")
     longer = train(config(max_steps=14), tiny_base, dataset, tmp_path / "c", tmp_path / "out")
     assert longer.step == 14
+
+
+def test_a_resumed_run_removes_what_the_killed_one_left_on_the_disk(tiny_base, dataset, tmp_path):
+    train(config(), tiny_base, dataset, tmp_path / "out")
+    for name in (".features-0-1.0", ".state-10.77.tmp"):
+        (tmp_path / "out" / name).mkdir()
+        (tmp_path / "out" / name / "large").touch()
+    train(config(max_steps=14), tiny_base, dataset, tmp_path / "b", tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*")) and all_states(tmp_path / "out")
+
+
+def test_resuming_with_another_number_of_processes_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
+    """It would take other batches in each step."""
+    train(config(held_out=0), tiny_base, dataset, tmp_path / "out")
+    monkeypatch.setattr("accelerate.Accelerator.num_processes", 2)
+    with pytest.raises(BadInput, match="processes"):
+        train(config(held_out=0), tiny_base, dataset, tmp_path / "b", tmp_path / "out")
+
+
+def test_the_learning_rate_by_the_clock_is_the_first_processes(tiny_base, dataset, tmp_path):
+    trainer = Trainer(config(max_minutes=5.0), tiny_base, dataset, tmp_path / "out", Silent(), {})
+    other = {"device": torch.device("cpu"), "reduce": lambda tensor, reduction: tensor + 0.25}
+    trainer.accelerator, trainer.main = SimpleNamespace(num_processes=2, **other), False
+    assert trainer._agreed(0.75) == 0.25
+
+
+def test_the_scale_of_fp16_gradients_is_part_of_a_state(tiny_base, dataset, tmp_path):
+    def trainer():
+        made = Trainer(config(), tiny_base, dataset, tmp_path / "out", Silent(), {})
+        made.accelerator.scaler = torch.amp.GradScaler("cpu")
+        return made
+
+    first, second = trainer(), trainer()
+    first.accelerator.scaler.load_state_dict(first.accelerator.scaler.state_dict() | {"scale": 512.0})
+    first._save()
+    second._resume(tmp_path / "out")
+    assert second.accelerator.scaler.state_dict()["scale"] == 512.0
+
+
+def test_the_bases_hash_is_known_even_where_the_caller_does_not_know_it(tiny_base, dataset, tmp_path):
+    trainer = Trainer(config(), tiny_base, dataset, tmp_path / "out", Silent(), {"base": "tiny", "base_sha256": ""})
+    assert len(trainer.info["base_sha256"]) == 64 and trainer.info["base"] == "tiny"
+
+
+def test_a_prompt_that_cannot_be_answered_gives_no_sample_and_ends_no_training(tiny_base, base, dataset, tmp_path):
+    """An imported row may count from its first token on."""
+    row = {"id": "odd", "messages": [], "token_ids": list(range(40, 70)), "loss_spans": [[0, 12]]}
+    data = write_dataset(tmp_path / "data", [row, {**row, "id": "other"}])
+    result = train(config(max_steps=2, samples=2, held_out=0.5), tiny_base, data, tmp_path / "out")
+    assert result.step == 2
+
+
+def test_a_device_that_cannot_do_what_is_asked_is_refused(tiny_base, dataset, tmp_path, monkeypatch):
+    with pytest.raises(BadInput, match="fp16 needs a GPU"):
+        train(config(mixed_precision="fp16"), tiny_base, dataset, tmp_path / "out")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(BadInput, match="2 GPUs"):
+        train(config(device="cuda:2"), tiny_base, dataset, tmp_path / "out")
+    taken = []
+    monkeypatch.setattr("torch.cuda.set_device", taken.append)
+    monkeypatch.setattr("accelerate.Accelerator", lambda **_options: None)
+    make_accelerator(config(device="cuda:1"))
+    assert taken == [torch.device("cuda:1")]
 
 
 def test_the_best_draft_on_held_out_data_is_the_one_kept(tiny_base, dataset, tmp_path):

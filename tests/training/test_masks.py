@@ -1,7 +1,11 @@
 """Loss masks: the answers with their end-of-turn tokens and nothing else, whatever the source."""
 
+import json
+import shutil
+
 import pytest
 
+from models.base import load_base, read_eos_ids
 from speculoos.errors import BadInput, NotFound
 from tests.training.conftest import write_dataset
 from training.batches import collate, epoch_order, load_conversations, make_batches, split_held_out
@@ -59,6 +63,15 @@ def test_derived_mask_equals_the_kept_one(base, rows):
         start = row["loss_spans"][0][0]
         assert masked.token_ids[:start] == row["token_ids"][:start]
         assert masked.mask.index(True) == start
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_an_answer_nobody_asked_for_brings_no_header_into_the_loss(base, monkeypatch, marked):
+    if marked:
+        monkeypatch.setattr(base.tokenizer, "chat_template", MARKED)
+    messages = [{"role": "assistant", "content": "hello"}, *TWO_TURNS[1:3]]
+    masked = mask_conversation({"messages": messages}, base.tokenizer)
+    assert shown(masked, base.tokenizer) == ["hello<|im_end|>"] * marked + ["lazy dog<|im_end|>"]
 
 
 def test_a_template_that_drops_earlier_turns_leaves_them_out(base, monkeypatch):
@@ -146,6 +159,18 @@ def test_collate_pads_on_the_right(conversations):
         assert batch.input_ids[row, :n].tolist() == conversation.token_ids.tolist()
         assert not batch.mask[row, n:].any() and int(batch.lengths[row]) == n
     assert batch.tokens == len(conversations[0]) + len(conversations[1])
+
+
+def test_the_preview_knows_every_end_token_of_the_base(tiny_base, tmp_path):
+    """The tokenizer's own may be another than the one that ends a turn."""
+    folder = shutil.copytree(tiny_base, tmp_path / "base")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))
+    base = load_base(folder)
+    assert read_eos_ids(folder, base.tokenizer) == base.eos_ids and len(base.eos_ids) == 2
+    data = write_dataset(tmp_path / "d", [{"id": "two", "messages": TWO_TURNS}])
+    (only,) = preview(data, folder)
+    assert [p["text"] for p in only["pieces"] if p["in_loss"]] == ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]
 
 
 def test_the_preview_shows_the_same_mask(tiny_base, base, tmp_path):
