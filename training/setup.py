@@ -1,13 +1,12 @@
 """What a run stands on: device and processes, the frozen base's precision, the optimizer, seeds."""
 
-import os
 from typing import Any
 
 import torch
 
 from models.base import pick_device
-from speculoos.errors import Unsupported
 from training.config import TrainConfig
+from training.sharding import shard
 
 
 def make_accelerator(config: TrainConfig) -> Any:
@@ -15,11 +14,6 @@ def make_accelerator(config: TrainConfig) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
-        raise Unsupported(
-            "FSDP is not supported for drafts (on a CPU accelerate would silently use DDP instead); "
-            "a draft fits on one device, so launch with plain multi-process data parallelism."
-        )
     AcceleratorState._reset_state()  # a process may train twice, with another precision (tests, notebooks)
     device = pick_device(config.device)
     return Accelerator(mixed_precision=config.mixed_precision, cpu=device.type == "cpu")
@@ -51,6 +45,14 @@ def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
     fused = all(p.device.type == "cpu" for p in parameters) or None
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=fused)
+
+
+def prepare(config: TrainConfig, accelerator: Any, method: Any, sharded: bool) -> tuple[Any, Any]:
+    """`method` as the processes share it, and its optimizer: sharded (FSDP2), else as accelerate does it (DDP)."""
+    if sharded and accelerator.num_processes > 1:
+        shard(method, accelerator.device)
+        return method, accelerator.prepare_optimizer(make_optimizer(config, method))
+    return accelerator.prepare(method, make_optimizer(config, method))
 
 
 def micro_seed(seed: int, number: int) -> int:
