@@ -1,5 +1,8 @@
 """FSDP2: every process keeps a part of each parameter, gradient and moment. The few verbs the loop needs for that.
 
+Parameters are gathered for each forward and split again after its backward, where gradients are reduced too: after
+every micro-batch, since waiting for the last one would mean to hold whole gradients meanwhile.
+
 Asked for by accelerate's own switches (`accelerate launch --use_fsdp --fsdp_version 2`), but the loop shards by itself,
 with torch's `fully_shard` and the whole method as one group, and accelerate sees plain data-parallel processes: so the
 same code runs on GPUs and, under test, over gloo. What is stored is always whole.
@@ -26,8 +29,8 @@ DEVICES = ("cuda",)
 def fsdp_asked(device: torch.device) -> Iterator[bool]:
     """Whether the environment asks for FSDP. Raises Unsupported for what of it we cannot do.
 
-    Inside, the switch is off for everyone else: accelerate would shard in its own way, and transformers would load the
-    frozen base in one process only and leave it empty in the others.
+    Inside, the switch is off for everyone else: accelerate would want to shard in its own way, and transformers may
+    leave parts of the frozen base empty in all processes but the first, for the sharding to fill.
     """
     asked = _on(SWITCH)
     if asked:

@@ -13,14 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.base import load_base
 from models.checkpoints import load_draft, verify_sums
+from models.eagle3 import ScaledLinear
 from speculoos.errors import BadInput, Cancelled, Unsupported
 from tests.tools.ports import free_ports
 from tests.training.test_loop import SHORT, Notebook
 from training import sharding
 from training.config import TrainConfig
 from training.loop import train
+from training.method import make_method
 
 LAUNCHED = {"FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_OFFLOAD_PARAMS": "false"}
 """What `accelerate launch --use_fsdp --fsdp_version 2` sets besides ACCELERATE_USE_FSDP."""
@@ -40,6 +41,7 @@ def counting(method, device, shard=sharding.shard):
     split += 1
     shard(method, device)
     assert all(p.to_local().numel() < p.numel() for p in method.parameters() if len(p) > 1)
+    assert "ACCELERATE_USE_FSDP" not in os.environ
 loop.prepare.__globals__["shard"] = counting
 base, data, runs = json.loads(sys.argv[1])
 for run in runs:
@@ -59,6 +61,7 @@ for run in runs:
 
 METHODS = {
     "medusa": {"medusa_num_heads": 2, "medusa_num_layers": 1},
+    "eagle": {},
     "eagle3": {"draft_vocab_size": 100},
     "draft": {"draft_num_layers": 2},
 }
@@ -132,13 +135,13 @@ def check_close(got, expected):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_sharded_parameters_train_as_whole_ones_do(method, runs, tiny_base):
+def test_sharded_parameters_train_as_whole_ones_do(method, runs, base):
     whole, sharded = read(runs / f"{method}-whole"), read(runs / f"{method}-sharded")
     assert list(sharded[0]) == list(whole[0]) == [str(step) for step in range(1, STEPS + 1)]
     check_close(sharded, whole)
     assert sharded[1] == whole[1] and len(whole[1]) == 2 and whole[1][0]  # samples
     verify_sums(runs / f"{method}-sharded" / "final")
-    draft = load_draft(runs / f"{method}-sharded" / "final", load_base(tiny_base))
+    draft = load_draft(runs / f"{method}-sharded" / "final", base)
     assert draft.method == method and not list((runs / f"{method}-sharded").glob(".*"))
 
 
@@ -168,6 +171,11 @@ def test_states_hold_whole_tensors_for_any_number_of_processes(method, runs, tin
     for file in ("draft.safetensors", "optimizer.safetensors"):
         ours, theirs = (load_file(state / file) for state in states)
         assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}
+
+
+def test_eagle3_is_sharded_with_its_scaled_inputs(base, conversations):
+    fc = make_method(TrainConfig(**settings("eagle3")), base, conversations).draft.fc
+    assert isinstance(fc, ScaledLinear) and len(fc.scale.unique()) > 1
 
 
 def test_a_state_of_other_batches_per_step_is_refused(runs, tiny_base, dataset, tmp_path):
