@@ -53,18 +53,21 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return data
 
 
-def save_draft(folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "") -> Path:
+def save_draft(
+    folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
+) -> Path:
     """Write `draft` to `folder` (replaced if there) and return it. The folder appears whole or not at all.
 
     `info` goes to config.json's `training` and to the card; known keys are `base` (name), `base_sha256`, `dataset`,
-    `settings`, `figures` and `notes`. `dtype` ("bfloat16") casts the weights; default as they are.
+    `settings`, `figures` and `notes`. `dtype` ("bfloat16") casts the weights; default as they are. `tensors`: weights
+    to write instead of those that `draft` holds now.
     """
     folder = Path(folder)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        _write_files(temporary, draft, info, dtype)
+        _write_files(temporary, draft, info, dtype, tensors)
         _replace(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -124,10 +127,10 @@ def write_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str) -> None:
+def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, tensors: dict[str, Any] | None) -> None:
     from safetensors.torch import save_file
 
-    tensors = _tensors(draft, dtype)
+    tensors = _cast(_own_tensors(draft) if tensors is None else tensors, dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for name, text in getattr(draft, "extra_files", dict)().items():
         write_synced(folder / name, text)
@@ -154,14 +157,17 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
     write_synced(folder / SUMS, _sums(folder, (p for p in folder.iterdir() if p.is_file())))
 
 
-def _tensors(draft: Any, dtype: str) -> dict[str, Any]:
+def _own_tensors(draft: Any) -> dict[str, Any]:
+    return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
+
+
+def _cast(tensors: dict[str, Any], dtype: str) -> dict[str, Any]:
     import torch
 
     kind = getattr(torch, dtype) if dtype else None
-    state = draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
     return {
         name: value.detach().to("cpu", kind if kind and value.is_floating_point() else value.dtype).contiguous().clone()
-        for name, value in state.items()
+        for name, value in tensors.items()
     }
 
 
@@ -197,7 +203,7 @@ def _load_weights(path: Path, draft: Any) -> None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{path} cannot be read as safetensors ({error}).") from None
-    expected = draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
+    expected = _own_tensors(draft)
     wrong = [name for name in expected if name not in tensors or tensors[name].shape != expected[name].shape]
     wrong += [name for name in tensors if name not in expected]
     if wrong:

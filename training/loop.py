@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from models.base import load_base
+from models.base import load_base, pick_device
 from models.checkpoints import read_config, save_draft
 from models.identity import tokenizer_sha256, weights_sha256
 from speculoos.errors import BadInput, Cancelled
@@ -29,8 +30,17 @@ from training.feature_store import FeatureStore, advice
 from training.method import make_method
 from training.samples import can_be_sampled, sample
 from training.schedule import lr_factor
-from training.setup import frozen_dtype, make_accelerator, make_optimizer, micro_seed
-from training.states import check_same, draft_tensors, latest_state, load_state, read_facts, remove_scratch, save_state
+from training.setup import frozen_dtype, make_accelerator, micro_seed, prepare
+from training.sharding import draft_tensors, fsdp_asked, gathered, unsharded, whole
+from training.states import (
+    check_same,
+    latest_state,
+    load_state,
+    optimizer_tensors,
+    read_facts,
+    remove_scratch,
+    save_state,
+)
 from training.stream import Stream
 from training.window import Window, eval_values
 
@@ -60,10 +70,9 @@ def train(
     `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. Raises Cancelled, with the state
     saved, when the reporter asks to stop.
     """
-    with plain_errors():
-        return Trainer(config, base_path, dataset_path, Path(out_dir), reporter or Silent(), info or {}).run(
-            resume_from
-        )
+    with plain_errors(), fsdp_asked(pick_device(config.device)) as sharded:
+        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), reporter or Silent(), info or {}, sharded)
+        return trainer.run(resume_from)
 
 
 class Trainer:
@@ -77,6 +86,7 @@ class Trainer:
         out_dir: Path,
         reporter: Reporter,
         info: dict[str, Any],
+        sharded: bool = False,
     ):
         self.started = time.monotonic()
         self.config, self.out_dir, self.reporter = config, out_dir, reporter
@@ -88,7 +98,7 @@ class Trainer:
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
-        self.wrapped, self.optimizer = self.accelerator.prepare(self.method, make_optimizer(config, self.method))
+        self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         self.stream = Stream(training, config.batch_tokens, config.seed, self.method, device, self._store(1.0))
         self.held = Stream(held, config.batch_tokens, config.seed, self.method, device, self._store(0.25))
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
@@ -119,7 +129,7 @@ class Trainer:
         if state is None:
             return
         facts = read_facts(state)
-        check_same(facts["config"], self._shaped_by(), state)
+        check_same(facts, self.config.to_json(), self.accelerator.num_processes, state)
         load_state(state, self.method.draft, self.optimizer)
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
@@ -150,7 +160,7 @@ class Trainer:
         self._report(lr, norm, counts, numbers)
 
     def _backward(self, number: int, features: dict[str, Tensor], counts: Tensor, last: bool) -> None:
-        """Gradient of Σ_k w_k · sum_k / count_k. DDP takes the mean over processes, hence the factor."""
+        """Gradient of Σ_k w_k · sum_k / count_k. DDP and FSDP take the mean over processes, hence the factor."""
         skip_sync = self.accelerator.no_sync(self.wrapped) if not last else torch.enable_grad()
         scale = torch.tensor(self.method.weights, device=counts.device) / counts.clamp(min=1)
         seed = micro_seed(self.config.seed, number)
@@ -163,7 +173,7 @@ class Trainer:
 
     def _clip(self, lr: float) -> float:
         """Norm of the whole gradient before clipping. With fp16 it may be infinite: such steps are skipped."""
-        norm = float(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf))
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.method.parameters(), self.config.clip or math.inf)))
         if not math.isfinite(norm) and self.config.mixed_precision != "fp16":
             raise not_finite(self.step + 1, lr, self.config.mixed_precision)
         return norm
@@ -189,25 +199,28 @@ class Trainer:
         if not self.held.conversations:
             return None
         self.wrapped.eval()
-        got = measure(self.method, [self.held.features(i) for i in range(len(self.held))])
+        with unsharded(self.method):
+            got = measure(self.method, [self.held.features(i) for i in range(len(self.held))])
+        tensors = self._draft_tensors()
         self.best["worse"] += 1
         better = got.tau > self.best["tau"]
         if better:
             self.best = {"tau": got.tau, "step": self.step, "worse": 0, "top1": got.top1(), "tree": got.tree_tau()}
         if self.main:
             self.reporter.metrics(self.step, eval_values(got, self.method.depth_name))
-            self._sample()
+            self._sample(tensors)
             if better:
-                self._save_draft("best", self._figures())
+                self._save_draft("best", self._figures(), tensors)
         return got
 
-    def _sample(self) -> None:
+    def _sample(self, tensors: dict[str, Tensor]) -> None:
         """Greedy answers to the first held-out prompts, drafted by the draft as it is now."""
         fit = [c for c in self.held.conversations if can_be_sampled(self.base, c)]
         for conversation in fit[: self.config.samples]:
-            self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation))
+            self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation, tensors))
 
     def _save(self) -> None:
+        draft, moments = self._draft_tensors(), gathered(optimizer_tensors(self.optimizer), self.main)
         if not self.main:
             return
         self.reporter.keep()
@@ -217,10 +230,11 @@ class Trainer:
             "elapsed": self._elapsed(),
             "tokens": self.tokens_seen + self.window.tokens,
             "best": best,
-            "config": self._shaped_by(),
+            "config": self.config.to_json(),
+            "processes": self.accelerator.num_processes,
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
-        save_state(self.out_dir, draft_tensors(self.method.draft), self.optimizer, facts, self.config.keep_last)
+        save_state(self.out_dir, draft, moments, facts, self.config.keep_last)
 
     def _stop_if_asked(self) -> None:
         asked = self._global(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
@@ -230,12 +244,11 @@ class Trainer:
 
     def _finish(self) -> TrainResult:
         got = self._evaluate()
-        figures = self._figures()
+        figures, tensors = self._figures(), self._draft_tensors()
         if self.main:
-            if got is None or not (self.out_dir / "best").exists():
-                self._save_draft("final", figures)
-            else:
-                self._best_to_final(figures)
+            if got is not None and (self.out_dir / "best").exists():
+                tensors = load_file(self.out_dir / "best" / "model.safetensors")
+            self._save_draft("final", figures, tensors)
             self.reporter.progress(self.step, self.step, "steps", "done")
             self.reporter.log(self._closing(figures))
         self.accelerator.wait_for_everyone()
@@ -264,10 +277,6 @@ class Trainer:
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         first = self.step * self.config.accumulate * world
         return list(range(first + rank, first + self.config.accumulate * world, world))
-
-    def _shaped_by(self) -> dict[str, Any]:
-        """What decides which batches a step takes and what it does with them."""
-        return {**self.config.to_json(), "processes": self.accelerator.num_processes}
 
     def _global(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor
@@ -331,20 +340,16 @@ class Trainer:
             figures["top1"] = [round(x, 4) for x in self.best["top1"]]
         return figures
 
-    def _save_draft(self, name: str, figures: dict[str, Any]) -> None:
+    def _draft_tensors(self) -> dict[str, Tensor]:
+        """The draft's whole tensors for the main process. For all processes, whoever needs them: see `gathered`."""
+        return gathered(draft_tensors(self.method.draft), self.main)
+
+    def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         values = self.config.to_json()
         settings = {s.name: values[s.name] for s in settings_for(self.config.method)}
         data = {"dataset": self.info.get("dataset", ""), **self.data.to_json()}
         info = {**self.info, "dataset": data, "settings": settings, "figures": figures}
-        save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype)
-
-    def _best_to_final(self, figures: dict[str, Any]) -> None:
-        """Write final/ with the best weights and the run's last figures."""
-        from safetensors.torch import load_file
-
-        best = load_file(self.out_dir / "best" / "model.safetensors")
-        self.method.draft.load_state_dict(best, strict=False)
-        self._save_draft("final", figures)
+        save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype, tensors)
 
     def _adopt_best(self, best: Path) -> None:
         """Keep the earlier attempt's best draft, unless it is newer than the state: then it will be made again."""

@@ -12,6 +12,7 @@ from decoding.target import Target, usable_length
 from decoding.text import TextStream
 from models.checkpoints import draft_class
 from training.batches import Conversation
+from training.sharding import draft_tensors
 
 TOKENS = 48
 
@@ -22,15 +23,18 @@ def can_be_sampled(base: Any, conversation: Conversation) -> bool:
 
 
 @torch.no_grad()
-def sample(base: Any, draft: Any, conversation: Conversation) -> dict[str, Any]:
+def sample(
+    base: Any, draft: Any, conversation: Conversation, tensors: dict[str, Tensor] | None = None
+) -> dict[str, Any]:
     """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}.
 
+    `tensors`: what `draft` holds, where it holds only a part itself.
     `tokens` are those of the step records: id, text, origin, depth, rank.
     """
     start = int(conversation.mask.nonzero()[0])
     prompt = conversation.token_ids[:start].tolist()
     target = Target(base, start + TOKENS + 16)
-    drafter = make_drafter(target, mirrored(base, draft))
+    drafter = make_drafter(target, mirrored(base, draft, tensors))
     steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=TOKENS)))
     stream = TextStream(base.tokenizer)
     tokens = [token for record in stream.records(steps) for token in record["tokens"]]
@@ -42,9 +46,8 @@ def sample(base: Any, draft: Any, conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def mirrored(base: Any, draft: Any) -> Any:
-    """A copy of `draft` in the base's precision, as a checkpoint of it would load."""
+def mirrored(base: Any, draft: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+    """A copy of `draft`, or of `tensors`, in the base's precision, as a checkpoint of it would load."""
     made = draft_class(draft.method).from_json(draft.to_json(), base)
-    state: dict[str, Tensor] = draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
-    made.load_state_dict(state, strict=False)
+    made.load_state_dict(tensors or draft_tensors(draft), strict=False)
     return made.eval().requires_grad_(False)

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from models.base import pick_device
-from speculoos.errors import BadInput, Unsupported
+from speculoos.errors import BadInput
 from training.config import TrainConfig
+from training.sharding import shard
 
 
 def make_accelerator(config: TrainConfig) -> Any:
@@ -15,11 +16,6 @@ def make_accelerator(config: TrainConfig) -> Any:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
-        raise Unsupported(
-            "FSDP is not supported for drafts (on a CPU accelerate would silently use DDP instead); "
-            "a draft fits on one device, so launch with plain multi-process data parallelism."
-        )
     device = pick_device(config.device)
     if config.mixed_precision == "fp16" and device.type == "cpu":
         raise BadInput("mixed_precision: fp16 needs a GPU (accelerate would silently use fp32); choose bf16 or no.")
@@ -55,6 +51,14 @@ def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:
     fused = all(p.device.type == "cpu" for p in parameters) or None
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, fused=fused)
+
+
+def prepare(config: TrainConfig, accelerator: Any, method: Any, sharded: bool) -> tuple[Any, Any]:
+    """`method` as the processes share it, and its optimizer: sharded (FSDP2), else as accelerate does it (DDP)."""
+    if sharded and accelerator.num_processes > 1:
+        shard(method, accelerator.device)
+        return method, accelerator.prepare_optimizer(make_optimizer(config, method))
+    return accelerator.prepare(method, make_optimizer(config, method))
 
 
 def micro_seed(seed: int, number: int) -> int:

@@ -36,19 +36,21 @@ def latest_state(folder: str | Path | None) -> Path | None:
     return states[-1] if states else None
 
 
-def save_state(out_dir: Path, draft: dict[str, Any], optimizer: Any, facts: dict[str, Any], keep: int) -> Path:
-    """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full."""
+def save_state(out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int) -> Path:
+    """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full.
+
+    `draft` and `moments` (see `optimizer_tensors`) are whole tensors.
+    """
     from safetensors.torch import save_file
 
     final = out_dir / f"state-{facts['step']}"
     temporary = out_dir / f".{final.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    moments = optimizer_tensors(optimizer)
     check_room(out_dir, sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()]))
     temporary.mkdir(parents=True)
     try:
-        save_file({k: v.detach().cpu().contiguous() for k, v in draft.items()}, temporary / DRAFT)
-        save_file(moments, temporary / OPTIMIZER)
+        for tensors, name in ((draft, DRAFT), (moments, OPTIMIZER)):
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / name)
         write_synced(temporary / STATE, json.dumps(facts, indent=2))
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
@@ -74,19 +76,28 @@ def read_facts(state: Path) -> dict[str, Any]:
 
 
 def load_state(state: Path, draft: Any, optimizer: Any) -> None:
-    """Put the stored tensors back into `draft` (a module) and `optimizer`, in place."""
+    """Put the stored tensors back into `draft` (a module) and `optimizer`, in place, sharded where these are."""
     from safetensors.torch import load_file
 
-    missing = draft.load_state_dict(load_file(state / DRAFT), strict=False)
+    from training.sharding import load_tensors
+
+    missing = load_tensors(draft, load_file(state / DRAFT))
     if missing.unexpected_keys:
         raise BadInput(f"{state} belongs to a draft of another shape; start the training anew.")
     restore_optimizer(optimizer, load_file(state / OPTIMIZER))
 
 
-def check_same(then: dict[str, Any], now: dict[str, Any], state: Path) -> None:
-    """A state goes on only with the settings that shaped it; how long and how often to report may change."""
+def check_same(facts: dict[str, Any], now: dict[str, Any], processes: int, state: Path) -> None:
+    """A state goes on only with the settings that shaped it; how long and how often to report may change, and so may
+    the number of processes where `accumulate` makes up for it. Raises BadInput naming what differs."""
+    then, before = facts["config"], facts.get("processes", processes)
+    if then["accumulate"] * before != now["accumulate"] * processes:
+        raise BadInput(
+            f"accumulate: {state} was made with {then['accumulate']} batches in each of {before} processes, "
+            f"not {now['accumulate']} in each of {processes}; their product must stay the same."
+        )
     free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
-    free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype"}
+    free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
     for name, value in now.items():
         if name not in free and then.get(name, value) != value:
             raise BadInput(
@@ -94,30 +105,27 @@ def check_same(then: dict[str, Any], now: dict[str, Any], state: Path) -> None:
             )
 
 
-def draft_tensors(draft: Any) -> dict[str, Any]:
-    """What of a draft is stored: its own tensors, not what it borrows from the base."""
-    return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
-
-
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
-    """The optimizer's moments as {"<parameter number>.<name>": tensor}; parameters in the order of its groups."""
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded where they are; parameters in the
+    order of its groups."""
     import torch
 
     found = {}
     for number, parameter in enumerate(_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():
             tensor = value if torch.is_tensor(value) else torch.tensor(float("nan") if value is None else value)
-            found[f"{number}.{name}"] = tensor.detach().cpu().contiguous().clone()
+            found[f"{number}.{name}"] = tensor
     return found
 
 
 def restore_optimizer(optimizer: Any, tensors: dict[str, Any]) -> None:
+    from training.sharding import placed
+
     parameters = _parameters(optimizer)
     for key, value in tensors.items():
         number, name = key.split(".", 1)
         parameter = parameters[int(number)]
-        place = "cpu" if name == "step" else parameter.device
-        optimizer.state[parameter][name] = value.to(place)
+        optimizer.state[parameter][name] = value if name == "step" else placed(value, parameter)
 
 
 def check_room(folder: Path, needed: int) -> None:

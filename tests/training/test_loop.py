@@ -358,9 +358,11 @@ def test_a_base_whose_head_has_a_bias_is_refused(dataset, tmp_path):
         train(config(), folder, dataset, tmp_path / "out")
 
 
-def test_fsdp_is_refused_by_name(tiny_base, dataset, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("version", "sentence"), [("1", "FSDP version 1"), ("2", "FSDP is not supported on a cpu")])
+def test_fsdp_is_refused_by_name(version, sentence, tiny_base, dataset, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(Unsupported, match="FSDP"):
+    monkeypatch.setenv("FSDP_VERSION", version)
+    with pytest.raises(Unsupported, match=sentence):
         train(config(), tiny_base, dataset, tmp_path / "out")
 
 
