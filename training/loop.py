@@ -129,7 +129,7 @@ class Trainer:
         if state is None:
             return
         facts = read_facts(state)
-        check_same(facts, self.config.to_json(), self.accelerator.num_processes, state)
+        check_same(facts, self._shaped_by(), state)
         load_state(state, self.method.draft, self.optimizer)
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
@@ -230,8 +230,7 @@ class Trainer:
             "elapsed": self._elapsed(),
             "tokens": self.tokens_seen + self.window.tokens,
             "best": best,
-            "config": self.config.to_json(),
-            "processes": self.accelerator.num_processes,
+            **self._shaped_by(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
         save_state(self.out_dir, draft, moments, facts, self.config.keep_last)
@@ -277,6 +276,16 @@ class Trainer:
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         first = self.step * self.config.accumulate * world
         return list(range(first + rank, first + self.config.accumulate * world, world))
+
+    def _shaped_by(self) -> dict[str, Any]:
+        """What decides on the batches of a step and on what it does with them."""
+        data = f"{self.data.conversations} conversations with {self.data.tokens} tokens"
+        made_of = {"base": self.info["base_sha256"], "data": data}
+        return {
+            "config": self.config.to_json(),
+            "processes": self.accelerator.num_processes,
+            "made_of": made_of,
+        }
 
     def _global(self, tensor: Tensor) -> Tensor:
         return self.accelerator.reduce(tensor, reduction="sum") if self.accelerator.num_processes > 1 else tensor

@@ -87,18 +87,21 @@ def load_state(state: Path, draft: Any, optimizer: Any) -> None:
     restore_optimizer(optimizer, load_file(state / OPTIMIZER))
 
 
-def check_same(facts: dict[str, Any], now: dict[str, Any], processes: int, state: Path) -> None:
-    """A state goes on only with the settings that shaped it; how long and how often to report may change, and so may
-    the number of processes where `accumulate` makes up for it. Raises BadInput naming what differs."""
-    then, before = facts["config"], facts.get("processes", processes)
-    if then["accumulate"] * before != now["accumulate"] * processes:
+def check_same(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
+    """A state goes on only with the `config`, and with what it was `made_of` (base, data), that shaped it; how long and
+    how often to report may change, and so may the number of `processes` where `accumulate` makes up for it.
+    Raises BadInput naming what differs."""
+    then, config = facts["config"], now["config"]
+    before, processes = facts.get("processes", now["processes"]), now["processes"]
+    if then["accumulate"] * before != config["accumulate"] * processes:
         raise BadInput(
             f"accumulate: {state} was made with {then['accumulate']} batches in each of {before} processes, "
-            f"not {now['accumulate']} in each of {processes}; their product must stay the same."
+            f"not {config['accumulate']} in each of {processes}; their product must stay the same."
         )
     free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
     free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
-    for name, value in now.items():
+    then, wanted = {**then, **facts.get("made_of", {})}, {**config, **now["made_of"]}
+    for name, value in wanted.items():
         if name not in free and then.get(name, value) != value:
             raise BadInput(
                 f"{name}: {state} was made with {then[name]!r}, not {value!r}; start a new training for that."

@@ -157,6 +157,13 @@ def test_resuming_with_other_settings_is_refused_but_a_longer_run_is_not(tiny_ba
     assert longer.step == 14
 
 
+def test_resuming_on_other_data_is_refused(tiny_base, dataset, rows, tmp_path):
+    train(config(max_steps=5), tiny_base, dataset, tmp_path / "out")
+    other = write_dataset(tmp_path / "other", rows[:-1])
+    with pytest.raises(BadInput, match=r"data: .* conversations with"):
+        train(config(), tiny_base, other, tmp_path / "b", tmp_path / "out")
+
+
 def test_a_resumed_run_removes_what_the_killed_one_left_on_the_disk(tiny_base, dataset, tmp_path):
     train(config(), tiny_base, dataset, tmp_path / "out")
     for name in (".features-0-1.0", ".state-10.77.tmp"):
