@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
+from threading import Event
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -26,21 +27,26 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 def _in_a_thread(work: Coroutine[Any, Any, Result]) -> Result:
     """The same in a thread and a loop of its own, with this thread's context (a notebook's output cell is in it)."""
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+    stopped = Event()
 
     async def watched() -> Result:
         begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        if stopped.is_set():  # after `begun`, as below `begun` after `stopped`: one of both sees the other
+            work.close()
+            raise asyncio.CancelledError
         return await work
 
     with ThreadPoolExecutor(1, "coroutine") as pool:
-        ended = pool.submit(copy_context().run, asyncio.run, watched())
         try:
+            ended = pool.submit(copy_context().run, asyncio.run, watched())
             while not wait([ended], WAKE_SECONDS).done:
                 pass  # a wait without end would not see every kind of interrupt
-        except BaseException:
-            wait([begun, ended], return_when=FIRST_COMPLETED)
-            _cancel(*begun.result())
+            return ended.result()
+        except BaseException:  # an interrupt may come at any place above, before `ended` has its name too
+            stopped.set()
+            if begun.done():
+                _cancel(*begun.result())
             raise
-        return ended.result()
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
