@@ -9,7 +9,6 @@ in a process of its own for each side.
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers.common import peak_memory_mb
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.fast import fast_target
@@ -200,7 +200,7 @@ def memory_of(args: argparse.Namespace) -> None:
         reference(base, args.max_tokens)(prompt)
     else:
         ours(fast_target(base, args.context), None, {"drafter": "ngram"}, args.max_tokens)(prompt)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(peak_memory_mb())
 
 
 def table(result: dict[str, Any]) -> str:

@@ -23,6 +23,8 @@ from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
 from decoding.fast import fast_target
 from decoding.generate import generate
+from decoding.stats import summarize
+from decoding.step import Step
 from decoding.target import Target, common_prefix
 from evaluation.ties import TIE
 from models.base import Base, load_base
@@ -45,10 +47,11 @@ class Reference:
 
 @dataclass
 class Outcome:
-    """One prompt compared: ties by index, and the first difference that is none (ours, theirs, gap)."""
+    """One prompt compared: ties by index, the first difference that is none (ours, theirs, gap), and our steps."""
 
     tokens: int
     ties: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list, compare=False)
     difference: dict[str, Any] | None = None
 
 
@@ -78,7 +81,9 @@ def compare(target: Target, drafter: Drafter, expected: Reference) -> Outcome:
     while start < len(expected.tokens):
         prompt = expected.prompt + expected.tokens[:start]
         config = GenerateConfig(max_tokens=len(expected.tokens) - start)
-        ours = [t.id for step in generate(target, drafter, prompt, config) for t in step.tokens]
+        steps = list(generate(target, drafter, prompt, config))
+        outcome.steps += steps
+        ours = [t.id for step in steps for t in step.tokens]
         at = start + common_prefix(ours, expected.tokens[start:])
         if at == len(expected.tokens):
             break
@@ -118,6 +123,7 @@ def verdict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "exact": not differences and ties <= max(1, tokens * TIES_ALLOWED),
         "prompts": len(outcomes),
         "tokens": tokens,
+        "mean_accepted_length": round(summarize(s for o in outcomes for s in o.steps).mean_accepted_length, 4),
         "ties": [{"prompt": i, "at": at} for i, o in enumerate(outcomes) for at in o.ties],
         "differences": differences,
     }
@@ -164,7 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
     result = check(args)
     for name, found in result.items():
         print(
-            f"{name}: {'exact' if found['exact'] else 'DIFFERENT'}, {found['tokens']} tokens, {len(found['ties'])} ties"
+            f"{name}: {'exact' if found['exact'] else 'DIFFERENT'}, {found['tokens']} tokens, "
+            f"{len(found['ties'])} ties, τ {found['mean_accepted_length']:.3f}"
         )
     if args.json:
         write_json(args.json, result)

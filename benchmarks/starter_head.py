@@ -26,7 +26,7 @@ from training.recipes import parse_changes, read_recipe
 RECIPE = "eagle3-starter"
 MAX_TOKENS = 128
 MEASURED = (
-    *("mean_accepted_length", "acceptance_by_depth", "identical_to_plain", "ties", "prompts", "tokens"),
+    *("mean_accepted_length", "acceptance_by_depth", "identical_to_plain", "ties", "prompts"),
     *("speedup", "tokens_per_second", "plain_tokens_per_second"),
 )
 NOTES = """Trained with Speculoos for the starter model, its own answers only:
@@ -34,8 +34,7 @@ NOTES = """Trained with Speculoos for the starter model, its own answers only:
     python -m benchmarks.starter_data --prompts FILE --out DATA
     python -m benchmarks.starter_head --data DATA --out OUT {changes}
 
-Data: {rows} answers, {tokens:,} tokens of the base's own greedy or temperature-0.7 text of at most 160 tokens each; \
-prompts by kind: {kinds}."""
+Data: {rows} answers ({ways}), {tokens:,} tokens of the base's own, at most 160 each; prompts by kind: {kinds}."""
 
 
 def main() -> None:
@@ -65,6 +64,7 @@ def main() -> None:
 def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
     """All parts' answers as one data set `folder` (made once); its rows, generated tokens and prompts by kind."""
     kinds: Counter[str] = Counter()
+    ways: Counter[str] = Counter()
     tokens = 0
     with ShardWriter(folder) as shards:
         for part in sorted(path for name in ("greedy", "sampled") for path in parts.glob(f"{name}-*")):
@@ -72,18 +72,22 @@ def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
                 shards.add({**row, "id": f"{part.name}/{row['id']}"})
     for row in read_rows(folder):
         kinds[row.get("category", "")] += 1
+        ways[row["id"].split("-")[0]] += 1
         tokens += sum(end - start for start, end in row["loss_spans"])
     write_summary(folder, kind="conversations", tokenizer_sha256=card["tokenizer_sha256"], rows=sum(kinds.values()))
-    said = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
-    return {"rows": sum(kinds.values()), "tokens": tokens, "kinds": said}
+    return {"rows": sum(kinds.values()), "tokens": tokens, "kinds": _said(kinds), "ways": _said(ways)}
+
+
+def _said(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def keep_tree(folder: Path) -> dict[str, Any]:
     """Tune the tree for this machine on built-in questions and keep it with the checkpoint."""
     base = load_base(starter_path())
-    tuned = tune(base, load_draft(folder, base), built_in()[-16:], ConsoleReporter())
+    tuned = tune(base, load_draft(folder, base), built_in()[-16:], ConsoleReporter(), max_tokens=MAX_TOKENS)
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())
-    return {"drafting": tuned.drafting}
+    return {"drafting": tuned.drafting, "verdict": tuned.plan.verdict}
 
 
 def measure(folder: Path, questions: Path) -> dict[str, Any]:
@@ -92,7 +96,8 @@ def measure(folder: Path, questions: Path) -> dict[str, Any]:
     rows = [{**row, "messages": first_turn(row["messages"])} for row in read_questions(questions)]
     result = evaluate(base, load_draft(folder, base), rows, ConsoleReporter(), max_tokens=MAX_TOKENS)
     training = read_config(folder)["training"]
-    measured = {name: result[name] for name in MEASURED} | {"measured_on": f"{questions.parent.name}, first turns"}
+    measured = {name: result[name] for name in MEASURED}
+    measured |= {"measured_on": f"{questions.parent.name}, first turns", "measured_tokens": result["tokens"]}
     amend(folder, training={**training, "figures": {**training["figures"], **measured}})
     return measured
 

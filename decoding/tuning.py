@@ -21,7 +21,7 @@ from decoding.tree import DraftTree
 
 Choice = tuple[int, ...]
 PLAIN_IS_FASTER = "Plain decoding is faster than any tree of this draft on this machine."
-SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SIZES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,13 @@ def _section(title: str, content: Any) -> list[str]:
 
 def _drafting(config: dict[str, Any]) -> dict[str, Any]:
     """How the workbench drafts with it unless told otherwise, and what was expected of that where it was tuned."""
-    tuning = config.get("tuning", {})
-    return {"options": json.dumps(config["drafting"])} | tuning if config.get("drafting") else {}
+    if not config.get("drafting"):
+        return {}
+    tuning = {name: value for name, value in config.get("tuning", {}).items() if value != []}
+    if sizes := tuning.get("sizes"):
+        each = (f"{s['nodes']}: τ {s['expected_tau']:.2f}, {s['speedup']:.2f} ×" for s in sizes)
+        tuning["sizes"] = "nodes, expected τ and times plain: " + "; ".join(each)
+    return {"options": json.dumps(config["drafting"])} | tuning
 
 
 def _notes(text: Any) -> list[str]:

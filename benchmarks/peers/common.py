@@ -126,7 +126,7 @@ def save(trainer: Trainer, folder: Path) -> None:
 
 
 def peak_memory_mb() -> int:
-    """Most resident memory this process ever had."""
+    """Most resident memory this process ever had. `ru_maxrss` alone would count its parent's before it was started."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024

@@ -1,0 +1,46 @@
+"""The head that comes with the starter model: whole, small, made for these weights, and it drafts well."""
+
+import json
+
+import pytest
+
+from decoding.drafters import make_drafter
+from decoding.fast import fast_target
+from decoding.generate import GenerateConfig, generate
+from decoding.stats import summarize
+from models.base import load_base
+from models.chat import render
+from models.checkpoints import load_draft, read_config, verify_sums
+from models.fetch import read_card, starter_path
+from tracking.starter_head import FOLDER
+
+PROMPTS = ("Write a short email to a friend about a trip to the mountains.", "What is photosynthesis? Explain briefly.")
+
+
+def test_it_is_whole_small_and_names_its_base():
+    verify_sums(FOLDER)
+    config, card = read_config(FOLDER), (FOLDER / "README.md").read_text()
+    assert (FOLDER / "model.safetensors").stat().st_size <= 20_000_000
+    assert config["speculoos_method"] == "eagle3" and config["drafting"]
+    assert config["base_sha256"] == read_card(starter_path())["weights_sha256"]
+    assert config["base_sha256"] in card and "python -m benchmarks.starter_head" in card
+    assert f"| mean_accepted_length | {config['training']['figures']['mean_accepted_length']:.4g} |" in card
+
+
+@pytest.mark.real
+def test_it_drafts_what_the_starter_says():
+    base = load_base(starter_path())
+    draft = load_draft(FOLDER, base, read_card(starter_path())["weights_sha256"])
+    assert draft.notices == []
+    target, steps, said = fast_target(base, 256), [], {}
+    for options in (None, {"drafter": "none"}):
+        drafter = make_drafter(target, draft, options)
+        runs = [list(generate(target, drafter, ids(base, p), GenerateConfig(max_tokens=48))) for p in PROMPTS]
+        said[json.dumps(options)] = [[t.id for step in run for t in step.tokens] for run in runs]
+        steps = steps or [step for run in runs for step in run]
+    assert said["null"] == said['{"drafter": "none"}']
+    assert summarize(steps).mean_accepted_length > 1.6
+
+
+def ids(base, prompt):
+    return render(base.tokenizer, [{"role": "user", "content": prompt}])
