@@ -13,6 +13,7 @@ from torch import nn
 
 from decoding.forward import layer_windows
 from decoding.packed import PackedLinear, PlainLinear, pack
+from decoding.pages import give_back
 from models.base import Base
 from speculoos.errors import Unsupported
 
@@ -67,6 +68,7 @@ def take_head(base: Base) -> Linear:
     """The language-model head, packed, and put in the base's place so that drafts share it."""
     head = base.lm_head
     made = pack(head.weight, head.bias)
+    give_back(head.weight)  # where it is the embedding too, the few rows that are read come back
     base.model.set_output_embeddings(made)
     return made
 
@@ -148,6 +150,7 @@ def _joined(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None
 def _drop(module: nn.Module, *names: str) -> None:
     for name in names:
         if hasattr(module, name):
+            give_back(getattr(module, name).weight)
             setattr(module, name, None)
 
 
