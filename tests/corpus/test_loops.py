@@ -15,8 +15,10 @@ from tests.tools.loops import run_async
 
 CELL = contextvars.ContextVar("CELL", default="none")
 NOTEBOOK = """
-import asyncio, _thread
+import asyncio, _thread, signal
 from corpus import loops
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with it ignored
 
 async def work():
     try:
