@@ -22,12 +22,11 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.plan import Plan, Settings, conversations
-from benchmarks.race import Contender, ours, peer, started
+from benchmarks.race import PEERS, Contender, add_options, ours, peer, started
 from benchmarks.training import OURS
 from evaluation.machine import describe_machine
 from models.base import load_base
 from models.eagle3 import Eagle3Draft
-from models.fetch import starter_path
 from speculoos.errors import BadInput
 from training.acceptance import measure
 from training.batches import Conversation, collate, make_batches
@@ -65,19 +64,12 @@ def judged(base: Any, weights: Path, rows: list[Conversation], batch_tokens: int
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, default=starter_path(), help="Hugging Face folder of the base model")
-    parser.add_argument("--data", type=Path, required=True, help="data set folder of the base's own greedy answers")
+    add_options(parser)
     parser.add_argument("--conversations", type=int, default=256, help="trained on")
     parser.add_argument("--held-out", type=int, default=64, help="judged on")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=1e-3, help="cosine, 3 %% warm-up")
-    parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--batch-tokens", type=int, default=512)
-    parser.add_argument("--modelopt", type=Path, help="virtual environment with nvidia-modelopt")
-    parser.add_argument("--speculators", type=Path, help="virtual environment with speculators")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--base-dtype", default="bfloat16", help="precision of our frozen base")
-    parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 
@@ -91,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     seen, unseen = rows[: args.conversations], rows[-args.held_out :]
     settings = replace(Settings(), lr=args.lr, schedule="cosine", warmup_ratio=0.03)
     plan = Plan.make(seen, args.batch_tokens, args.epochs, settings)
-    peers = [peer(name, found) for name in ("modelopt", "speculators") if (found := getattr(args, name))]
+    peers = [peer(name, found) for name in PEERS if (found := getattr(args, name))]
     with tempfile.TemporaryDirectory() as scratch:
         figures = trained(args, [ours(OURS, args.base_dtype), *peers], plan, Path(scratch))
         base = load_base(args.base)

@@ -1,5 +1,6 @@
 """Contenders of a training race as processes, and rounds in which each takes the same step in turn."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.plan import Plan
+from models.fetch import starter_path
 from speculoos.errors import Unavailable
 
 HERE = Path(__file__).parent
@@ -35,6 +39,18 @@ def ours(name: str, base_dtype: str) -> Contender:
 def peer(name: str, environment: Path) -> Contender:
     """A peer, run by the interpreter of its own virtual environment."""
     return Contender(name, (str(environment / "bin" / "python"), str(HERE / "peers" / f"{name}_side.py")))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What every race asks for: base and data, the peers' environments, threads, precision, a file for the result."""
+    parser.add_argument("--base", type=Path, default=starter_path(), help="Hugging Face folder of the base model")
+    parser.add_argument("--data", type=Path, required=True, help="data set folder of the base's own answers")
+    parser.add_argument("--max-length", type=int, default=512, help="longer conversations are cut")
+    for name in PEERS:
+        parser.add_argument(f"--{name}", type=Path, help=f"virtual environment with {name}")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--base-dtype", default="bfloat16", help="precision of our frozen base")
+    parser.add_argument("--json", type=Path)
 
 
 class Runner:

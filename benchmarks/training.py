@@ -25,9 +25,8 @@ import torch
 from benchmarks.answers import Wanted, make_answers
 from benchmarks.environments import make_environment
 from benchmarks.plan import Plan, Settings, conversations
-from benchmarks.race import PEERS, Contender, in_turn, ours, peer, started
+from benchmarks.race import PEERS, Contender, add_options, in_turn, ours, peer, started
 from evaluation.machine import describe_machine
-from models.fetch import starter_path
 
 OURS, OURS_FP32 = "ours", "ours, all fp32"
 WANTED = {"eagle3": 1.5, "medusa": 2.0}
@@ -151,23 +150,16 @@ def table(result: dict[str, Any]) -> str:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, default=starter_path(), help="Hugging Face folder of the base model")
-    parser.add_argument("--data", type=Path, required=True, help="data set folder of the base's own answers")
+    add_options(parser)
     parser.add_argument("--prompts", type=Path, help="JSONL of prompts to make --data from, if it is missing")
     parser.add_argument("--conversations", type=int, default=64)
-    parser.add_argument("--max-length", type=int, default=512, help="longer conversations are cut")
     parser.add_argument("--batch-tokens", type=int, default=1024, help="tokens of one step, padding included")
     parser.add_argument("--rounds", type=int, default=16, help="rounds that count")
     parser.add_argument("--warm-up", type=int, default=1, help="rounds before them")
     parser.add_argument("--methods", nargs="+", choices=WANTED, default=list(WANTED))
-    parser.add_argument("--modelopt", type=Path, help="virtual environment with nvidia-modelopt")
-    parser.add_argument("--speculators", type=Path, help="virtual environment with speculators")
     parser.add_argument(
         "--make-peers", type=Path, metavar="DIR", help="make the environments that are not given in DIR"
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--base-dtype", default="bfloat16", help="precision of our frozen base")
-    parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
 
 

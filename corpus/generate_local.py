@@ -20,7 +20,7 @@ from corpus.sampling import row_numbers
 from corpus.shards import ShardWriter, count_rows, write_summary
 from decoding.fast_layers import why_not_fast
 from decoding.packed import pack_module
-from models.base import Base
+from models.base import Base, has_bfloat16
 from models.chat import render
 from models.fetch import read_card
 from speculoos.errors import SpeculoosError
@@ -39,7 +39,8 @@ def generation_dtype(device: str = "cpu") -> str:
     """
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return "bfloat16"
-    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "float32"
+    native = has_bfloat16(torch.device("cpu")) or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if native else "float32"
 
 
 def pack_known(base: Base) -> None:

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from decoding.fast_layers import pair_order, paired_rows
 from decoding.packed import PackedLinear, PlainLinear, pack, packing_works
+from models.base import has_bfloat16
 from models.draft_layers import LayerShape, causal_mask
 
 KEPT = "_speculoos_fast_eagle"
@@ -30,8 +32,7 @@ def fast_eagle(draft: Any) -> "FastEagle":
 def drafting_dtype(draft: Any) -> torch.dtype:
     """bfloat16 on processors that multiply in it, half the bytes to read; else the draft's own."""
     weight = next(draft.parameters())
-    native = weight.device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if native and packing_works(torch.bfloat16) else weight.dtype
+    return torch.bfloat16 if has_bfloat16(weight.device) and packing_works(torch.bfloat16) else weight.dtype
 
 
 class FastEagle:
@@ -136,11 +137,8 @@ class _Layer:
         self.heads, self.kv_heads, self.dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         attention, mlp = layer.self_attn, layer.mlp
         joined = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]).detach()
-        turned = (self.heads + self.kv_heads) * self.dim
-        order = torch.arange(self.dim).view(2, self.dim // 2).T.flatten()  # rotary pairs side by side
-        rows = torch.arange(len(joined))
-        rows[:turned] = (torch.arange(self.heads + self.kv_heads)[:, None] * self.dim + order[None]).flatten()
-        self.qkv = pack(joined[rows].to(dtype))
+        order = pair_order(self.dim, self.dim)
+        self.qkv = pack(joined[paired_rows(len(joined), self.heads + self.kv_heads, order)].to(dtype))
         self.out = _packed(attention.o_proj, dtype)
         self.up = pack(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).detach().to(dtype))
         self.down = _packed(mlp.down_proj, dtype)

@@ -68,7 +68,8 @@ def take_head(base: Base) -> Linear:
     """The language-model head, packed, and put in the base's place so that drafts share it."""
     head = base.lm_head
     made = pack(head.weight, head.bias)
-    give_back(head.weight)  # where it is the embedding too, the few rows that are read come back
+    if isinstance(made, PackedLinear):
+        give_back(head.weight)  # where it is the embedding too, the few rows that are read come back
     base.model.set_output_embeddings(made)
     return made
 
@@ -117,10 +118,7 @@ def _take_qkv(attention: nn.Module, config: Any, order: torch.Tensor) -> Linear:
     else:
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
         weight, bias = _joined(parts)
-    dim = head_dim(config)
-    heads = config.num_attention_heads + config.num_key_value_heads
-    rows = torch.arange(weight.shape[0])
-    rows[: heads * dim] = (torch.arange(heads)[:, None] * dim + order[None]).flatten()
+    rows = paired_rows(len(weight), config.num_attention_heads + config.num_key_value_heads, order)
     made = pack(weight[rows], None if bias is None else bias[rows])
     _drop(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
     return made
@@ -137,7 +135,10 @@ def _take_up(mlp: nn.Module) -> Linear:
 def _take_one(module: nn.Module, name: str) -> Linear:
     linear = getattr(module, name)
     made = pack(linear.weight, linear.bias)
-    _drop(module, name)
+    if isinstance(made, PackedLinear):
+        _drop(module, name)
+    else:
+        setattr(module, name, None)  # the weight lives on in `made`
     return made
 
 
@@ -154,16 +155,27 @@ def _drop(module: nn.Module, *names: str) -> None:
             setattr(module, name, None)
 
 
-def _pair_order(config: Any) -> torch.Tensor:
-    """Where each channel of a head comes from so that rotary pairs lie side by side.
+def paired_rows(count: int, heads: int, order: torch.Tensor) -> torch.Tensor:
+    """Where each of `count` rows of a joined weight comes from: its first `heads` heads (queries, then keys) have their
+    channels in the `order` [head_dim], the rest (values) stays."""
+    rows, dim = torch.arange(count), len(order)
+    rows[: heads * dim] = (torch.arange(heads)[:, None] * dim + order[None]).flatten()
+    return rows
 
-    For head_dim 8 with 4 rotary channels: [0, 2, 1, 3, 4, 5, 6, 7].
+
+def pair_order(dim: int, rotary: int) -> torch.Tensor:
+    """Where each of a head's `dim` channels comes from so that the pairs of its first `rotary` lie side by side.
+
+    For 8 with 4 rotary channels: [0, 2, 1, 3, 4, 5, 6, 7].
     """
-    dim = head_dim(config)
-    factor = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor")
-    rotary = int(dim * (factor or getattr(config, "partial_rotary_factor", None) or 1.0))
     pairs = torch.arange(rotary).view(2, rotary // 2).T.flatten()
     return torch.cat([pairs, torch.arange(rotary, dim)])
+
+
+def _pair_order(config: Any) -> torch.Tensor:
+    dim = head_dim(config)
+    factor = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor")
+    return pair_order(dim, int(dim * (factor or getattr(config, "partial_rotary_factor", None) or 1.0)))
 
 
 def _norm(module: nn.Module, order: torch.Tensor | None = None) -> Norm:

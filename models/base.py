@@ -182,6 +182,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether `device` is a processor that multiplies in bfloat16."""
+    return device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
+
+
 def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
     """What transformers takes as `dtype`; auto: float32 on a CPU, the folder's own on a GPU. Raises BadInput."""
     if name == "auto":

@@ -130,7 +130,7 @@ def write_synced(path: Path, text: str) -> None:
 def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, tensors: dict[str, Any] | None) -> None:
     from safetensors.torch import save_file
 
-    tensors = _cast(_own_tensors(draft) if tensors is None else tensors, dtype)
+    tensors = _cast(own_tensors(draft) if tensors is None else tensors, dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for name, text in getattr(draft, "extra_files", dict)().items():
         write_synced(folder / name, text)
@@ -157,7 +157,8 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
     write_synced(folder / SUMS, _sums(folder, (p for p in folder.iterdir() if p.is_file())))
 
 
-def _own_tensors(draft: Any) -> dict[str, Any]:
+def own_tensors(draft: Any) -> dict[str, Any]:
+    """What of a draft is stored: its own tensors by name, not what it borrows from the base."""
     return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
 
 
@@ -203,7 +204,7 @@ def _load_weights(path: Path, draft: Any) -> None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{path} cannot be read as safetensors ({error}).") from None
-    expected = _own_tensors(draft)
+    expected = own_tensors(draft)
     wrong = [name for name in expected if name not in tensors or tensors[name].shape != expected[name].shape]
     wrong += [name for name in tensors if name not in expected]
     if wrong:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from models.base import pick_device
+from models.base import has_bfloat16, pick_device
 from speculoos.errors import BadInput
 from training.config import TrainConfig
 from training.sharding import shard
@@ -32,8 +32,7 @@ def frozen_dtype(config: TrainConfig, device: torch.device) -> str:
         return config.base_dtype
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
-    native = device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
-    return "bfloat16" if native else "float32"
+    return "bfloat16" if has_bfloat16(device) else "float32"
 
 
 def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.checkpoints import own_tensors
 from speculoos.errors import Unsupported
 
 SWITCH = "ACCELERATE_USE_FSDP"
@@ -95,9 +96,9 @@ def placed(value: Tensor, like: Tensor) -> Tensor:
 
 
 def draft_tensors(draft: Any) -> dict[str, Tensor]:
-    """What of a draft is stored: its own tensors, sharded as they are, not what it borrows from the base."""
+    """`models.checkpoints.own_tensors`, sharded as they are."""
     with _buffers_meet_shards(draft):
-        return draft.tensors() if hasattr(draft, "tensors") else draft.state_dict()
+        return own_tensors(draft)
 
 
 def load_tensors(draft: Any, tensors: Mapping[str, Tensor]) -> Any:
