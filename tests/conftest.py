@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def home(tmp_path: Path, clean_environment: None, monkeypatch: pytest.MonkeyPatc
     upgrade(settings)
     yield settings
     shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MB."""
+    place = tmp_path / "small-disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @pytest.fixture(scope="session")

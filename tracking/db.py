@@ -4,9 +4,10 @@
 `reading` is for queries: it never waits for a writer on SQLite and never commits.
 """
 
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
+from speculoos.faults import disk_full
 from speculoos.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another one before it gives up."""
+WAL_PAGES = 250
+"""Pages (of 4 kB) of SQLite's write-ahead log that are put back into the file at the next commit. The default of 1,000
+lets rows written every second take 4 MB, which is what a nearly full disk does not have."""
 
 _engines: dict[str, Engine] = {}
 _lock = threading.Lock()
@@ -122,9 +127,20 @@ def _translated(settings: Settings) -> Iterator[None]:
     except NoSuchModuleError as error:
         raise BadInput(f"DATABASE_URL: {error}.") from None
     except DBAPIError as error:
+        if disk_full(error):
+            _shorten_log(settings)
         if sentence := _sentence(settings, error):
             raise Unavailable(sentence) from error
         raise
+
+
+def _shorten_log(settings: Settings) -> None:
+    """Put SQLite's log back into the file and cut it to nothing: most often its pages have a place there already, so
+    that the next row can be written although the disk is still full."""
+    bind = engine(settings)
+    if bind.dialect.name == "sqlite":
+        with suppress(DBAPIError, sqlite3.Error), bind.connect() as connection:
+            connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _sentence(settings: Settings, error: DBAPIError) -> str:
@@ -132,6 +148,8 @@ def _sentence(settings: Settings, error: DBAPIError) -> str:
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     if "no such table" in reason or (isinstance(error, ProgrammingError) and "does not exist" in reason):
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
+    if disk_full(error):
+        return f"The disk that holds the database {where} is full; make room there."
     if isinstance(error, OperationalError):
         return f"The database {where} cannot be used now ({reason}); check DATABASE_URL, the server and the disk."
     return ""
@@ -158,7 +176,10 @@ def _make_engine(url: URL) -> Engine:
 
 def _sqlite_connect(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver must not begin or commit on its own; _sqlite_begin does
-    for pragma in (f"busy_timeout={BUSY_MILLISECONDS}", "journal_mode=WAL", "foreign_keys=ON", "synchronous=NORMAL"):
+    for pragma in (
+        *(f"busy_timeout={BUSY_MILLISECONDS}", "journal_mode=WAL", f"wal_autocheckpoint={WAL_PAGES}"),
+        *("foreign_keys=ON", "synchronous=NORMAL"),
+    ):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -1,5 +1,6 @@
 """The database: migrations up and down, no drift from the tables, sessions that commit, friendly failures."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from alembic import command
 from sqlalchemy.exc import IntegrityError
 
 from speculoos.errors import BadInput, Unavailable
-from speculoos.settings import Settings
+from speculoos.settings import Settings, load
 from tracking import db
 from tracking.tables import Dataset, Experiment, Job, JobLog, Preference, Table
 
@@ -126,3 +127,35 @@ def test_an_unreachable_database_is_named_without_its_password(home: Settings, u
 def test_a_wrong_database_url_is_bad_input(home: Settings, url: str) -> None:
     with pytest.raises(BadInput, match="DATABASE_URL"):
         db.upgrade(replace(home, database_url=url))
+
+
+def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_again(small_disk: Path) -> None:
+    """The log of a database that is written every second is put back and cut, so it never holds the room for good."""
+    full = load({"SPECULOOS_HOME": str(small_disk)})
+    db.upgrade(full)
+    db.dispose()  # closed once: its tables are in the file, not in the log alone
+
+    def beat(number: int) -> None:
+        with db.session(full) as session:
+            session.merge(Preference(key="beat", value={"n": number}))
+
+    def fill() -> None:
+        with (small_disk / "ballast").open("ab", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(b"0" * 4096)
+
+    [beat(number) for number in range(50)]
+    fill()
+    with pytest.raises(Unavailable, match="The disk that holds the database .* is full; make room there"):
+        [beat(number) for number in range(50, 2000)]
+    [beat(number) for number in range(2000, 2040)]
+    with db.reading(full) as session:
+        assert session.get(Preference, "beat").value == {"n": 2039}
+
+
+def test_the_log_of_many_rows_stays_short(home: Settings) -> None:
+    for number in range(1500):
+        with db.session(home) as session:
+            session.merge(Preference(key="beat", value={"n": number}))
+    log = Path(db.database_url(home).database + "-wal")
+    assert log.stat().st_size < 1.5 * 2**20, "SQLite's own 1,000 pages are 4 MB"
