@@ -81,14 +81,19 @@ def load_draft(folder: str | Path, base: Any, base_sha256: str = "") -> Any:
     `draft.notices`. Raises Unsupported where sizes or the vocabulary do not fit the base.
     """
     folder, config = Path(folder), read_config(folder)
-    _check_fit(folder, config, base)
-    cls = draft_class(config["speculoos_method"])
-    draft = cls.from_json(config, base)
-    _load_weights(folder / WEIGHTS, draft)
-    draft.eval().requires_grad_(False)
+    draft = _filled(folder, config, base).eval().requires_grad_(False)
     draft.drafting = config.get("drafting", {})
     draft.notices = _notices(config, base_sha256 or getattr(base, "sha256", "") or "")
     return draft
+
+
+def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
+    """The draft in `folder` in fp32, to train it further; what a fresh one leaves frozen is frozen. Raises BadInput
+    when it is not a draft of `method`, Unsupported where it does not fit the base."""
+    config = read_config(folder)
+    if (found := config["speculoos_method"]) != method:
+        raise BadInput(f"draft_path: {folder} holds a draft of the method {found}, not {method}; train it as {found}.")
+    return _filled(Path(folder), config, base, full=True)
 
 
 def set_drafting(folder: str | Path, drafting: dict[str, Any], tuning: dict[str, Any]) -> None:
@@ -194,6 +199,15 @@ def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:
                 f"The draft in {folder} was trained for a base with {key} {config[key]}, this base has {actual}; "
                 f"choose the base it names ({config.get('base') or 'unknown'})."
             )
+
+
+def _filled(folder: Path, config: dict[str, Any], base: Any, full: bool = False) -> Any:
+    """The module that `config` describes with the weights of `folder`, in the base's dtype or, if `full`, in fp32."""
+    _check_fit(folder, config, base)
+    draft = draft_class(config["speculoos_method"]).from_json(config, base)
+    draft = draft.float() if full else draft
+    _load_weights(folder / WEIGHTS, draft)
+    return draft
 
 
 def _load_weights(path: Path, draft: Any) -> None:

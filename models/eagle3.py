@@ -147,6 +147,13 @@ class Eagle3Draft(BorrowedParts, nn.Module):
     def to_json(self) -> dict[str, Any]:
         return asdict(self.config)
 
+    def scale_features(self, rms: Tensor | None) -> None:
+        """Let `fc` learn in units of its inputs' size `rms` [3H]; what it computes stays the same."""
+        if rms is not None:
+            weight = self.fc.weight
+            self.fc = ScaledLinear(rms.float().cpu(), weight.shape[0]).to(weight.device, weight.dtype)
+            self.fc.load_state_dict({"weight": weight.detach()})
+
     @property
     def layers_wanted(self) -> tuple[int, ...]:
         """Base layers (0-based outputs) whose hidden states `fuse` takes, in this order."""

@@ -50,6 +50,7 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 0.5
+    draft_path: str = ""
     seed: int = 0
     # precision and device
     device: str = "auto"
@@ -86,7 +87,6 @@ class TrainConfig:
     aux_layers: tuple[int, ...] = ()
     # standalone draft
     draft_num_layers: int = 4
-    draft_path: str = ""
     draft_loss: str = "kl"
 
     def __post_init__(self) -> None:
@@ -183,6 +183,7 @@ HELP: dict[str, str] = {
     "beta1": "AdamW's first moment decay.",
     "beta2": "AdamW's second moment decay.",
     "clip": "Largest gradient norm; larger ones are scaled down. 0 for no limit.",
+    "draft_path": "Folder to start from: a checkpoint of this method, or any small model for a standalone draft.",
     "seed": "Number that fixes the held-out split, the data order and all random draws.",
     "device": "auto, cpu, cuda or cuda:N.",
     "mixed_precision": "Precision of the draft's arithmetic: no (fp32), bf16 or, on a GPU, fp16.",
@@ -214,7 +215,6 @@ HELP: dict[str, str] = {
     "train_lm_head": "Train the draft's output matrix too; false: it stays the base's rows, which is quicker.",
     "aux_layers": "Base layers (0-based, outputs) whose hidden states are fused; empty for low, middle and high.",
     "draft_num_layers": "Decoder layers kept from the base.",
-    "draft_path": "Folder of a small model to start from instead of the base's own layers.",
     "draft_loss": "ce on the answers, kl (forward) or reverse_kl to the base's probabilities.",
 }
 
@@ -242,7 +242,7 @@ ONLY: dict[str, tuple[str, ...]] = {
         )
     },
     **{name: ("medusa", "eagle3") for name in ("draft_vocab_size", "draft_vocab_coverage")},
-    **{name: ("draft",) for name in ("draft_num_layers", "draft_path", "draft_loss", "gradient_checkpointing")},
+    **{name: ("draft",) for name in ("draft_num_layers", "draft_loss", "gradient_checkpointing")},
 }
 
 

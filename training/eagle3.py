@@ -71,9 +71,14 @@ class Eagle3Method(nn.Module):
         self.draft.lm_head.requires_grad_(config.train_lm_head)
 
     @classmethod
-    def prepare(cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation]) -> "Eagle3Method":
-        """With the draft vocabulary the config asks for, counted over the training conversations, and features scaled
-        to the size they have there."""
+    def prepare(
+        cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation], draft: Eagle3Draft | None = None
+    ) -> "Eagle3Method":
+        """With the draft vocabulary the config asks for, counted over the training conversations, or that of `draft`;
+        features are scaled to the size they have there."""
+        if draft is not None:
+            draft.scale_features(feature_rms(base, draft.layers_wanted, conversations))
+            return cls(config, base, draft)
         _check_layers(config, base)
         vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
         return cls(config, base, vocabulary=vocabulary, rms=feature_rms(base, config.aux_layers, conversations))

@@ -51,10 +51,12 @@ class MedusaMethod(nn.Module):
         self._shared = (base.lm_head.weight.detach().float(),) if self.draft.config.matrices == 0 else ()
 
     @classmethod
-    def prepare(cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation]) -> "MedusaMethod":
-        """With the draft vocabulary the config asks for, counted over the training conversations."""
-        if not (config.draft_vocab_size or config.draft_vocab_coverage):
-            return cls(config, base)
+    def prepare(
+        cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation], draft: MedusaHeads | None = None
+    ) -> "MedusaMethod":
+        """With the draft vocabulary the config asks for, counted over the conversations, or that of `draft`."""
+        if draft or not (config.draft_vocab_size or config.draft_vocab_coverage):
+            return cls(config, base, draft)
         vocabulary = choose_vocabulary(conversations, config, base.vocab_size, sorted(base.eos_ids))
         return cls(config, base, vocabulary=vocabulary)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from models.checkpoints import draft_to_train
 from speculoos.errors import Unsupported
 
 NO_RANK = 1 << 30
@@ -63,13 +64,15 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def make_method(config: Any, base: Any, conversations: Any) -> Any:
-    """The method named by `config.method`, with a fresh draft for `base`. Raises Unsupported or BadInput where the
-    base cannot take it."""
+    """The method named by `config.method`, with a fresh draft for `base` or the one in `config.draft_path`, which keeps
+    its shape. Raises Unsupported or BadInput where the base cannot take it."""
     if getattr(base.lm_head, "bias", None) is not None:
         raise Unsupported(
             f"{base.path}: its lm_head has a bias, which no draft here carries; train a draft for a base without one."
         )
     module, name = METHODS[config.method]
     cls = getattr(importlib.import_module(module), name)
+    started = bool(config.draft_path) and config.method != "draft"
+    draft = draft_to_train(config.draft_path, base, config.method) if started else None
     prepare = getattr(cls, "prepare", None)
-    return prepare(config, base, conversations) if prepare else cls(config, base)
+    return prepare(config, base, conversations, draft) if prepare else cls(config, base, draft)

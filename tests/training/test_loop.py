@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from models.base import load_base
 from models.checkpoints import load_draft, read_config, verify_sums
 from models.tiny import make_tiny_base
-from speculoos.errors import BadInput, Cancelled, Unavailable, Unsupported
+from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Silent
 from tests.training.conftest import answer, write_dataset
 from training.config import TrainConfig
@@ -382,3 +382,31 @@ def test_other_families_train_too(tmp_path):
         for method in METHODS:
             result = train(config(method, max_steps=2), folder, data, tmp_path / f"{family}-{method}")
             assert result.step == 2 and Path(result.folder, "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+def test_a_checkpoint_is_trained_further(method, base, tiny_base, dataset, tmp_path):
+    """It starts where the first run ended, with its vocabulary, and gets better than a run from nothing."""
+    sizes = {} if method == "eagle" else {"draft_vocab_size": 100}
+    first = train(config(method, **sizes), tiny_base, dataset, tmp_path / "first")
+    notes, fresh = Notebook(), Notebook()
+    more = config(method, draft_path=str(first.folder), max_steps=4, warmup_ratio=0.0)
+    trainer = Trainer(more, tiny_base, dataset, tmp_path / "more", notes, {})
+    stored = load_draft(first.folder, base)
+    started = trainer.method.draft.state_dict()
+    assert all(torch.equal(started[name], tensor) for name, tensor in stored.state_dict().items())
+    ended = trainer.run()
+    train(config(method, **sizes, max_steps=4, warmup_ratio=0.0), tiny_base, dataset, tmp_path / "fresh", None, fresh)
+    assert list(notes.curve().values())[0] < list(fresh.curve().values())[0]
+    assert read_config(ended.folder).get("draft_vocab_size") == sizes.get("draft_vocab_size")
+    flags = {name: p.requires_grad for name, p in trainer.method.draft.named_parameters()}
+    fresh_method = Trainer(config(method, **sizes), tiny_base, dataset, tmp_path / "n", Silent(), {}).method
+    assert flags == {name: p.requires_grad for name, p in fresh_method.draft.named_parameters()}
+
+
+def test_a_checkpoint_of_another_method_is_refused(tiny_base, dataset, tmp_path):
+    heads = train(config(max_steps=1), tiny_base, dataset, tmp_path / "heads").folder
+    with pytest.raises(BadInput, match="draft_path: .* holds a draft of the method medusa, not eagle3"):
+        train(config("eagle3", draft_path=str(heads)), tiny_base, dataset, tmp_path / "out")
+    with pytest.raises(NotFound, match="nowhere"):
+        train(config("eagle3", draft_path=str(tmp_path / "nowhere")), tiny_base, dataset, tmp_path / "out")
