@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models import rows
 from models.identity import read_json
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
@@ -83,16 +84,28 @@ class Base:
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         layers: Sequence[int] = (),
+        lengths: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Run without a cache: the head's input [B, N, H] and the outputs [B, N, H] of 0-based `layers`.
 
-        `attention_mask` is [B, N] (1 = real token) or a prepared 4-D mask [B, 1, N, N].
+        `attention_mask` is [B, N] (1 = real token) or a prepared 4-D mask [B, 1, N, N]. Instead of one, `lengths` [B]
+        says how many tokens of each row are real: what lies after them is not computed where that can be spared.
         """
+        if lengths is not None and rows.can_run(self.config, self.device, int(lengths.max())):
+            return self._forward_rows(input_ids, lengths, layers)
         with capture_layers(self.model, layers) as captured:
             out = self.backbone(
                 input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
             )
         return out.last_hidden_state, tuple(captured)
+
+    def _forward_rows(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        real, tokens, positions = rows.laid_out(input_ids, lengths)
+        with capture_layers(self.model, layers) as captured, rows.by_row(self.config, lengths.tolist()):
+            out = self.backbone(input_ids=tokens, position_ids=positions, use_cache=False)
+        return rows.padded(out.last_hidden_state, real), tuple(rows.padded(values, real) for values in captured)
 
 
 @contextmanager

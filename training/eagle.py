@@ -55,7 +55,7 @@ class EagleMethod(nn.Module):
     @torch.no_grad()
     def features(self, batch: Batch) -> dict[str, Tensor]:
         """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths], row and position [N] of places."""
-        hidden, _ = self._base[0].forward_hidden(batch.input_ids)
+        hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         kept = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}

@@ -91,7 +91,7 @@ class Eagle3Method(nn.Module):
         """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of places;
         known [B, L]: the base's best token after t is in the draft vocabulary."""
         base = self._base[0]
-        hidden, aux = base.forward_hidden(batch.input_ids, layers=self.draft.layers_wanted)
+        hidden, aux = base.forward_hidden(batch.input_ids, layers=self.draft.layers_wanted, lengths=batch.lengths)
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         kept = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}

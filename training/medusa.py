@@ -71,7 +71,7 @@ class MedusaMethod(nn.Module):
         labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         labels = labels[row, position]
-        hidden, _ = self._base[0].forward_hidden(batch.input_ids)
+        hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
         columns = torch.where(labels >= 0, self._columns[0][labels.clamp(min=0)], -100)
         kept = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
         return {**kept, "row": row, "position": position}

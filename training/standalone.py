@@ -44,7 +44,7 @@ class StandaloneMethod(nn.Module):
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         kept = {"input_ids": batch.input_ids, "mask": batch.mask, "row": row, "position": position, "labels": labels}
         if self.kind != "ce":
-            hidden, _ = self._base[0].forward_hidden(batch.input_ids)
+            hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
             kept["hidden"] = hidden[_places(batch.mask)]
         return kept
 
