@@ -32,7 +32,8 @@ def checkpoints_table(rows: Session, _which: str = "") -> str:
             "/train",
             "Train one",
         )
-    return tag("div", table(COLUMNS, [row_cells(rows, c) for c in found], "Checkpoints"), class_="sp-checkpoints")
+    listed = table(COLUMNS, [row_cells(rows, c) for c in found], "Checkpoints", named=COLUMNS[1:])
+    return tag("div", listed, class_="sp-checkpoints")
 
 
 def row_cells(rows: Session, checkpoint: Checkpoint) -> list[str]:
@@ -145,7 +146,8 @@ def evaluations_table(rows: Session, checkpoint: Checkpoint) -> str:
     found = [e for e in queries.evaluations(rows, checkpoint_id=checkpoint.id) if e.result]
     if not found:
         return tag("p", "Not evaluated yet.", class_="sp-hint")
-    return table(["Evaluation", "τ", "Speedup", "Same output", "When"], [_evaluation(e) for e in found], "Evaluations")
+    columns = ["Evaluation", "τ", "Speedup", "Same output", "When"]
+    return table(columns, [_evaluation(e) for e in found], "Evaluations", named=columns[1:])
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from textwrap import shorten
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -39,6 +40,10 @@ def _row(job: Job, waits_for: str) -> list[str]:
     name = pick("jobs", job.id, safe(job.name), class_="sp-row-name")
     kind = tag("span", safe(kind_words(job.kind)), class_="sp-row-note")
     how = progress(job) or tag("span", safe(waits_for or "–"), class_="sp-row-note")
+    if job.state == "FAILED":
+        how += tag(
+            "span", safe(shorten(job.error or "", 160, placeholder=" …")), class_="sp-row-note sp-why", title=job.error
+        )
     return [state_badge(job), name + kind, how, tag("span", safe(time_words(job)), class_="sp-row-note")]
 
 

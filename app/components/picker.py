@@ -64,7 +64,8 @@ def table(
 ) -> str:
     """A table of HTML cells. The first column is narrow unless asked.
 
-    On a narrow screen each row becomes a card, in which the cells of `named` columns carry their name.
+    On a narrow screen each row becomes a card, in which the cells of `named` columns carry their name and those with
+    nothing to say are left out.
     """
     head = tag("tr", "".join(tag("th", safe(c), scope="col") for c in columns))
     body = "".join(
@@ -76,4 +77,4 @@ def table(
 
 
 def _cell(column: str, cell: str, named: Collection[str]) -> str:
-    return tag("td", cell, data_label=column if column in named else None)
+    return tag("td", cell, data_label=column if column in named else None, class_="sp-none" if cell == "–" else None)

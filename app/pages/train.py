@@ -65,7 +65,7 @@ class TrainPage:
         self.recipe = dropdown(found, value=usual(METHODS[0]), label="Recipe", elem_id="train-recipe")
 
     def _build_review(self) -> None:
-        step(4, "Review and start", "")
+        step(4, "Review and start", "What it takes on this machine.")
         self.review = block(elem_id="train-review")
         self.name = gr.Textbox(label="Name of the draft (optional)", max_lines=1, max_length=200, elem_id="train-name")
         self.said = block(elem_id="train-said")
@@ -237,4 +237,4 @@ def reviewed(rows: Session, settings: Settings, request: Train, name: str) -> st
     estimate = estimates.training(rows, request, forms.train_config(request), settings.home)
     names = {data.id: data.name, request.base_id: rows.get_one(Base, request.base_id).name}
     notes = "".join(notice(text, "warn") for text in warnings(rows, request))
-    return notes + review(estimate, command_for(request, names, name.strip()))
+    return tag("div", notes + review(estimate, command_for(request, names, name.strip())), class_="sp-stack")
