@@ -4,6 +4,7 @@ A card is plain JSON: rows store it, pages and the command line show it.
 """
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True) -> 
         "tokenizer_sha256": identity.tokenizer_sha256(folder) if hashes else "",
         "weights_sha256": identity.weights_sha256(folder) if hashes else "",
         "memory": memory_needed(parameters, text),
-        "methods": methods(config),
+        "methods": methods(config, {entry.name for entry in entries}),
     }
 
 
@@ -72,9 +73,11 @@ def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
     return {name: (parameters + cells) * size for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
 
 
-def methods(config: dict[str, Any]) -> dict[str, str]:
-    """For each method "" when this base can carry it, else one sentence why it cannot."""
+def methods(config: dict[str, Any], tensors: Collection[str] = ()) -> dict[str, str]:
+    """For each method "" when this base can carry it, else one sentence why not. `tensors`: names in its files."""
     reason = _why_not(config)
+    if not reason and "lm_head.bias" in tensors:
+        reason = "Its lm_head has a bias, which no draft here carries."
     return dict.fromkeys(METHODS, reason)
 
 

@@ -132,11 +132,18 @@ def write_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def sync(path: Path) -> None:
+    """Wait until the disk has a file that a library wrote: a folder renamed into place must not outlive its weights."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, tensors: dict[str, Any] | None) -> None:
     from safetensors.torch import save_file
 
     tensors = _cast(own_tensors(draft) if tensors is None else tensors, dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    sync(folder / WEIGHTS)
     for name, text in getattr(draft, "extra_files", dict)().items():
         write_synced(folder / name, text)
     config = {

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints import write_synced
+from models.checkpoints import sync, write_synced
 from speculoos.errors import BadInput, Unavailable
 
 DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
@@ -51,6 +51,7 @@ def save_state(out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], fa
     try:
         for tensors, name in ((draft, DRAFT), (moments, OPTIMIZER)):
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / name)
+            sync(temporary / name)
         write_synced(temporary / STATE, json.dumps(facts, indent=2))
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)

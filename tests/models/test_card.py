@@ -52,6 +52,11 @@ def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:
     assert all(reason in why for why in methods(config).values())
 
 
+def test_a_head_with_a_bias_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    reasons = make_card(make_tiny_base(tmp_path / "phi", "phi"))["methods"]
+    assert set(reasons.values()) == {"Its lm_head has a bias, which no draft here carries."}
+
+
 def test_the_licence_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_base, tmp_path / "copy")
     assert make_card(folder)["licence"] == ""
