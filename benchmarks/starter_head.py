@@ -1,9 +1,9 @@
 """The starter head, from data to shipped checkpoint: `python -m benchmarks.starter_head --data DIR --out DIR`.
 
 DIR is what `python -m benchmarks.starter_data` made. Trains by the recipe eagle3-starter (going on from OUT's last
-state), tunes the tree on the built-in questions and leaves the checkpoint, with its card, in OUT/final. Further words
-(`max_minutes=120`) change settings of the recipe. What the head reaches is measured by `python -m benchmarks.decode
---checkpoint` and `python -m benchmarks.exactness --checkpoint`.
+state; `draft_path=FOLDER` begins with an earlier head), tunes the tree on the built-in questions and leaves the
+checkpoint, with its card, in OUT/final. Further words (`max_minutes=120`) change settings of the recipe. What the head
+reaches is measured by `--questions`, `python -m benchmarks.decode --checkpoint` and `benchmarks.exactness`.
 """
 
 import argparse
@@ -35,6 +35,9 @@ NOTES = """Trained with Speculoos for the starter model, its own answers only:
     python -m benchmarks.starter_head --data DATA --out OUT {changes}
 
 Data: {rows} answers ({ways}), {tokens:,} tokens of the base's own, at most 160 each; prompts by kind: {kinds}."""
+BEGUN = """
+
+Begun with a draft of the same recipe, trained for {minutes:g} minutes (lr {lr:g}) on {data}."""
 
 
 def main() -> None:
@@ -47,7 +50,7 @@ def main() -> None:
     config = read_recipe(RECIPE).config(parse_changes(asked.changes))
     card = read_card(starter_path())
     facts = merge(asked.data, asked.data / "answers", card)
-    notes = NOTES.format(changes=" ".join(asked.changes), **facts)
+    notes = NOTES.format(changes=" ".join(asked.changes), **facts) + begun(config.draft_path)
     info = {
         "base": "starter",
         "base_sha256": card["weights_sha256"],
@@ -59,6 +62,15 @@ def main() -> None:
     print(json.dumps({"step": done.step, **done.figures, **keep_tree(done.folder)}))
     if asked.questions:
         print(json.dumps(measure(done.folder, asked.questions)))
+
+
+def begun(draft_path: str) -> str:
+    """What the draft that this one begins with had learnt before; nothing without one."""
+    if not draft_path:
+        return ""
+    training = read_config(draft_path)["training"]
+    settings = training["settings"]
+    return BEGUN.format(minutes=settings["max_minutes"], lr=settings["lr"], data=training["dataset"]["dataset"])
 
 
 def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
