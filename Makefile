@@ -18,7 +18,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 up: install ## install if needed, then run everything in the foreground until Ctrl-C
 	@$(BIN)/speculoos up
 
-install: $(STAMP) ## a virtual environment with everything, and the starter model
+install: $(STAMP) ## a virtual environment with everything, and the starter model, made again where it is gone
+	@test -s $(VENV)/share/speculoos/starter/model.safetensors || $(BIN)/python -m models.fetch starter
 
 $(STAMP): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Speculoos needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true). Name another one: make PYTHON=python3.12"; exit 1; }

@@ -26,7 +26,9 @@ COOKIE = "speculoos-session"
 SECONDS = 14 * 24 * 3600
 """How long a login lasts."""
 PAUSE = 0.5
-"""Seconds a wrong password costs; wrong ones wait for each other, so that there are few tries a second in all."""
+"""Seconds a wrong password costs; wrong ones wait for each other."""
+MOST_WAITING = 20
+"""While so many wrong ones wait, no password is looked at: so there are 1 / PAUSE tries a second in all."""
 FORM_LIMIT = 4096
 OPEN = ("/healthz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
 MACHINES = ("/api/", "/gradio_api/")
@@ -47,7 +49,7 @@ def add_login(app: FastAPI, settings: Settings) -> None:
     if not settings.password:
         return
     sessions = Sessions(session_key(settings), settings.password)
-    one_at_a_time = asyncio.Lock()
+    one_at_a_time, waiting = asyncio.Lock(), set[object]()
 
     @app.get("/login")
     def form(request: Request) -> HTMLResponse:
@@ -57,9 +59,15 @@ def add_login(app: FastAPI, settings: Settings) -> None:
     async def login(request: Request) -> Response:
         given = await read_form(request)
         target = own_path(given.get("next", "/"))
+        if len(waiting) >= MOST_WAITING:
+            return HTMLResponse(login_page(target, "Too many tries at once; try again in a minute."), status_code=429)
         if not sessions.is_password(given.get("password", "")):
-            async with one_at_a_time:
-                await asyncio.sleep(PAUSE)
+            waiting.add(request)
+            try:
+                async with one_at_a_time:
+                    await asyncio.sleep(PAUSE)
+            finally:
+                waiting.discard(request)
             return HTMLResponse(login_page(target, "That is not the password."), status_code=401)
         return with_cookie(RedirectResponse(target, status_code=303), sessions.issue(), request)
 

@@ -145,4 +145,4 @@ def _look(settings: Settings, run_id: str, last: int) -> tuple[dict[str, Any], l
 
 
 def _last_event(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else -1
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1

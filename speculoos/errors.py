@@ -7,6 +7,7 @@ SpeculoosError
 ├── Unsupported       this base or draft cannot do that, and why
 ├── Unavailable       a service, endpoint, disk or memory that is not there now
 ├── Cancelled         the user asked the work to stop
+├── Unexpected        an error nobody foresaw, at the edge
 └── Fenced            another attempt owns the job now; leave at once
 
 Code below the edges raises these; the edges (command line, pages, servers, jobs) translate them once.
@@ -57,6 +58,12 @@ class Cancelled(SpeculoosError):
     """The user asked the work to stop."""
 
     exit_code = 130
+
+
+class Unexpected(SpeculoosError):
+    """An error nobody foresaw, as the command line reports it."""
+
+    exit_code = 70
 
 
 class Fenced(SpeculoosError):

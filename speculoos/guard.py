@@ -99,12 +99,17 @@ class Guard:
         return (name, port) in self._hosts or (name, None) in self._hosts
 
     def _origin_allowed(self, origin: str, host: str, scope: Scope) -> bool:
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:  # http://[::1
+            return False
         if parts.scheme not in DEFAULT_PORTS or not parts.netloc:
             return False  # `null`, file:, extensions
         name, port = _split(parts.netloc, DEFAULT_PORTS[parts.scheme])
         own = _split(host, DEFAULT_PORTS[parts.scheme])
-        return (name, port) == own or (name, port) in self._hosts or (name, None) in self._hosts
+        named = (name, port) in self._hosts
+        by_proxy = port == DEFAULT_PORTS[parts.scheme] and (name, None) in self._hosts  # one that rewrites Host
+        return (name, port) == own or named or by_proxy
 
     def _too_large(self) -> str:
         return f"The request is larger than {(self.max_body_bytes or 0) / 2**20:.0f} MB; send less at once."
@@ -186,7 +191,7 @@ def _is_cross_site(scope: Scope, headers: dict[str, list[str]]) -> bool:
 
 def _declared_length(headers: dict[str, list[str]]) -> int:
     text = headers.get("content-length", ["0"])[0]
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text[:20]) if text.isascii() and text.isdigit() else 0
 
 
 def _shown(values: list[str]) -> str:

@@ -5,6 +5,7 @@ Every setting may also be given as a file: NAME_FILE holds the path of a file wi
 """
 
 import hashlib
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -178,4 +179,18 @@ def _endpoints(path: Path) -> dict[str, Endpoint]:
         except TypeError:
             known = ", ".join(k for k in Endpoint.__dataclass_fields__ if k != "name")
             raise BadInput(f"{path}: [endpoints.{name}] takes {known}; url is required.") from None
+        _check_endpoint(made[name], f"{path}: [endpoints.{name}]")
     return made
+
+
+def _check_endpoint(endpoint: Endpoint, where: str) -> None:
+    for key in ("url", "key_env", "model"):
+        if not isinstance(value := getattr(endpoint, key), str):
+            raise BadInput(f"{where} {key}: expected a text in quotes, got {value!r}.")
+    if not endpoint.url.startswith(("http://", "https://")):
+        raise BadInput(f"{where} url: expected http://… or https://…, got {endpoint.url!r}.")
+    for key, least in (("concurrency", 1), ("retries", 0)):
+        if type(value := getattr(endpoint, key)) is not int or value < least:
+            raise BadInput(f"{where} {key}: expected a whole number, {least} or more, got {value!r}.")
+    if type(endpoint.timeout) not in (int, float) or not 0 < endpoint.timeout < math.inf:
+        raise BadInput(f"{where} timeout: expected seconds, got {endpoint.timeout!r}.")

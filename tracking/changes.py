@@ -141,14 +141,15 @@ def _used_by(session: Session, row: Any) -> Job | None:
 
 
 def _files(settings: Settings, row: Any) -> list[Path]:
-    """Only folders of this home that belong to the row; a base in a folder of the user's own stays."""
-    own = {
-        Base: [settings.home / "models" / row.id],
-        Dataset: [settings.home / "datasets" / row.id],
-        Checkpoint: [settings.home / "checkpoints" / row.id],
-        Job: [settings.home / "logs" / f"{row.id}.log"],
-    }
-    return [path for path in own.get(type(row), []) if path.exists()]
+    """Only folders of this home that belong to the row, half-made ones too (models/files.py, models/fetch.py); a base
+    in a folder of the user's own stays."""
+    places = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
+    if isinstance(row, Job):
+        own = [settings.home / "logs" / f"{row.id}.log"]
+    else:
+        parent = settings.home / places[type(row)] if type(row) in places else None
+        own = [parent / row.id, *parent.glob(f".{row.id}[.-]*")] if parent else []
+    return [path for path in own if path.exists()]
 
 
 def _show(row: Any) -> None:

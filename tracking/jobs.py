@@ -11,9 +11,8 @@ from sqlalchemy import ColumnElement, and_, case, exists, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import BadInput, Conflict, Fenced, NotFound
-from tracking.runs import storable
 from tracking.states import TRANSITIONS, WAITING, JobState
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now, storable
 
 ATTEMPTS = 5
 """Attempts in a row that get no further before a job is given up: a crash loop must end."""
@@ -103,7 +102,7 @@ def record_child(session: Session, job_id: str, attempt: int, child: dict[str, A
 
 def succeed(session: Session, job_id: str, attempt: int, result: dict[str, Any]) -> None:
     """RUNNING → SUCCEEDED, and its outputs are what the work published. Raises Fenced."""
-    done = {"result": storable(result), "finished_at": now(), "eta_seconds": None, "progress_note": "", **NO_ERROR}
+    done = {"result": result, "finished_at": now(), "eta_seconds": None, "progress_note": "", **NO_ERROR}
     _fenced(_move(session, job_id, mine(attempt), state=JobState.SUCCEEDED, **done), job_id, attempt)
 
 

@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import Fenced
 from tracking.jobs import mine
-from tracking.runs import storable
-from tracking.tables import Job, JobLog, Metric, Sample, now
+from tracking.tables import Job, JobLog, Metric, Sample, now, storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 MESSAGE_LIMIT = 4000
@@ -41,7 +40,7 @@ def write(session: Session, job_id: str, attempt: int, report: Report) -> bool:
     _write_metrics(session, job_id, attempt, report.metrics)
     _write_logs(session, job_id, attempt, report.logs)
     if report.samples:
-        rows = [{"job_id": job_id, "step": step, "record": storable(record)} for step, record in report.samples]
+        rows = [{"job_id": job_id, "step": step, "record": record} for step, record in report.samples]
         session.execute(insert(Sample), rows)
     return bool(session.scalar(select(Job.cancel_requested).where(Job.id == job_id)))
 

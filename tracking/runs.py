@@ -5,7 +5,6 @@
 Every function takes an open session and leaves the commit to its caller. Knows neither torch nor the web.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +13,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, u
 from sqlalchemy.orm import Session
 
 from speculoos.errors import NotFound
-from tracking.tables import Run, RunStep, new_id, now
+from tracking.tables import Run, RunStep, new_id, now, storable
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 POSTED_WITHIN = timedelta(seconds=30)
@@ -64,7 +63,7 @@ def start_run(session: Session, run_id: str) -> bool:
 
 def add_steps(session: Session, run_id: str, records: Iterable[dict[str, Any]]) -> None:
     """Append trace records (Step.record with texts). Indices must be new."""
-    rows = [{"run_id": run_id, "index": record["index"], "record": storable(record)} for record in records]
+    rows = [{"run_id": run_id, "index": record["index"], "record": record} for record in records]
     if rows:
         session.execute(insert(RunStep), rows)
 
@@ -77,13 +76,13 @@ def steps_after(session: Session, run_id: str, after: int = -1, limit: int = 500
 
 def finish_run(session: Session, run_id: str, text: str, summary: dict[str, Any]) -> bool:
     """RUNNING → SUCCEEDED with the whole text and its figures."""
-    values = {"text": storable(text), "summary": storable(summary)}
+    values = {"text": storable(text), "summary": summary}
     return _end(session, Run.id == run_id, ("RUNNING",), state="SUCCEEDED", **values)
 
 
 def cancel_run(session: Session, run_id: str, text: str = "", summary: dict[str, Any] | None = None) -> bool:
     """QUEUED or RUNNING → CANCELLED; what was generated until then is kept. False when it had ended already."""
-    values = {"text": storable(text), "summary": storable(summary or {})}
+    values = {"text": storable(text), "summary": summary or {}}
     return _end(session, Run.id == run_id, ("QUEUED", "RUNNING"), state="CANCELLED", **values)
 
 
@@ -164,19 +163,6 @@ def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
         if left != right:
             return index
     return None if len(a) == len(b) else min(len(a), len(b))
-
-
-def storable(value: Any) -> Any:
-    """JSON that every database takes: PostgreSQL stores no NUL character, and JSON knows no NaN and no infinity."""
-    if isinstance(value, str):
-        return value.replace("\x00", "\ufffd")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
-    return value
 
 
 def _end(session: Session, which: ColumnElement[bool], states: tuple[str, ...], **values: Any) -> bool:

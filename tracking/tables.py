@@ -3,6 +3,7 @@
 Ids are uuid4 hex strings. Times are UTC. JSON columns hold what only people or one kind of job read.
 """
 
+import math
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +14,28 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-Json = JSON().with_variant(JSONB(), "postgresql")
+
+def storable(value: Any) -> Any:
+    """JSON that every database takes: PostgreSQL stores no NUL character, and JSON knows no NaN and no infinity."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value
+
+
+class Json(TypeDecorator):
+    """JSON in which nothing stands that a database refuses."""
+
+    impl = JSON().with_variant(JSONB(), "postgresql")
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Any) -> Any:
+        return storable(value)
 
 
 class UtcDateTime(TypeDecorator):

@@ -134,6 +134,33 @@ def test_the_login_comes_before_the_pages_own_routes(home: Settings) -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
 
 
+def test_a_flood_of_wrong_passwords_closes_the_login_for_a_while(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    import httpx
+
+    monkeypatch.setattr(auth, "PAUSE", 60)
+    app = FastAPI()
+    auth.add_login(app, replace(home, password="cinnamon"))
+
+    async def tries() -> tuple[list[int], int, int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7860") as client:
+            wrong = [asyncio.create_task(client.post("/login", data={"password": str(i)})) for i in range(60)]
+            refused, waiting = await asyncio.wait(wrong, timeout=2)
+            amid = await client.post("/login", data={"password": "cinnamon"})
+            [task.cancel() for task in waiting]
+            await asyncio.wait(waiting)
+            after = await client.post("/login", data={"password": "cinnamon"})
+        return [task.result().status_code for task in refused], amid.status_code, after.status_code
+
+    refused, amid, after = run_async(tries())
+    assert refused == [429] * (60 - auth.MOST_WAITING)
+    assert (amid, after) == (429, 303)
+
+
 def test_many_wrong_passwords_at_once_wait_for_each_other(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
     import time

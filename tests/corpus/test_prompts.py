@@ -243,6 +243,35 @@ def test_no_record_crashes_the_parser(tmp_path: Path, value: dict) -> None:
     assert isinstance(row, BadRow) or all(m["content"].strip() for m in row.messages)
 
 
+@pytest.mark.parametrize("field", ["output", "category", "source", "id", "reference"])
+def test_half_a_character_anywhere_leaves_one_row_out(tmp_path: Path, field: str) -> None:
+    half = {"prompt": "hi", field: ["\ud83d"] if field == "reference" else "smile \ud83d"}
+    half = {"turns": ["hi"], **half} if field == "reference" else half
+    (tmp_path / "x.jsonl").write_text(json.dumps({"prompt": "ok"}) + "\n" + json.dumps(half) + "\n")
+    report = import_prompts(tmp_path / "x.jsonl", tmp_path / "out", Silent())
+    assert report["rows"] == 1 and [bad["line"] for bad in report["bad"]] == [2]
+    assert "half of a character" in report["bad"][0]["reason"]
+
+
+def test_bytes_that_are_not_utf8_inside_one_object_leave_their_row_out(tmp_path: Path) -> None:
+    rows = b'{"data": [{"prompt": "a", "category": "\xff"}, {"prompt": "b"}]}'
+    (tmp_path / "x.json").write_bytes(rows)
+    report = import_prompts(tmp_path / "x.json", tmp_path / "out", Silent())
+    assert report["rows"] == 1 and report["bad_rows"] == 1
+
+
+@pytest.mark.parametrize("content", [b"5", b"null", b"true", b"\xef\xbb\xbf", b"\xef\xbb\xbf  \n ", b"", b"\n" * 9000])
+def test_a_json_file_without_a_record_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(BadInput, match=r"x\.json"):
+        import_prompts(tmp_path / "x.json", tmp_path / "out", Silent())
+
+
+def test_many_blank_lines_before_the_first_row_are_not_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("\n" * 9000 + '{"prompt": "hi"}\n')
+    assert import_prompts(tmp_path / "x.jsonl", tmp_path / "out", Silent())["rows"] == 1
+
+
 def test_the_real_prompts_are_all_read(shared_data: Path, tmp_path: Path) -> None:
     report = import_prompts(shared_data / "prompts_train.jsonl", tmp_path / "train", Silent())
     assert (report["rows_read"], report["rows"], report["bad_rows"]) == (5762, 5762, 0)

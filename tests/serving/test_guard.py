@@ -100,6 +100,17 @@ def test_an_origin_behind_a_proxy_that_keeps_the_host_is_served() -> None:
     assert proxied.post("/", headers=headers).status_code == 200
 
 
+def test_another_port_of_an_allowed_name_may_not_post() -> None:
+    named = client(allowed_hosts=("box.lan",))
+    for origin, status in (("http://box.lan:9999", 403), ("http://box.lan:7860", 200), ("https://box.lan", 200)):
+        assert named.post("/", headers={"Host": "box.lan:7860", "Origin": origin}).status_code == status
+
+
+def test_malformed_headers_are_refused_not_stumbled_over() -> None:
+    assert client().post("/", headers={"Origin": "http://[::1"}).status_code == 403
+    assert client().post("/", headers={"Content-Length": "9" * 5000}).status_code < 500
+
+
 def test_a_cross_site_script_tag_is_refused_but_a_link_is_followed() -> None:
     script = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}

@@ -68,7 +68,7 @@ def test_steps_appear_while_the_run_goes_on_and_after_the_poster_has_gone(served
     post(served, run_id)  # its connection is closed by now
     until(lambda: len(steps(served, run_id)) > 5, 5)
     seen = steps(served, run_id)[-1]["index"]
-    until(lambda: bool(steps(served, run_id, after=seen)), 5)
+    until(lambda: bool(steps(served, run_id, after=seen)), 30)
     assert look(served, run_id).state == "RUNNING"
     assert post(served, f"{run_id}/cancel").status_code == 202
     ended(served, run_id)
@@ -81,7 +81,7 @@ def test_a_cancelled_run_stops_between_steps_and_keeps_what_it_said(served: Serv
     assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
     asked = time.monotonic()
     run = ended(served, run_id)
-    assert time.monotonic() - asked < 2
+    assert time.monotonic() - asked < 20
     assert run.state == "CANCELLED" and run.text.startswith(SAYING) and run.summary["finish"] == "cancelled"
     assert post(served, f"{run_id}/cancel").json()["cancelled"] is False
 

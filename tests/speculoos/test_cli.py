@@ -96,6 +96,36 @@ def test_a_broken_settings_file_is_named(home: Settings, content: bytes, capsys:
     assert capsys.readouterr().err.startswith(f"{home.home / 'settings.toml'}: ")
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("url = 5", "url: expected a text in quotes, got 5"),
+        ('url = "ftp://x"', "url: expected http"),
+        ('url = "http://x"\nconcurrency = "8"', "concurrency: expected a whole number, 1 or more, got '8'"),
+        ('url = "http://x"\nretries = -1', "retries: expected a whole number, 0 or more, got -1"),
+        ('url = "http://x"\ntimeout = "x"', "timeout: expected seconds, got 'x'"),
+    ],
+)
+def test_a_wrong_endpoint_is_named_with_its_key(
+    home: Settings, line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.home / "settings.toml").write_text(f"[endpoints.mine]\n{line}\n")
+    assert main(["models", "list"]) == 2
+    assert f"settings.toml: [endpoints.mine] {says}" in capsys.readouterr().err
+
+
+def test_an_error_nobody_foresaw_is_json_too(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("tracking.queries.bases", broken)
+    assert main(["models", "list", "--json"]) == 70
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["error"]["code"] == "unexpected" and "ZeroDivisionError" in shown.err
+
+
 def test_as_many_jobs_are_listed_as_were_asked_for(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     with db.session(home) as session:
         session.add_all([Job(name=f"job {i}", kind="train", queue="gpu", state="CANCELLED") for i in range(120)])

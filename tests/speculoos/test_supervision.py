@@ -95,7 +95,7 @@ def test_a_program_that_does_not_listen_is_ended_in_time(settings: Settings) -> 
     wait_until(lambda: started(supervisor, "deaf"))
     began = time.monotonic()
     supervisor.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "it would sleep for 60"
     assert not survivors(settings)
 
 

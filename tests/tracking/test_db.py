@@ -159,3 +159,10 @@ def test_the_log_of_many_rows_stays_short(home: Settings) -> None:
             session.merge(Preference(key="beat", value={"n": number}))
     log = Path(db.database_url(home).database + "-wal")
     assert log.stat().st_size < 1.5 * 2**20, "SQLite's own 1,000 pages are 4 MB"
+
+
+def test_what_no_database_takes_is_replaced_in_keys_too(database: Settings) -> None:
+    with db.session(database) as session:
+        session.add(Preference(key="odd", value={"a\x00b": ["\x00", float("nan"), {"c": float("inf")}]}))
+    with db.reading(database) as session:
+        assert session.get(Preference, "odd").value == {"a\ufffdb": ["\ufffd", None, {"c": None}]}

@@ -94,12 +94,15 @@ def test_deletion_says_what_depends_on_it_and_force_takes_it_along(database: Set
     folder = database.home / "checkpoints" / things["heads"] / "attempt-1"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"x" * 100)
+    half = database.home / "models" / f".{things['one']}.partial"  # a download that was given up
+    half.mkdir(parents=True)
+    (half / "model.safetensors").write_bytes(b"x" * 10)
     with pytest.raises(Conflict) as caught, db.session(database) as session:
         changes.delete(session, database, session.get_one(Base, things["one"]))
     assert "the checkpoint “heads”" in str(caught.value) and "the data set “answers”" in str(caught.value)
     with db.session(database) as session:
         paths = changes.delete(session, database, session.get_one(Base, things["one"]), force=True)
-    assert changes.remove_files(paths) == 100 and not folder.parent.exists()
+    assert changes.remove_files(paths) == 110 and not folder.parent.exists() and not half.exists()
     with db.reading(database) as session:
         assert session.get(Checkpoint, things["heads"]) is None and session.get(Evaluation, things["eval"]) is None
         assert session.get_one(Dataset, things["answers"]).base_id is None, "answers stay without their base"
