@@ -87,6 +87,14 @@ def load_draft(folder: str | Path, base: Any, base_sha256: str = "") -> Any:
     return draft
 
 
+def is_checkpoint(folder: str | Path) -> bool:
+    """Whether `folder` holds a draft of ours rather than a model of another kind."""
+    try:
+        return bool(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("speculoos_method"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
     """The draft in `folder` in fp32, to train it further; what a fresh one leaves frozen is frozen. Raises BadInput
     when it is not a draft of `method`, Unsupported where it does not fit the base."""

@@ -21,6 +21,8 @@ from speculoos.settings import Settings
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
+RULE = ("acceptance", "epsilon", "alpha")
+"""Options of `speculation` that say how drafts are accepted; the others say how they are made."""
 NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its checkpoints, or the n-gram drafter."
 
 
@@ -187,7 +189,10 @@ class _Generation:
     def _config(self, request: ChatRequest, should_stop: Callable[[], bool]) -> Any:
         from decoding.config import GenerateConfig
 
-        acceptance = (request.speculation or {}).get("acceptance", "exact")
+        asked = request.speculation or {}
+        rule = {name: asked[name] for name in RULE if asked.get(name) is not None}
+        if rule.get("acceptance") == "typical":
+            self.notices.append("Typical acceptance is lossy: the model alone might have answered otherwise.")
         room = self.target.max_length - len(self.prompt_ids)
         if request.limit() > room:
             self.notices.append(f"The answer is cut after {room} tokens, where the model's context is full.")
@@ -198,13 +203,14 @@ class _Generation:
             top_p=1.0 if request.top_p is None else request.top_p,
             seed=request.seed,
             stop=tuple(request.stop or ()),
-            acceptance=acceptance,
+            **rule,
             should_stop=should_stop,
         )
 
     def _drafter(self, loaded: Loaded, options: dict[str, Any]) -> Any:
         """The asked-for drafter; plain with a notice where this base cannot be drafted for."""
-        options.pop("acceptance", None)
+        for name in RULE:
+            options.pop(name, None)
         try:
             made = loaded.drafter(options)
         except Unsupported as error:

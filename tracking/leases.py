@@ -44,11 +44,11 @@ def holder(session: Session, device: str) -> str:
 
 
 def holder_name(session: Session, device: str) -> str:
-    """The holder in words for people: a job's name, `a comparison`, or "" when the device is free."""
+    """The holder in words for people: a job's name, `a measurement`, or "" when the device is free."""
     found = holder(session, device)
     if found.startswith("job:"):
         return session.scalar(select(Job.name).where(Job.id == found[4:])) or found
-    return "a comparison" if found else ""
+    return "a measurement" if found else ""
 
 
 def _ensure_row(session: Session, device: str) -> None:

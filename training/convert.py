@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.base import Base
 from models.checkpoints import save_draft
+from speculoos.errors import BadInput
 from training.batches import Batch, Conversation, DataReport, collate, keep
 from training.config import TrainConfig
 from training.masks import mask_conversation
@@ -44,7 +45,7 @@ class TrainableDraft(nn.Module):
     def __init__(self, base: Base, config: TrainConfig, conversations: Sequence[Conversation]):
         super().__init__()
         torch.manual_seed(config.seed)
-        self.settings = config
+        self.settings, self.__dict__["_base"] = config, base  # not a part: Trainer must neither train nor save it
         self.method = make_method(config, base, conversations)
         self._forwards = 0
 
@@ -54,6 +55,11 @@ class TrainableDraft(nn.Module):
 
     def forward(self, input_ids: Tensor, mask: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         """{"loss"}: Σ_k weight_k · sum_k / count_k over this batch."""
+        if input_ids.device != self._base.device:
+            raise BadInput(
+                f"The batch is on {input_ids.device} and the frozen base on {self._base.device}; "
+                "load the base on the device that trains (for Trainer: TrainingArguments.device)."
+            )
         features = self.method.features(Batch(input_ids, mask, lengths))
         self._forwards += 1
         weights = torch.tensor(self.method.weights, device=input_ids.device)

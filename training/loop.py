@@ -99,8 +99,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
-        self.stream = Stream(training, config.batch_tokens, config.seed, self.method, device, self._store(1.0))
-        self.held = Stream(held, config.batch_tokens, config.seed, self.method, device, self._store(0.25))
+        self.stream = Stream(training, config.batch_tokens, config.seed, self.method, device, self._store(0.8))
+        self.held = Stream(held, config.batch_tokens, config.seed, self.method, device, self._store(0.2))
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
         self.best: dict[str, Any] = {"tau": -math.inf, "step": 0, "worse": 0}
         self.total_steps = self._total_steps()
@@ -134,11 +134,17 @@ class Trainer:
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
+        self._reopen_window(facts.get("window"))
         self.best = {**facts["best"], "tau": -math.inf if facts["best"]["tau"] is None else facts["best"]["tau"]}
         self._adopt_best(state.parent / "best")
         if self.main and state.parent.resolve() != self.out_dir.resolve():
             remove_scratch(state.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
+
+    def _reopen_window(self, kept: dict[str, Any] | None) -> None:
+        """Go on with the steps that no point of the charts has shown yet; the first process has all of their sums."""
+        if kept and kept["steps"]:
+            self.window = Window.reopened(kept["totals"], kept["steps"], kept["tokens"], self.main)
 
     def _train_step(self) -> None:
         progress = self._agreed(self._progress(0.5))
@@ -221,6 +227,7 @@ class Trainer:
 
     def _save(self) -> None:
         draft, moments = self._draft_tensors(), gathered(optimizer_tensors(self.optimizer), self.main)
+        window = self._global(self.window.packed(self.accelerator.device)).tolist() if self.window.steps else []
         if not self.main:
             return
         self.reporter.keep()
@@ -228,7 +235,8 @@ class Trainer:
         facts = {
             "step": self.step,
             "elapsed": self._elapsed(),
-            "tokens": self.tokens_seen + self.window.tokens,
+            "tokens": self.tokens_seen,
+            "window": {"totals": window, "steps": self.window.steps, "tokens": self.window.tokens},
             "best": best,
             **self._shaped_by(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
@@ -263,11 +271,12 @@ class Trainer:
         self.reporter.log(advice(len(self.stream), size, seconds, epochs or self.config.epochs, room))
 
     def _store(self, part: float) -> FeatureStore:
-        """A store with `part` of the memory and all of the disk the config gives."""
+        """A store with `part` of the memory and the disk the config gives to all processes together."""
         folder = self.out_dir / f".features-{self.accelerator.process_index}-{part}"
         shutil.rmtree(folder, ignore_errors=True)
-        memory = int(self.config.cache_features_mb * 2**20 * part)
-        return FeatureStore(memory, int(self.config.cache_disk_gb * 1e9), folder)
+        part /= self.accelerator.num_processes
+        memory, disk = self.config.cache_features_mb * 2**20, self.config.cache_disk_gb * 1e9
+        return FeatureStore(int(memory * part), int(disk * part), folder)
 
     # what the verbs ask
 

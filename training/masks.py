@@ -52,7 +52,7 @@ def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Mask
 
 def from_marks(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
     """Mask from the template's own marks, mended so that each span ends with its end-of-turn token."""
-    out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    out = _templated(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     ids, marked = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
     mask = [False] * len(ids)
     for start, end in _runs(marked):
@@ -108,10 +108,14 @@ def _messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]], ask: bool) -> str:
+    return _templated(tokenizer, messages, tokenize=False, add_generation_prompt=ask)
+
+
+def _templated(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+        return tokenizer.apply_chat_template(messages, **options)
     except TemplateError as error:
         raise BadInput(f"the chat template refuses these messages ({error})") from None
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from models.checkpoints import draft_to_train
+from decoding.fast import KEPT
+from models.checkpoints import draft_to_train, is_checkpoint
 from speculoos.errors import Unsupported
 
 NO_RANK = 1 << 30
@@ -72,7 +73,10 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
         )
     module, name = METHODS[config.method]
     cls = getattr(importlib.import_module(module), name)
-    started = bool(config.draft_path) and config.method != "draft"
-    draft = draft_to_train(config.draft_path, base, config.method) if started else None
+    if KEPT in base.model.__dict__:
+        raise Unsupported(f"{base.path}: the fast forward has taken this base's weights over; load it again to train.")
+    given = config.draft_path
+    started = bool(given) and (config.method != "draft" or is_checkpoint(given))
+    draft = draft_to_train(given, base, config.method) if started else None
     prepare = getattr(cls, "prepare", None)
     return prepare(config, base, conversations, draft) if prepare else cls(config, base, draft)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from decoding.drafters import make_drafter
+from decoding.drafters.eagle import REFERENCE
 from decoding.generate import GenerateConfig, generate
 from decoding.stats import summarize
 from decoding.target import Target, usable_length
@@ -33,7 +34,7 @@ def sample(
     """
     start = int(conversation.mask.nonzero()[0])
     prompt = conversation.token_ids[:start].tolist()
-    target = Target(base, start + TOKENS + 16)
+    target = Target(base, start + TOKENS + REFERENCE.nodes + 4)
     drafter = make_drafter(target, mirrored(base, draft, tensors))
     steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=TOKENS)))
     stream = TextStream(base.tokenizer)

@@ -25,6 +25,12 @@ class Window:
         self.hits = hits if self.hits is None else self.hits + hits
         self.valid = valid if self.valid is None else self.valid + valid
 
+    @classmethod
+    def reopened(cls, totals: list[float], steps: int, tokens: int, mine: bool) -> "Window":
+        """What `packed` gave, as it was; nothing but the counts where another process holds the sums (not `mine`)."""
+        hits, valid = (torch.tensor(totals[1:]).long() * mine).chunk(2)
+        return cls(torch.tensor(totals[0]) * mine, hits, valid, tokens, steps)
+
     def packed(self, device: torch.device) -> Tensor:
         """[1 + 2·depths] float64: loss, hits, valid, to be summed over processes."""
         parts = [torch.as_tensor(self.loss).reshape(1), self.hits, self.valid]

@@ -86,9 +86,12 @@ def training(rows: Session, request: Train, config: Any, home: Path) -> Estimate
         seconds = min(seconds or config.max_minutes * 60, config.max_minutes * 60)
     states = draft * 12 * (config.keep_last + 1)
     logits = 4 * 3 * min(config.batch_tokens, 1024) * (base.card.get("vocabulary") or 0)
-    features = min(config.cache_features_mb * 1e6, stored * hidden(base.card) * 4)
-    memory = weights_bytes(base) * 1.1 + draft * 16 + logits + features + 4e8
-    return _made(seconds, draft * 4 + states, memory, ARITHMETIC if count else UNKNOWN, home)
+    kept = 4 if config.method == "eagle3" else 1  # three fused layers and the last
+    features = stored * kept * hidden(base.card) * (4 if config.base_dtype == "float32" else 2)
+    in_memory = min(config.cache_features_mb * 1e6, features)
+    on_disk = min(config.cache_disk_gb * 1e9, features - in_memory)
+    memory = weights_bytes(base) * 1.1 + draft * 16 + logits + in_memory + 4e8
+    return _made(seconds, draft * 4 + states + on_disk, memory, ARITHMETIC if count else UNKNOWN, home)
 
 
 def generation_speed(rows: Session, base: Base) -> tuple[float, str]:

@@ -1,6 +1,6 @@
 """All drafters, by name, and what can be set about each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from decoding.drafters.base import Drafter
@@ -10,12 +10,12 @@ from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.plain import PlainDrafter
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.fast import FastForward, fast_target
-from decoding.fast_eagle import fast_eagle
+from decoding.fast_eagle import KEPT, fast_eagle
 from decoding.packed import pack_module
 from decoding.probe import require_trees
 from decoding.target import Target
-from decoding.tree import chain_shape, shape_from_choices
-from speculoos.errors import BadInput
+from decoding.tree import TreeShape, chain_shape, shape_from_choices
+from speculoos.errors import BadInput, Unsupported
 
 
 def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | None = None) -> Drafter:
@@ -43,8 +43,8 @@ def make_drafter(target: Target, draft: Any = None, options: dict[str, Any] | No
     if name != "none":
         require_trees(target)
     known, make = MAKERS[name]
-    if draft is not None and name == draft.method and not set(options) & set(known):
-        options |= getattr(draft, "drafting", {})
+    if draft is not None and name == draft.method and not (set(options) & set(known)) - {"sample"}:
+        options = {**getattr(draft, "drafting", {}), **options}
     _check(name, options, known)
     if _is_fast(target) and name == "medusa":
         pack_module(draft)
@@ -70,6 +70,13 @@ def _check_tree(choices: Any) -> None:
         raise BadInput(f"tree: more than {LARGEST} choices or ranks cannot be drafted.")
 
 
+def _check_columns(ranks: Sequence[int], columns: int) -> None:
+    if max(ranks, default=0) >= columns:
+        raise BadInput(
+            f"The tree asks for the {max(ranks) + 1} best tokens and this draft knows {columns}; use a narrower one."
+        )
+
+
 def _is_fast(target: Target) -> bool:
     return target.forward.name == FastForward.name
 
@@ -83,7 +90,9 @@ def _ngram(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:
 
 
 def _medusa(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:
-    return MedusaDrafter(draft, options.get("tree"))
+    made = MedusaDrafter(draft, options.get("tree"))
+    _check_columns(made.shape.ranks, len(draft.draft_ids))
+    return made
 
 
 def _eagle(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:
@@ -93,6 +102,10 @@ def _eagle(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:
     else:
         usual = REFERENCE if target.base.device.type == "cuda" else SMALL
         tree = DynamicTree(**{"depth": usual.depth, "top_k": usual.top_k, "nodes": usual.nodes} | options)
+    columns = draft.config.draft_vocab_size if draft.method == "eagle3" else target.base.vocab_size
+    _check_columns(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], columns)
+    if not _is_fast(target) and KEPT in draft.__dict__:
+        raise Unsupported("This draft was packed for a fast target; load it again to use it beside another one.")
     runner = fast_eagle(draft) if _is_fast(target) else ModuleRunner(draft)
     return EagleDrafter(runner, tree, target.base.vocab_size, sample)
 

@@ -16,7 +16,7 @@ from decoding.drafters.base import Speculative
 from decoding.drafters.growth import grow_dynamic, grow_static
 from decoding.forward import Scored
 from decoding.sampling import Warp
-from decoding.target import common_prefix
+from decoding.target import PREFILL_ROWS, common_prefix
 from decoding.tree import DraftTree, TreeShape
 from models.draft_layers import DraftCache
 from speculoos.errors import BadInput
@@ -32,8 +32,8 @@ class DynamicTree:
 
     def __post_init__(self) -> None:
         for name in ("depth", "top_k", "nodes"):
-            if getattr(self, name) < (0 if name == "depth" else 1):
-                raise BadInput(f"{name}: expected 1 or more, got {getattr(self, name)}.")
+            if getattr(self, name) < (least := 0 if name == "depth" else 1):
+                raise BadInput(f"{name}: expected {least} or more, got {getattr(self, name)}.")
 
 
 REFERENCE = DynamicTree()
@@ -136,7 +136,10 @@ class EagleDrafter(Speculative):
         start = len(self.text) - len(features)
         self.cache.crop(start)
         assert self.cache.length == start, (self.cache.length, start)
-        self.last = self.draft(features, self.text[start:], start, None, self.cache)[-1:]
+        for rows in features.split(PREFILL_ROWS):  # a long prompt at once would need a mask of its length squared
+            ids = self.text[start : start + len(rows)]
+            self.last = self.draft(rows, ids, start, None, self.cache)[-1:]
+            start += len(rows)
         self.waiting = []
 
     @torch.inference_mode()

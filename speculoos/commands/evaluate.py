@@ -1,12 +1,13 @@
 """speculoos evaluate: acceptance and speed on questions, measured in this process."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from speculoos.commands.generate import CheckpointOption, Draft, Model
-from speculoos.console import Json, figures, finish
+from speculoos.console import Json, figures, finish, say
 from speculoos.errors import BadInput
 
 
@@ -29,23 +30,31 @@ def evaluate(
     ref = resolve(settings, model, checkpoint)
     asked = load_questions(settings, questions, limit)
     found = {"model": ref.name, "questions": len(asked), "max_tokens": max_tokens}
-    found |= measure(ref, asked, max_tokens, parse_settings(draft or ()), device or settings.device)
+    found |= measure(settings, ref, asked, max_tokens, parse_settings(draft or ()), device or settings.device)
+    if found["shared_with"]:
+        say(f"Measured beside {found['shared_with']}: the speeds are lower than alone, the ratio is not exact.")
     finish(found, as_json, figures({k: v for k, v in found.items() if not isinstance(v, list | dict) or k in SHOWN}))
 
 
 SHOWN = ("acceptance_by_depth",)
 
 
-def measure(ref: Any, questions: list[dict[str, Any]], max_tokens: int, options: dict[str, Any], device: str) -> dict:
-    """Load base and draft, and run `evaluation.acceptance.evaluate` on them."""
+def measure(
+    settings: Any, ref: Any, questions: list[dict[str, Any]], max_tokens: int, options: dict[str, Any], device: str
+) -> dict[str, Any]:
+    """Load base and draft, and run `evaluation.acceptance.evaluate` on them, holding the device so that jobs wait.
+    `shared_with` names what held it already."""
     from evaluation.acceptance import evaluate as run
     from models.base import load_base
     from models.checkpoints import load_draft
+    from serving.lease import alone, device_name
     from speculoos.reporting import ConsoleReporter
 
     base = load_base(ref.base_path, dtype="float32", device=device)
     draft = load_draft(ref.checkpoint_path, base, ref.base_sha256) if ref.checkpoint_path else None
-    return run(base, draft, questions, ConsoleReporter(), max_tokens=max_tokens, options=options)
+    with alone(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
+        found = run(base, draft, questions, ConsoleReporter(), max_tokens=max_tokens, options=options)
+    return {**found, "shared_with": sharing.shared_with}
 
 
 def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:

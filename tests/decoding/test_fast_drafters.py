@@ -14,6 +14,7 @@ from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from models.tiny import make_tiny_base
+from speculoos.errors import BadInput, Unsupported
 from tests.decoding.conftest import run
 
 TREE = [[0, 0, 0], [0, 1], [1, 0], [1, 1]]
@@ -73,3 +74,42 @@ def test_a_draft_in_bfloat16_changes_no_token_of_a_float32_base(tiny_base, name)
     target.rewind(0)
     steps = run(target, drafter, PROMPT, max_tokens=32)
     assert [t.id for s in steps for t in s.tokens] == [t.id for s in plain for t in s.tokens]
+
+
+@pytest.mark.parametrize("kind", [EagleDraft, Eagle3Draft])
+@pytest.mark.parametrize("make_target", [Target, fast_target])
+def test_a_long_prompt_in_parts_gives_the_same_drafts(kind, make_target, tiny_base, monkeypatch):
+    def drafted(rows: int) -> list:
+        monkeypatch.setattr("decoding.drafters.eagle.PREFILL_ROWS", rows)
+        base = load_base(tiny_base)
+        torch.manual_seed(0)
+        draft = kind.from_base(base)
+        target = make_target(base, 200)
+        drafter = make_drafter(target, draft, {"tree": TREE})
+        return [step.drafted.tokens for step in run(target, drafter, PROMPT, max_tokens=16)]
+
+    assert drafted(7) == drafted(1024)
+
+
+def test_a_packed_draft_beside_a_plain_target_is_refused(tiny_base):
+    base = load_base(tiny_base)
+    draft = EagleDraft.from_base(base)
+    make_drafter(fast_target(base, 64), draft)
+    with pytest.raises(Unsupported, match="load it again"):
+        make_drafter(Target(load_base(tiny_base), 64), draft)
+
+
+@pytest.mark.parametrize("options", [{"tree": [[100]]}, {"depth": 1, "top_k": 101, "nodes": 4}])
+def test_more_candidates_than_a_draft_knows_are_refused(options, tiny_base):
+    base = load_base(tiny_base)
+    ids = torch.arange(100)
+    with pytest.raises(BadInput, match="the 101 best tokens and this draft knows 100"):
+        make_drafter(Target(base, 64), Eagle3Draft.from_base(base, draft_ids=ids), options)
+
+
+def test_sampling_children_keeps_the_tuned_tree(tiny_base):
+    base = load_base(tiny_base)
+    draft = EagleDraft.from_base(base)
+    draft.drafting = {"tree": TREE}
+    tuned = make_drafter(Target(base, 64), draft, {"sample": True})
+    assert tuned.sample and tuned.tree == make_drafter(Target(base, 64), draft).tree

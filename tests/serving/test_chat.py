@@ -87,6 +87,16 @@ def test_the_last_chunk_has_the_reason_the_summary_and_usage_when_asked(served: 
     assert all(chunk["usage"] is None for chunk in with_usage[:-1])
 
 
+def test_typical_acceptance_is_called_lossy_in_the_answer_and_takes_its_thresholds(served: Served) -> None:
+    rule = {"acceptance": "typical", "epsilon": 0.2, "alpha": 0.5}
+    typical = complete(served, model="cycle@right", temperature=0.7, speculation=rule)["speculation_summary"]
+    assert any("lossy" in notice for notice in typical["notices"])
+    with served.client() as client:
+        wrong = served.ask(model="cycle@right", speculation={**rule, "epsilon": 2})
+        answer = client.post("/v1/chat/completions", json=wrong)
+    assert answer.status_code == 400 and "epsilon: expected" in answer.json()["error"]["message"]
+
+
 def test_a_mismatched_base_is_said_in_the_notices(served: Served) -> None:
     assert complete(served, model="cycle@right")["speculation_summary"]["notices"] == []
     notices = complete(served, model="cycle@wrong")["speculation_summary"]["notices"]

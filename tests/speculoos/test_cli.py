@@ -10,7 +10,7 @@ import pytest
 
 from speculoos.cli import main
 from speculoos.settings import Settings
-from tracking import db
+from tracking import db, leases
 from tracking.tables import Base, Checkpoint, Dataset, Job
 
 COMMANDS = (
@@ -282,6 +282,14 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     assert found["tokens_per_second"] > 0 and found["plain_tokens_per_second"] > 0
     assert set(found["per_category"]) == {"math", "writing"}
     assert "3/3 questions" in progress
+    assert found["shared_with"] == ""
+    with db.session(home) as session:
+        assert leases.holder(session, "cpu") == "", "given back"
+        leases.acquire(session, "cpu", "run:other", 60)
+    assert main([*words, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1])["shared_with"] == "a measurement"
+    assert "Measured beside a measurement" in shown.err
     assert main(["evaluate", "--model", "tiny", "--questions", "/nowhere.jsonl"]) == 2
     assert "no such file" in capsys.readouterr().err
 

@@ -3,9 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
-from training.convert import convert
+from decoding.fast import fast_target
+from models.base import load_base
+from speculoos.errors import BadInput, Unsupported
+from training.convert import collate_rows, convert
 
 LIBRARY = Path(__file__).resolve().parents[2] / "docs" / "library.md"
 
@@ -20,3 +24,19 @@ def test_the_training_example_runs_and_restores_what_was_trained(tiny_base, tmp_
     fresh = convert(names["base"], "medusa", medusa_num_heads=2, medusa_tie_lm_head=True).draft.state_dict()
     assert any(not torch.equal(trained[k].cpu(), fresh[k]) for k in trained)
     assert (tmp_path / "my-heads" / "README.md").exists()
+
+
+def test_a_batch_on_another_device_than_the_base_is_one_sentence(base, conversations):
+    heads = convert(base, "medusa", medusa_num_heads=2, medusa_tie_lm_head=True)
+    batch = {name: tensor.to("meta") for name, tensor in collate_rows(conversations[:2]).items()}
+    with pytest.raises(BadInput, match="load the base on the device that trains"):
+        heads(**batch)
+    assert not any(name.startswith("_base") for name in heads.state_dict())
+
+
+@pytest.mark.parametrize("method", ["medusa", "draft"])
+def test_a_base_whose_weights_were_taken_over_is_refused(tiny_base, method):
+    fast = load_base(tiny_base)
+    fast_target(fast)
+    with pytest.raises(Unsupported, match="load it again to train"):
+        convert(fast, method)

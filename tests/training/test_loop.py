@@ -92,6 +92,21 @@ def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, tiny_base, da
     assert resumed.figures["tokens"] == straight.figures["tokens"]
 
 
+@pytest.mark.parametrize("stopped_at", [5, 6, 7])
+def test_points_of_several_steps_are_the_same_after_a_stop_between_them(stopped_at, tiny_base, dataset, tmp_path):
+    """The charts' point at step 8 is a mean over steps 5 to 8, some of them before the stop."""
+    whole, first, second = Notebook(), Notebook(), Notebook()
+    settings = config(max_steps=12, log_every=4, eval_every=0)
+    train(settings, tiny_base, dataset, tmp_path / "a", reporter=whole)
+    trainer = Trainer(settings, tiny_base, dataset, tmp_path / "b", first, {})
+    first.stop_requested = lambda: trainer.step == stopped_at
+    with pytest.raises(Cancelled):
+        trainer.run()
+    train(settings, tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
+    for name in ("train/loss", "train/top1_head1"):
+        assert {**first.curve(name), **second.curve(name)} == whole.curve(name)
+
+
 def test_a_small_model_with_dropout_resumes_exactly_too(tmp_path):
     folder = make_tiny_base(tmp_path / "gpt2", "gpt2", n_embd=32, n_layer=2, n_head=4)
     base = load_base(folder)
@@ -384,10 +399,10 @@ def test_other_families_train_too(tmp_path):
             assert result.step == 2 and Path(result.folder, "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_checkpoint_is_trained_further(method, base, tiny_base, dataset, tmp_path):
     """It starts where the first run ended, with its vocabulary, and gets better than a run from nothing."""
-    sizes = {} if method == "eagle" else {"draft_vocab_size": 100}
+    sizes = {"draft_vocab_size": 100} if method in ("medusa", "eagle3") else {}
     first = train(config(method, **sizes), tiny_base, dataset, tmp_path / "first")
     notes, fresh = Notebook(), Notebook()
     more = config(method, draft_path=str(first.folder), max_steps=4, warmup_ratio=0.0)

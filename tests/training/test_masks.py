@@ -40,6 +40,16 @@ def shown(masked, tokenizer):
 
 
 @pytest.mark.parametrize("marked", [True, False])
+def test_messages_the_template_refuses_are_a_bad_row_not_the_end(base, monkeypatch, marked):
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    template = MARKED if marked else MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    monkeypatch.setattr(base.tokenizer, "chat_template", refusing + template)
+    with pytest.raises(BadInput, match="the chat template refuses these messages .*no system here"):
+        mask_conversation({"messages": TWO_TURNS}, base.tokenizer)
+    assert any(mask_conversation({"messages": TWO_TURNS[1:]}, base.tokenizer).mask)
+
+
+@pytest.mark.parametrize("marked", [True, False])
 def test_answers_with_their_end_of_turn_and_nothing_else(base, monkeypatch, marked):
     if marked:
         monkeypatch.setattr(base.tokenizer, "chat_template", MARKED)
