@@ -65,6 +65,11 @@ def routes(settings: Settings) -> APIRouter:
     def comparison(group_id: str) -> dict[str, Any]:
         return comparison_view(settings, group_id)
 
+    @router.delete("/comparisons/{group_id}")
+    def remove_comparison(group_id: str) -> dict[str, Any]:
+        turns.remove_comparison(settings, group_id)
+        return {"id": group_id, "removed": True}
+
     return router
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app import inference
-from speculoos.errors import BadInput, Conflict, SpeculoosError
+from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import reading, session
@@ -74,11 +74,25 @@ def remove_turn(settings: Settings, run_id: str) -> None:
     """
     with session(settings) as opened:
         run = runs.get_run(opened, run_id)
-        if run.kind != "chat" or run.state not in runs.ENDED:
+        if run.state not in runs.ENDED:
             raise Conflict("This answer is still coming; stop it first.")
+        if run.kind != "chat":
+            raise Conflict("This answer belongs to a comparison or was measured for another; delete that one.")
         for measured in runs.group_runs(opened, run_id):
             runs.delete_run(opened, measured.id)
         runs.delete_run(opened, run_id)
+
+
+def remove_comparison(settings: Settings, group_id: str) -> None:
+    """Take all columns of an ended comparison out of the database. Raises NotFound, or Conflict while one goes on."""
+    with session(settings) as opened:
+        columns = [run for run in runs.group_runs(opened, group_id) if run.kind == "compare"]
+        if not columns:
+            raise NotFound(f"There is no comparison {group_id!r}.")
+        if any(run.state not in runs.ENDED for run in columns):
+            raise Conflict("This comparison is still being measured; stop it first.")
+        for run in columns:
+            runs.delete_run(opened, run.id)
 
 
 def measure_plain(settings: Settings, run_id: str) -> dict[str, Any]:

@@ -96,13 +96,13 @@
       this.prompt = el("div", { class: "sp-question" });
       this.tools = el("div", { class: "sp-compare-tools" });
       this.replay = el("button", { type: "button", class: "sp-small-button", id: "replay", on: { click: () => this.race() } }, "Replay side by side");
+      this.delete = el("button", { type: "button", class: "sp-small-button", id: "delete-comparison", on: { click: () => this.remove() } }, "Delete");
       this.grid = el("div", { class: "sp-columns" });
       this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
       this.root = root;
       const id = new URLSearchParams(location.search).get("comparison");
       if (id) this.open(id);
-      else root.replaceChildren(el("div", { class: "sp-empty" }, el("h3", {}, "Nothing compared yet"),
-        el("p", {}, "Choose two to four targets and a prompt. Each is measured alone, one after the other, and set against the plain one.")));
+      else this.empty("Nothing compared yet");
       document.addEventListener("keydown", (event) => this.key(event));
     }
 
@@ -130,6 +130,26 @@
       if (turn === this.turn) await this.finish();
     }
 
+    empty(heading) {
+      this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h3", {}, heading),
+        el("p", {}, "Choose two to four targets and a prompt. Each is measured alone, one after the other, and set against the plain one.")));
+    }
+
+    // Takes the comparison out of the rows: asked once more on the button itself, as there is no way back.
+    async remove() {
+      if (this.delete.dataset.sure !== this.id) {
+        this.delete.dataset.sure = this.id;
+        words(this.delete, "Delete for good?");
+        return;
+      }
+      try { await ask(`/api/comparisons/${encodeURIComponent(this.id)}`, "DELETE"); } catch (error) { this.tools.append(notice(error.message, "bad")); return; }
+      document.querySelector(`#recent a[href$="comparison=${CSS.escape(this.id)}"]`)?.closest("li").remove();
+      this.turn++;
+      this.columns = [];
+      setAddress({ comparison: null });
+      this.empty("Deleted");
+    }
+
     read() { return ask(`/api/comparisons/${encodeURIComponent(this.id)}`); }
 
     async finish() {
@@ -137,6 +157,8 @@
       const complete = found.columns.every((view) => view.state === "SUCCEEDED");
       found.columns.forEach((view, i) => { if (complete) this.columns[i].showMatch(view, this.plain === this.columns[0]); });
       if (this.columns.some((column) => column.stream.records.length)) this.tools.append(this.replay);
+      delete this.delete.dataset.sure;
+      this.tools.append(words(this.delete, "Delete"));
       this.root.dataset.finished = "yes";
       this.changed();
     }

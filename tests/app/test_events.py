@@ -234,6 +234,27 @@ def test_removing_a_turn_removes_its_steps_and_what_was_measured_for_it(home: Se
         assert runs.step_count(rows, run_id) == 0
 
 
+def test_a_comparison_is_removed_whole_once_it_has_ended(home: Settings, client: TestClient) -> None:
+    def end(run_id: str) -> None:
+        with session(home) as rows:
+            assert runs.fail_run(rows, run_id, "no")
+
+    request = {"messages": [{"role": "user", "content": "hello"}]}
+    with session(home) as rows:
+        first, second = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
+        group, ids = first.group_id, (first.id, second.id)
+    end(ids[0])
+    refused = client.delete(f"/api/comparisons/{group}")
+    assert refused.status_code == 400 and "still being measured" in refused.json()["error"]["message"]
+    end(ids[1])
+    column = client.delete(f"/api/runs/{ids[0]}")
+    assert column.status_code == 400 and "belongs to a comparison" in column.json()["error"]["message"]
+    assert client.delete(f"/api/comparisons/{group}").json()["removed"]
+    assert client.delete(f"/api/comparisons/{group}").status_code == 404
+    with reading(home) as rows:
+        assert runs.recent_runs(rows) == []
+
+
 def test_sampled_columns_of_a_comparison_share_a_seed(home: Settings) -> None:
     targets = [("tiny", ""), ("tiny", "ngram")]
     group, _ = turns.new_comparison(home, targets, "hello", turns.Sampling(temperature=0.7))

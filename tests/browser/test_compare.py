@@ -50,6 +50,16 @@ def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Wor
     expect(page.locator(".sp-question")).to_have_text("again")
     assert page.locator(".sp-column-figures").all_inner_texts() == before
     expect(page.locator("#recent a", has_text="again").first).to_be_visible()
+    group = re.search(r"comparison=([0-9a-f]{32})", page.url).group(1)
+    page.locator("#delete-comparison").click()
+    expect(page.locator("#delete-comparison")).to_have_text("Delete for good?")
+    page.locator("#delete-comparison").click()
+    expect(page.locator(".sp-empty h3")).to_have_text("Deleted")
+    expect(page.locator(f'#recent a[href$="{group}"]')).to_have_count(0)
+    assert "comparison" not in page.url
+    page.reload()
+    expect(page.locator(".sp-empty h3")).to_have_text("Nothing compared yet")
+    expect(page.locator(f'#recent a[href$="{group}"]')).to_have_count(0)
 
 
 def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> None:
