@@ -91,7 +91,7 @@ class Base:
         `attention_mask` is [B, N] (1 = real token) or a prepared 4-D mask [B, 1, N, N]. Instead of one, `lengths` [B]
         says how many tokens of each row are real: what lies after them is not computed where that can be spared.
         """
-        if lengths is not None and rows.can_run(self.config, self.device, int(lengths.max())):
+        if lengths is not None and rows.can_run(self.config, self.device, lengths):
             return self._forward_rows(input_ids, lengths, layers)
         with capture_layers(self.model, layers) as captured:
             out = self.backbone(

@@ -56,10 +56,12 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor) -> Non
         out[start:stop] = torch.bmm(weights, v[:, :stop]).view(heads, stop - start, -1).transpose(0, 1)
 
 
-def can_run(config: Any, device: torch.device, longest: int) -> bool:
+def can_run(config: Any, device: torch.device, lengths: Tensor) -> bool:
     """Whether a base of this config may run so: on a processor, of a known family, no row beyond a sliding window."""
-    window = getattr(config, "sliding_window", None) or longest
-    return device.type == "cpu" and config.model_type in FAMILIES and longest <= window
+    if device.type != "cpu" or config.model_type not in FAMILIES:
+        return False
+    window = getattr(config, "sliding_window", None)
+    return window is None or int(lengths.max()) <= window
 
 
 @contextmanager

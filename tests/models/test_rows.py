@@ -48,7 +48,7 @@ def test_nothing_is_computed_for_padding(family, monkeypatch):
 def test_rows_beyond_a_window_and_other_families_keep_their_padding(tmp_path):
     cpu = torch.device("cpu")
     mistral = load_base(make_tiny_base(tmp_path / "mistral", "mistral", sliding_window=8)).config
-    assert rows.can_run(mistral, cpu, 8) and not rows.can_run(mistral, cpu, 9)
+    assert rows.can_run(mistral, cpu, torch.tensor([3, 8])) and not rows.can_run(mistral, cpu, torch.tensor([9]))
     other = load_base(make_tiny_base(tmp_path / "gpt_neox", "gpt_neox")).config
-    assert not rows.can_run(other, cpu, 4)
-    assert not rows.can_run(mistral, torch.device("cuda"), 4), "one large launch is better there"
+    assert not rows.can_run(other, cpu, LENGTHS)
+    assert not rows.can_run(mistral, torch.device("cuda"), torch.tensor([4])), "one large launch is better there"
