@@ -49,7 +49,7 @@ def add_login(app: FastAPI, settings: Settings) -> None:
     if not settings.password:
         return
     sessions = Sessions(session_key(settings), settings.password)
-    one_at_a_time, waiting = asyncio.Lock(), set[object]()
+    one_at_a_time, places = asyncio.Lock(), asyncio.Semaphore(MOST_WAITING)
 
     @app.get("/login")
     def form(request: Request) -> HTMLResponse:
@@ -59,15 +59,11 @@ def add_login(app: FastAPI, settings: Settings) -> None:
     async def login(request: Request) -> Response:
         given = await read_form(request)
         target = own_path(given.get("next", "/"))
-        if len(waiting) >= MOST_WAITING:
+        if places.locked():
             return HTMLResponse(login_page(target, "Too many tries at once; try again in a minute."), status_code=429)
         if not sessions.is_password(given.get("password", "")):
-            waiting.add(request)
-            try:
-                async with one_at_a_time:
-                    await asyncio.sleep(PAUSE)
-            finally:
-                waiting.discard(request)
+            async with places, one_at_a_time:
+                await asyncio.sleep(PAUSE)
             return HTMLResponse(login_page(target, "That is not the password."), status_code=401)
         return with_cookie(RedirectResponse(target, status_code=303), sessions.issue(), request)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from models.draft_card import draft_card
-from models.identity import file_sha256
+from models.files import sync
+from models.identity import file_sha256, read_json
 from speculoos.errors import BadInput, NotFound, Unsupported
 
 FORMAT = 1
@@ -88,11 +89,8 @@ def load_draft(folder: str | Path, base: Any, base_sha256: str = "") -> Any:
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether `folder` holds a draft of ours rather than a model of another kind."""
-    try:
-        return bool(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")).get("speculoos_method"))
-    except (OSError, ValueError, AttributeError):
-        return False
+    """Whether `folder` holds a draft of ours rather than another model. Raises BadInput for a broken config.json."""
+    return bool(read_json(Path(folder) / CONFIG).get("speculoos_method"))
 
 
 def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
@@ -137,12 +135,6 @@ def write_synced(path: Path, text: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk has a file that a library wrote: a folder renamed into place must not outlive its weights."""
-    with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 

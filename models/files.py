@@ -52,9 +52,14 @@ def write_json(path: str | Path, value: Any) -> None:
         json.dump(value, handle, ensure_ascii=False, indent=1)
 
 
+def sync(path: Path) -> None:
+    """Wait until the disk has a file that a library wrote: a folder renamed into place must not outlive its weights."""
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
+
+
 def _settle(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(0o644)  # safetensors writes for its owner alone; an image's other users must read it
-            with open(path, "rb") as handle:
-                os.fsync(handle.fileno())
+            sync(path)

@@ -18,6 +18,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
 
 BLOCK = 128
 """Queries at a time."""
+LATER = torch.full((BLOCK, BLOCK), float("-inf")).triu(1)
+"""Added to the scores of a block against its own keys: none looks at a later one."""
 
 _lengths: ContextVar[list[int]] = ContextVar("lengths of the rows in the forward that is running")
 
@@ -46,12 +48,11 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor) -> Non
     0.6 of the time of torch's attention for rows of 256 in bfloat16, which computes all of them.
     """
     (heads, length, size), groups = q.shape, len(k)
-    later = torch.full((BLOCK, BLOCK), float("-inf")).triu(1)
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
         asked = q[:, start:stop].reshape(groups, -1, size)
         scores = torch.bmm(asked, k[:, :stop].transpose(1, 2)).float().mul_(scaling).view(heads, -1, stop)
-        scores[:, :, start:] += later[: stop - start, : stop - start]
+        scores[:, :, start:] += LATER[: stop - start, : stop - start]
         weights = scores.softmax(-1).to(v.dtype).view(groups, -1, stop)
         out[start:stop] = torch.bmm(weights, v[:, :stop]).view(heads, stop - start, -1).transpose(0, 1)
 

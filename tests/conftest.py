@@ -56,7 +56,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True)
     if mounted.returncode:
-        pytest.skip("only root may mount a small disk")
+        pytest.skip("only root may mount a small disk, and a shared one must not be filled")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 

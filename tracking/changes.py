@@ -144,11 +144,9 @@ def _files(settings: Settings, row: Any) -> list[Path]:
     """Only folders of this home that belong to the row, half-made ones too (models/files.py, models/fetch.py); a base
     in a folder of the user's own stays."""
     places = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
-    if isinstance(row, Job):
-        own = [settings.home / "logs" / f"{row.id}.log"]
-    else:
-        parent = settings.home / places[type(row)] if type(row) in places else None
-        own = [parent / row.id, *parent.glob(f".{row.id}[.-]*")] if parent else []
+    own = [settings.home / "logs" / f"{row.id}.log"] if isinstance(row, Job) else []
+    if place := places.get(type(row)):
+        own = [settings.home / place / row.id, *(settings.home / place).glob(f".{row.id}[.-]*")]
     return [path for path in own if path.exists()]
 
 

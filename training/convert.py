@@ -45,7 +45,7 @@ class TrainableDraft(nn.Module):
     def __init__(self, base: Base, config: TrainConfig, conversations: Sequence[Conversation]):
         super().__init__()
         torch.manual_seed(config.seed)
-        self.settings, self.__dict__["_base"] = config, base  # not a part: Trainer must neither train nor save it
+        self.settings, self._base = config, base
         self.method = make_method(config, base, conversations)
         self._forwards = 0
 

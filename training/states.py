@@ -12,7 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints import sync, write_synced
+from models.checkpoints import write_synced
+from models.files import sync
 from speculoos.errors import BadInput, Unavailable
 
 DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
