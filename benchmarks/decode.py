@@ -121,7 +121,7 @@ def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
         figure["ratio_to_our_plain"] = round(
             figure["tokens_per_second"] / figures["ours plain"]["tokens_per_second"], 3
         )
-    costs = {"forward_ms": _forward_costs(theirs, target), "step_ms": _step_costs(target, module, prompts)}
+    costs = {"forward_ms": _forward_costs(theirs, target, prompts), "step_ms": _step_costs(target, module, prompts)}
     return {"contenders": figures, **costs}
 
 
@@ -158,12 +158,12 @@ def _figures(answers: list[Answer]) -> dict[str, Any]:
     }
 
 
-def _forward_costs(theirs: Base, target: Target) -> dict[str, dict[int, float]]:
+def _forward_costs(theirs: Base, target: Target, prompts: list[list[int]]) -> dict[str, dict[int, float]]:
     """Median milliseconds by node count with 200 tokens in the cache, ours and transformers' in turn."""
     slow = Target(theirs, target.max_length, TransformersForward(theirs))
     costs: dict[str, dict[int, list[float]]] = {"ours": {}, "transformers": {}}
     for one in (slow, target):
-        one.prefill([1] * CONTEXT)
+        one.prefill(([i for prompt in prompts for i in prompt] * CONTEXT)[:CONTEXT])
     for _ in range(5):
         for name, one in (("transformers", slow), ("ours", target)):
             for nodes, ms in measure_forward(one, rounds=3).items():

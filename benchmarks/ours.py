@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.common import padded, serve
+from decoding.fast_layers import pack_known
 from models.base import load_base
 from training.batches import Batch, Conversation
 from training.config import TrainConfig
@@ -29,6 +30,7 @@ class OurSide:
         )
         base = load_base(arguments.base, dtype=arguments.base_dtype)
         self.method = make_method(config, base, _conversations(plan["rows"])).train()
+        pack_known(base, head=False)
         self.parameters = [p for p in self.method.parameters() if p.requires_grad]
 
     def loss(self, rows: list[Any]) -> torch.Tensor:

@@ -13,9 +13,10 @@ import torch
 
 from benchmarks.starter_prompts import varied_prompts
 from corpus.conversations import GenerateOptions
-from corpus.generate_local import generate_local, generation_dtype, pack_known
+from corpus.generate_local import generate_local, generation_dtype
 from corpus.self_written import self_written_prompts
 from corpus.shards import ShardWriter
+from decoding.fast_layers import pack_known
 from models.base import Base, load_base
 from models.fetch import starter_path
 from speculoos.reporting import ConsoleReporter

@@ -18,8 +18,6 @@ from corpus.conversations import Conversation, GenerateOptions, to_answer
 from corpus.estimate import check, minutes_left, needs
 from corpus.sampling import row_numbers
 from corpus.shards import ShardWriter, count_rows, write_summary
-from decoding.fast_layers import why_not_fast
-from decoding.packed import pack_module
 from models.base import Base, has_bfloat16
 from models.chat import render
 from models.fetch import read_card
@@ -41,15 +39,6 @@ def generation_dtype(device: str = "cpu") -> str:
         return "bfloat16"
     native = has_bfloat16(torch.device("cpu")) or torch.cpu._is_amx_tile_supported()
     return "bfloat16" if native else "float32"
-
-
-def pack_known(base: Base) -> None:
-    """On a CPU, give a base of a known family packed linear layers: about 1.3 times as many tokens a second.
-
-    transformers' forward still runs it, but it can no longer be saved, trained or asked for its weights.
-    """
-    if base.device.type == "cpu" and not why_not_fast(base):
-        pack_module(base.model)
 
 
 @dataclass(eq=False)

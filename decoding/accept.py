@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from decoding.config import GenerateConfig
+from decoding.forward import Scored
 from decoding.sampling import Warp, draw, normalised
 from decoding.tree import DraftTree, TreeShape
 
@@ -26,11 +27,14 @@ class Verdict:
 class Rule(Protocol):
     """An acceptance rule with its settings and its random generator."""
 
-    def first(self, logits: torch.Tensor) -> int:
-        """The token after the prompt, from logits [V]."""
+    best_only: bool
+    """Whether it asks for the base's best tokens alone, not for logits."""
 
-    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
-        """The verdict on `tree` from the base's logits [n, V], row i after node i."""
+    def first(self, scored: Scored) -> int:
+        """The token after the prompt, from what the base gave for its last token [1, V]."""
+
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+        """The verdict on `tree` from what the base gave [n, V], row i after node i."""
 
 
 def make_rule(config: GenerateConfig, generator: torch.Generator) -> Rule:
@@ -61,11 +65,13 @@ def _child_with(shape: TreeShape, tokens: tuple[int, ...], node: int, token: int
 class GreedyRule:
     """Exact greedy: the output equals plain greedy decoding token for token."""
 
-    def first(self, logits: torch.Tensor) -> int:
-        return int(logits.argmax())
+    best_only = True
 
-    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
-        return accept_greedy(tree.shape, tree.tokens, logits.argmax(dim=-1).tolist())
+    def first(self, scored: Scored) -> int:
+        return int(scored.best[-1])
+
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+        return accept_greedy(tree.shape, tree.tokens, scored.best.tolist())
 
 
 # --- exact, sampling -----------------------------------------------------------------------------------------------
@@ -121,13 +127,17 @@ def _try_child(
 class LosslessRule:
     """Exact sampling: tokens have the base's own distribution under temperature, top-k and top-p."""
 
+    best_only = False
+
     def __init__(self, warp: Warp, generator: torch.Generator):
         self.warp, self.generator = warp, generator
 
-    def first(self, logits: torch.Tensor) -> int:
+    def first(self, scored: Scored) -> int:
+        logits = scored.logits[-1]
         return int(draw(self.warp(logits), self._uniforms(1, logits.device)[0]))
 
-    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+        logits = scored.logits
         node, token = accept_lossless(
             tree.shape,
             torch.tensor([tree.tokens], device=logits.device),
@@ -174,14 +184,16 @@ def accept_typical(
 class TypicalRule:
     """Medusa's typical acceptance. Lossy. The base's own token is drawn from the typical ones after the path."""
 
+    best_only = False
+
     def __init__(self, warp: Warp, epsilon: float, alpha: float, generator: torch.Generator):
         self.warp, self.epsilon, self.alpha, self.generator = warp, epsilon, alpha, generator
 
-    def first(self, logits: torch.Tensor) -> int:
-        return self._draw(self.warp(logits))
+    def first(self, scored: Scored) -> int:
+        return self._draw(self.warp(scored.logits[-1]))
 
-    def __call__(self, tree: DraftTree, logits: torch.Tensor) -> Verdict:
-        probs = self.warp(logits)
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+        probs = self.warp(scored.logits)
         path = accept_typical(tree.shape, tree.tokens, probs, self.epsilon, self.alpha)
         return Verdict(path, self._draw(probs[path[-1] if path else 0]))
 

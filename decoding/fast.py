@@ -9,9 +9,19 @@ import torch
 from torch.nn import functional as F
 
 from decoding.cache import KVCache
-from decoding.fast_layers import FastLayer, head_dim, rotation_table, take_head, take_layers, why_not_fast
+from decoding.fast_layers import (
+    FastLayer,
+    fast_norm,
+    head_dim,
+    rotate,
+    rotation_table,
+    take_head,
+    take_layers,
+    why_not_fast,
+)
 from decoding.forward import Scored, visible_rows
 from decoding.graphs import GraphedForward
+from decoding.screen import make_screen
 from decoding.target import Target
 from models.base import Base
 
@@ -49,8 +59,9 @@ class FastForward:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim = head_dim(config)
         self.layers = take_layers(base)
+        self.screen = make_screen(base)
         self.head = take_head(base)
-        self.norm = base.final_norm
+        self.norm = fast_norm(base.final_norm)
         self.windows = {layer.window for layer in self.layers}
         self.rotations = rotation_table(base, 1)
         self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
@@ -64,6 +75,7 @@ class FastForward:
         cache: KVCache,
         layers: Sequence[int] = (),
         last_only: bool = False,
+        best_only: bool = False,
     ) -> Scored:
         """See `decoding.forward.Forward`."""
         cache.reserve(self.kv_heads, self.dim, self.base.dtype, self.base.device, ids.shape[0])
@@ -72,7 +84,8 @@ class FastForward:
             return self.graphs(ids, positions, mask, cache, layers)
         self._grow_rotations(int(positions.max()) + 1)
         biases = self._biases(mask, positions, cache.length)
-        return self.compute(ids, self.rotations[positions][:, None], biases, _UsedRows(cache), layers, last_only)
+        rotation, rows = self.rotations[positions][:, None], _UsedRows(cache, len(ids))
+        return self.compute(ids, rotation, biases, rows, layers, last_only, best_only)
 
     def compute(
         self,
@@ -82,39 +95,45 @@ class FastForward:
         rows: Any,
         layers: Sequence[int] = (),
         last_only: bool = False,
+        best_only: bool = False,
     ) -> Scored:
         """All layers. ids [n]; rotation [n, 1, dim / 2]; biases by window, [group · n, rows seen] or None.
 
         `rows` stores keys and values and shows attention what it may look at.
         """
-        x = F.embedding(ids, self.base.embed_tokens.weight)
-        kept: dict[int, torch.Tensor] = {}
+        n, kept = len(ids), {}
+        x = self.head.filled_up(F.embedding(ids, self.base.embed_tokens.weight))
         for index, layer in enumerate(self.layers):
-            x = self._layer(layer, x, rotation, biases[layer.window], rows, index)
+            x = self._layer(layer, x, n, rotation, biases[layer.window], rows, index)
             if index in layers:
-                kept[index] = x
+                kept[index] = x[:n]
         hidden = self.norm(x)
         features = torch.cat([kept[index] for index in layers], dim=-1) if layers else None
-        return Scored(self.head(hidden[-1:] if last_only else hidden), hidden, features)
+        asked = hidden[n - 1 : n] if last_only else hidden[:n]
+        found = self.screen(asked) if best_only and self.screen is not None else None
+        logits = self.head(asked) if found is None else None
+        return Scored(logits, hidden[:n], features, found)
 
     def _layer(
         self,
         layer: FastLayer,
         x: torch.Tensor,
+        n: int,
         rotation: torch.Tensor,
         bias: torch.Tensor | None,
         rows: Any,
         index: int,
     ) -> torch.Tensor:
+        """x holds n rows, and zeros below them where the products want more."""
         normed = layer.attention_norm(x)
-        mixed = self._attend(layer, layer.qkv(normed), rotation, bias, rows, index)
-        x = layer.out.add(mixed, x)
+        mixed = self._attend(layer, layer.qkv(normed)[:n], rotation, bias, rows, index)
+        x = layer.out.add(layer.out.filled_up(mixed), x)
         if layer.mlp_norm is not None:
             normed = layer.mlp_norm(x)
         up = layer.up(normed)
         if layer.gated:
-            half = up.shape[1] // 2
-            up = layer.activation(up[:, :half]).mul_(up[:, half:])
+            gate, up = up.chunk(2, dim=1)
+            up = layer.activation(gate).mul_(up)
         else:
             up = layer.activation(up)
         return layer.down.add(up, x)
@@ -130,15 +149,16 @@ class FastForward:
     ) -> torch.Tensor:
         """Rotate, store keys and values after the committed ones, attend over the used rows; [n, heads · dim]."""
         n, heads, kv_heads, dim = qkv.shape[0], self.heads, self.kv_heads, self.dim
-        turned = (heads + kv_heads) * dim
-        pairs = qkv[:, :turned].view(n, heads + kv_heads, dim)
+        queries_keys = qkv[:, : (heads + kv_heads) * dim].view(n, heads + kv_heads, dim)
         if layer.query_norm is not None:
-            pairs = torch.cat([layer.query_norm(pairs[:, :heads]), layer.key_norm(pairs[:, heads:])], dim=1)
-        queries_keys = _rotate(pairs, rotation)
-        keys, values = rows.write(index, queries_keys[:, heads:], qkv[:, turned:].view(n, kv_heads, dim))
+            split = queries_keys[:, :heads], queries_keys[:, heads:]
+            queries_keys = torch.cat([layer.query_norm(split[0]), layer.key_norm(split[1])], dim=1)
+        queries_keys = rotate(queries_keys, rotation)
+        queries, keys = queries_keys[:, :heads], queries_keys[:, heads:]
+        keys, values = rows.write(index, keys, qkv[:, (heads + kv_heads) * dim :].view(n, kv_heads, dim))
         # Query heads that share a key head become rows of one product: [1, kv_heads, group · n, dim].
         group = heads // kv_heads
-        queries = queries_keys[:, :heads].view(n, kv_heads, group, dim).permute(1, 2, 0, 3)
+        queries = queries.view(n, kv_heads, group, dim).permute(1, 2, 0, 3)
         queries = queries.reshape(1, kv_heads, group * n, dim)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
         return mixed.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
@@ -168,20 +188,14 @@ class FastForward:
 class _UsedRows:
     """Writes after the committed rows of a cache and shows attention the rows in use, no more."""
 
-    def __init__(self, cache: KVCache):
-        self.cache = cache
+    def __init__(self, cache: KVCache, n: int):
+        start, end = cache.length, cache.length + n
+        storages = cache.keys, cache.values
+        self.new = [storage[:, 0, :, start:end].transpose(1, 2).unbind() for storage in storages]
+        self.shown = [storage[:, :, :, :end].unbind() for storage in storages]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store [n, kv_heads, dim]; views [1, kv_heads, length + n, dim]."""
-        start, end = self.cache.length, self.cache.length + len(keys)
-        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        stored_keys[0, :, start:end] = keys.transpose(0, 1)
-        stored_values[0, :, start:end] = values.transpose(0, 1)
-        return stored_keys[:, :, :end], stored_values[:, :, :end]
-
-
-def _rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Turn neighbouring channels of x [n, heads, dim] by complex `rotation` [n, 1, dim / 2]."""
-    n, heads, dim = x.shape
-    pairs = torch.view_as_complex(x.float().reshape(n, heads, dim // 2, 2))
-    return torch.view_as_real(pairs * rotation).view(n, heads, dim).to(x.dtype)
+        self.new[0][layer].copy_(keys)
+        self.new[1][layer].copy_(values)
+        return self.shown[0][layer], self.shown[1][layer]

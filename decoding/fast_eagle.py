@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from decoding.fast_layers import pair_order, paired_rows
+from decoding.fast_layers import pair_order, paired_rows, rms_norm, rotate
 from decoding.packed import PackedLinear, PlainLinear, pack, packing_works
 from models.base import has_bfloat16
 from models.draft_layers import LayerShape, causal_mask
@@ -66,15 +66,18 @@ class FastEagle:
 
         Positions are first, first + 1, …, or first + depths[i]. `cache.mask` says who sees whom.
         """
+        n, filled_up = len(ids), self._fc.filled_up
         embedded = F.embedding(torch.tensor(ids, device=features.device), self._embedding.weight).to(self.dtype)
-        turn = self._turns(first, len(ids) if depths is None else depths)
-        if cache.mask is None and len(ids) > 1:
-            cache.mask = causal_mask(len(ids), cache.length + len(ids), features.device)
-        x = features if self.eagle3 else self._fc(torch.cat([embedded, features], -1))
+        turn = self._turns(first, n if depths is None else depths)
+        if cache.mask is None and n > 1:
+            cache.mask = causal_mask(n, cache.length + n, features.device)
+        x, embedded = filled_up(features), filled_up(embedded)
+        if not self.eagle3:
+            x = self._fc(torch.cat([embedded, x], -1))
         for index, layer in enumerate(self._layers):
-            x = layer(x, embedded, turn, cache, index)
-        cache.length, cache.mask = cache.length + len(ids), None
-        return x if self.eagle3 else self._norm(x)
+            x = layer(x, embedded, n, turn, cache, index)
+        cache.length, cache.mask = cache.length + n, None
+        return (x if self.eagle3 else self._norm(x))[:n]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """[n, H] → [n, V']."""
@@ -151,13 +154,13 @@ class _Layer:
                 setattr(owner, name, None)
 
     def __call__(
-        self, x: torch.Tensor, embedded: torch.Tensor, turn: torch.Tensor, cache: FastCache, index: int
+        self, x: torch.Tensor, embedded: torch.Tensor, n: int, turn: torch.Tensor, cache: FastCache, index: int
     ) -> torch.Tensor:
+        """x and embedded hold n rows, and zeros below them where the products want more."""
         read, x = self._read(x, embedded)
-        x = self.out.add(self._attend(self.qkv(read), turn, cache, index), x)
-        up = self.up(self.mlp_norm(x))
-        half = up.shape[1] // 2
-        return self.down.add(F.silu(up[:, :half]).mul_(up[:, half:]), x)
+        x = self.out.add(self.out.filled_up(self._attend(self.qkv(read)[:n], turn, cache, index)), x)
+        gate, up = self.up(self.mlp_norm(x)).chunk(2, dim=1)
+        return self.down.add(F.silu(gate).mul_(up), x)
 
     def _read(self, x: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What attention reads, and the residual."""
@@ -169,8 +172,7 @@ class _Layer:
     def _attend(self, qkv: torch.Tensor, turn: torch.Tensor, cache: FastCache, index: int) -> torch.Tensor:
         n, heads, kv_heads, dim = qkv.shape[0], self.heads, self.kv_heads, self.dim
         turned = (heads + kv_heads) * dim
-        pairs = torch.view_as_complex(qkv[:, :turned].float().view(n, heads + kv_heads, dim // 2, 2))
-        queries_keys = torch.view_as_real(pairs * turn).view(n, heads + kv_heads, dim).to(qkv.dtype)
+        queries_keys = rotate(qkv[:, :turned].view(n, heads + kv_heads, dim), turn)
         keys, values = cache.write(index, queries_keys[:, heads:], qkv[:, turned:].view(n, kv_heads, dim))
         group, mask = heads // kv_heads, cache.mask
         # Query heads that share a key head become rows of one product: [1, kv_heads, group · n, d].
@@ -210,5 +212,4 @@ def _packed(linear: nn.Linear, dtype: torch.dtype) -> PackedLinear | PlainLinear
 def _norm(module: nn.Module, dtype: torch.dtype) -> Norm:
     if isinstance(module, nn.Identity):
         return module
-    weight, shape, eps = module.weight.detach().to(dtype), tuple(module.weight.shape), module.eps
-    return lambda x: F.rms_norm(x, shape, weight, eps)
+    return rms_norm(module.weight.detach().to(dtype), module.eps)

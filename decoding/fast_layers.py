@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from decoding.forward import layer_windows
-from decoding.packed import PackedLinear, PlainLinear, pack
+from decoding.packed import PackedLinear, PlainLinear, pack, pack_module
 from decoding.pages import give_back
 from models.base import Base
 from speculoos.errors import Unsupported
@@ -55,6 +55,15 @@ def why_not_fast(base: Base) -> str:
     return ""
 
 
+def pack_known(base: Base, head: bool = True) -> None:
+    """On a CPU, give a frozen base of a known family packed linear layers; its `head` too, unless drafts borrow it.
+
+    transformers' forward still runs it, but it can no longer be saved, trained or asked for its weights.
+    """
+    if base.device.type == "cpu" and not why_not_fast(base):
+        pack_module(base.model if head else base.layers)
+
+
 def take_layers(base: Base) -> list[FastLayer]:
     """Every layer's weights, packed. Mutates the base: each original is dropped as soon as it is packed, so weights
     are held once and the transformers forward of this base can no longer run."""
@@ -92,18 +101,25 @@ def rotation_table(base: Base, length: int) -> torch.Tensor:
     return torch.cat([turned, still], dim=1)
 
 
+def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Turn neighbouring channels of x [n, heads, dim] by complex `rotation` [n, 1, dim / 2]; fp32 in place."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    torch.view_as_complex(pairs).mul_(rotation)
+    return pairs.flatten(-2).to(x.dtype)
+
+
 def _take(layer: nn.Module, config: Any, window: int | None) -> FastLayer:
     attention, mlp = layer.self_attn, layer.mlp
     order = _pair_order(config)
     gated = hasattr(mlp, "gate_up_proj") or hasattr(mlp, "gate_proj")
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     return FastLayer(
-        attention_norm=_norm(layer.input_layernorm),
+        attention_norm=fast_norm(layer.input_layernorm),
         qkv=_take_qkv(attention, config, order),
-        query_norm=_norm(query_norm, order) if query_norm is not None else None,
-        key_norm=_norm(key_norm, order) if key_norm is not None else None,
+        query_norm=fast_norm(query_norm, order) if query_norm is not None else None,
+        key_norm=fast_norm(key_norm, order) if key_norm is not None else None,
         out=_take_one(attention, "o_proj" if hasattr(attention, "o_proj") else "dense"),
-        mlp_norm=_norm(layer.post_attention_layernorm) if hasattr(layer, "post_attention_layernorm") else None,
+        mlp_norm=fast_norm(layer.post_attention_layernorm) if hasattr(layer, "post_attention_layernorm") else None,
         up=_take_up(mlp),
         gated=gated,
         activation=_activation(mlp),
@@ -178,14 +194,25 @@ def _pair_order(config: Any) -> torch.Tensor:
     return pair_order(dim, int(dim * (factor or getattr(config, "partial_rotary_factor", None) or 1.0)))
 
 
-def _norm(module: nn.Module, order: torch.Tensor | None = None) -> Norm:
+def fast_norm(module: nn.Module, order: torch.Tensor | None = None) -> Norm:
     weight = module.weight if order is None else module.weight[order]
     shape = tuple(weight.shape)
     if isinstance(module, nn.LayerNorm):
         bias, eps = module.bias, module.eps
         return lambda x: nn.functional.layer_norm(x, shape, weight, bias, eps)
-    eps = module.variance_epsilon
-    return lambda x: nn.functional.rms_norm(x, shape, weight, eps)
+    return rms_norm(weight, module.variance_epsilon)
+
+
+def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
+    """x / √(Σ x² / d + eps) · weight over the last dimension d, in fp32: four kernels where torch's own is ten."""
+    size = weight.shape[0]
+    scale, floor = weight.detach().float() * size**0.5, torch.tensor((size * eps) ** 0.5, device=weight.device)
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return (x / torch.hypot(length, floor)).mul_(scale).to(x.dtype)
+
+    return apply
 
 
 def _activation(mlp: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

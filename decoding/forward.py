@@ -20,12 +20,18 @@ class Scored:
     """What a forward gives for n new rows. `logits` is [n, V], or [1, V] when only the last row was asked for.
 
     `hidden` [n, H] is the head's input (after the final norm); `features` [n, k·H] the outputs of the k layers asked
-    for, side by side, or None.
+    for, side by side, or None. `best` [n] are the ids of the largest logits; where nothing else was asked for, a
+    forward may have found them without `logits`.
     """
 
-    logits: torch.Tensor
+    logits: torch.Tensor | None
     hidden: torch.Tensor
     features: torch.Tensor | None = None
+    found: torch.Tensor | None = None
+
+    @property
+    def best(self) -> torch.Tensor:
+        return self.logits.argmax(dim=-1) if self.found is None else self.found
 
 
 class Forward(Protocol):
@@ -41,9 +47,11 @@ class Forward(Protocol):
         cache: KVCache,
         layers: Sequence[int] = (),
         last_only: bool = False,
+        best_only: bool = False,
     ) -> Scored:
         """`ids`, `positions` [n]. `mask` bool [n, n] says which new rows see which (they see all committed rows);
-        None means each sees those before it. `layers` are 0-based outputs wanted as features."""
+        None means each sees those before it. `layers` are 0-based outputs wanted as features. `last_only`: of logits
+        only the last row; `best_only`: of each row only the best token, so `logits` may be None."""
 
 
 class TransformersForward:
@@ -66,6 +74,7 @@ class TransformersForward:
         cache: KVCache,
         layers: Sequence[int] = (),
         last_only: bool = False,
+        best_only: bool = False,
     ) -> Scored:
         final: list[torch.Tensor] = []
         hook = self.base.backbone.register_forward_hook(lambda _m, _a, out: final.append(out.last_hidden_state))

@@ -37,8 +37,15 @@ class Target:
         """Nodes (root included) that the next tree may have."""
         return self.cache.room
 
-    def prefill(self, prompt_ids: Sequence[int], reusable: int | None = None, layers: Sequence[int] = ()) -> Scored:
-        """Make the cache hold exactly `prompt_ids`; logits [1, V] after the last, hidden rows of the computed ones.
+    def prefill(
+        self,
+        prompt_ids: Sequence[int],
+        reusable: int | None = None,
+        layers: Sequence[int] = (),
+        best_only: bool = False,
+    ) -> Scored:
+        """Make the cache hold exactly `prompt_ids`; logits [1, V] after the last (or its best token, `best_only`),
+        hidden rows of the computed ones.
 
         Rows of the longest common prefix with what the cache holds are kept, at most `reusable` of them (a drafter
         that lacks earlier features asks for fewer) and never the last. `len(prompt_ids) - len(hidden)` were kept.
@@ -48,15 +55,17 @@ class Target:
         self.rewind(kept if reusable is None else min(kept, reusable))
         rest = prompt_ids[len(self.ids) :]
         parts = [
-            self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True)
+            self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True, best_only=best_only)
             for start in range(0, len(rest), PREFILL_ROWS)
         ]
         return _joined(parts)
 
-    def extend(self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False) -> Scored:
-        """Append `ids` to the text, in one forward; logits [n, V] (or [1, V]) after them."""
+    def extend(
+        self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, best_only: bool = False
+    ) -> Scored:
+        """Append `ids` to the text, in one forward; logits [n, V] (or [1, V]) or best tokens after them."""
         start = len(self.ids)
-        scored = self._run(ids, range(start, start + len(ids)), None, layers, last_only)
+        scored = self._run(ids, range(start, start + len(ids)), None, layers, last_only, best_only)
         self.cache.commit(range(len(ids)))
         self.ids += ids
         return scored
@@ -66,12 +75,12 @@ class Target:
         self.cache.crop(length)
         del self.ids[length:]
 
-    def score(self, tree: DraftTree, layers: Sequence[int] = ()) -> Scored:
-        """Logits [n, V] after every node of `tree`, in one forward. Stages the tree's rows in the cache."""
+    def score(self, tree: DraftTree, layers: Sequence[int] = (), best_only: bool = False) -> Scored:
+        """Logits [n, V], or best tokens, after every node of `tree`, in one forward. Stages its rows in the cache."""
         start = len(self.ids)
         positions = [start + depth for depth in tree.shape.depths]
         mask = None if len(tree) == 1 else tree.shape.mask.to(self.base.device)
-        return self._run(tree.tokens, positions, mask, layers)
+        return self._run(tree.tokens, positions, mask, layers, best_only=best_only)
 
     def commit(self, tree: DraftTree, nodes: Sequence[int]) -> None:
         """Keep the cache rows of `nodes` (the root and a path below it) of the tree scored last."""
@@ -90,6 +99,7 @@ class Target:
         mask: torch.Tensor | None,
         layers: Sequence[int],
         last_only: bool = False,
+        best_only: bool = False,
     ) -> Scored:
         device = self.base.device
         scored = self.forward(
@@ -99,6 +109,7 @@ class Target:
             self.cache,
             layers,
             last_only,
+            best_only,
         )
         self.cache.stage(len(ids))
         return scored

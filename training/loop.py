@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from decoding.fast_layers import pack_known
 from models.base import load_base, pick_device
 from models.checkpoints import read_config, save_draft
 from models.identity import tokenizer_sha256, weights_sha256
@@ -98,6 +99,7 @@ class Trainer:
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
+        pack_known(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
         self.stream = Stream(training, config.batch_tokens, config.seed, self.method, device, self._store(0.8))
         self.held = Stream(held, config.batch_tokens, config.seed, self.method, device, self._store(0.2))

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from decoding.packed import product
+
 CHUNK_FLOATS = 12 << 20
-"""Logits at once. They live in one buffer a call: fresh memory of this size is mapped page by page, which on a
-processor made every pass over it three times as slow. Fewer rows make the products less efficient."""
+"""Logits at once. Fewer rows make the products less efficient."""
 BLOCK_FLOATS = 3 << 19
 """Logits that a processor works on between two products, so that they stay in its cache."""
 
@@ -125,18 +126,21 @@ class _UnrolledLoss(Function):
 
 
 class _Logits:
-    """Some rows of x·weightᵀ in fp32, multiplied in the precision of `weight`, always in the same buffer."""
+    """Some rows of x·weightᵀ in fp32, multiplied in the precision of `weight`; those of a call before may be gone.
+
+    Products in half precision are copied to one buffer: fresh memory of this size is mapped page by page, which on a
+    processor made every pass over it three times as slow. In fp32 the faster product weighs more than that.
+    """
 
     def __init__(self, x: Tensor, weight: Tensor):
         self.x, self.weight = x, weight
-        rows = min(_chunk_rows(len(weight)), len(x))
-        self.buffer = torch.empty(rows, len(weight), device=weight.device)
         self.direct = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
+        rows = 0 if self.direct else min(_chunk_rows(len(weight)), len(x))
+        self.buffer = torch.empty(rows, len(weight), device=weight.device)
 
     def __call__(self, part: slice) -> Tensor:
         x = self.x[part].to(self.weight.dtype)
-        out = self.buffer[: len(x)]
-        return torch.mm(x, self.weight.T, out=out) if self.direct else out.copy_(F.linear(x, self.weight))
+        return product(x, self.weight) if self.direct else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
 
 
 def _in_blocks(
@@ -222,7 +226,7 @@ class _Gradients:
         """Take `scale` times the derivative `d_logits` [n, V] of rows `part` into account."""
         d_logits = d_logits.to(self.weight.dtype)
         if self.by_x is not None:
-            self.by_x[part] = (d_logits @ self.weight) * scale
+            self.by_x[part] = product(d_logits, self.weight.T) * scale
         if self.by_weight is not None:
             self.by_weight.addmm_(d_logits.T, (self.x[part] * scale).to(self.weight.dtype))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from decoding.fast import KEPT
+from decoding.packed import PackedLinear
 from models.checkpoints import draft_to_train, is_checkpoint
 from speculoos.errors import Unsupported
 
@@ -73,8 +74,8 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
         )
     module, name = METHODS[config.method]
     cls = getattr(importlib.import_module(module), name)
-    if KEPT in base.model.__dict__:
-        raise Unsupported(f"{base.path}: the fast forward has taken this base's weights over; load it again to train.")
+    if KEPT in base.model.__dict__ or any(isinstance(part, PackedLinear) for part in base.model.modules()):
+        raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
     given = config.draft_path
     started = bool(given) and (config.method != "draft" or is_checkpoint(given))
     draft = draft_to_train(given, base, config.method) if started else None

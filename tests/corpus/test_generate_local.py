@@ -8,10 +8,11 @@ import torch
 
 from corpus import estimate
 from corpus.conversations import GenerateOptions, to_answer
-from corpus.generate_local import _Run, generate_local, pack_known
+from corpus.generate_local import _Run, generate_local
 from corpus.importing import import_prompts
 from corpus.sampling import pick
 from corpus.shards import ShardWriter, read_rows, read_summary
+from decoding.fast_layers import pack_known
 from models.base import Base, load_base
 from models.chat import render
 from models.identity import tokenizer_sha256, weights_sha256

@@ -12,6 +12,7 @@ from decoding.accept import (
     typical_threshold,
 )
 from decoding.config import GenerateConfig
+from decoding.forward import Scored
 from decoding.generate import seeded
 from decoding.tree import DraftTree, TreeShape
 
@@ -25,9 +26,12 @@ def test_greedy_follows_the_bases_best_tokens_down_the_tree():
     assert accept_greedy(SHAPE, TOKENS, [9, 1, 1, 1, 1, 1]) == Verdict((), 9)
 
 
-def test_greedy_takes_a_row_of_logits_per_node():
-    logits = torch.nn.functional.one_hot(torch.tensor([2, 9, 5, 9, 9, 6]), 10).float()
-    assert GreedyRule()(DraftTree(TOKENS, SHAPE), logits) == Verdict((2, 5), 6)
+def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
+    best, hidden = torch.tensor([2, 9, 5, 9, 9, 6]), torch.zeros(6, 1)
+    logits = torch.nn.functional.one_hot(best, 10).float()
+    for scored in (Scored(logits, hidden), Scored(None, hidden, found=best)):
+        assert GreedyRule()(DraftTree(TOKENS, SHAPE), scored) == Verdict((2, 5), 6)
+        assert GreedyRule().first(scored) == 6
 
 
 def lossless(p, q, uniforms, shape=SHAPE, tokens=TOKENS):
@@ -86,8 +90,8 @@ def test_typical_acceptance_changes_the_distribution_and_says_so():
     from decoding.config import LOSSY
 
     rule = make_rule(GenerateConfig(temperature=1.0, acceptance="typical"), seeded(0))
-    logits = torch.tensor([[3.0, 2.5, -2.0, -3.0]])
-    drawn = {rule(DraftTree((0,)), logits).token for _ in range(500)}
+    scored = Scored(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
+    drawn = {rule(DraftTree((0,)), scored).token for _ in range(500)}
     assert drawn == {0, 1} and "typical" in LOSSY
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from decoding.fast import FastForward, fast_target
-from decoding.fast_layers import why_not_fast
+from decoding.fast_layers import pack_known, why_not_fast
 from decoding.graphs import GraphedForward, bucket_of
-from decoding.packed import PackedLinear, pack, pack_module, packing_works
+from decoding.packed import PackedLinear, pack, pack_module, packing_works, product
 from decoding.target import Target
 from decoding.tree import DraftTree, shape_from_choices
 from models.base import Base, load_base
@@ -150,6 +150,29 @@ def test_packed_linear_equals_the_linear_it_replaces(dtype, rows):
     assert torch.allclose(packed(x), linear(x), atol=tolerance)
     residual = torch.randn(rows, 160).to(dtype)
     assert torch.allclose(packed.add(x, residual), residual + linear(x), atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_takes_weights_as_they_lie(dtype):
+    torch.manual_seed(0)
+    x, weight = torch.randn(7, 24).to(dtype), torch.randn(40, 24).to(dtype)
+    for one in (weight, weight.T.contiguous().T, weight[::2]):
+        assert torch.allclose(
+            product(x, one).float(), x.float() @ one.float().T, atol=1e-5 if dtype == torch.float32 else 0.2
+        )
+    assert product(x[:0], weight).shape == (0, 40)
+
+
+def test_a_packed_base_keeps_its_head_where_drafts_borrow_it(tiny_base):
+    base, packed = load_base(tiny_base), load_base(tiny_base)
+    pack_known(packed, head=False)
+    assert torch.equal(packed.lm_head.weight, base.lm_head.weight)
+    assert not any(isinstance(part, nn.Linear) for part in packed.layers.modules()) or not packing_works(torch.float32)
+    ids = torch.arange(5, 45).view(2, 20)
+    for one, other in zip(
+        base.forward_hidden(ids, layers=(0, 2)), packed.forward_hidden(ids, layers=(0, 2)), strict=True
+    ):
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, other, strict=True))
 
 
 def test_packing_a_module_keeps_its_output_and_packs_a_shared_weight_once():

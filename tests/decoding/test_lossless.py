@@ -207,10 +207,10 @@ class ToyTarget(Target):
         super().__init__(base, 64)
         self.table = table
 
-    def prefill(self, prompt_ids, reusable=None, layers=()):
+    def prefill(self, prompt_ids, reusable=None, layers=(), best_only=False):
         return Scored(self.table[VOCAB][None], torch.zeros(len(prompt_ids), 1))
 
-    def score(self, tree, layers=()):
+    def score(self, tree, layers=(), best_only=False):
         return Scored(self.table[torch.tensor(tree.tokens)], torch.zeros(len(tree), 1))
 
     def commit(self, tree, nodes):

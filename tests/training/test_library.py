@@ -1,12 +1,15 @@
 """docs/library.md: a loaded model becomes a draft in training under Hugging Face's Trainer, and is restored."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from decoding.fast import fast_target
+from decoding.fast_layers import pack_known
+from decoding.packed import packing_works
 from models.base import load_base
 from speculoos.errors import BadInput, Unsupported
 from training.convert import collate_rows, convert
@@ -35,8 +38,11 @@ def test_a_batch_on_another_device_than_the_base_is_one_sentence(base, conversat
 
 
 @pytest.mark.parametrize("method", ["medusa", "draft"])
-def test_a_base_whose_weights_were_taken_over_is_refused(tiny_base, method):
+@pytest.mark.parametrize("take", [fast_target, partial(pack_known, head=False)])
+def test_a_base_whose_weights_were_taken_over_is_refused(tiny_base, method, take):
     fast = load_base(tiny_base)
-    fast_target(fast)
+    take(fast)
+    if take is not fast_target and not packing_works(fast.dtype):
+        pytest.skip("nothing is packed here")
     with pytest.raises(Unsupported, match="load it again to train"):
         convert(fast, method)

@@ -42,7 +42,8 @@ def publish(request: GenerateData, context: Context, rows: int, report: dict[str
 
 
 def _by_base(request: GenerateData, context: Context, source: str, options: GenerateOptions) -> dict[str, Any]:
-    from corpus.generate_local import generate_local, generation_dtype, pack_known
+    from corpus.generate_local import generate_local, generation_dtype
+    from decoding.fast_layers import pack_known
     from models.base import load_base
     from workers.work.devices import take_device
 
