@@ -24,6 +24,7 @@ from decoding.graphs import GraphedForward
 from decoding.screen import make_screen
 from decoding.target import Target
 from models.base import Base
+from speculoos.errors import Unsupported
 
 KEPT = "_speculoos_fast_forward"
 """Where a model remembers that its weights were taken over, and by whom."""
@@ -54,13 +55,15 @@ class FastForward:
     name = "fast"
 
     def __init__(self, base: Base):
+        if reason := why_not_fast(base):
+            raise Unsupported(f"No fast forward here: {reason}.")
         self.base = base
         config = base.config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim = head_dim(config)
-        self.layers = take_layers(base)
         self.screen = make_screen(base)
-        self.head = take_head(base)
+        self.head = take_head(base)  # before the layers: the largest matrix is held twice for a moment
+        self.layers = take_layers(base)
         self.norm = fast_norm(base.final_norm)
         self.windows = {layer.window for layer in self.layers}
         self.rotations = rotation_table(base, 1)

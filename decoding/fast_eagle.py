@@ -66,12 +66,13 @@ class FastEagle:
 
         Positions are first, first + 1, …, or first + depths[i]. `cache.mask` says who sees whom.
         """
-        n, filled_up = len(ids), self._fc.filled_up
-        embedded = F.embedding(torch.tensor(ids, device=features.device), self._embedding.weight).to(self.dtype)
+        n = len(ids)
+        x = self._fc.filled_up(features)
+        tokens = torch.tensor([*ids, *[0] * (len(x) - n)], device=x.device)
+        embedded = F.embedding(tokens, self._embedding.weight).to(self.dtype)
         turn = self._turns(first, n if depths is None else depths)
         if cache.mask is None and n > 1:
-            cache.mask = causal_mask(n, cache.length + n, features.device)
-        x, embedded = filled_up(features), filled_up(embedded)
+            cache.mask = causal_mask(n, cache.length + n, x.device)
         if not self.eagle3:
             x = self._fc(torch.cat([embedded, x], -1))
         for index, layer in enumerate(self._layers):
@@ -156,7 +157,7 @@ class _Layer:
     def __call__(
         self, x: torch.Tensor, embedded: torch.Tensor, n: int, turn: torch.Tensor, cache: FastCache, index: int
     ) -> torch.Tensor:
-        """x and embedded hold n rows, and zeros below them where the products want more."""
+        """x and embedded hold n rows, and others below them, that nobody reads, where the products want more."""
         read, x = self._read(x, embedded)
         x = self.out.add(self.out.filled_up(self._attend(self.qkv(read)[:n], turn, cache, index)), x)
         gate, up = self.up(self.mlp_norm(x)).chunk(2, dim=1)
@@ -198,10 +199,10 @@ class _Turns:
         last = first + (depths if isinstance(depths, int) else max(depths) + 1)
         if last > len(self._table):
             angles = torch.arange(max(2 * last, 256), device=self._steps.device)[:, None].float() / self._steps
-            self._table = torch.polar(torch.ones_like(angles), angles)
+            self._table = torch.polar(torch.ones_like(angles), angles)[:, None]
         if isinstance(depths, int):
-            return self._table[first:last, None]
-        return self._table[[first + depth for depth in depths], None]
+            return self._table[first:last]
+        return self._table.index_select(0, torch.tensor(depths, device=self._table.device).add_(first))
 
 
 def _packed(linear: nn.Linear, dtype: torch.dtype) -> PackedLinear | PlainLinear:

@@ -12,6 +12,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from decoding.cache import KVCache
+from decoding.screen import best_ids
 from models.base import Base, capture_layers
 
 
@@ -31,7 +32,7 @@ class Scored:
 
     @property
     def best(self) -> torch.Tensor:
-        return self.logits.argmax(dim=-1) if self.found is None else self.found
+        return best_ids(self.logits) if self.found is None else self.found
 
 
 class Forward(Protocol):

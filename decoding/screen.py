@@ -19,6 +19,7 @@ from models.base import Base, has_bfloat16
 
 ROUNDOFF = 2.0**-8
 SLACK = 1.01
+NONE = 1 << 62
 MOST = 1024
 """Candidates a row; where there are more, the whole head costs little more than their rows."""
 
@@ -33,13 +34,22 @@ def make_screen(base: Base) -> "Screen | None":
     return None
 
 
+def best_ids(logits: torch.Tensor) -> torch.Tensor:
+    """Ids int64 [n] of the largest of logits [n, V], the first of equal ones, as argmax gives them; on a processor in a
+    fraction of its time (8 rows of 49,152 in bfloat16: 0.09 instead of 0.70 ms)."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    groups = Groups(logits)
+    found = first_of_each(len(logits), *groups.at_least(groups.largest))
+    return logits.argmax(dim=-1) if found is None else found
+
+
 class Screen:
     """Best tokens by a head with rows `table` [V, H]."""
 
     @torch.inference_mode()
     def __init__(self, table: torch.Tensor):
-        self.table, self.groups = table, math.gcd(len(table), 64)
-        """Tokens i, i + V/64, … are a group: its largest is found first, most groups are looked at no further."""
+        self.table = table
         rounded, self.longest = table.bfloat16(), float(table.norm(dim=1).max())
         """max ‖w‖"""
         lost = max(float((a - b).norm(dim=1).max()) for a, b in _parts(table, rounded))
@@ -51,17 +61,16 @@ class Screen:
         """Ids int64 [n] of the largest logits of hidden [n, H], the first of equal ones; None where too many could be
         (or a number is no number): ask the whole head."""
         rounded = hidden.bfloat16()
-        groups = self.rough(rounded).view(len(hidden), self.groups, -1)
-        tops = groups.amax(dim=1)
-        largest = tops.amax(dim=1).float()
+        groups = Groups(self.rough(rounded))
+        largest = groups.largest.float()
         margin = self.error(hidden, rounded) + ROUNDOFF * largest.abs()
-        least = (largest - 2 * SLACK * margin)[:, None]
-        row, column = (tops >= least).nonzero(as_tuple=True)
-        which, member = (groups[row, :, column] >= least[row]).nonzero(as_tuple=True)
-        row, token = row[which], member * tops.shape[1] + column[which]
-        if not len(hidden) <= len(row) <= MOST * len(hidden):
+        row, token = groups.at_least(largest - 2 * SLACK * margin)
+        if len(row) > MOST * len(hidden):
             return None
-        return _best_of_each(len(hidden), row, token, torch.linalg.vecdot(hidden[row], self.table[token]))
+        logits = torch.linalg.vecdot(hidden[row], self.table[token])
+        best = logits.new_full((len(hidden),), -math.inf).scatter_reduce_(0, row, logits, "amax")
+        hits = (logits == best[row]).nonzero()[:, 0]
+        return first_of_each(len(hidden), row[hits], token[hits])
 
     def error(self, hidden: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
         """e [n]: the most by which a product of `rounded` hidden states, not rounded itself, may be wrong."""
@@ -69,14 +78,26 @@ class Screen:
         return self.longest * length(hidden - rounded, dim=1) + self.lost * length(hidden, dim=1)
 
 
-def _best_of_each(rows: int, row: torch.Tensor, token: torch.Tensor, logits: torch.Tensor) -> torch.Tensor | None:
-    """The token of the largest of the logits [m] of each row, the first of equal ones."""
-    largest = logits.new_full((rows,), float("-inf")).scatter_reduce_(0, row, logits, "amax")
-    hits = (logits == largest[row]).nonzero()[:, 0]
-    found: dict[int, int] = {}
-    for at, one in zip(row[hits].tolist(), token[hits].tolist(), strict=True):
-        found[at] = min(one, found.get(at, one))
-    return torch.tensor([found[at] for at in range(rows)]) if len(found) == rows else None
+class Groups:
+    """Numbers [n, V] in groups of tokens i, i + V/64, …: the largest of each is found first, in one pass, and most
+    groups are looked at no further."""
+
+    def __init__(self, numbers: torch.Tensor):
+        self._members = numbers.reshape(len(numbers), math.gcd(numbers.shape[1], 64), -1)
+        self._tops = self._members.amax(dim=1)
+        self.largest = self._tops.amax(dim=1)
+
+    def at_least(self, least: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row and token [m] of every number that reaches its row's `least` [n]."""
+        row, column = (self._tops >= least[:, None]).nonzero(as_tuple=True)
+        which, member = (self._members[row, :, column] >= least[row][:, None]).nonzero(as_tuple=True)
+        return row[which], member * self._tops.shape[1] + column[which]
+
+
+def first_of_each(rows: int, row: torch.Tensor, token: torch.Tensor) -> torch.Tensor | None:
+    """The smallest token [rows] of each row; None where a row has none."""
+    found = torch.full((rows,), NONE).scatter_reduce_(0, row, token, "amin")
+    return None if (found == NONE).any() else found
 
 
 def _parts(*tables: torch.Tensor) -> zip:

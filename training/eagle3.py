@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decoding.screen import best_ids
 from models.base import aux_layers
 from models.draft_layers import ChainMemory
 from models.eagle3 import Eagle3Draft
@@ -157,7 +158,7 @@ class Eagle3Method(nn.Module):
         looked = mask.clone()
         looked[:, :-1] |= mask[:, 1:]
         row, position = looked.nonzero(as_tuple=True)
-        best = [F.linear(part, head).argmax(-1) for part in hidden[row, position].split(256)]
+        best = [best_ids(F.linear(part, head)) for part in hidden[row, position].split(256)]
         known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return known
 

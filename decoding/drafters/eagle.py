@@ -113,7 +113,7 @@ class EagleDrafter(Speculative):
             self._lines.append([*self._lines[parent], rows + at])
             self._depths.append(self._depths[parent] + 1)
         self.cache.mask = self._mask(self._lines[first:], rows + len(tokens))
-        features = self._outputs[list(parents)]
+        features = self._outputs.index_select(0, torch.tensor(parents, device=self._outputs.device))
         out = self.draft(features, tokens, len(self.text) - 1, self._depths[first:], self.cache)
         self._outputs = torch.cat([self._outputs, out])
         return self.draft.logits(out)

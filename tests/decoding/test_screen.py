@@ -8,7 +8,7 @@ from decoding.drafters.plain import PlainDrafter
 from decoding.fast import fast_target
 from decoding.generate import generate
 from decoding.packed import packing_works
-from decoding.screen import Screen, make_screen
+from decoding.screen import Screen, best_ids, make_screen
 from models.base import load_base
 from models.tiny import make_tiny_base
 
@@ -47,6 +47,17 @@ def test_of_equal_rows_the_first_is_taken():
     table = rows(640, 2)
     table[[7, 300, 639]] = 2 * table[300]
     assert Screen(table)(table[300:301]).tolist() == [7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [640, 5000, 4999, 3])
+def test_best_ids_are_those_of_argmax(tokens, dtype):
+    """In bfloat16 many are equal; then the first counts."""
+    for seed in range(20):
+        logits = torch.randn(5, tokens, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        first = [row.tolist().index(max(row.tolist())) for row in logits]
+        assert best_ids(logits).tolist() == first
+    assert best_ids(torch.tensor([[1.0, float("nan"), 2.0]])).tolist() == [1], "as argmax has it"
 
 
 def test_every_error_is_within_the_bound():
