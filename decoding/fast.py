@@ -3,6 +3,7 @@ and prefill all go through it. Same interface as `TransformersForward`, same num
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from decoding.fast_layers import (
 )
 from decoding.forward import Scored, visible_rows
 from decoding.graphs import GraphedForward
-from decoding.screen import make_screen
+from decoding.screen import Screen, screened_table
 from decoding.target import Target
 from models.base import Base
 from speculoos.errors import Unsupported
@@ -61,13 +62,18 @@ class FastForward:
         config = base.config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim = head_dim(config)
-        self.screen = make_screen(base)
+        self.table = screened_table(base)
         self.head = take_head(base)  # before the layers: the largest matrix is held twice for a moment
         self.layers = take_layers(base)
         self.norm = fast_norm(base.final_norm)
         self.windows = {layer.window for layer in self.layers}
         self.rotations = rotation_table(base, 1)
         self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
+
+    @cached_property
+    def screen(self) -> Screen | None:
+        """Made when best tokens are first asked for; a base that only samples, or drafts, has none."""
+        return None if self.table is None else Screen(self.table)
 
     @torch.inference_mode()
     def __call__(

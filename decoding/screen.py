@@ -24,14 +24,12 @@ MOST = 1024
 """Candidates a row; where there are more, the whole head costs little more than their rows."""
 
 
-def make_screen(base: Base) -> "Screen | None":
-    """A screen for a base whose fp32 head is its embedding table, which stays in memory row by row as it is; None
-    where it is not, or where the processor does not multiply in bfloat16."""
+def screened_table(base: Base) -> torch.Tensor | None:
+    """What a Screen is made of: the fp32 head of a base, where it is the embedding table, which stays in memory row by
+    row as it is. None where it is not, or where the processor does not multiply in bfloat16."""
     table, head = base.embed_tokens.weight, base.lm_head
     tied = head.weight.data_ptr() == table.data_ptr() and head.bias is None and table.dtype == torch.float32
-    if tied and has_bfloat16(base.device) and packing_works(torch.bfloat16):
-        return Screen(table.detach())
-    return None
+    return table.detach() if tied and has_bfloat16(base.device) and packing_works(torch.bfloat16) else None
 
 
 def best_ids(logits: torch.Tensor) -> torch.Tensor:

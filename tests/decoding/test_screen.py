@@ -1,5 +1,7 @@
 """The best token found by way of a half-precision head is the best token of the whole head in fp32."""
 
+from types import NoneType
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from decoding.drafters.plain import PlainDrafter
 from decoding.fast import fast_target
 from decoding.generate import generate
 from decoding.packed import packing_works
-from decoding.screen import Screen, best_ids, make_screen
+from decoding.screen import Screen, best_ids, screened_table
 from models.base import load_base
 from models.tiny import make_tiny_base
 
@@ -83,11 +85,12 @@ def test_tied_heads_are_screened_and_others_are_not(tmp_path, family, tied, monk
     monkeypatch.setattr("decoding.screen.has_bfloat16", lambda device: device.type == "cpu")
     make_tiny_base(tmp_path, family, tie_word_embeddings=tied)
     base = load_base(tmp_path)
-    assert (make_screen(base) is not None) == tied
-    assert make_screen(load_base(tmp_path, dtype="bfloat16")) is None
+    assert (screened_table(base) is not None) == tied
+    assert screened_table(load_base(tmp_path, dtype="bfloat16")) is None
     target = fast_target(base, 128)
     config = GenerateConfig(max_tokens=40, eos_ids=frozenset())
     ids = [token.id for step in generate(target, PlainDrafter(), [5, 6, 7], config) for token in step.tokens]
+    assert isinstance(target.forward.__dict__.get("screen"), Screen if tied else NoneType)
     monkeypatch.setattr(target.forward, "screen", None)
     target.rewind(0)
     assert ids == [token.id for step in generate(target, PlainDrafter(), [5, 6, 7], config) for token in step.tokens]
