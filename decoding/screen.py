@@ -15,11 +15,14 @@ import math
 import torch
 
 from decoding.packed import PackedLinear, packing_works
+from decoding.pages import give_back
 from models.base import Base, has_bfloat16
 
 ROUNDOFF = 2.0**-8
 SLACK = 1.01
 NONE = 1 << 62
+PART = 4096
+"""Rows of the head that are in memory twice while it is rounded."""
 MOST = 1024
 """Candidates a row; where there are more, the whole head costs little more than their rows."""
 
@@ -47,11 +50,15 @@ class Screen:
 
     @torch.inference_mode()
     def __init__(self, table: torch.Tensor):
-        self.table = table
-        rounded, self.longest = table.bfloat16(), float(table.norm(dim=1).max())
+        self.table, rounded = table, torch.empty_like(table, dtype=torch.bfloat16)
+        longest, lost = [], []
+        for rows, place in zip(table.split(PART), rounded.split(PART), strict=True):
+            longest.append(rows.norm(dim=1).max())
+            lost.append((rows - place.copy_(rows)).norm(dim=1).max())
+            give_back(rows)
+        self.longest = float(max(longest))
         """max ‖w‖"""
-        lost = max(float((a - b).norm(dim=1).max()) for a, b in _parts(table, rounded))
-        self.lost = lost + table.shape[1] * 2.0**-23 * self.longest
+        self.lost = float(max(lost)) + table.shape[1] * 2.0**-23 * self.longest
         """max ‖w − w̃‖, and what summing may add"""
         self.rough = PackedLinear(rounded)
 
@@ -96,8 +103,3 @@ def first_of_each(rows: int, row: torch.Tensor, token: torch.Tensor) -> torch.Te
     """The smallest token [rows] of each row; None where a row has none."""
     found = torch.full((rows,), NONE).scatter_reduce_(0, row, token, "amin")
     return None if (found == NONE).any() else found
-
-
-def _parts(*tables: torch.Tensor) -> zip:
-    """Some rows at a time: no second fp32 table is made."""
-    return zip(*(table.split(4096) for table in tables), strict=True)
