@@ -107,7 +107,8 @@ class ChatRequest(BaseModel):
             elif name in TEXT_OPTIONS:
                 _check_text(name, value)
             elif not (value is None or isinstance(value, bool) or _is_small(value)):
-                raise ValueError(f"{name!r} must be true, false or a number from 0 to {MAX_OPTION}")
+                hint = "; a draft is chosen by the model, as in base@checkpoint" if isinstance(value, str) else ""
+                raise ValueError(f"{name!r} must be true, false or a number from 0 to {MAX_OPTION}{hint}")
         return options
 
     @model_validator(mode="after")
