@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from decoding.cache import KVCache
 from decoding.fast_layers import (
     FastLayer,
+    attend,
     fast_norm,
     head_dim,
     rotate,
@@ -133,7 +134,7 @@ class FastForward:
         rows: Any,
         index: int,
     ) -> torch.Tensor:
-        """x holds n rows, and zeros below them where the products want more."""
+        """x holds n rows, and others below them, that nobody reads, where the products want more."""
         normed = layer.attention_norm(x)
         mixed = self._attend(layer, layer.qkv(normed)[:n], rotation, bias, rows, index)
         x = layer.out.add(layer.out.filled_up(mixed), x)
@@ -165,12 +166,7 @@ class FastForward:
         queries_keys = rotate(queries_keys, rotation)
         queries, keys = queries_keys[:, :heads], queries_keys[:, heads:]
         keys, values = rows.write(index, keys, qkv[:, (heads + kv_heads) * dim :].view(n, kv_heads, dim))
-        # Query heads that share a key head become rows of one product: [1, kv_heads, group · n, dim].
-        group = heads // kv_heads
-        queries = queries.view(n, kv_heads, group, dim).permute(1, 2, 0, 3)
-        queries = queries.reshape(1, kv_heads, group * n, dim)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
-        return mixed.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
+        return attend(queries, keys, values, bias)
 
     def _grow_rotations(self, needed: int) -> None:
         """Make the table of complex [positions, dim / 2] long enough; it grows by doubling."""

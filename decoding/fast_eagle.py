@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from decoding.fast_layers import pair_order, paired_rows, rms_norm, rotate
+from decoding.fast_layers import attend, pair_order, paired_rows, rms_norm, rotate
 from decoding.packed import PackedLinear, PlainLinear, pack, packing_works
 from models.base import has_bfloat16
 from models.draft_layers import LayerShape, causal_mask
@@ -175,16 +175,8 @@ class _Layer:
         turned = (heads + kv_heads) * dim
         queries_keys = rotate(qkv[:, :turned].view(n, heads + kv_heads, dim), turn)
         keys, values = cache.write(index, queries_keys[:, heads:], qkv[:, turned:].view(n, kv_heads, dim))
-        group, mask = heads // kv_heads, cache.mask
-        # Query heads that share a key head become rows of one product: [1, kv_heads, group · n, d].
-        queries = queries_keys[:, :heads].view(n, kv_heads, group, dim).permute(1, 2, 0, 3)
-        mixed = F.scaled_dot_product_attention(
-            queries.reshape(1, kv_heads, group * n, dim),
-            keys,
-            values,
-            attn_mask=None if mask is None else mask.repeat(group, 1),
-        )
-        return mixed.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
+        mask = None if cache.mask is None else cache.mask.repeat(heads // kv_heads, 1)
+        return attend(queries_keys[:, :heads], keys, values, mask)
 
 
 class _Turns:

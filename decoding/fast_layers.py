@@ -74,8 +74,6 @@ def take_head(base: Base) -> Linear:
     """The language-model head, packed, and put in the base's place so that drafts share it."""
     head = base.lm_head
     made = pack(head.weight, head.bias)
-    if isinstance(made, PackedLinear):
-        give_back(head.weight)  # where it is the embedding too, the few rows that are read come back
     base.model.set_output_embeddings(made)
     return made
 
@@ -103,6 +101,18 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     pairs = x.float().unflatten(-1, (-1, 2))
     torch.view_as_complex(pairs).mul_(rotation)
     return pairs.flatten(-2).to(x.dtype)
+
+
+def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """queries [n, heads, dim] over keys and values [1, kv_heads, rows, dim] → [n, heads · dim].
+
+    Query heads that share a key head become rows of one product: `bias` is [heads / kv_heads · n, rows].
+    """
+    (n, heads, dim), kv_heads = queries.shape, keys.shape[1]
+    group = heads // kv_heads
+    queries = queries.view(n, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
+    mixed = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+    return mixed.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
 
 
 def _take(layer: nn.Module, config: Any, window: int | None) -> FastLayer:
@@ -148,10 +158,7 @@ def _take_up(mlp: nn.Module) -> Linear:
 def _take_one(module: nn.Module, name: str) -> Linear:
     linear = getattr(module, name)
     made = pack(linear.weight, linear.bias)
-    if isinstance(made, PackedLinear):
-        _drop(module, name)
-    else:
-        setattr(module, name, None)  # the weight lives on in `made`
+    setattr(module, name, None)
     return made
 
 
@@ -193,9 +200,8 @@ def _pair_order(config: Any) -> torch.Tensor:
 
 def fast_norm(module: nn.Module, order: torch.Tensor | None = None) -> Norm:
     weight = module.weight if order is None else module.weight[order]
-    shape = tuple(weight.shape)
     if isinstance(module, nn.LayerNorm):
-        bias, eps = module.bias, module.eps
+        shape, bias, eps = tuple(weight.shape), module.bias, module.eps
         return lambda x: nn.functional.layer_norm(x, shape, weight, bias, eps)
     return rms_norm(weight, module.variance_epsilon)
 

@@ -79,9 +79,14 @@ class PlainLinear(nn.Module):
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear | PlainLinear:
-    """A linear layer for few rows: packed where that works, else plain. The caller drops the original weight."""
+    """A linear layer for few rows: packed where that works, else plain. The caller drops the original weight; where it
+    was packed, its pages are given back already (and come back where it is read once more)."""
     usable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES and packing_works(weight.dtype)
-    return (PackedLinear if usable else PlainLinear)(weight, bias)
+    if not usable:
+        return PlainLinear(weight, bias)
+    made = PackedLinear(weight, bias)
+    give_back(weight)
+    return made
 
 
 def pack_module(module: nn.Module) -> nn.Module:
@@ -96,8 +101,6 @@ def pack_module(module: nn.Module) -> nn.Module:
                 key = id(child.weight)
                 if key not in made:
                     made[key] = pack(child.weight, child.bias)
-                    if isinstance(made[key], PackedLinear):
-                        give_back(child.weight)
                 setattr(parent, name, made[key])
     return module
 

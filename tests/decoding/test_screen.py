@@ -14,7 +14,9 @@ from decoding.screen import Screen, best_ids, screened_table
 from models.base import load_base
 from models.tiny import make_tiny_base
 
-pytestmark = pytest.mark.skipif(not packing_works(torch.bfloat16), reason="no packed products in bfloat16 here")
+screens = pytest.mark.skipif(
+    not packing_works(torch.bfloat16), reason="a screen is made of a packed product in bfloat16, which is missing here"
+)
 WIDTH = 64
 
 
@@ -22,6 +24,7 @@ def rows(count: int, seed: int, size: float = 1.0) -> torch.Tensor:
     return size * torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
+@screens
 @pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize("count", [1, 3, 4, 9])
 @pytest.mark.parametrize("tokens", [64 * 80, 5000, 4999])
@@ -33,6 +36,7 @@ def test_random_heads(tokens, count, size):
         assert torch.equal(screen(hidden), (hidden @ table.T).argmax(1))
 
 
+@screens
 @pytest.mark.parametrize("tail", [2.0**-9, -(2.0**-9)])
 def test_rows_that_half_precision_cannot_tell_apart(tail):
     """Of a hundred rows that round to the same one, one is best by less than bfloat16 shows."""
@@ -45,6 +49,7 @@ def test_rows_that_half_precision_cannot_tell_apart(tail):
     assert Screen(table)(hidden).tolist() == [wanted]
 
 
+@screens
 def test_of_equal_rows_the_first_is_taken():
     table = rows(640, 2)
     table[[7, 300, 639]] = 2 * table[300]
@@ -62,6 +67,7 @@ def test_best_ids_are_those_of_argmax(tokens, dtype):
     assert best_ids(torch.tensor([[1.0, float("nan"), 2.0]])).tolist() == [1], "as argmax has it"
 
 
+@screens
 def test_every_error_is_within_the_bound():
     """Where all errors pull the same way: rows and hidden states that lose half a unit in every channel."""
     lost = torch.full((WIDTH,), 1.0 + 2.0**-8)
@@ -74,14 +80,17 @@ def test_every_error_is_within_the_bound():
     assert screen(hidden).tolist() == [0]
 
 
+@screens
 def test_too_many_candidates_or_none_ask_the_whole_head():
     table = torch.ones(3000, WIDTH)
     assert Screen(table)(rows(1, 3)) is None
     assert Screen(rows(50, 4))(torch.full((2, WIDTH), float("nan"))) is None
 
 
+@screens
 @pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("qwen3", True), ("phi", False)])
 def test_tied_heads_are_screened_and_others_are_not(tmp_path, family, tied, monkeypatch):
+    # Products in bfloat16 need not be native to be right: so the test runs on processors that would not screen.
     monkeypatch.setattr("decoding.screen.has_bfloat16", lambda device: device.type == "cpu")
     make_tiny_base(tmp_path, family, tie_word_embeddings=tied)
     base = load_base(tmp_path)
