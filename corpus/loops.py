@@ -27,14 +27,17 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 def _in_a_thread(work: Coroutine[Any, Any, Result]) -> Result:
     """The same in a thread and a loop of its own, with this thread's context (a notebook's output cell is in it)."""
     begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
-    stopped = Event()
+    stopped, tidied = Event(), Event()
 
     async def watched() -> Result:
         begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
-        if stopped.is_set():  # after `begun`, as below `begun` after `stopped`: one of both sees the other
-            work.close()
-            raise asyncio.CancelledError
-        return await work
+        try:
+            if stopped.is_set():  # after `begun`, as below `begun` after `stopped`: one of both sees the other
+                work.close()
+                raise asyncio.CancelledError
+            return await work
+        finally:
+            tidied.set()
 
     with ThreadPoolExecutor(1, "coroutine") as pool:
         try:
@@ -46,6 +49,7 @@ def _in_a_thread(work: Coroutine[Any, Any, Result]) -> Result:
             stopped.set()
             if begun.done():
                 _cancel(*begun.result())
+                tidied.wait()  # a pool that was interrupted as it started its thread does not wait for it
             raise
 
 
