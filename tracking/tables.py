@@ -134,6 +134,7 @@ class Job(Named, Table):
     request: Mapped[dict[str, Any]] = mapped_column(default=dict)  # workers.requests dataclass as JSON
     after_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # starts only once that one SUCCEEDED
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
+    user: Mapped[str] = mapped_column(String(80), default="")  # who asked for it, as they called themselves
     attempt: Mapped[int] = mapped_column(default=0)
     attempt_cap: Mapped[int] = mapped_column(default=5)  # none starts beyond it; progress and retries raise it
     done_before: Mapped[int] = mapped_column(BigInteger, default=0)  # the most `done` before this attempt
@@ -279,3 +280,26 @@ class Preference(Table):
     key: Mapped[str] = mapped_column(String(100), primary_key=True)
     value: Mapped[dict[str, Any]]
     updated_at: Mapped[datetime] = mapped_column(default=now, onupdate=now)
+
+
+class ApiKey(Named, Table):
+    """A key for the inference server. Only its sha256 is kept; `hint` is its beginning, by which people know it."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Unique("sha256"),)
+
+    sha256: Mapped[str] = mapped_column(String(64))
+    hint: Mapped[str] = mapped_column(String(16))
+    last_used_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+
+
+class Login(Table):
+    """A browser that was let in; its cookie holds as long as this row does. The id is the sha256 of the cookie's."""
+
+    __tablename__ = "logins"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    user: Mapped[str] = mapped_column(String(80), default="")
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    ends_at: Mapped[datetime] = mapped_column(index=True)
