@@ -19,6 +19,7 @@ from app.head import PageHead
 from app.theme import STATIC, head, theme
 from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
+from speculoos.private import keep_private
 from speculoos.settings import Settings, load
 from tracking import queries
 from tracking.db import session
@@ -97,6 +98,7 @@ def register_starter(settings: Settings) -> None:
 
 def main() -> int:
     """Serve the pages where the settings say. One sentence on standard error when they cannot be served there."""
+    keep_private()
     try:
         settings = load()
         auth.check_bind(settings)

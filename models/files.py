@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from speculoos.private import allowed
+
 
 @contextlib.contextmanager
 def new_folder(target: str | Path, replace: bool = False) -> Iterator[Path]:
@@ -21,7 +23,7 @@ def new_folder(target: str | Path, replace: bool = False) -> Iterator[Path]:
     building = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield building
-        building.chmod(0o755)
+        building.chmod(allowed(0o777))  # mkdtemp made it for its owner alone, whatever the umask says
         _settle(building)
         if replace and target.exists():
             shutil.rmtree(target)
@@ -61,5 +63,5 @@ def sync(path: Path) -> None:
 def _settle(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            path.chmod(0o644)  # safetensors writes for its owner alone; an image's other users must read it
+            path.chmod(allowed(0o666))  # safetensors writes for its owner alone; an image's other users must read it
             sync(path)

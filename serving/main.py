@@ -24,6 +24,7 @@ from serving.token import TokenRequired, with_token
 from serving.upkeep import Upkeep
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.guard import Guard
+from speculoos.private import keep_private
 from speculoos.settings import Settings, load
 from tracking import runs
 from tracking.db import reading, session
@@ -115,6 +116,7 @@ def _add_runs(app: FastAPI, settings: Settings, live: LiveRuns) -> None:
 
 def main() -> int:
     """Serve until told to stop. One sentence on standard error when the settings or the port are wrong."""
+    keep_private()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = with_token(load())

@@ -12,6 +12,7 @@ from typer import _click
 from speculoos.commands import data, evaluate, export, generate, jobs, models, quickstart, services, train
 from speculoos.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
+from speculoos.private import keep_private
 
 app = typer.Typer(
     name="speculoos",
@@ -33,6 +34,7 @@ for command in (generate.generate, evaluate.evaluate, export.export, services.se
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Nothing a user does leads to a traceback."""
+    keep_private()
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is stopped in order

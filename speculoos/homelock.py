@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from speculoos.errors import Unavailable
+from speculoos.private import private_folder
 from speculoos.settings import Settings
 
 UP, COMMAND = "up", "command"
@@ -16,12 +16,7 @@ UP, COMMAND = "up", "command"
 
 def private_run_dir(settings: Settings) -> Path:
     """Make the folder for sockets, readable by nobody else. Raises Unavailable when someone else owns it."""
-    folder = settings.run_dir
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise Unavailable(f"{folder} belongs to another user; ask for its removal, or use another SPECULOOS_HOME.")
-    folder.chmod(0o700)
-    return folder
+    return private_folder(settings.run_dir)
 
 
 class HomeLock:

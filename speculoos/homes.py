@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from speculoos.private import tighten
 from speculoos.settings import Settings, load
 from tracking import queries
 from tracking.db import session, upgrade
@@ -14,6 +15,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Table
 def open_home(settings: Settings | None = None) -> Settings:
     """Settings of a home that is ready for use, whether or not anything runs."""
     settings = settings or load()
+    tighten(settings)
     upgrade(settings)
     with session(settings) as rows:
         queries.ensure_starter(rows, settings)

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from speculoos.errors import BadInput, Unavailable
+from speculoos.private import keep_private
 from speculoos.programs import Program
 from speculoos.settings import CLONE, Settings
 
@@ -228,6 +229,7 @@ def end_with_parent(parent: int) -> None:
 def main() -> None:
     from supervisor import supervisord
 
+    keep_private()
     config, parent = sys.argv[1:3]
     end_with_parent(int(parent))
     supervisord.main(["-n", "-c", config])

@@ -189,6 +189,9 @@ def _sqlite_begin(connection: Connection) -> None:
 
 
 if __name__ == "__main__":  # `python -m tracking.db`: containers migrate once, before the rest starts
+    from speculoos.private import keep_private, tighten
     from speculoos.settings import load
 
+    keep_private()
+    tighten(load())
     upgrade(load())

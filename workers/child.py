@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import Cancelled, Fenced, SpeculoosError, Unavailable
 from speculoos.faults import disk_full, out_of_memory
+from speculoos.private import keep_private
 from speculoos.settings import load
 from tracking import db, jobs
 from workers.context import Context
@@ -33,6 +34,7 @@ PR_SET_PDEATHSIG = 1
 def main(job_id: str, attempt: int) -> int:
     """Run one attempt to its end; the exit status is 0 when the row says how it went."""
     die_with_parent()
+    keep_private()
     settings = load()
     sys.stdout, sys.stderr = (RedactingStream(s, secrets(settings)) for s in (sys.stdout, sys.stderr))
     context = Context(settings, job_id, attempt, timing(), int(os.environ.get(PARENT, "0")) or None)

@@ -8,6 +8,7 @@ import sys
 
 from celery.signals import worker_ready, worker_shutting_down
 
+from speculoos.private import keep_private
 from speculoos.settings import load
 from tracking import processes
 from workers import supervise
@@ -20,6 +21,7 @@ QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 def main(queue: str, concurrency: int | None = None) -> int:
     """Serve one queue until told to end; returns the exit status."""
+    keep_private()
     count = concurrency or CONCURRENCY[queue]
     settings = load()
     worker_shutting_down.connect(stop, weak=False)

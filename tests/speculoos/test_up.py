@@ -98,6 +98,7 @@ def test_up_from_start_to_ctrl_c_and_on_again(own_ports: Settings, starter: Path
         job_id = ctrl_c_in_mid_job_interrupts_it(running, tiny_base)
         running = start(settings)
         the_job_goes_on(running, job_id)
+        nothing_can_be_read_by_others(settings)
         a_killed_up_takes_everything_along_and_the_next_one_starts(running)
     finally:
         running.process.kill()
@@ -165,6 +166,15 @@ def the_job_goes_on(running: Running, job_id: str) -> None:
     running.wait_until_up()
     wait_until(lambda: state(running.settings, job_id)[0] == "SUCCEEDED")
     assert state(running.settings, job_id)[1] == 400
+
+
+def nothing_can_be_read_by_others(settings: Settings) -> None:
+    """The home and its database were made by this test with the usual umask; all else by processes of ours since."""
+    written = [path for path in settings.home.rglob("*") if "datasets" not in path.parts]  # this test's own
+    assert {"speculoos.db", "logs", "checkpoints", "broker", "supervisord.log"} <= {path.name for path in written}
+    found = [f"{path} {path.lstat().st_mode:o}" for path in (settings.home, *written) if path.lstat().st_mode & 0o077]
+    found = [line for line in found if not line.endswith(" 120777")]  # links have no permissions of their own
+    assert not found
 
 
 def a_killed_up_takes_everything_along_and_the_next_one_starts(running: Running) -> None:
