@@ -4,10 +4,10 @@ Attempts are fenced: what a worker or its child writes says `WHERE attempt = min
 `Fenced` when that touches no row. Functions take an open session and leave the commit to its caller.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import BadInput, Conflict, Fenced, NotFound
@@ -35,7 +35,7 @@ def create(
     if after_id and (before := get(session, after_id)).state in (JobState.FAILED, JobState.CANCELLED):
         raise Conflict(f"“{before.name}” ended {before.state}, so nothing can start after it; retry it first.")
     job = Job(kind=kind, queue=queue, request=request, name=name, after_id=after_id, experiment_id=experiment_id)
-    job.attempt_cap = ATTEMPTS
+    job.attempt_cap, job.queued_at = ATTEMPTS, _end_of_queue(session, queue)
     session.add(job)
     session.flush()
     return job
@@ -67,8 +67,9 @@ def find(session: Session, reference: str) -> Job:
 def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> int | None:
     """Take a job for `owner`; returns the new attempt's number, or None when it is not to be had.
 
-    To be had: QUEUED or INTERRUPTED, or RUNNING with an expired lease; attempts left; not asked to stop; and the job
-    before it SUCCEEDED. The row's `child` still names the last attempt's process, which the caller ends first.
+    To be had: QUEUED or INTERRUPTED; attempts left; not asked to stop; and the job before it SUCCEEDED. (That a lease
+    ran out is for the reconciler to say, who watches it: see workers/reconcile.py.) The row's `child` still names the
+    last attempt's process, which the caller ends first.
     """
     time = now()
     values = {
@@ -82,14 +83,17 @@ def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> in
         "done_before": case((Job.done > Job.done_before, Job.done), else_=Job.done_before),
         **NO_ERROR,
     }
-    if not _move(session, job_id, and_(ready(), or_(_waiting(), _lease_expired())), **values):
+    if not _move(session, job_id, and_(ready(), _waiting()), **values):
         return None
     _update(session, job_id, Job.started_at.is_(None), started_at=time)
     return get(session, job_id).attempt
 
 
 def renew(session: Session, job_id: str, attempt: int, lease_seconds: float) -> bool:
-    """The supervisor's heartbeat: keep the lease; returns whether someone asked to stop. Raises Fenced."""
+    """The supervisor's heartbeat: keep the lease; returns whether someone asked to stop. Raises Fenced.
+
+    `lease_until` is for people to read. Whoever judges the lease only asks whether it changed, so that no clock counts.
+    """
     until = now() + timedelta(seconds=lease_seconds)
     _fenced(_update(session, job_id, mine(attempt), lease_until=until), job_id, attempt)
     return bool(session.scalar(select(Job.cancel_requested).where(Job.id == job_id)))
@@ -165,11 +169,6 @@ def retry(session: Session, job_id: str) -> Job:
     return get(session, job_id)
 
 
-def expired(session: Session) -> list[Job]:
-    """RUNNING jobs whose worker has not renewed its lease in time."""
-    return list(session.scalars(select(Job).where(_lease_expired())))
-
-
 def publishable(session: Session) -> list[Job]:
     """Jobs a worker could claim now, in queue order."""
     return list(session.scalars(select(Job).where(ready(), _waiting()).order_by(Job.queued_at, Job.id)))
@@ -221,10 +220,6 @@ def _waiting() -> ColumnElement[bool]:
     return Job.state.in_(WAITING)
 
 
-def _lease_expired() -> ColumnElement[bool]:
-    return and_(Job.state == JobState.RUNNING, Job.lease_until < now())
-
-
 def _update(session: Session, job_id: str, *conditions: ColumnElement[bool], **values: Any) -> bool:
     statement = update(Job).where(Job.id == job_id, *conditions).values(**values)
     return session.execute(statement.execution_options(synchronize_session=False)).rowcount == 1
@@ -264,13 +259,19 @@ def _cancel_dependents(session: Session, job: Job) -> None:
 
 def _requeue(session: Session, job: Job) -> None:
     values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
-    again = {"queued_at": now(), "attempt_cap": Job.attempt + ATTEMPTS}
+    again = {"queued_at": _end_of_queue(session, job.queue), "attempt_cap": Job.attempt + ATTEMPTS}
     if not _move(session, job.id, state=JobState.QUEUED, **values, **again):
         return
     _set_outputs(session, job.id, "failed", "pending")
     followers = select(Job).where(Job.after_id == job.id, Job.error_code == STOPPED_WITH_PREDECESSOR)
     for follower in session.scalars(followers.order_by(Job.created_at)).all():
         _requeue(session, follower)
+
+
+def _end_of_queue(session: Session, queue: str) -> datetime:
+    """Now, or just behind the last one that waits: a clock that was put back lets no one jump the queue."""
+    last = session.scalar(select(func.max(Job.queued_at)).where(Job.queue == queue, _waiting()))
+    return max(now(), last + timedelta(microseconds=1)) if last else now()
 
 
 def _set_outputs(session: Session, job_id: str, before: str, after: str) -> None:

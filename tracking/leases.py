@@ -1,24 +1,28 @@
 """Device leases: who holds `cpu` or `cuda:0` for work whose figures must not be shared.
 
-A holder is named `job:<id>` or `run:<id>`. A lease that is not renewed runs out by itself.
+A holder is named `job:<id>` or `run:<id>`. A job or run that goes on keeps what it holds, whatever the clock says;
+other leases that are not renewed run out by themselves.
 """
 
 from datetime import timedelta
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, literal, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Fenced
-from tracking.tables import DeviceLease, Job, now
+from tracking.states import JobState
+from tracking.tables import DeviceLease, Job, Run, now
+
+LONGEST = timedelta(hours=1)
+"""Nobody asks for more: a lease that lasts longer was taken before the clock was put back."""
 
 
 def acquire(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> bool:
     """Take a free (or run out) device, or keep one's own; False when another holder has it."""
     _ensure_row(session, device)
-    time = now()
-    free = or_(DeviceLease.holder.in_(["", holder]), DeviceLease.until < time, DeviceLease.until.is_(None))
-    values = {"holder": holder, "attempt": attempt, "until": time + timedelta(seconds=seconds)}
+    free = or_(DeviceLease.holder.in_(["", holder]), ~_held())
+    values = {"holder": holder, "attempt": attempt, "until": now() + timedelta(seconds=seconds)}
     return _update(session, DeviceLease.device == device, free, **values)
 
 
@@ -39,8 +43,7 @@ def release(session: Session, holder: str, attempt: int | None = None) -> None:
 
 def holder(session: Session, device: str) -> str:
     """`job:<id>`, `run:<id>`, or "" when the device is free."""
-    row = session.get(DeviceLease, device, populate_existing=True)
-    return row.holder if row and row.until and row.until > now() else ""
+    return session.scalar(select(DeviceLease.holder).where(DeviceLease.device == device, _held())) or ""
 
 
 def holder_name(session: Session, device: str) -> str:
@@ -49,6 +52,18 @@ def holder_name(session: Session, device: str) -> str:
     if found.startswith("job:"):
         return session.scalar(select(Job.name).where(Job.id == found[4:])) or found
     return "a measurement" if found else ""
+
+
+def _held() -> ColumnElement[bool]:
+    """The holder is at work by its own row, or its lease has not run out."""
+    job = exists().where(
+        literal("job:") + Job.id == DeviceLease.holder,
+        Job.state == JobState.RUNNING,
+        Job.attempt == DeviceLease.attempt,
+    )
+    run = exists().where(literal("run:") + Run.id == DeviceLease.holder, Run.state == "RUNNING")
+    lasts = DeviceLease.until.between(now(), now() + LONGEST)
+    return and_(DeviceLease.until.is_not(None), or_(job, run, lasts))
 
 
 def _ensure_row(session: Session, device: str) -> None:

@@ -91,4 +91,4 @@ def _last_heard(session: Session, queue: str) -> str:
     seen = processes.last_seen(session, f"worker-{queue}")
     if seen is None:
         return "none is running; `speculoos up` starts one"
-    return f"none has reported for {int((now() - seen).total_seconds())} s; `speculoos up` starts one"
+    return f"none has reported for {max(0, int((now() - seen).total_seconds()))} s; `speculoos up` starts one"

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -25,6 +26,8 @@ BEAT_SECONDS = 5.0
 FRESH = timedelta(seconds=20)
 """A process that has been silent for longer counts as gone."""
 FORGET = timedelta(days=1)
+STEP, LOOK_SECONDS = 1.0, 1.0
+"""A wall clock that moves this much against the monotonic one was stepped; how often that is looked for. Seconds."""
 
 
 def key(name: str) -> str:
@@ -48,7 +51,7 @@ def beating(settings: Settings, name: str, **details: Any) -> Iterator[None]:
                     beat(session, name, **details)
             except SpeculoosError as error:
                 log.warning("No heartbeat of %s: %s", name, error)
-            if ended.wait(BEAT_SECONDS):
+            if _pause(ended):
                 return
 
     thread = threading.Thread(target=beats, name=f"beat-{name}", daemon=True)
@@ -62,15 +65,25 @@ def beating(settings: Settings, name: str, **details: Any) -> Iterator[None]:
             leave(session, name)
 
 
+def _pause(ended: threading.Event) -> bool:
+    """Until the next beat is due, or the clock was stepped: the last beat would be misread. True at the end."""
+    due, ahead = time.monotonic() + BEAT_SECONDS, time.time() - time.monotonic()
+    while time.monotonic() < due and abs(time.time() - time.monotonic() - ahead) < STEP:
+        if ended.wait(min(LOOK_SECONDS, BEAT_SECONDS)):
+            return True
+    return ended.is_set()
+
+
 def leave(session: Session, name: str) -> None:
-    """Say that this process ends, and forget those silent for a day."""
-    old = Preference.key.startswith("process:") & (Preference.updated_at < now() - FORGET)
+    """Say that this process ends, and forget those silent for a day (or heard of in a future that was put back)."""
+    lately = Preference.updated_at.between(now() - FORGET, now() + FORGET)
+    old = Preference.key.startswith("process:") & ~lately
     session.execute(delete(Preference).where((Preference.key == key(name)) | old))
 
 
 def alive(session: Session, name: str = "") -> list[Preference]:
     """Processes heard of lately; all, or those called `name`."""
-    fresh = Preference.updated_at > now() - FRESH
+    fresh = Preference.updated_at.between(now() - FRESH, now() + FRESH)  # later still: the clock was put back since
     return list(session.scalars(select(Preference).where(_called(name), fresh).order_by(Preference.key)))
 
 

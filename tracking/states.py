@@ -36,7 +36,7 @@ FINISHED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 WAITING = frozenset({JobState.QUEUED, JobState.INTERRUPTED})
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
-    JobState.RUNNING: FINISHED | {JobState.INTERRUPTED, JobState.RUNNING},  # RUNNING again: a lease ran out
+    JobState.RUNNING: FINISHED | {JobState.INTERRUPTED},
     JobState.INTERRUPTED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset({JobState.QUEUED}),  # retry

@@ -4,6 +4,7 @@ Ids are uuid4 hex strings. Times are UTC. JSON columns hold what only people or 
 """
 
 import math
+import time
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -56,7 +57,7 @@ def new_id() -> str:
 
 
 def now() -> datetime:
-    return datetime.now(UTC)
+    return datetime.fromtimestamp(time.time(), UTC)
 
 
 class Table(DeclarativeBase):
@@ -142,7 +143,7 @@ class Job(Named, Table):
     owner: Mapped[str] = mapped_column(String(200), default="")  # worker that holds the lease
     lease_until: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
-    child: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {"host", "boot_id", "pid", "started"}
+    child: Mapped[dict[str, Any]] = mapped_column(default=dict)  # what workers.identity knows it by
     queued_at: Mapped[datetime] = mapped_column(default=now)  # its place in the queue
     published_at: Mapped[datetime | None]  # when its message was last sent
     started_at: Mapped[datetime | None]

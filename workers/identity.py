@@ -1,4 +1,8 @@
-"""Which process is which: host, boot, pid and start time together name one process for ever; a pid alone does not."""
+"""Which process is which: host, boot, pid and start together name one process for ever; a pid alone does not.
+
+On Linux the start is counted in clock ticks since the machine's start, which no change of its clock touches. (Times of
+day do change with it: a step of one second would make every living process another one.)
+"""
 
 import contextlib
 import functools
@@ -12,6 +16,12 @@ from typing import Any
 import psutil
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+ATTEMPT = "SPECULOOS_ATTEMPT"
+"""Environment variable that names job and attempt (`id/number`) in a child and in everything it starts."""
+ZOMBIE, STATE, START = "Z", 0, 19
+"""Places in /proc/PID/stat, counted after the name in brackets."""
+LAST_PATIENCE = 10.0
+"""Seconds in which even a busy machine ends what was killed."""
 
 
 @functools.cache
@@ -21,48 +31,47 @@ def host() -> str:
 
 @functools.cache
 def boot_id() -> str:
-    """Changes with every start of the machine."""
+    """Changes with every start of the machine. Elsewhere than on Linux empty: a process's start is a date there."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
-        return str(int(psutil.boot_time()))
+        return ""
 
 
 def identity(pid: int) -> dict[str, Any]:
     """What `is_alive` needs to recognise this process again. Raises psutil.NoSuchProcess."""
-    return {"host": host(), "boot_id": boot_id(), "pid": pid, "started": psutil.Process(pid).create_time()}
+    name, start = ("ticks", _stat(pid)[START]) if BOOT_ID.exists() else ("started", _start_date(pid))
+    return {"host": host(), "boot_id": boot_id(), "pid": pid, name: start}
 
 
 def owner(pid: int | None = None) -> str:
     """One line that names a worker process in a job's row: host/boot/pid/start."""
     who = identity(pid or os.getpid())
-    return f"{who['host'][:80]}/{who['boot_id']}/{who['pid']}/{who['started']}"
+    return f"{who['host'][:80]}/{who['boot_id']}/{who['pid']}/{who.get('ticks', who.get('started'))}"
 
 
 def owner_is_dead(text: str) -> bool:
     """True only when the named worker ran on this host and is certainly gone; others are judged by their lease."""
     try:
-        name, boot, pid, started = text.rsplit("/", 3)
-        who = {
-            "host": host() if name == host()[:80] else "",
-            "boot_id": boot,
-            "pid": int(pid),
-            "started": float(started),
-        }
+        name, boot, pid, start = text.rsplit("/", 3)
+        started = {"ticks": start} if start.isdigit() else {"started": float(start)}
+        who = {"host": host() if name == host()[:80] else "", "boot_id": boot, "pid": int(pid), **started}
     except ValueError:
         return False
     return who["host"] == host() and not is_alive(who)
 
 
 def is_alive(who: dict[str, Any]) -> bool:
-    """Whether exactly this process still runs on this host: host, boot id, pid and start time must all match."""
+    """Whether exactly this process still runs on this host: host, boot id, pid and start must all match."""
     if who.get("host") != host() or who.get("boot_id") != boot_id():
         return False
     try:
-        process = psutil.Process(who["pid"])
-        same = abs(process.create_time() - who["started"]) < 0.05
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, KeyError):
+        if "ticks" in who:
+            found = _stat(who["pid"])
+            return found[START] == str(who["ticks"]) and found[STATE] != ZOMBIE
+        same = abs(_start_date(who["pid"]) - who["started"]) < 0.05  # rows of versions that kept dates, other systems
+        return same and psutil.Process(who["pid"]).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, KeyError):
         return False
 
 
@@ -78,12 +87,54 @@ def end_group(who: dict[str, Any], patience: float) -> bool:
     while is_alive(who) and time.monotonic() < deadline:
         time.sleep(0.05)
     signal_group(who["pid"], signal.SIGKILL)
-    while is_alive(who) and time.monotonic() < deadline + 10:
+    while is_alive(who) and time.monotonic() < deadline + LAST_PATIENCE:
         time.sleep(0.05)
     return True
+
+
+def end_attempts(job_id: str, until: int, patience: float) -> list[int]:
+    """End every process on this machine that works for attempts of the job up to number `until`, also one that left
+    its group, or that no row names. Gently and after `patience` seconds by force. Returns the pids of those that even
+    so live on (they wait in the kernel, for a disk perhaps)."""
+    found = _working_for(job_id, until)
+    _signal(found, signal.SIGTERM)
+    psutil.wait_procs(found, patience) if found else None
+    deadline = time.monotonic() + LAST_PATIENCE
+    while found and (found := _working_for(job_id, until)) and time.monotonic() < deadline:
+        _signal(found, signal.SIGKILL)
+        psutil.wait_procs(found, 0.5)
+    return [process.pid for process in found]
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
     """Send a signal to the group led by `pid`; no error when it is gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def _working_for(job_id: str, until: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            job, _, attempt = process.environ().get(ATTEMPT, "").partition("/")
+            if job == job_id and int(attempt) <= until and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name, which may hold anything. Raises psutil.NoSuchProcess."""
+    try:
+        return Path(f"/proc/{int(pid)}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        raise psutil.NoSuchProcess(pid) from None
+
+
+def _start_date(pid: int) -> float:
+    return psutil.Process(pid).create_time()

@@ -8,16 +8,19 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Collection
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Fenced, SpeculoosError
+from speculoos.private import keep_private
 from speculoos.settings import Settings, load
-from tracking import db, jobs, processes, reports
+from tracking import db, jobs, leases, processes, reports
 from tracking.tables import Job, now
-from workers.identity import owner_is_dead
+from workers import identity
 from workers.publish import publish
+from workers.silence import Silence
 from workers.timing import Timing, timing
 
 log = logging.getLogger(__name__)
@@ -25,11 +28,14 @@ GONE = "Its worker was ended from outside."
 SILENT = "Its worker has not been heard of for as long as its lease lasts."
 
 
-def reconcile(settings: Settings, timing: Timing, *, everything: bool = False) -> int:
-    """One round; returns how many messages were sent. `everything` also sends those that may still be on their way."""
+def reconcile(settings: Settings, timing: Timing, silence: Silence | None = None, *, everything: bool = False) -> int:
+    """One round; returns how many messages were sent. `silence` knows who has not been heard of; without it only jobs
+    of workers that are certainly gone are interrupted. `everything` sends also what may still be on its way."""
     with db.session(settings) as session:
-        interrupt_lost(session)
+        silent = silence.of(jobs.running(session)) if silence else ()
+        lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
+    end_fenced(lost, timing)
     with db.reading(settings) as session:
         due = [job for job in jobs.publishable(session) if everything or is_due(session, job, timing)]
     return publish(settings, due)
@@ -43,47 +49,64 @@ def recover(settings: Settings) -> None:
         log.warning("Nothing recovered yet: %s", error)
 
 
-def interrupt_lost(session: Session) -> None:
-    """Jobs whose worker died on this host, or let its lease run out, become INTERRUPTED (see jobs.interrupt)."""
-    silent = {job.id for job in jobs.expired(session)}
+def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
+    """Jobs whose worker died on this host, or is among the `silent`, become INTERRUPTED (see jobs.interrupt). Returns
+    them as they were, with the attempt that is over."""
+    lost = []
     for job in jobs.running(session):
-        reason = GONE if owner_is_dead(job.owner) else SILENT if job.id in silent else ""
-        if reason:
-            _interrupt(session, job, reason)
+        reason = GONE if identity.owner_is_dead(job.owner) else SILENT if job.id in silent else ""
+        if reason and _interrupt(session, job, reason):
+            lost.append(job)
+    return lost
+
+
+def end_fenced(lost: Collection[Job], timing: Timing) -> None:
+    """End what still works on this host for attempts that are over: a worker that fell silent left a child that may
+    hold the device. It could not write any more."""
+    for job in lost:
+        if identity.end_group(job.child, timing.kill_seconds):
+            log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
+        if left := identity.end_attempts(job.id, job.attempt, timing.kill_seconds):
+            log.warning("Job %s: processes %s of attempt %d do not end.", job.id, left, job.attempt)
 
 
 def is_due(session: Session, job: Job, timing: Timing) -> bool:
     """Whether a waiting job needs a (new) message: none was sent, or workers idle although one was."""
     if job.published_at is None:
         return True
-    if job.published_at > now() - timedelta(seconds=timing.republish_seconds):
+    lately = timedelta(0) <= now() - job.published_at < timedelta(seconds=timing.republish_seconds)
+    if lately:  # not so when it was sent in the future: the clock was put back
         return False
     return len(jobs.running(session, job.queue)) < processes.capacity(session, job.queue)
 
 
 def main() -> int:
     """Reconcile until told to end."""
+    keep_private()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings, pace, ended = load(), timing(), threading.Event()
+    silence = Silence(pace.lease_seconds, longest_step=max(1.0, 3 * pace.reconcile_seconds))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with processes.beating(settings, "reconciler"):
         recover(settings)
         while not ended.wait(pace.reconcile_seconds):
             try:
-                reconcile(settings, pace)
+                reconcile(settings, pace, silence)
             except SpeculoosError as error:
                 log.warning("%s", error)
     return 0
 
 
-def _interrupt(session: Session, job: Job, reason: str) -> None:
+def _interrupt(session: Session, job: Job, reason: str) -> bool:
     try:
         state = jobs.interrupt(session, job.id, job.attempt, reason)
     except Fenced:
-        return  # it ended, or was taken, between our reading and our writing
+        return False  # it ended, or was taken, between our reading and our writing
+    leases.release(session, f"job:{job.id}", job.attempt)
     reports.add_log(session, job.id, job.attempt, reason, "warning")
     log.info("Job %s (%s) is now %s: %s", job.id, job.name, state, reason)
+    return True
 
 
 if __name__ == "__main__":

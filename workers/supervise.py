@@ -4,6 +4,7 @@ The worker itself never touches a device and never loads a model. Two trainers n
 ends the process recorded by the last one, and every write of a child is fenced by its attempt number.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 
 from speculoos import faults
-from speculoos.errors import Fenced, SpeculoosError
+from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports
 from tracking.states import JobState
@@ -66,10 +67,19 @@ class Supervisor:
             self._conclude(child.returncode)
         except Fenced:
             log.info("Job %s: attempt %d is no longer ours.", self.job_id, self.attempt)
+        except Unavailable as error:
+            self._not_now(error)
         except SpeculoosError as error:
             log.warning("Job %s: %s", self.job_id, error)
         except OSError as error:
             self._cannot(error)
+
+    def _not_now(self, error: Unavailable) -> None:
+        """An earlier attempt's process that does not end, or a database that is away: the job is tried again later."""
+        log.warning("Job %s: %s", self.job_id, error)
+        with contextlib.suppress(SpeculoosError), db.session(self.settings) as session:
+            jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
+        stopping.wait(self.timing.kill_seconds)
 
     def _cannot(self, error: OSError) -> None:
         """No room for the log, or none for a process. Said in the row: its worker has not fallen silent."""
@@ -85,6 +95,8 @@ class Supervisor:
             last = jobs.get(session, self.job_id).child
         if identity.end_group(last, self.timing.kill_seconds):
             log.warning("Job %s: ended process %s of an earlier attempt.", self.job_id, last["pid"])
+        if left := identity.end_attempts(self.job_id, self.attempt - 1, self.timing.kill_seconds):
+            raise Unavailable(f"Process {left[0]} of an earlier attempt does not end; the job goes on once it has.")
 
     def _start(self) -> subprocess.Popen[bytes]:
         path = log_path(self.settings, self.job_id)
@@ -93,6 +105,7 @@ class Supervisor:
         environment = {
             **os.environ,
             PARENT: str(os.getpid()),
+            identity.ATTEMPT: f"{self.job_id}/{self.attempt}",
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
@@ -140,12 +153,13 @@ class Supervisor:
         return self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """Nothing of the child's group outlives this: waited for, asked, then killed."""
+        """Nothing that the child started outlives this: waited for, asked, then killed."""
         if not _ended(child, 0 if self._asked_at else self.timing.kill_seconds):
             identity.signal_group(child.pid, signal.SIGTERM)
             _ended(child, self.timing.kill_seconds)
         identity.signal_group(child.pid, signal.SIGKILL)
         child.wait()
+        identity.end_attempts(self.job_id, self.attempt, 0)  # what left the group
 
     def _conclude(self, status: int) -> None:
         """A child that ended without a verdict in the row gets one here. Raises Fenced."""

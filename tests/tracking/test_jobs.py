@@ -54,11 +54,20 @@ def test_a_finished_job_cannot_be_claimed(database: Settings, make_job: Make, st
     assert claim(database, make_job(state=state)) is None
 
 
-def test_an_interrupted_job_and_one_with_an_expired_lease_can_be_claimed(database: Settings, make_job: Make) -> None:
-    past = now() - timedelta(seconds=1)
+@pytest.mark.parametrize("ahead", [-3600, 9], ids=["a date that has passed", "a date to come"])
+def test_an_interrupted_job_can_be_claimed_and_a_running_one_cannot_whatever_its_lease_says(
+    database: Settings, make_job: Make, ahead: int
+) -> None:
+    until = now() + timedelta(seconds=ahead)
     assert claim(database, make_job(state=S.INTERRUPTED, attempt=1)) == 2
-    assert claim(database, make_job(state=S.RUNNING, attempt=2, lease_until=past)) == 3
-    assert claim(database, make_job(state=S.RUNNING, attempt=2, lease_until=now() + timedelta(seconds=9))) is None
+    assert claim(database, make_job(state=S.RUNNING, attempt=2, lease_until=until)) is None
+
+
+def test_a_clock_that_was_put_back_lets_no_job_jump_the_queue(database: Settings, make_job: Make) -> None:
+    first = make_job("first", queued_at=now() + timedelta(hours=1))
+    second, third, other = make_job("second"), make_job("third"), make_job("other", queue="io")
+    assert first.queued_at < second.queued_at < third.queued_at
+    assert other.queued_at < first.queued_at
 
 
 def test_no_attempt_starts_beyond_the_cap_or_after_a_wish_to_stop(database: Settings, make_job: Make) -> None:
@@ -141,7 +150,7 @@ FENCED_WRITES = [
 def test_an_old_attempt_that_wakes_up_writes_nothing(
     database: Settings, make_job: Make, read: Read, write: Callable[..., object]
 ) -> None:
-    job = make_job(state=S.RUNNING, attempt=1, lease_until=now() - timedelta(seconds=1))
+    job = make_job(state=S.INTERRUPTED, attempt=1)
     assert claim(database, job) == 2
     before = read(job)
     with pytest.raises(Fenced):

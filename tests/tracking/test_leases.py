@@ -37,6 +37,24 @@ def test_a_lease_that_is_not_renewed_runs_out_and_its_holder_hears_of_it(databas
         leases.renew(session, "cpu", "job:1", 30)
 
 
+def test_a_job_at_work_keeps_its_device_whatever_the_clock_says(
+    database: Settings, make_job: Callable[..., Job]
+) -> None:
+    job = make_job(state="RUNNING", attempt=2)
+    assert acquire(database, f"job:{job.id}", seconds=-3600, attempt=2), "the clock was put forward since"
+    with db.reading(database) as session:
+        assert leases.holder(session, "cpu") == f"job:{job.id}"
+    assert not acquire(database, "run:2")
+    with db.session(database) as session:
+        session.get_one(Job, job.id).state = "FAILED"
+    assert acquire(database, "run:2")
+
+
+def test_a_lease_taken_before_the_clock_was_put_back_does_not_last_for_hours(database: Settings) -> None:
+    acquire(database, "run:1", seconds=7200)
+    assert acquire(database, "run:2")
+
+
 def test_an_old_attempt_can_neither_renew_nor_release_the_new_ones_lease(database: Settings) -> None:
     acquire(database, "job:1", attempt=1)
     assert acquire(database, "job:1", attempt=2)

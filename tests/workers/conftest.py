@@ -150,7 +150,7 @@ class Bench:
 
     def output(self, job_id: str = "") -> str:
         """Everything the processes printed."""
-        logs = [*self.settings.home.glob("*.log"), *self.settings.home.glob(f"logs/{job_id or '*'}*.log")]
+        logs = [*self.settings.home.glob("*.log"), *self.settings.home.glob(f"logs/{job_id}*.log")]
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in logs)
 
     def end(self) -> None:

@@ -67,9 +67,9 @@ def play(request: Count, context: Context) -> None:
         context.log(f"token {os.environ['HF_TOKEN']} was used")
         print(f"printing {os.environ['HF_TOKEN']} too")
         raise RuntimeError(f"401 for token {os.environ['HF_TOKEN']}")
-    if request.trick == "grandchild":
+    if request.trick in ("grandchild", "detached"):
         code = "import time; time.sleep(600)"
-        child = subprocess.Popen([sys.executable, "-c", code])
+        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=request.trick == "detached")
         note(Path(request.folder), f"grandchild {child.pid}")
 
 

@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
@@ -22,6 +23,7 @@ from workers.context import Context
 from workers.reconcile import interrupt_lost, is_due
 from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, Eta
+from workers.silence import Silence
 from workers.supervise import KILLED, MEMORY_HINT, Supervisor, hint, last_line
 from workers.timing import Timing, timing
 
@@ -71,7 +73,11 @@ def test_a_process_is_recognised_by_more_than_its_pid() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     who = identity.identity(child.pid)
     assert identity.is_alive(who)
-    assert not identity.is_alive({**who, "started": who["started"] - 5}), "the pid was used again"
+    assert not identity.is_alive({**who, "ticks": "5"}), "the pid was used again"
+    kept = {name: who[name] for name in ("host", "boot_id", "pid")}
+    date = psutil.Process(child.pid).create_time()
+    assert identity.is_alive({**kept, "started": date}) and not identity.is_alive({**kept, "started": date - 5})
+    assert not identity.owner_is_dead(f"{who['host']}/{who['boot_id']}/{child.pid}/{date}"), "rows kept dates once"
     assert not identity.is_alive({**who, "boot_id": "earlier"}) and not identity.is_alive({**who, "host": "other"})
     assert not identity.is_alive({}) and not identity.end_group({**who, "host": "other"}, 1)
     assert child.poll() is None, "what is not ours is left alone"
@@ -103,7 +109,8 @@ def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: S
     asked = make_job(home, **running, owner=who, lease_until=soon, cancel_requested=True)
     worn = make_job(home, state="RUNNING", attempt=5, owner=who, lease_until=soon)
     with db.session(home) as session:
-        interrupt_lost(session)
+        lost = interrupt_lost(session, {silent.id})
+    assert {job.id for job in lost} == {job.id for job in (dead, silent, asked, worn)}
     with db.reading(home) as session:
         states = [jobs.get(session, job.id).state for job in (dead, silent, living, asked, worn)]
         assert states == ["INTERRUPTED", "INTERRUPTED", "RUNNING", "CANCELLED", "FAILED"]
@@ -302,3 +309,20 @@ def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
     with db.reading(home) as session:
         assert session.query(Job).count() == 0
     wait_until(lambda: not (home.home / "logs").exists(), 1, "no log folder")
+
+
+def test_only_a_lease_that_stands_still_while_one_watches_is_silent() -> None:
+    at = 0.0
+    silence = Silence(10, longest_step=3, clock=lambda: at)
+    job = Job(id="a", attempt=1, lease_until=now() - timedelta(days=1))
+    assert silence.of([job]) == set(), "a date that has passed means nothing by itself"
+    at += 1000
+    assert silence.of([job]) == set(), "the watcher stood still too"
+    for _ in range(2):
+        at += 3
+        assert silence.of([job]) == set()
+    at += 3
+    assert silence.of([job]) == {"a"}
+    job.lease_until = now() - timedelta(days=2)
+    at += 3
+    assert silence.of([job]) == set(), "renewed, by a clock that was put back"

@@ -1,0 +1,94 @@
+"""The clock of the machine is stepped while real processes work; and what was fenced is ended."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+from tests.workers.conftest import CLONE, Bench, wait_until
+from tests.workers.test_drills import gone, notes, order, some_steps, steps
+from tracking import db, jobs, processes
+from tracking.tables import Job, Preference, now
+from workers import identity
+
+STEPPED = CLONE / "tests" / "tools" / "stepped_clock"
+
+
+class Clock:
+    """Steps the time of day of processes that a bench starts from now on."""
+
+    def __init__(self, bench: Bench, folder: Path):
+        self.path = folder / "clock"
+        self.bench = bench
+        self.step(0)
+        bench.environment |= {"TEST_CLOCK_FILE": str(self.path), "PYTHONPATH": f"{STEPPED}:{CLONE}"}
+
+    def step(self, ahead: float) -> None:
+        """Be so many seconds ahead of the machine's clock."""
+        self.path.with_suffix(".new").write_text(str(ahead))
+        self.path.with_suffix(".new").rename(self.path)
+
+
+def further(bench: Bench, job: Job, count: int) -> Job:
+    """Wait until the job got `count` steps further; the reconciler looks several times meanwhile."""
+    done = bench.job(job.id).done
+    return bench.wait_for(job.id, lambda j: j.done >= done + count or j.attempt > 1, f"{count} steps more")
+
+
+def beat_ahead(bench: Bench) -> float:
+    """By how many seconds the reconciler's last beat is ahead of this process's clock."""
+    with db.reading(bench.settings) as session:
+        return (processes.last_seen(session, "reconciler") - now()).total_seconds()
+
+
+def test_a_job_goes_on_while_the_clock_is_stepped_to_and_fro(bench: Bench, tmp_path: Path) -> None:
+    clock = Clock(bench, tmp_path)
+    bench.worker()
+    bench.reconciler()
+    job = order(bench, tmp_path / "w", steps=100)
+    some_steps(bench, job)
+    for ahead in (1, 3600, -3600, 86_400 * 2):
+        clock.step(ahead)
+        assert further(bench, job, 15).attempt == 1, f"the clock {ahead} s ahead ended a live job"
+        wait_until(lambda a=ahead: abs(beat_ahead(bench) - a) < 60, 4, "a beat before the next was due", bench.output)
+    done = bench.wait(job.id, "SUCCEEDED")
+    assert done.attempt == 1
+    assert steps(tmp_path / "w") == list(range(100))
+    the_lost_are_found_after_the_clock_was_put_back(bench, clock, tmp_path)
+
+
+def the_lost_are_found_after_the_clock_was_put_back(bench: Bench, clock: Clock, folder: Path) -> None:
+    """Their leases, their messages and the heartbeats of the dead lie in the future now."""
+    clock.step(0)
+    later = now() + timedelta(hours=1)
+    lost, unsent = order(bench, folder / "lost", sent=False, steps=3), order(bench, folder / "unsent", sent=False)
+    with db.session(bench.settings) as session:
+        row = session.get_one(Job, lost.id)
+        row.state, row.attempt, row.owner, row.lease_until = "RUNNING", 1, "elsewhere/boot/1/2", later
+        session.get_one(Job, unsent.id).published_at = later
+        dead = {"name": "worker-gpu", "queue": "gpu", "concurrency": 7}
+        session.add(Preference(key="process:worker-gpu@elsewhere:1", value=dead, updated_at=later))
+    with db.reading(bench.settings) as session:
+        assert processes.capacity(session, "gpu") == 0
+    assert bench.wait(unsent.id, "SUCCEEDED").attempt == 1
+    assert bench.wait(lost.id, "SUCCEEDED").attempt == 2
+
+
+def test_what_was_fenced_is_ended_though_nobody_takes_over(bench: Bench, tmp_path: Path) -> None:
+    """Worker and child stand still, one of the child's own children has left its group, and the row names neither: as
+    if the supervisor had died between starting the child and saying so."""
+    asleep = bench.worker()
+    job = order(bench, tmp_path / "w", steps=2000, trick="detached")
+    running = some_steps(bench, job)
+    detached = next(int(n[1]) for n in notes(tmp_path / "w") if n[0] == "grandchild")
+    asleep.send_signal(signal.SIGSTOP)
+    os.killpg(running.child["pid"], signal.SIGSTOP)
+    with db.session(bench.settings) as session:
+        session.get_one(Job, job.id).child = {}
+    bench.reconciler()
+    bench.wait(job.id, "INTERRUPTED")
+    wait_until(lambda: not identity.is_alive(running.child), 10, "the fenced child's end", bench.output)
+    wait_until(lambda: gone(detached), 10, "the end of what the child started", bench.output)
+    asleep.send_signal(signal.SIGCONT)
+    with db.session(bench.settings) as session:
+        jobs.request_cancel(session, job.id)
