@@ -9,7 +9,8 @@ from sqlalchemy.engine import Connection
 
 from speculoos import settings
 from tracking import db
-from tracking.tables import Table, UtcDateTime
+from tracking.places import HomeJson, HomePath
+from tracking.tables import Json, Table, UtcDateTime
 
 UPGRADE_LOCK = 8_364_512_077
 """Number of the advisory lock that makes PostgreSQL upgrades take turns (SQLite's write lock does it there)."""
@@ -19,7 +20,9 @@ def render_item(kind: str, item: object, _context: object) -> str | bool:
     """Our own column types are written as the plain types they store, so that old changes never import new code."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
-    if kind == "type" and isinstance(item, sa.JSON):
+    if kind == "type" and isinstance(item, HomePath):
+        return "sa.Text()"
+    if kind == "type" and isinstance(item, sa.JSON | Json | HomeJson):
         return "sa.JSON().with_variant(sa.dialects.postgresql.JSONB(), 'postgresql')"
     return False
 

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.faults import disk_full
 from speculoos.settings import Settings
+from tracking.places import tell_home
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -30,17 +31,19 @@ WAL_PAGES = 250
 """Pages (of 4 kB) of SQLite's write-ahead log that are put back into the file at the next commit. The default of 1,000
 lets rows written every second take 4 MB, which is what a nearly full disk does not have."""
 
-_engines: dict[str, Engine] = {}
+_engines: dict[tuple[str, Path], Engine] = {}
 _lock = threading.Lock()
 _migrating = threading.Lock()  # Alembic keeps its context in module globals
 
 
 def engine(settings: Settings) -> Engine:
-    """The process-wide engine of this database (made once per URL; connects on first use)."""
+    """The process-wide engine of this database for this home (made once; connects on first use)."""
     with _lock:
-        if settings.database_url not in _engines:
-            _engines[settings.database_url] = _make_engine(database_url(settings))
-        return _engines[settings.database_url]
+        key = settings.database_url, settings.home
+        if key not in _engines:
+            _engines[key] = _make_engine(database_url(settings))
+            tell_home(_engines[key], settings.home)
+        return _engines[key]
 
 
 def database_url(settings: Settings) -> URL:

@@ -1,9 +1,9 @@
 """The database: one class a table. Rows are the truth of every job, data set, checkpoint and run.
 
-Ids are uuid4 hex strings. Times are UTC. JSON columns hold what only people or one kind of job read.
+Ids are uuid4 hex strings. Times are UTC. JSON columns hold what only people or one kind of job read. Paths inside the
+home are kept relative to it (see tracking.places) and read as they are now.
 """
 
-import math
 import time
 import uuid
 from datetime import UTC, datetime
@@ -15,18 +15,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-
-def storable(value: Any) -> Any:
-    """JSON that every database takes: PostgreSQL stores no NUL character, and JSON knows no NaN and no infinity."""
-    if isinstance(value, str):
-        return value.replace("\x00", "\ufffd")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {storable(key): storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
-    return value
+from tracking.places import HomeJson, HomePath
+from tracking.values import storable
 
 
 class Json(TypeDecorator):
@@ -95,8 +85,8 @@ class Base(Named, Table):
     __table_args__ = (Unique("name"),)
 
     source: Mapped[str] = mapped_column(String(16))  # starter | hub | folder | gguf
-    location: Mapped[str] = mapped_column(Text)  # hub id, folder or file it came from
-    path: Mapped[str] = mapped_column(Text, default="")  # local Hugging Face folder, once state is ready
+    location: Mapped[str] = mapped_column(HomePath)  # hub id, folder or file it came from
+    path: Mapped[str] = mapped_column(HomePath, default="")  # local Hugging Face folder, once state is ready
     state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
     weights_sha256: Mapped[str] = mapped_column(String(64), default="")
     tokenizer_sha256: Mapped[str] = mapped_column(String(64), default="")
@@ -112,7 +102,7 @@ class Dataset(Named, Table):
 
     kind: Mapped[str] = mapped_column(String(16))  # prompts | conversations
     state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
-    path: Mapped[str] = mapped_column(Text, default="")
+    path: Mapped[str] = mapped_column(HomePath, default="")
     rows: Mapped[int] = mapped_column(default=0)
     bad_rows: Mapped[int] = mapped_column(default=0)
     report: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {"bad": [{"line", "reason"}, …], "tokens": n, …}
@@ -120,7 +110,7 @@ class Dataset(Named, Table):
     base_id: Mapped[str | None] = mapped_column(ForeignKey("bases.id"))  # base that wrote the answers
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
     job_id: Mapped[str | None] = mapped_column(String(32))
-    config: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    config: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)
 
 
 class Job(Named, Table):
@@ -132,7 +122,7 @@ class Job(Named, Table):
     kind: Mapped[str] = mapped_column(String(32))  # a key of workers.work.WORK
     queue: Mapped[str] = mapped_column(String(16))  # gpu | io
     state: Mapped[str] = mapped_column(String(16), default="QUEUED")
-    request: Mapped[dict[str, Any]] = mapped_column(default=dict)  # workers.requests dataclass as JSON
+    request: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)  # workers.requests dataclass as JSON
     after_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # starts only once that one SUCCEEDED
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
     user: Mapped[str] = mapped_column(String(80), default="")  # who asked for it, as they called themselves
@@ -153,7 +143,7 @@ class Job(Named, Table):
     unit: Mapped[str] = mapped_column(String(32), default="")
     progress_note: Mapped[str] = mapped_column(Text, default="")
     eta_seconds: Mapped[float | None] = mapped_column(Float)
-    result: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    result: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)
     error_code: Mapped[str] = mapped_column(String(64), default="")
     error: Mapped[str] = mapped_column(Text, default="")
     hint: Mapped[str] = mapped_column(Text, default="")
@@ -211,12 +201,12 @@ class Checkpoint(Named, Table):
     dataset_id: Mapped[str | None] = mapped_column(ForeignKey("datasets.id"))
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
     job_id: Mapped[str | None] = mapped_column(String(32))
-    path: Mapped[str] = mapped_column(Text, default="")
+    path: Mapped[str] = mapped_column(HomePath, default="")
     attempt: Mapped[int] = mapped_column(default=0)
     step: Mapped[int] = mapped_column(BigInteger, default=0)
     size_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     sha256: Mapped[str] = mapped_column(String(64), default="")  # of model.safetensors
-    config: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    config: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)
     figures: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings, load
 from tracking import db
-from tracking.tables import Dataset, Experiment, Job, JobLog, Preference, Table
+from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, JobLog, Preference, Table
 
 
 def table_names(settings: Settings) -> set[str]:
@@ -45,6 +45,56 @@ def test_each_change_can_be_taken_back_and_done_again_with_rows_in_the_tables(da
         assert [job.name for job in session.query(Job).order_by(Job.name)] == ["first", "second"]
         assert session.query(JobLog).one().message == "kept"
         assert session.query(Job).filter_by(name="second").one().after_id == first.id
+
+
+OLD = "/somewhere/else/home"
+UPLOAD = f"uploads/{'ab' * 32}/prompts.jsonl"
+
+
+def rows_of_an_old_home() -> list[Base | Dataset | Checkpoint | Job]:
+    """As versions before revision 0004 wrote them: every path absolute."""
+    base, data, heads, job = "b" * 32, "d" * 32, "c" * 32, "e" * 32
+    request = {"method": "medusa", "settings": {"draft_path": f"{OLD}/checkpoints/{heads}/attempt-3", "lr": 0.5}}
+    imported = {"path": f"{OLD}/{UPLOAD}", "delete_after": True}
+    values = {"kind": "train", "queue": "gpu"}
+    return [
+        Base(id=base, name="own", source="folder", location=f"{OLD}/{UPLOAD}", path=f"{OLD}/models/{base}"),
+        Base(id="f" * 32, name="theirs", source="folder", location="/srv/models/llama", path="/srv/models/llama"),
+        Base(id="a" * 32, name="hub", source="hub", location="owner/name", path=""),
+        Dataset(id=data, name="data", kind="prompts", path=f"{OLD}/datasets/{data}", config=imported),
+        Checkpoint(id=heads, name="heads", method="medusa", base_id=base, path=f"{OLD}/checkpoints/{heads}/attempt-3"),
+        Job(id=job, name="train", request=request, result={"path": "/srv/x"}, **values),
+        Job(id="9" * 32, name="import", request=imported, **values),
+    ]
+
+
+@pytest.mark.parametrize("known_by", ["its own rows", "an upload only"])
+def test_paths_of_an_old_home_are_read_in_the_home_of_now(database: Settings, known_by: str) -> None:
+    db.downgrade(database, "0003")
+    with db.session(database) as session:
+        kept = (Base, Dataset, Checkpoint, Job) if known_by == "its own rows" else Job
+        session.add_all(row for row in rows_of_an_old_home() if isinstance(row, kept))
+    db.upgrade(database)
+    with db.engine(database).connect() as connection:
+        words = [str(connection.execute(sa.text("SELECT request, result FROM jobs")).all())]
+        for table in ("bases", "datasets", "checkpoints"):
+            words.append(str(connection.execute(sa.text(f"SELECT path FROM {table}")).all()))
+    assert OLD not in "".join(words) and str(database.home) not in "".join(words)
+    with db.reading(database) as session:
+        assert session.get_one(Job, "9" * 32).request["path"] == str(database.home / UPLOAD)
+        settings = session.get_one(Job, "e" * 32).request["settings"]
+        assert settings == {"draft_path": str(database.home / "checkpoints" / ("c" * 32) / "attempt-3"), "lr": 0.5}
+        if known_by == "its own rows":
+            paths = {row.name: (row.path, getattr(row, "location", "")) for row in session.query(Base)}
+            assert paths["own"] == (str(database.home / "models" / ("b" * 32)), str(database.home / UPLOAD))
+            assert paths["theirs"] == ("/srv/models/llama", "/srv/models/llama") and paths["hub"] == ("", "owner/name")
+            assert session.query(Dataset).one().path == str(database.home / "datasets" / ("d" * 32))
+            assert session.query(Dataset).one().config["path"] == str(database.home / UPLOAD)
+    db.downgrade(database, "0003")
+    with db.engine(database).connect() as connection:
+        (request,) = connection.execute(sa.text("SELECT request FROM jobs WHERE name = 'import'")).one()
+        assert str(database.home / UPLOAD) in str(request)
+    db.upgrade(database)
 
 
 def test_migrations_have_not_drifted_from_the_tables(database: Settings) -> None:

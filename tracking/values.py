@@ -1,0 +1,17 @@
+"""What every database takes."""
+
+import math
+from typing import Any
+
+
+def storable(value: Any) -> Any:
+    """JSON that every database takes: PostgreSQL stores no NUL character, and JSON knows no NaN and no infinity."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value
