@@ -91,7 +91,9 @@ class LimitedChild:
             return _result(self._exchange(asked, seconds + GRACE_SECONDS), seconds, self.memory)
 
     def close(self) -> None:
-        """End the child. A later call starts another."""
+        """End the child, and with it a call in progress. A later call starts another."""
+        if (process := self._process) is not None and process.poll() is None:
+            _kill_group(process.pid)
         with self._lock:
             self._end()
 
@@ -111,7 +113,7 @@ class LimitedChild:
             raise Unavailable("A helper process could not be started; the log of this program says why.")
 
     def _exchange(self, asked: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send (an empty dict: nothing) and wait for the answer to it; {} and an ended child when there is none."""
+        """Send (an empty dict: nothing) and wait for the answer to it; without one the child is ended."""
         assert self._socket is not None
         try:
             self._socket.settimeout(timeout)
@@ -121,6 +123,9 @@ class LimitedChild:
                 answer = json.loads(line)
                 if answer.get("id") == asked.get("id"):
                     return answer
+        except TimeoutError:
+            self._end()
+            return {"signal": signal.SIGALRM}
         except (OSError, ValueError):
             pass
         self._end()
@@ -162,7 +167,7 @@ def _result(answer: dict[str, Any], seconds: float, memory: int) -> Any:
         if answer["type"] != "MemoryError":
             raise ChildError(answer["type"], answer["message"])
         raise Overrun("memory", f"The work needed more than {memory / 2**20:.0f} MB of memory.")
-    if not answer or answer.get("signal") == signal.SIGALRM:
+    if answer.get("signal") == signal.SIGALRM:
         raise Overrun("time", f"The work took longer than {seconds:g} s and was ended.")
     raise Overrun("crash", "The work ended its process: it crashed, or there was no memory for it.")
 

@@ -97,4 +97,4 @@ def test_closing_cancels_what_runs_and_drops_what_waits() -> None:
     until(lambda: queue.busy)
     queue.submit("api", lambda _: seen.append("done"), lambda: seen.append("dropped"))
     queue.close()
-    assert seen == ["stopped", "dropped"]
+    assert seen == ["dropped", "stopped"]
