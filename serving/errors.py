@@ -83,7 +83,7 @@ def validation_error(problems: Any) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {first['ctx']['error']}.", "invalid_json")
     parts = [str(part) for part in first["loc"] if part != "body"]
-    field = ".".join(parts) or "body"
+    field = first.get("ctx", {}).get("field") or ".".join(parts) or "body"
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{field}: this server does not know this parameter.", "unknown_parameter", field)
     reason = str(first["msg"]).removeprefix("Value error, ")
