@@ -46,6 +46,8 @@ def next_turn(
     Raises BadInput for an empty prompt, or while the chat's last answer is still coming.
     """
     prompt = _checked(prompt)
+    _check_whole(sampling.system, "The system prompt")
+    _check_whole(model + drafter, "The name of the model")
     with session(settings) as opened:
         turns = runs.group_runs(opened, chat_id) if ID.fullmatch(chat_id) else []
         if turns and turns[-1].state not in runs.ENDED:
@@ -114,6 +116,8 @@ def new_comparison(
     could not start ("" when it did)."""
     if not 2 <= len(targets) <= 4:
         raise BadInput("Choose two to four targets to compare.")
+    _check_whole(sampling.system, "The system prompt")
+    _check_whole("".join(map("".join, targets)), "The name of a model")
     system = [{"role": "system", "content": sampling.system.strip()}] if sampling.system.strip() else []
     messages = [*system, {"role": "user", "content": _checked(prompt)}]
     if sampling.temperature and sampling.seed is None:
@@ -154,4 +158,14 @@ def _checked(prompt: str) -> str:
         raise BadInput("Write a question first.")
     if len(prompt) > PROMPT_LIMIT:
         raise BadInput(f"The prompt is longer than {PROMPT_LIMIT:,} characters; shorten it.")
+    _check_whole(prompt, "The prompt")
     return prompt
+
+
+def _check_whole(text: str, what: str) -> None:
+    """Half a character can neither be stored nor read by a model."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = f"a lone surrogate, after {error.start} characters"
+        raise BadInput(f"{what} holds half of a character ({place}); write it again.") from None

@@ -17,32 +17,38 @@ def render(
     A tokenizer without a chat template (a base model that was never taught to chat) takes one user turn as it is,
     with its begin-of-text token; more turns raise Unsupported. A template that refuses raises BadInput.
     """
+    return to_ids(tokenizer, *to_text(tokenizer, messages, system, add_generation_prompt))
+
+
+def to_text(
+    tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "", add_generation_prompt: bool = True
+) -> tuple[str, bool]:
+    """The first half of `render`: the conversation as one text, and whether a chat template wrote it."""
     messages = _checked(messages, system)
     if not getattr(tokenizer, "chat_template", None):
-        return _untemplated(tokenizer, messages)
-    return _templated(tokenizer, messages, add_generation_prompt)
-
-
-def _templated(tokenizer: Any, messages: list[dict[str, str]], add_generation_prompt: bool) -> list[int]:
+        return _only_turn(messages), False
     from jinja2 import TemplateError
 
     try:
-        out = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=True
-        )
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
     except TemplateError as error:
         raise BadInput(f"The model's chat template refuses these messages: {error}.") from None
-    return [int(i) for i in out["input_ids"]]
+    return text, True
 
 
-def _untemplated(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+def to_ids(tokenizer: Any, text: str, templated: bool) -> list[int]:
+    """The second half of `render`. A template writes the special tokens itself."""
+    return [int(i) for i in tokenizer(text, **({"add_special_tokens": False} if templated else {}))["input_ids"]]
+
+
+def _only_turn(messages: list[dict[str, str]]) -> str:
     turns = [m for m in messages if m["content"]]
     if len(turns) != 1:
         raise Unsupported(
             "This model has no chat template, so it can only continue one text: "
             "send a single user message and no system prompt, or pick an instruct model."
         )
-    return [int(i) for i in tokenizer(turns[0]["content"])["input_ids"]]
+    return turns[0]["content"]
 
 
 def _checked(messages: Sequence[dict[str, str]], system: str) -> list[dict[str, str]]:

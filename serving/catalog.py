@@ -24,6 +24,11 @@ class ModelRef:
     method: str = ""
 
     @property
+    def base_name(self) -> str:
+        """The base's own name: a checkpoint's name has no @."""
+        return self.name.rpartition("@")[0] if self.checkpoint_id else self.name
+
+    @property
     def base_key(self) -> tuple[str, str]:
         return self.base_path, self.base_sha256
 

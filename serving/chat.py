@@ -10,12 +10,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from serving.catalog import ModelRef
 from serving.engine import Answer, Engine
-from serving.errors import ApiError, as_api_error, body
+from serving.errors import ApiError, as_api_error, body, too_busy
 from serving.protocol import ChatRequest, Completion, usage
-from serving.queueing import Ticket
+from serving.queueing import Busy, Ticket
 from serving.stream import Answering, Emit, unless_gone
+from serving.token import client_of
 
-LANE = "api"
 STARTED = object()
 CLIENT_CLOSED = 499
 
@@ -33,18 +33,32 @@ class _Emitting:
         self._emit(record)
 
 
-def answering(engine: Engine, ref: ModelRef, wanted: ChatRequest) -> Answering:
+def rendering(engine: Engine, ref: ModelRef, wanted: ChatRequest, client: str) -> Answering:
+    """Queue the conversation for its template and tokenizer. Its event: the prompt's token ids."""
+    try:
+        engine.queue.check_room(client)  # rather than when the prompt is there
+    except Busy as busy:
+        raise too_busy(busy) from None
+    return Answering(engine.prompts.queue, client, lambda _, emit: emit(engine.prompts.render(ref, wanted.chat())))
+
+
+def answering(engine: Engine, ref: ModelRef, wanted: ChatRequest, prompt_ids: list[int], client: str) -> Answering:
     """Queue the generation. Its events: STARTED, records, then the Answer."""
 
     def work(ticket: Ticket, emit: Emit) -> None:
-        emit(engine.answer(ref, wanted, _Emitting(emit), ticket.cancelled))
+        emit(engine.answer(ref, wanted, prompt_ids, _Emitting(emit), ticket.cancelled))
 
-    return Answering(engine.queue, LANE, work)
+    return Answering(engine.queue, client, work)
 
 
 async def respond(engine: Engine, ref: ModelRef, wanted: ChatRequest, request: Request) -> Response:
     """The HTTP answer. Errors before the first token have their own status; later ones are sent as an event."""
-    going_on = answering(engine, ref, wanted)
+    client = client_of(request.scope)
+    asked = rendering(engine, ref, wanted, client)
+    prompt_ids = await unless_gone(request.is_disconnected, anext(asked.events(), None), asked)
+    if prompt_ids is None:
+        return _unanswered(engine)
+    going_on = answering(engine, ref, wanted, prompt_ids, client)
     events = going_on.events()
     made = Completion(ref.name, int(time.time()))
     if not wanted.stream:

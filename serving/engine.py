@@ -6,21 +6,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 from serving import lease
 from serving.catalog import ModelRef
 from serving.errors import ApiError
+from serving.metrics import Metrics
 from serving.pool import Loaded, Pool, default_budget
+from serving.prompts import Prompts
 from serving.protocol import ChatRequest
-from serving.queueing import DeviceQueue
+from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
 from serving.reference import PlainReferences
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
+from speculoos.limited import START_SECONDS
 from speculoos.settings import Settings
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
+SLOWEST_FLOPS = 2e9
+"""Operations a second that a forward may be as slow as before its device counts as stuck."""
+STEP_ROWS = 256
 RULE = ("acceptance", "epsilon", "alpha")
 """Options of `speculation` that say how drafts are accepted; the others say how they are made."""
 NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its checkpoints, or the n-gram drafter."
@@ -51,8 +58,11 @@ class Answer:
 class Engine:
     """The device, its queue and its warm models."""
 
-    def __init__(self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = 64):
-        """`dtype` default: float32 on a CPU, bfloat16 on a GPU. `budget`: bytes of warm models."""
+    def __init__(
+        self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL
+    ):
+        """`dtype` default: float32 on a CPU, bfloat16 on a GPU. `budget`: bytes of warm models. `depth` and `total`
+        bound what waits of one client and of all."""
         import torch
 
         from models.base import pick_device
@@ -61,28 +71,65 @@ class Engine:
         self.settings = settings
         self.device = lease.device_name(str(pick_device(settings.device)))
         self.dtype = dtype or ("float32" if self.device == "cpu" else "bfloat16")
-        self.pool = Pool(self.device, self.dtype, default_budget(self.device) if budget is None else budget)
+        self.metrics = Metrics()
+        limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
+        self.queue = DeviceQueue(self.device, depth, total, limit, self.metrics.queue_wait.observe, panics)
+        self.heart = self.queue.heart
+        budget = default_budget(self.device) if budget is None else budget
+        self.pool = Pool(self.device, self.dtype, budget, self.heart)
         self.references = PlainReferences()
-        self.queue = DeviceQueue(self.device, depth)
-        self.queue.submit("upkeep", lambda _: _import_models())
+        self.prompts = Prompts(
+            self.metrics.prompt.observe, self.metrics.prompts_failed.inc, depth=depth, total=total, on_panic=panics
+        )
+        self.queue.submit(UPKEEP, lambda _: self._import())
         self.closing = False
+        self._watch_figures()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Stop between two steps and end the thread."""
+        """Stop between two steps and end the threads."""
         self.closing = True
+        self.prompts.close(timeout)
         self.queue.close(timeout)
+
+    @property
+    def ill(self) -> str:
+        """Why no more requests will be answered, in one sentence; empty when they will."""
+        for name, queue in ((f"device {self.device}", self.queue), ("prompts", self.prompts.queue)):
+            if reason := queue.ill:
+                return f"The thread of the {name} does not work: {reason}."
+        return ""
 
     def answer(
         self,
         ref: ModelRef,
         request: ChatRequest,
+        prompt_ids: list[int],
         sink: Sink,
         cancelled: threading.Event,
         run_id: str = "",
         alone: bool = False,
     ) -> Answer:
-        """Generate on this (the device's) thread. `alone`: a measured column of a comparison; it holds the device's
-        lease and reuses no prefix, so that every column does the same work. Raises SpeculoosError or ApiError."""
+        """Generate on this (the device's) thread what follows `prompt_ids` (see Prompts). `alone`: a measured column of
+        a comparison; it holds the device's lease and reuses no prefix, so that every column does the same work. Raises
+        SpeculoosError or ApiError."""
+        try:
+            return self._answer(ref, request, prompt_ids, sink, cancelled, run_id, alone)
+        except Exception:
+            raise
+        except BaseException:  # a panic may have ended anything half done
+            self.pool.renew(ref)
+            raise
+
+    def _answer(
+        self,
+        ref: ModelRef,
+        request: ChatRequest,
+        prompt_ids: list[int],
+        sink: Sink,
+        cancelled: threading.Event,
+        run_id: str,
+        alone: bool,
+    ) -> Answer:
         with _memory_errors(ref.name):
             loaded = self.pool.get(ref)
             self._prepare(ref, loaded)
@@ -92,9 +139,22 @@ class Engine:
                 lease.alone(self.settings, self.device, run_id) if alone else lease.watched(self.settings, self.device)
             )
             with hold as sharing:
-                generation = _Generation(loaded, request, cancelled)
-                steps = list(generation.run(sink))
+                generation = _Generation(loaded, request, prompt_ids, cancelled)
+                steps = list(self._beating(generation.run(sink), loaded, len(prompt_ids)))
+            self.pool.settle(loaded.base)
         return self._finish(ref, loaded, generation, steps, sharing.shared_with)
+
+    def _beating(self, steps: Iterator[Any], loaded: Loaded, prompt_tokens: int) -> Iterator[Any]:
+        """Pass the steps on, with a sign of life between them."""
+        parameters = loaded.weight_count
+        with self.heart.during("reading a prompt", self._forward_seconds(parameters, prompt_tokens)):
+            for step in steps:
+                yield step
+                self.heart.beat("decoding", self._forward_seconds(parameters, STEP_ROWS))
+
+    def _forward_seconds(self, parameters: int, rows: int) -> float:
+        """How long a forward may take before the device counts as stuck."""
+        return self.heart.limit + 2 * parameters * rows / SLOWEST_FLOPS
 
     def unload_for_job(self) -> None:
         """Free a GPU that a job holds once nobody has asked for anything in a while. Harmless on a CPU."""
@@ -103,7 +163,7 @@ class Engine:
             job = lease.job_on(self.settings, self.device)
             if job:
                 log.info("Unloading models: %s holds %s", job, self.device)
-                self.queue.submit("upkeep", lambda _: self.pool.clear())
+                self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
     def _prepare(self, ref: ModelRef, loaded: Loaded) -> None:
         """Leave cores to a job that holds the CPU; when nobody does, see that plain decoding was measured once."""
@@ -111,7 +171,28 @@ class Engine:
         if self.device == "cpu":
             _use_threads(max(1, self._threads // 2) if job else self._threads)
         if self.references.wanted(ref.base_key, job):
-            self.references.measure(ref.base_key, loaded.target)
+            with self.heart.during("measuring plain speed", self._forward_seconds(loaded.weight_count, STEP_ROWS)):
+                self.references.measure(ref.base_key, loaded.target, self.heart.beat)
+
+    def _import(self) -> None:
+        with self.heart.during("importing libraries", START_SECONDS + self.heart.limit):
+            _import_models()
+
+    def _watch_figures(self) -> None:
+        watch, queue, prompts = self.metrics.watch, self.queue, self.prompts.queue
+        watch(
+            "device_heartbeat_age_seconds",
+            "Since the device's thread last gave a sign of life",
+            lambda: queue.heart.age,
+        )
+        watch("device_alive", "1 while the device's thread works, 0 when it is stuck or dead", lambda: not queue.ill)
+        watch("device_busy", "1 while something is being done", lambda: queue.busy)
+        watch("queue_length", "Requests that wait for the device", lambda: queue.waiting)
+        watch("queue_lanes", "Clients whose requests wait for the device", lambda: queue.lanes)
+        watch("prompts_queue_length", "Requests that wait for the child that renders prompts", lambda: prompts.waiting)
+        watch("pool_bytes", "Weights and caches of warm models", lambda: self.pool.counted)
+        watch("pool_budget_bytes", "What they may take together", lambda: self.pool.budget)
+        watch("pool_bases", "Warm base models", lambda: len(self.pool))
 
     def _finish(
         self, ref: ModelRef, loaded: Loaded, generation: "_Generation", steps: list[Any], shared_with: str
@@ -133,6 +214,7 @@ class Engine:
             "notices": generation.notices,
             "shared_with": shared_with,
         }
+        self.metrics.generated(summary)
         return Answer(
             generation.text,
             generation.finish,
@@ -146,13 +228,11 @@ class Engine:
 class _Generation:
     """The parts of one generation: prompt, drafter, settings, and what was said about them."""
 
-    def __init__(self, loaded: Loaded, request: ChatRequest, cancelled: threading.Event):
-        from models.chat import render
-
+    def __init__(self, loaded: Loaded, request: ChatRequest, prompt_ids: list[int], cancelled: threading.Event):
         self.target = loaded.target
         self.cancelled = cancelled
         self.notices = loaded.notices
-        self.prompt_ids = render(self.target.base.tokenizer, request.chat())
+        self.prompt_ids = prompt_ids
         self._check_length()
         self.config = self._config(request, cancelled.is_set)
         self.drafter = self._drafter(loaded, dict(request.speculation or {}))

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from serving.queueing import Busy
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unavailable, Unsupported
 
 log = logging.getLogger(__name__)
@@ -45,11 +46,18 @@ def as_api_error(error: BaseException) -> ApiError:
     """Any exception as a refusal; an unexpected one is logged and shown without its details."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, Busy):
+        return too_busy(error)
     if isinstance(error, SpeculoosError):
         message = f"{error} {error.hint}".strip()
         return ApiError(STATUS.get(type(error), 500), message, error.code)
     log.error("Unexpected error", exc_info=error)
     return ApiError(500, UNEXPECTED, "internal_error")
+
+
+def too_busy(busy: Busy) -> ApiError:
+    """A full queue as a refusal."""
+    return ApiError(429, str(busy), "device_busy", retry_after=busy.retry_after)
 
 
 def install(app: FastAPI) -> None:
@@ -75,7 +83,7 @@ def validation_error(problems: Any) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {first['ctx']['error']}.", "invalid_json")
     parts = [str(part) for part in first["loc"] if part != "body"]
-    field = ".".join(parts) or "body"
+    field = first.get("ctx", {}).get("field") or ".".join(parts) or "body"
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{field}: this server does not know this parameter.", "unknown_parameter", field)
     reason = str(first["msg"]).removeprefix("Value error, ")

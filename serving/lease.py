@@ -14,6 +14,7 @@ from tracking.db import reading, session
 log = logging.getLogger(__name__)
 SECONDS = 30.0
 RENEW_EVERY = 10.0
+OTHER = "another program"
 
 
 @dataclass
@@ -71,8 +72,7 @@ def alone(settings: Settings, device: str, run_id: str) -> Iterator[Sharing]:
     finally:
         done.set()
         renewing.join()
-        with session(settings) as db:
-            leases.release(db, holder)
+        _release(settings, holder)
 
 
 def _acquire(settings: Settings, device: str, holder: str, sharing: Sharing) -> bool:
@@ -83,12 +83,28 @@ def _acquire(settings: Settings, device: str, holder: str, sharing: Sharing) -> 
         return taken
 
 
+def _release(settings: Settings, holder: str) -> None:
+    """Give the lease back; where the database is away it runs out by itself, and the answer is not lost for it."""
+    try:
+        with session(settings) as db:
+            leases.release(db, holder)
+    except SpeculoosError as error:
+        log.warning("The lease of %s runs out by itself: %s", holder, error)
+
+
 def _renew(settings: Settings, device: str, holder: str, sharing: Sharing, done: threading.Event) -> None:
     while not done.wait(RENEW_EVERY):
         try:
             with session(settings) as db:
                 leases.renew(db, device, holder, SECONDS)
-        except SpeculoosError as error:
-            log.warning("%s", error)
-            sharing.add(job_on(settings, device) or "another program")
+        except BaseException as error:  # whatever it is, the measurement may no longer be alone
+            log.warning("The lease of %s was not renewed: %s", holder, error)
+            sharing.add(_other(settings, device))
             return
+
+
+def _other(settings: Settings, device: str) -> str:
+    try:
+        return job_on(settings, device) or OTHER
+    except SpeculoosError:
+        return OTHER

@@ -7,16 +7,18 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from serving.catalog import find_model
+from serving.catalog import ModelRef, find_model
 from serving.engine import Engine
-from serving.errors import ApiError, as_api_error, validation_error
+from serving.errors import as_api_error, too_busy, validation_error
 from serving.protocol import ChatRequest
 from serving.queueing import Busy, Ticket
-from speculoos.errors import Cancelled, Conflict
+from speculoos.errors import Cancelled, Conflict, SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import reading, session
@@ -24,6 +26,7 @@ from tracking.tables import Run, now
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
+PAGES = "pages"
 STOPPED = "The inference server was stopped while this run was going on; send it again."
 
 
@@ -34,7 +37,8 @@ class LiveRuns:
         self.settings, self.engine = settings, engine
         self._since = now()
         self._tickets: dict[str, Ticket] = {}
-        self._lock = threading.Lock()
+        self._unmarked: dict[str, BaseException] = {}
+        self._lock = threading.RLock()
 
     def start(self, run_id: str) -> list[str]:
         """Queue a run, or all QUEUED columns of its comparison; returns the ids queued now (none when all were).
@@ -53,8 +57,10 @@ class LiveRuns:
         """Stop a run between two steps, or before it starts. False when it had ended already. Raises NotFound."""
         with self._lock:
             ticket = self._tickets.get(run_id)
-        if ticket:
-            ticket.cancel()
+            if ticket:
+                ticket.cancelled.set()  # under the lock: it may be about to move from the prompts to the device
+        if ticket and ticket.cancel():
+            return True
         with session(self.settings) as db:
             run = runs.get_run(db, run_id)
             if run.state == "QUEUED" or (run.state == "RUNNING" and ticket is None):
@@ -62,7 +68,11 @@ class LiveRuns:
             return run.state not in runs.ENDED
 
     def fail_forgotten(self) -> None:
-        """End runs that were posted to an earlier server just before it was killed: they wait, but not here."""
+        """End runs that were posted to an earlier server just before it was killed: they wait, but not here. And those
+        whose end could not be written when it came."""
+        for run_id, error in list(self._unmarked.items()):
+            self._mark(run_id, error)
+            del self._unmarked[run_id]
         with reading(self.settings) as db:
             waiting = runs.queued_before(db, min(self._since, now() - runs.POSTED_WITHIN))
         with self._lock:
@@ -75,12 +85,44 @@ class LiveRuns:
         with self._lock:
             if run.id in self._tickets:
                 return False
+            lane = _lane(run)
             try:
-                work = self.engine.queue.submit(run.kind, lambda ticket: self._do(run, ticket), lambda: self._drop(run))
+                self.engine.queue.check_room(lane)
+                work = self.engine.prompts.queue.submit(
+                    lane, lambda ticket: self._prepare(run, ticket), lambda: self._drop(run)
+                )
             except Busy as busy:
-                raise ApiError(429, str(busy), "device_busy", retry_after=busy.retry_after) from None
+                raise too_busy(busy) from None
             self._tickets[run.id] = work
         return True
+
+    def _prepare(self, run: Run, ticket: Ticket) -> None:
+        """On the prompts' thread: find the model, render the conversation, wait for the device."""
+        try:
+            if not self._is_queued(run):
+                self._forget(run)
+                return
+            request = parse_request(run)
+            with reading(self.settings) as db:
+                ref = find_model(db, run.model)
+            prompt_ids = self.engine.prompts.render(ref, request.chat())
+            self._move_on(run, ticket, lambda moved: self._do(run, _Prompted(ref, request, prompt_ids), moved))
+        except BaseException as error:
+            self._end(run, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _is_queued(self, run: Run) -> bool:
+        with reading(self.settings) as db:
+            return runs.get_run(db, run.id).state == "QUEUED"
+
+    def _move_on(self, run: Run, ticket: Ticket, work: Callable[[Ticket], None]) -> None:
+        """From the prompts' queue to the device's, unless it was cancelled meanwhile."""
+        with self._lock:
+            if not ticket.cancelled.is_set():
+                self._tickets[run.id] = self.engine.queue.submit(_lane(run), work, lambda: self._drop(run))
+                return
+        self._drop(run)
 
     def _drop(self, run: Run) -> None:
         """It was cancelled, or the server stops, before it began."""
@@ -88,25 +130,31 @@ class LiveRuns:
         with session(self.settings) as db:
             runs.fail_run(db, run.id, STOPPED) if self.engine.closing else runs.cancel_run(db, run.id)
 
-    def _do(self, run: Run, ticket: Ticket) -> None:
+    def _do(self, run: Run, asked: "_Prompted", ticket: Ticket) -> None:
+        """On the device's thread."""
         try:
             with session(self.settings) as db:
-                if not runs.start_run(db, run.id):
-                    return
-            self._generate(run, ticket)
-        except Exception as error:
-            self._fail(run, error)
+                started = runs.start_run(db, run.id)
+            if started:
+                self._generate(run, asked, ticket)
+        except BaseException as error:
+            self._end(run, error)
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._forget(run)
 
-    def _generate(self, run: Run, ticket: Ticket) -> None:
-        request = parse_request(run)
-        with reading(self.settings) as db:
-            ref = find_model(db, run.model)
+    def _generate(self, run: Run, asked: "_Prompted", ticket: Ticket) -> None:
         writer = RunWriter(self.settings, run.id)
         try:
             answer = self.engine.answer(
-                ref, request, writer, ticket.cancelled, run_id=run.id, alone=run.kind == "compare"
+                asked.ref,
+                asked.request,
+                asked.prompt_ids,
+                writer,
+                ticket.cancelled,
+                run_id=run.id,
+                alone=run.kind == "compare",
             )
         finally:
             writer.close()
@@ -118,16 +166,39 @@ class LiveRuns:
             else:
                 runs.cancel_run(db, run.id, answer.text, answer.summary)
 
-    def _fail(self, run: Run, error: Exception) -> None:
+    def _end(self, run: Run, error: BaseException) -> None:
+        """Mark a run whose making ended in `error`; where the database is away, later."""
+        self._forget(run)
+        try:
+            self._mark(run.id, error)
+        except SpeculoosError as away:
+            log.warning("Run %s cannot be marked now: %s", run.id, away)
+            self._unmarked[run.id] = error
+
+    def _mark(self, run_id: str, error: BaseException) -> None:
         with session(self.settings) as db:
             if isinstance(error, Cancelled):
-                runs.cancel_run(db, run.id)
+                runs.cancel_run(db, run_id)
             else:
-                runs.fail_run(db, run.id, str(as_api_error(error)))
+                runs.fail_run(db, run_id, str(as_api_error(error)))
 
     def _forget(self, run: Run) -> None:
         with self._lock:
             self._tickets.pop(run.id, None)
+
+
+@dataclass(frozen=True)
+class _Prompted:
+    """A run that waits for the device."""
+
+    ref: ModelRef
+    request: ChatRequest
+    prompt_ids: list[int]
+
+
+def _lane(run: Run) -> str:
+    """Each chat and each comparison of the pages takes turns with the others and with the clients of the API."""
+    return f"{PAGES}:{run.group_id or run.id}"
 
 
 def parse_request(run: Run) -> ChatRequest:
@@ -147,7 +218,7 @@ class RunWriter:
     def __init__(self, settings: Settings, run_id: str):
         self._settings, self._run_id = settings, run_id
         self._records: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"run-{run_id[:8]}", daemon=True)
         self._thread.start()
 
@@ -175,7 +246,7 @@ class RunWriter:
             try:
                 with session(self._settings) as db:
                     runs.add_steps(db, self._run_id, [record for record in batch if record is not None])
-            except Exception as error:
+            except BaseException as error:  # the thread that makes the steps hears of it at its next one
                 self._error = error
                 return
             if going_on:

@@ -1,27 +1,32 @@
 """The inference server: `python -m serving.main`. A contents page; the work is in the modules beside it.
 
-GET /healthz · GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/runs/{id}[/cancel]
+GET /healthz · GET /readyz · GET /metrics
+GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/runs/{id}[/cancel]
 """
 
 import logging
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy import text
 
 from serving import chat, errors
 from serving.catalog import ModelRef, find_model, list_models, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
 from serving.protocol import ChatRequest
-from serving.token import TokenRequired, with_token
+from serving.timing import Timed
+from serving.token import Keys, TokenRequired, with_token
 from serving.upkeep import Upkeep
+from serving.watch import Watch, end_process
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.guard import Guard
 from speculoos.private import keep_private
@@ -34,31 +39,38 @@ MAX_BODY_BYTES = 8 * 2**20
 STOP_SECONDS = 1
 
 
-def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
-    """The server as an ASGI app. `settings` must have a token; the engine is closed with the app."""
+def create_app(
+    settings: Settings, engine: Engine | None = None, on_stuck: Callable[[str], None] | None = None
+) -> FastAPI:
+    """The server as an ASGI app. `settings` must have a token; the engine is closed with the app. `on_stuck` is told
+    when the device's thread hangs or died (by default nobody is, and /healthz says it)."""
     assert settings.inference_token, "with_token() gives settings one"
     engine = engine or Engine(settings)
-    live = LiveRuns(settings, engine)
+    live, keys = LiveRuns(settings, engine), Keys(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_end_leftovers, settings)
-        upkeep = Upkeep(settings, engine, live)
+        engine.prompts.warm_up()
+        upkeep = Upkeep(settings, engine, live, keys)
+        watch = Watch(lambda: engine.ill, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
         yield
+        await run_in_threadpool(watch.close)
         await run_in_threadpool(upkeep.close)
         await run_in_threadpool(engine.close)
 
     app = FastAPI(title="Speculoos inference", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.engine, app.state.live = engine, live
     errors.install(app)
-    _add_health(app, engine)
+    _add_health(app, settings, engine)
     _add_models(app, settings)
     _add_chat(app, settings, engine)
     _add_runs(app, settings, live)
-    app.add_middleware(TokenRequired, token=settings.inference_token)
+    app.add_middleware(TokenRequired, token=settings.inference_token, keys=keys)
     app.add_middleware(
         Guard, port=settings.inference_port, allowed_hosts=settings.allowed_hosts, max_body_bytes=MAX_BODY_BYTES
     )
+    app.add_middleware(Timed, observe=lambda route, status: engine.metrics.requests.labels(route, status).observe)
     return app
 
 
@@ -68,17 +80,41 @@ def _end_leftovers(settings: Settings) -> None:
             log.warning("%d runs of an earlier server were marked as failed", count)
 
 
-def _add_health(app: FastAPI, engine: Engine) -> None:
+def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
     @app.get("/healthz")
-    def health() -> dict[str, Any]:
-        return {
-            "status": "ok",
+    async def health() -> JSONResponse:  # not in a thread: they may all be waiting for what is stuck
+        heart, ill = engine.queue.heart, engine.ill
+        found = {
+            "status": ill or "ok",
             "device": engine.device,
             "dtype": engine.dtype,
             "warm_models": len(engine.pool),
             "busy": engine.queue.busy,
             "waiting": engine.queue.waiting,
+            "doing": heart.doing,
+            "heartbeat_age": round(heart.age, 3),
         }
+        return JSONResponse(found, 503 if ill else 200)
+
+    @app.get("/readyz")
+    def ready() -> JSONResponse:
+        parts = {"device": engine.ill, "database": _database_away(settings)}
+        found = {name: reason or "ok" for name, reason in parts.items()}
+        return JSONResponse({"ready": not any(parts.values()), **found}, 503 if any(parts.values()) else 200)
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _database_away(settings: Settings) -> str:
+    """Why the database cannot be asked; empty when it can."""
+    try:
+        with reading(settings) as db:
+            db.execute(text("SELECT 1 FROM runs LIMIT 1"))
+    except SpeculoosError as error:
+        return str(error)
+    return ""
 
 
 def _add_models(app: FastAPI, settings: Settings) -> None:
@@ -121,11 +157,18 @@ def main() -> int:
     try:
         settings = with_token(load())
         listening = _listen(settings)  # before anything is touched: a second server must not end this one's runs
-        app = create_app(settings)
+        app = create_app(settings, on_stuck=end_process)
     except SpeculoosError as error:
         print(f"{error} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=STOP_SECONDS)
+    # Headers of a proxy are not believed: whoever can write them would choose whose place in the queue to take.
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
     uvicorn.Server(config).run(sockets=[listening])
     return 0
@@ -136,7 +179,9 @@ def _listen(settings: Settings) -> socket.socket:
     host, port = settings.inference_host, settings.inference_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        made = socket.create_server((host, port), family=family, backlog=2048)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # so that clients whose machine vanished are noticed
+        return made
     except OSError as error:
         raise Unavailable(
             f"The inference server cannot listen on {host}:{port} ({error.strerror}); "

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from serving.catalog import ModelRef
+from serving.heartbeat import Heart
 from speculoos.errors import NotFound, Unavailable, Unsupported
 
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4
+SLOWEST_DISK = 10e6
+"""Bytes a second that loading may be as slow as."""
 MAX_CONTEXT = 8192
 """Tokens a cache is made for at most; a base made for fewer gets fewer."""
 
@@ -28,7 +31,7 @@ class WarmDraft:
     begins with it). Keys are their options as JSON."""
 
     network: Any
-    nbytes: int
+    weight_count: int
     drafters: "OrderedDict[str, Any]" = field(default_factory=OrderedDict)
 
 
@@ -39,13 +42,22 @@ class WarmBase:
 
     key: tuple[str, str]
     target: Any
-    nbytes: int
+    weight_count: int
     refusal: str = ""
     drafts: "OrderedDict[tuple[str, str], WarmDraft]" = field(default_factory=OrderedDict)
 
     @property
-    def total_bytes(self) -> int:
-        return self.nbytes + sum(draft.nbytes for draft in self.drafts.values())
+    def nbytes(self) -> int:
+        """Bytes of its weights (packed and screened ones too) and cache, and of its drafts and theirs."""
+        from serving.sizes import held_bytes
+
+        return held_bytes(self.target, [(d.network, list(d.drafters.values())) for d in self.drafts.values()])
+
+    def forget_text(self) -> None:
+        """Drop what is known of the last text."""
+        self.target.rewind(0)
+        for draft in self.drafts.values():
+            draft.drafters.clear()
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,11 @@ class Loaded:
     @property
     def target(self) -> Any:
         return self.base.target
+
+    @property
+    def weight_count(self) -> int:
+        """Parameters of base and draft, about: what the time of a forward goes by."""
+        return self.base.weight_count + (self.draft.weight_count if self.draft else 0)
 
     @property
     def notices(self) -> list[str]:
@@ -88,8 +105,13 @@ class Loaded:
 class Pool:
     """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits)."""
 
-    def __init__(self, device: str, dtype: str, budget: int):
+    def __init__(self, device: str, dtype: str, budget: int, heart: Heart | None = None):
+        """`heart` of the device's thread, which is told what is loaded and how long that may take."""
         self.device, self.dtype, self.budget = device, dtype, budget
+        self.heart = heart or Heart()
+        self._itemsize = 4 if dtype == "float32" else 2
+        self.counted = 0
+        """`nbytes` when they were last counted; for other threads."""
         self._bases: OrderedDict[tuple[str, str], WarmBase] = OrderedDict()
 
     def get(self, ref: ModelRef) -> Loaded:
@@ -105,8 +127,9 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and caches held now."""
-        return sum(base.total_bytes for base in self._bases.values())
+        """Bytes of weights and caches held now, counted from their tensors."""
+        self.counted = sum(base.nbytes for base in self._bases.values())
+        return self.counted
 
     def __len__(self) -> int:
         return len(self._bases)
@@ -114,7 +137,26 @@ class Pool:
     def clear(self) -> None:
         """Unload everything and give the memory back."""
         self._bases.clear()
+        self.counted = 0
         _free(self.device)
+
+    def settle(self, base: WarmBase) -> None:
+        """After an answer, whose caches came after the loading: stay within the budget. `base` and what was used of it
+        last stay."""
+        self._make_room(0, keep=base, used=1)
+
+    def renew(self, ref: ModelRef) -> None:
+        """After a panic: what it left half done is dropped, and the tokenizer (whose locks it may hold) read anew."""
+        from models.base import load_tokenizer
+
+        if base := self._bases.get(ref.base_key):
+            try:
+                base.forget_text()
+                base.target.base.tokenizer = load_tokenizer(ref.base_path)
+            except BaseException:
+                log.exception("The base %s is unloaded", ref.base_name)
+                del self._bases[ref.base_key]
+                _free(self.device)
 
     def _drop_outdated(self, ref: ModelRef) -> None:
         """Forget older weights behind the same path."""
@@ -128,14 +170,15 @@ class Pool:
         from decoding.fast import fast_target
         from models.base import load_base
 
-        self._make_room(_weight_bytes(ref.base_path, self.dtype), keep=None)
-        log.info("Loading base %s", ref.name.split("@")[0])
-        loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
-        loaded.sha256 = ref.base_sha256
-        size = _module_bytes(loaded.model)  # before packing, which keeps the bytes but hides them from torch
-        refusal = _probe(loaded)
-        target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        made = WarmBase(ref.base_key, target, size, refusal)
+        needed = _needed_bytes(ref.base_path, self._itemsize)
+        self._make_room(needed, keep=None)
+        log.info("Loading base %s", ref.base_name)
+        with self.heart.during("loading a base model", loading_seconds(self.heart.limit, needed)):
+            loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
+            loaded.sha256 = ref.base_sha256
+            refusal = _probe(loaded)
+            target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
+        made = WarmBase(ref.base_key, target, needed // self._itemsize, refusal)
         self._bases[ref.base_key] = made
         return made
 
@@ -149,21 +192,40 @@ class Pool:
     def _load_draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
         from models.checkpoints import load_draft
 
-        self._make_room(_weight_bytes(ref.checkpoint_path, self.dtype), keep=base)
+        needed = _needed_bytes(ref.checkpoint_path, self._itemsize)
+        self._make_room(needed, keep=base)
         log.info("Loading draft %s", ref.name)
-        draft = load_draft(Path(ref.checkpoint_path), base.target.base, ref.base_sha256)
-        return WarmDraft(draft, _module_bytes(draft))
+        with self.heart.during("loading a draft", loading_seconds(self.heart.limit, needed)):
+            draft = load_draft(Path(ref.checkpoint_path), base.target.base, ref.base_sha256)
+        return WarmDraft(draft, needed // self._itemsize)
 
-    def _make_room(self, needed: int, keep: WarmBase | None) -> None:
-        """Let go, least recently used first, until `needed` more bytes fit: drafts of `keep`, else whole bases."""
+    def _make_room(self, needed: int, keep: WarmBase | None, used: int = 0) -> None:
+        """Let go, least recently used first, until `needed` more bytes fit: whole bases, then drafters and drafts of
+        `keep`, of which the `used` last ones stay."""
         while self._bases and self.nbytes + needed > self.budget:
             if other := next((b for b in self._bases.values() if b is not keep), None):
                 del self._bases[other.key]
-            elif keep is not None and keep.drafts:
-                keep.drafts.popitem(last=False)
-            else:
+            elif keep is None or not _let_go(keep, used):
                 break
             _free(self.device)
+
+
+def _let_go(base: WarmBase, used: int) -> bool:
+    """Drop the draft of `base`, or the drafter of its last draft, that was used least recently; False when there is
+    none to drop."""
+    if len(base.drafts) > used:
+        base.drafts.popitem(last=False)
+        return True
+    kept = next(reversed(base.drafts.values())).drafters if base.drafts else {}
+    if len(kept) > 1:
+        kept.popitem(last=False)
+        return True
+    return False
+
+
+def loading_seconds(least: float, size: int) -> float:
+    """How long loading `size` bytes may take before the device counts as stuck."""
+    return 2 * least + size / SLOWEST_DISK
 
 
 def _probe(base: Any) -> str:
@@ -195,8 +257,17 @@ def _memory_limit() -> int:
         return physical
 
 
-def _weight_bytes(folder: str, dtype: str) -> int:
-    """Bytes the safetensors in `folder` take in `dtype`, from their headers. Raises NotFound when there are none."""
+def _needed_bytes(folder: str, itemsize: int) -> int:
+    """Bytes a model will take: its weights, and the cache it gets with its first answer."""
+    from models.identity import read_json
+    from serving.sizes import cache_bytes
+
+    cache = cache_bytes(read_json(Path(folder) / "config.json"), MAX_CONTEXT, itemsize)
+    return _weight_count(folder) * itemsize + cache
+
+
+def _weight_count(folder: str) -> int:
+    """Numbers in the safetensors in `folder`, from their headers. Raises NotFound when there are none."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(Path(folder).glob("*.safetensors"))
@@ -209,7 +280,7 @@ def _weight_bytes(folder: str, dtype: str) -> int:
                 count += sum(_numel(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise Unavailable(f"{folder}: its weights cannot be read ({error}).") from None
-    return count * (4 if dtype == "float32" else 2)
+    return count
 
 
 def _numel(shape: list[int]) -> int:
@@ -217,12 +288,6 @@ def _numel(shape: list[int]) -> int:
     for size in shape:
         count *= size
     return count
-
-
-def _module_bytes(module: Any) -> int:
-    """Bytes of a network's own parameters and buffers."""
-    tensors = [*module.parameters(), *module.buffers()] if hasattr(module, "parameters") else []
-    return sum(t.nbytes for t in {id(t): t for t in tensors}.values())
 
 
 def _free(device: str) -> None:

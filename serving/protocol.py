@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from tracking.tables import new_id
 
@@ -18,6 +19,7 @@ MAX_STOPS = 4
 MAX_OPTION = 256
 TEXT_OPTIONS = ("drafter", "acceptance", "tree")
 MAX_DEPTH = 32
+HALF = "half_character"
 Role = Literal["system", "developer", "user", "assistant"]
 
 
@@ -83,6 +85,14 @@ class ChatRequest(BaseModel):
     store: Any = None
     service_tier: Any = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, given: Any) -> Any:
+        """Half a character is valid JSON and no text: no tokenizer, no database and no answer could take it."""
+        if found := half_character(given):
+            raise PydanticCustomError(HALF, "holds half of a character (a lone surrogate)", {"field": found})
+        return given
+
     @field_validator("stop")
     @classmethod
     def _stops(cls, stop: str | list[str] | None) -> list[str]:
@@ -125,6 +135,30 @@ class ChatRequest(BaseModel):
 
     def chat(self) -> list[dict[str, str]]:
         return [message.plain() for message in self.messages]
+
+
+def half_character(value: Any) -> str:
+    """Where in a JSON value the first lone surrogate is (`messages.0.content`); "" when every text is whole."""
+    left = [("", value)]
+    while left:
+        place, found = left.pop()
+        if isinstance(found, str):
+            if not _is_text(found):
+                return place or "body"
+        elif isinstance(found, dict):
+            if broken := next((key for key in found if not _is_text(key)), None):
+                return f"{place}.{ascii(broken)}".lstrip(".")
+            left += reversed([(f"{place}.{key}".lstrip("."), item) for key, item in found.items()])
+        elif isinstance(found, list | tuple):
+            left += reversed([(f"{place}.{number}".lstrip("."), item) for number, item in enumerate(found)])
+    return ""
+
+
+def _is_text(text: Any) -> bool:
+    try:
+        return not isinstance(text, str) or text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_small(value: Any) -> bool:

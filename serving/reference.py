@@ -4,7 +4,7 @@ Speeds here leave the prefill out, on both sides: tokens after the first, over t
 """
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,15 +39,18 @@ class PlainReferences:
         """True when a short run is worth its time: the device is free and this base was not measured yet."""
         return not shared_with and (key, "") not in self._speeds
 
-    def measure(self, key: Hashable, target: Any) -> None:
-        """Decode TOKENS plain tokens, MAX_SECONDS long at most, after a few to warm up. Empties the target's cache."""
+    def measure(self, key: Hashable, target: Any, beat: Callable[[], None] = lambda: None) -> None:
+        """Decode TOKENS plain tokens, MAX_SECONDS long at most, after a few to warm up. Empties the target's cache.
+        `beat` is called between steps."""
         target.rewind(0)
-        list(_plain_steps(target, WARM_UP_TOKENS))
+        for _ in _plain_steps(target, WARM_UP_TOKENS):
+            beat()
         target.rewind(0)
         deadline = time.monotonic() + MAX_SECONDS
         steps = []
         for step in _plain_steps(target, TOKENS):
             steps.append(step)
+            beat()
             if time.monotonic() > deadline:
                 break
         target.rewind(0)

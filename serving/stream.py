@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from serving.errors import ApiError
+from serving.errors import as_api_error, too_busy
 from serving.queueing import Busy, DeviceQueue, Ticket
 
 DISCONNECT_POLL = 0.2
@@ -24,10 +24,10 @@ class Answering:
         try:
             self._ticket = queue.submit(lane, self._run, lambda: self._put("end", None))
         except Busy as busy:
-            raise ApiError(429, str(busy), "device_busy", retry_after=busy.retry_after) from None
+            raise too_busy(busy) from None
 
     def cancel(self) -> None:
-        """Stop between steps; harmless when the work has ended."""
+        """Stop between steps, or give up the place in the queue; harmless when the work has ended."""
         self._ticket.cancel()
 
     async def events(self) -> AsyncIterator[Any]:
@@ -48,6 +48,9 @@ class Answering:
             self._work(ticket, lambda event: self._put("event", event))
         except Exception as error:
             self._put("error", error)
+        except BaseException as error:  # a panic, which an event loop must never see
+            self._put("error", as_api_error(error))
+            raise
         else:
             self._put("end", None)
 

@@ -1,4 +1,5 @@
-"""What the server does by the clock: says that it lives, gives a GPU back that a job needs, ends forgotten runs.
+"""What the server does by the clock: says that it lives (while its device does), gives a GPU back that a job needs,
+ends forgotten runs, keeps when API keys were used.
 
 No torch.
 """
@@ -8,7 +9,7 @@ import threading
 
 from serving.engine import Engine
 from serving.live import LiveRuns
-from serving.queueing import Busy
+from serving.token import Keys
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import processes
@@ -21,8 +22,8 @@ EVERY_SECONDS = 5.0
 class Upkeep:
     """A thread that beats until `close`."""
 
-    def __init__(self, settings: Settings, engine: Engine, live: LiveRuns):
-        self.settings, self.engine, self.live = settings, engine, live
+    def __init__(self, settings: Settings, engine: Engine, live: LiveRuns, keys: Keys):
+        self.settings, self.engine, self.live, self.keys = settings, engine, live, keys
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
@@ -39,12 +40,17 @@ class Upkeep:
 
     def _run(self) -> None:
         while True:
-            try:
-                with session(self.settings) as db:
-                    processes.beat(db, "inference", device=self.engine.device, warm_models=len(self.engine.pool))
-                self.engine.unload_for_job()
-                self.live.fail_forgotten()
-            except (SpeculoosError, Busy) as error:  # the database or the device may be back at the next beat
-                log.warning("%s", error)
+            for work in (self._beat, self.engine.unload_for_job, self.live.fail_forgotten, self.keys.store_uses):
+                try:
+                    work()
+                except SpeculoosError as error:  # the database may be back at the next beat
+                    log.warning("%s", error)
+                except BaseException:  # nothing ends this thread
+                    log.exception("Upkeep met an error it does not know")
             if self._done.wait(EVERY_SECONDS):
                 return
+
+    def _beat(self) -> None:
+        if not self.engine.ill:
+            with session(self.settings) as db:
+                processes.beat(db, "inference", device=self.engine.device, warm_models=len(self.engine.pool))

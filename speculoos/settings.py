@@ -72,6 +72,9 @@ class Settings:
     """SPECULOOS_MAX_UPLOAD_MB: largest prompt file accepted by the pages."""
     max_rows: int = 1_000_000
     """SPECULOOS_MAX_ROWS: most rows read from one prompt file."""
+    stuck_seconds: int = 120
+    """SPECULOOS_STUCK_SECONDS: how long the inference server's device may give no sign of life within one step before
+    the server ends itself to be started again; loading and long prompts get more. 0: for ever."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
 
@@ -114,6 +117,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
         max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
+        stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120),
         endpoints=_endpoints(home / "settings.toml"),
     )
 

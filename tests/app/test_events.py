@@ -196,6 +196,26 @@ def test_an_empty_prompt_is_refused_before_anything_is_stored(home: Settings, pr
         assert runs.recent_runs(rows) == []
 
 
+HALF = "a \ud83d b"
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "system", "what"),
+    [("tiny", HALF, "", "The prompt"), ("tiny", "x", HALF, "The system prompt"), (HALF, "x", "", "The name of")],
+)
+def test_half_a_character_is_refused_before_anything_is_stored(
+    home: Settings, model: str, prompt: str, system: str, what: str
+) -> None:
+    for ask in (
+        lambda: turns.next_turn(home, "", model, prompt, turns.Sampling(system=system)),
+        lambda: turns.new_comparison(home, [(model, ""), (model, "ngram")], prompt, turns.Sampling(system=system)),
+    ):
+        with pytest.raises(BadInput, match=f"{what}.* half of a character .*after 2 characters"):
+            ask()
+    with reading(home) as rows:
+        assert runs.recent_runs(rows) == []
+
+
 def test_a_comparison_needs_two_to_four_targets(home: Settings) -> None:
     for count in (0, 1, 5):
         with pytest.raises(BadInput, match="two to four"):

@@ -148,20 +148,29 @@ def served(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     yield from serve(home, model_files)
 
 
-def serve(home: Path, root: Path, **engine_options: Any) -> Iterator[Served]:
+def serve(
+    home: Path,
+    root: Path,
+    database_url: str = "",
+    stuck_seconds: int = 120,
+    on_stuck: Any = None,
+    **engine_options: Any,
+) -> Iterator[Served]:
     """Run a server until the generator is closed."""
     environment = {
         "SPECULOOS_HOME": str(home),
+        "DATABASE_URL": database_url,
         "SPECULOOS_INFERENCE_PORT": str(free_port()),
         "SPECULOOS_INFERENCE_TOKEN": TOKEN,
         "SPECULOOS_DEVICE": "cpu",
         "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR", ""),
+        "SPECULOOS_STUCK_SECONDS": str(stuck_seconds),
     }
     settings = load(environment)
     upgrade(settings)
     register(settings, root)
     engine = Engine(settings, **engine_options)
-    config = uvicorn.Config(create_app(settings, engine), port=settings.inference_port, log_level="warning")
+    config = uvicorn.Config(create_app(settings, engine, on_stuck), port=settings.inference_port, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

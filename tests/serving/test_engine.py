@@ -45,7 +45,7 @@ def ref(model_files: Path) -> ModelRef:
 def ask(engine: Engine, ref: ModelRef) -> int:
     """Generate a little; returns the threads torch used."""
     request = ChatRequest(model="cycle", messages=[{"role": "user", "content": "x"}], max_tokens=3)
-    engine.answer(ref, request, Nowhere(), threading.Event())
+    engine.answer(ref, request, [1, 2, 3], Nowhere(), threading.Event())
     return torch.get_num_threads()
 
 

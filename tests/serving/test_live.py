@@ -214,7 +214,7 @@ def test_a_run_posted_just_before_its_server_was_killed_does_not_wait_for_ever(s
     post(served, running)
     post(served, own)  # waits for its turn here, so it is not forgotten
     live = LiveRuns(served.settings, served.engine)
-    live._tickets = {own: Ticket(lambda _: None, lambda: None)}
+    live._tickets = {own: Ticket(served.engine.queue, "pages", lambda _: None, lambda: None)}
     live.fail_forgotten()
     assert look(served, lost).state == "QUEUED"
     with session(served.settings) as db:

@@ -1,13 +1,25 @@
 """Warm models: loaded once, least recently used out, loaded again when their weights change."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from decoding.config import GenerateConfig
+from decoding.fast import fast_target
+from decoding.generate import generate
+from decoding.screen import screened_table
+from models.base import load_base
+from models.checkpoints import save_draft
+from models.tiny import make_tiny_base
 from serving.catalog import ModelRef
-from serving.pool import Pool, default_budget
+from serving.pool import MAX_CONTEXT, Loaded, Pool, default_budget
+from serving.sizes import cache_bytes, held_bytes
 from speculoos.errors import NotFound, Unsupported
+from tests.serving.test_reuse import MAKERS
 
 MEGABYTE = 2**20
 
@@ -48,12 +60,10 @@ def test_the_least_recently_used_base_goes_when_memory_is_short(refs: dict[str, 
 
 
 def test_recent_use_protects_a_base_and_the_older_one_goes(refs: dict[str, ModelRef], model_files: Path) -> None:
-    probe = pool()
-    for name in ("cycle", "cycle2"):
-        probe.get(refs[name])
-    warm = pool(budget=probe.nbytes + 1000)
-    warm.get(refs["cycle"])
-    warm.get(refs["cycle2"])
+    warm = pool()
+    speak(warm.get(refs["cycle"]))
+    speak(warm.get(refs["cycle2"]))
+    warm.budget = warm.nbytes + 1000
     warm.get(refs["cycle"])
     warm.get(refs["right"])  # its heads need more than is left
     assert warm.is_warm(refs["right"]) and not warm.is_warm(refs["cycle2"])
@@ -74,6 +84,96 @@ def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef]) -
     assert not warm.is_warm(refs["right"])
     other = warm.get(replace(refs["cycle"], base_sha256="e" * 64))
     assert other.target is not old.target and len(warm) == 1
+
+
+def speak(loaded: Loaded, **options: Any) -> Any:
+    """Generate a little; returns the drafter."""
+    drafter = loaded.drafter(options)
+    list(generate(loaded.target, drafter, [1, 2, 3], GenerateConfig(max_tokens=8)))
+    return drafter
+
+
+def storages(since: dict[int, Any]) -> int:
+    """Bytes of the storages of all tensors of this process that were not there before, packed ones too."""
+    sizes = {}
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor) and id(found) not in since and not found.is_meta:
+            place = id(found) if found.is_mkldnn else found.untyped_storage().data_ptr()
+            sizes[place] = found.nbytes if found.is_mkldnn else found.untyped_storage().nbytes()
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("method", ["none", "medusa", "eagle3", "draft"])
+def test_bytes_are_those_of_the_real_storages(method: str, tmp_path: Path) -> None:
+    """Weights, caches, packed and screened copies: what was counted was the weights alone."""
+    folder = make_tiny_base(tmp_path / "base", hidden_size=64, max_position_embeddings=4096)
+    ref = ModelRef("tiny", "b", str(folder), "b" * 64)
+    if method != "none":
+        draft = save_draft(tmp_path / "draft", MAKERS[method](load_base(folder)), {})
+        ref = replace(ref, checkpoint_id="c", checkpoint_path=str(draft), checkpoint_sha256="c" * 64, method=method)
+    gc.collect()
+    before = {id(found): found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)}
+    warm = pool()
+    loaded = warm.get(ref)
+    weights = warm.nbytes
+    drafters = [speak(loaded, **options) for options in ({}, {"depth": 2} if method in ("draft", "eagle3") else {})]
+    gc.collect()
+    real = storages(before)
+    assert warm.nbytes == pytest.approx(real, rel=0.03), (weights, real)
+    cache = loaded.target.cache
+    assert cache.nbytes() == cache.keys.untyped_storage().nbytes() * 2 == 2 * 4 * 2 * 4096 * 16 * 4
+    assert cache_bytes(vars(loaded.target.base.config), MAX_CONTEXT, 4) == cache.nbytes()
+    own = [drafter.draft.cache.nbytes() for drafter in drafters if method == "draft"]
+    assert len(set(map(id, drafters))) == (2 if method in ("draft", "eagle3") else len(set(map(id, drafters))))
+    assert warm.nbytes > cache.nbytes() + sum(own) and all(own)
+    warm.clear()
+    del loaded, drafters, cache
+    gc.collect()
+    assert storages(before) < 0.05 * real
+
+
+def test_a_screen_is_counted(starter_base: Any) -> None:
+    if screened_table(starter_base) is None:
+        pytest.skip("this processor does not multiply in bfloat16")
+    target = fast_target(starter_base)
+    before = held_bytes(target)
+    assert target.forward.screen is not None
+    grown = held_bytes(target) - before
+    assert grown == pytest.approx(starter_base.embed_tokens.weight.numel() * 2, rel=0.05)
+
+
+@pytest.fixture
+def starter_base(tmp_path: Path) -> Any:
+    """A base whose head is its embedding table, as the starter's is."""
+    return load_base(make_tiny_base(tmp_path / "tied", tie_word_embeddings=True, hidden_size=64))
+
+
+def test_caches_that_came_with_answers_make_older_models_go(refs: dict[str, ModelRef]) -> None:
+    probe = pool()
+    speak(probe.get(refs["cycle"]))
+    one = probe.nbytes
+    warm = pool(budget=int(one * 1.5))
+    first, second = warm.get(refs["cycle"]), refs["cycle2"]
+    speak(first)
+    warm.settle(first.base)
+    assert warm.is_warm(refs["cycle"]) and warm.nbytes <= warm.budget
+    warm._bases[second.base_key] = pool().get(second).base  # as if it had fitted, before its cache was made
+    speak(both := warm.get(second))
+    assert warm.nbytes > warm.budget
+    warm.settle(both.base)
+    assert warm.is_warm(second) and not warm.is_warm(refs["cycle"]) and warm.nbytes <= warm.budget
+
+
+def test_older_drafters_go_before_the_draft_in_use(tiny_base: Path, tmp_path: Path) -> None:
+    draft = save_draft(tmp_path / "draft", MAKERS["draft"](load_base(tiny_base)), {})
+    base = ModelRef("tiny", "b", str(tiny_base), "b" * 64)
+    ref = replace(base, checkpoint_id="c", checkpoint_path=str(draft), checkpoint_sha256="c" * 64, method="draft")
+    warm = pool(budget=1)
+    loaded = warm.get(ref)
+    for depth in (1, 2, 3):
+        last = speak(loaded, depth=depth)
+    warm.settle(loaded.base)
+    assert list(loaded.draft.drafters.values()) == [last] and warm.is_warm(ref), "what was used last stays"
 
 
 def test_clear_lets_everything_go(refs: dict[str, ModelRef]) -> None:

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.queueing import Busy, DeviceQueue, Ticket
+from serving.queueing import LONGEST_RETRY, TYPICAL_SECONDS, UPKEEP, Busy, DeviceQueue, Ticket
 from tests.serving.conftest import until
 
 
 class Held:
     """A queue whose thread is held by a first ticket until `release`."""
 
-    def __init__(self, depth: int = 64):
-        self.queue = DeviceQueue("test", depth)
+    def __init__(self, depth: int = 64, total: int = 256):
+        self.queue = DeviceQueue("test", depth, total)
         self.gate = threading.Event()
         self.order: list[str] = []
         self.queue.submit("first", lambda _: self.gate.wait(10))
@@ -60,6 +60,14 @@ def test_work_never_overlaps() -> None:
     assert max(most) == 1
 
 
+def test_a_lane_with_sixty_waiting_delays_another_by_one(held: Held) -> None:
+    for number in range(60):
+        held.add("greedy", f"g{number}")
+    held.add("modest", "m")
+    held.release()
+    assert held.order.index("m") <= 1
+
+
 def test_a_full_lane_is_busy_and_says_when_to_come_back(held: Held) -> None:
     full = Held(depth=2)
     full.add("api", "1")
@@ -72,11 +80,80 @@ def test_a_full_lane_is_busy_and_says_when_to_come_back(held: Held) -> None:
     full.queue.close()
 
 
-def test_cancelled_work_is_dropped_not_done(held: Held) -> None:
-    held.add("api", "gone").cancel()
+def test_all_lanes_together_are_bounded_too(held: Held) -> None:
+    full = Held(depth=2, total=3)
+    for lane in ("a", "b", "c"):
+        full.add(lane, lane)
+    with pytest.raises(Busy, match="its queue is full"):
+        full.add("d", "d")
+    full.queue.submit(UPKEEP, lambda _: full.order.append("upkeep"))  # the server's own work always has room
+    full.release()
+    assert "upkeep" in full.order
+    full.queue.close()
+
+
+def test_retry_after_grows_with_what_is_ahead_and_stays_sensible(held: Held) -> None:
+    full = Held(depth=3)
+    for lane in ("a", "b"):
+        for _ in range(3):
+            full.add(lane, lane)
+    with pytest.raises(Busy, match="as many of your requests") as busy:
+        full.add("a", "a")
+    assert busy.value.retry_after == round(3 * 2 * TYPICAL_SECONDS)
+    full.queue._seconds = 1000
+    with pytest.raises(Busy) as busy:
+        full.add("a", "a")
+    assert busy.value.retry_after == LONGEST_RETRY
+    full.release()
+    full.queue.close()
+
+
+def test_cancelled_work_is_dropped_at_once_and_its_place_is_free(held: Held) -> None:
+    gone = [held.add("api", "gone") for _ in range(3)]
+    assert held.queue.waiting == 3 and held.queue.lanes == 1
+    assert [ticket.cancel() for ticket in gone] == [True] * 3
+    assert held.queue.waiting == held.queue.lanes == 0 and held.order == ["-gone"] * 3
+    assert gone[0].cancel() is False, "it is dropped once"
     held.add("api", "done")
     held.release()
-    assert held.order == ["-gone", "done"]
+    assert held.order == ["-gone"] * 3 + ["done"]
+
+
+def test_work_that_has_begun_is_asked_to_stop(held: Held) -> None:
+    seen: list[bool] = []
+    ticket = held.queue.submit("api", lambda own: seen.append(own.cancelled.wait(20)))
+    held.gate.set()
+    until(lambda: held.queue._current is ticket)
+    assert ticket.cancel() is False
+    until(lambda: seen == [True])
+
+
+class Panic(BaseException):
+    pass
+
+
+def test_a_panic_does_not_stop_the_queue_and_is_counted() -> None:
+    panics: list[int] = []
+    queue, done = DeviceQueue("test", on_panic=lambda: panics.append(1)), threading.Event()
+
+    def panic(_: Ticket) -> None:
+        raise Panic
+
+    queue.submit("a", panic)
+    dropped = queue.submit("b", lambda _: None, lambda: panic(None))
+    dropped.cancel()
+    queue.submit("a", lambda _: done.set())
+    assert done.wait(20)
+    until(lambda: len(panics) >= 1)
+    assert not queue.ill
+    queue.close()
+
+
+def test_work_given_to_a_closed_queue_is_dropped(held: Held) -> None:
+    held.gate.set()
+    held.queue.close()
+    held.add("api", "late")
+    assert held.order == ["-late"] and not held.queue.ill
 
 
 def test_work_that_fails_does_not_stop_the_queue(held: Held) -> None:
@@ -97,4 +174,4 @@ def test_closing_cancels_what_runs_and_drops_what_waits() -> None:
     until(lambda: queue.busy)
     queue.submit("api", lambda _: seen.append("done"), lambda: seen.append("dropped"))
     queue.close()
-    assert seen == ["stopped", "dropped"]
+    assert seen == ["dropped", "stopped"]

@@ -1,5 +1,6 @@
 """Everything the server refuses comes in OpenAI's error shape with the right status, and nothing runs."""
 
+import json
 from typing import Any
 
 import httpx
@@ -80,6 +81,49 @@ def test_an_answer_that_would_not_fit_is_cut_where_the_context_ends(served: Serv
 def test_a_bad_parameter_is_named(served: Served, parameters: dict[str, Any], field: str) -> None:
     error = refused(post(served, **parameters), 400, "invalid_value")
     assert error["param"].startswith(field)
+
+
+HALF = "a \ud83d b"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"messages": [{"role": "user", "content": HALF}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": HALF}]},
+            "messages.1.content",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": HALF}]}]}, "messages.0.content.0.text"),
+        ({"messages": [{"role": "user", "content": "x", "name": HALF}]}, "messages.0.name"),
+        ({"messages": [{"role": HALF, "content": "x"}]}, "messages.0.role"),
+        ({"model": HALF}, "model"),
+        ({"stop": HALF}, "stop"),
+        ({"stop": ["x", HALF]}, "stop.1"),
+        ({"user": HALF}, "user"),
+        ({"metadata": {"a": [HALF]}}, "metadata.a.0"),
+        ({"speculation": {"drafter": HALF}}, "speculation.drafter"),
+        ({"speculation": {HALF: 1}}, "speculation.'a \\ud83d b'"),
+        ({HALF: 1}, "'a \\ud83d b'"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_half_a_character_is_refused_where_it_stands(
+    served: Served, parameters: dict[str, Any], field: str, streaming: bool
+) -> None:
+    body = json.dumps({**served.ask(), "stream": streaming, **parameters})  # httpx itself could not send it
+    with served.client() as client:
+        headers = {"Content-Type": "application/json"}
+        answer = client.post("/v1/chat/completions", content=body, headers=headers)
+    error = refused(answer, 400, "invalid_value")
+    assert error["param"] == field and error["message"].startswith(f"{field}: holds half of a character")
+
+
+@pytest.mark.parametrize("path", ["/v1/models/%ED%A0%80", "/v1/runs/%ED%A0%80", "/v1/runs/%ED%A0%80/cancel"])
+def test_half_a_character_in_an_address_is_not_found(served: Served, path: str) -> None:
+    with served.client() as client:
+        answer = client.get(path) if "models" in path else client.post(path)
+    assert answer.status_code == 404 and answer.json()["error"]["message"]
 
 
 def test_an_unknown_parameter_is_refused_not_ignored(served: Served) -> None:

@@ -1,0 +1,73 @@
+"""Bytes of memory that loaded models hold: every tensor that can be reached from them, each storage once.
+
+What there is to count changes as models are packed, screened and given caches, so nothing is added up by hand.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+
+OURS = ("decoding.", "models.", "serving.", "torch.nn.", "transformers.")
+"""Modules whose objects are looked into."""
+
+
+def held_bytes(*roots: Any) -> int:
+    """Bytes of the storages behind all tensors of `roots`. Tensors without memory (meta) count nothing."""
+    views: defaultdict[Any, dict[tuple[int, int], int]] = defaultdict(dict)
+    whole: dict[Any, int] = {}
+    for tensor in tensors(*roots):
+        if tensor.is_meta:
+            continue
+        if tensor.is_mkldnn:  # reordered weights, whose storage cannot be asked for
+            whole[id(tensor)] = tensor.nbytes
+            views[id(tensor)][0, 0] = tensor.nbytes
+            continue
+        storage = tensor.untyped_storage()
+        whole[storage.data_ptr()] = storage.nbytes()
+        views[storage.data_ptr()][tensor.storage_offset() * tensor.itemsize, tensor.nbytes] = tensor.nbytes
+    return sum(min(whole[place], sum(parts.values())) for place, parts in views.items())
+
+
+def tensors(*roots: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that can be reached from `roots` through containers, closures and objects of `OURS`."""
+    seen: dict[int, Any] = {}  # keeps what it has seen, so that no id is used twice
+    left = list(roots)
+    while left:
+        found = left.pop()
+        if id(found) in seen:
+            continue
+        seen[id(found)] = found
+        if isinstance(found, torch.Tensor):
+            yield found
+        else:
+            left += _inside(found)
+
+
+def _inside(found: Any) -> list[Any]:
+    if isinstance(found, dict):
+        return list(found.values())
+    if isinstance(found, list | tuple | set | frozenset):
+        return [] if found and isinstance(next(iter(found)), int | str) else list(found)
+    if isinstance(found, FunctionType):
+        return [cell.cell_contents for cell in found.__closure__ or ()]
+    if bound := getattr(found, "__self__", None):
+        return [bound]
+    kind = type(found)
+    if not kind.__module__.startswith(OURS) or "okenizer" in kind.__name__:
+        return []
+    slots = [name for parent in kind.__mro__ for name in getattr(parent, "__slots__", ())]
+    return [*vars(found).values()] if hasattr(found, "__dict__") else [getattr(found, n, None) for n in slots]
+
+
+def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
+    """Bytes of the keys and values of `length` tokens, from a model's config.json; 0 where it does not say."""
+    config = config.get("text_config") or config
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    dim = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)
+    if not (layers and heads and dim):
+        return 0
+    kv_heads = config.get("num_key_value_heads") or heads
+    return 2 * layers * kv_heads * dim * min(length, config.get("max_position_embeddings") or length) * itemsize

@@ -1,0 +1,64 @@
+"""speculoos keys: who may use the inference server beside this home's own token."""
+
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, finish, say, table
+
+app = typer.Typer(invoke_without_command=True, help="Keys for the inference server, one for each client.")
+
+
+@app.callback()
+def without_command(context: typer.Context) -> None:
+    """As `list` when no command is named."""
+    if context.invoked_subcommand is None:
+        list_keys()
+
+
+@app.command()
+def add(name: Annotated[str, typer.Argument(help="Who or what will use it.")], as_json: Json = False) -> None:
+    """Make a key and print it, this once: only its sha256 is kept."""
+    from speculoos.homes import open_home
+    from tracking import keys
+    from tracking.db import session
+
+    with session(open_home()) as rows:
+        made, secret = keys.make_key(rows, name)
+        found = keys.key_view(made)
+    say(f"The key of {made.name!r}; it will not be shown again:")
+    finish({**found, "key": secret}, as_json, secret)
+
+
+@app.command("list")
+def list_keys(
+    revoked: Annotated[bool, typer.Option("--revoked", help="Show revoked ones too.")] = False, as_json: Json = False
+) -> None:
+    """Every key: how it begins, when it was made and last used."""
+    from speculoos.homes import open_home
+    from tracking import keys
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        found = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
+    heads = ("name", "hint", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
+    finish(found, as_json, table(([_shown(head, key[head]) for head in heads] for key in found), heads))
+
+
+@app.command()
+def revoke(
+    reference: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of a key.")], as_json: Json = False
+) -> None:
+    """End a key; whoever uses it is refused within a second."""
+    from speculoos.homes import open_home
+    from tracking import keys
+    from tracking.db import session
+
+    with session(open_home()) as rows:
+        found = keys.key_view(keys.revoke(rows, reference))
+    finish(found, as_json, f"Revoked {found['name']}.")
+
+
+def _shown(head: str, value: str | None) -> str:
+    """Times to the second."""
+    return (value or "never")[:19] if head.endswith("_at") else value or ""

@@ -1,0 +1,240 @@
+"""Clients of the API: keys that are made, used and revoked; turns that are taken; places that end with a connection."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving import token
+from serving.token import NO_TOKEN, Keys
+from speculoos.cli import main
+from speculoos.errors import BadInput, Conflict, NotFound, Unavailable
+from speculoos.settings import Settings
+from tests.serving.conftest import TOKEN, Served, serve, until
+from tests.serving.test_live import make_run, post
+from tracking import keys
+from tracking.db import reading, session
+from tracking.tables import ApiKey, now
+
+DEPTH = 8
+
+
+@pytest.fixture(scope="module")
+def small(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server in whose lanes DEPTH requests may wait."""
+    yield from serve(tmp_path_factory.mktemp("home"), model_files, depth=DEPTH, total=4 * DEPTH)
+
+
+class Held:
+    """The device of a server, held until the block ends."""
+
+    def __init__(self, served: Served):
+        self.served, self.gate = served, threading.Event()
+
+    def __enter__(self) -> "Held":
+        self.served.wait_idle(60)
+        self.served.engine.queue.submit("upkeep", lambda _: self.gate.wait(60))
+        until(lambda: self.served.engine.queue.busy)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.gate.set()
+        self.served.wait_idle(60)
+
+
+def make_key(served: Served, name: str) -> str:
+    with session(served.settings) as db:
+        return keys.make_key(db, name)[1]
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_clients_that_left_do_not_keep_their_places(small: Served, streaming: bool) -> None:
+    """More than there are places, each given up while it waits; then another is not refused."""
+
+    async def abandon() -> None:
+        asked = small.ask(stream=streaming, max_tokens=3)
+        async with httpx.AsyncClient(base_url=small.url, headers=small.headers) as client:
+            waiting = [asyncio.create_task(client.post("/v1/chat/completions", json=asked)) for _ in range(DEPTH)]
+            while small.engine.queue.waiting < DEPTH:
+                await asyncio.sleep(0.02)
+            refused = await client.post("/v1/chat/completions", json=asked)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+            assert "as many of your requests" in refused.json()["error"]["message"]
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    with Held(small) as held:
+        asyncio.run(abandon())
+        until(lambda: not small.engine.queue.waiting, 5)
+        assert small.engine.queue.busy, "the device was busy all the time"
+        answers: list[int] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(
+                small.client().post("/v1/chat/completions", json=small.ask(max_tokens=3)).status_code
+            )
+        )
+        asking.start()
+        until(lambda: small.engine.queue.waiting == 1)
+        held.gate.set()
+        asking.join(60)
+    assert answers == [200]
+
+
+def test_a_client_with_many_requests_does_not_make_another_wait_for_all(small: Served) -> None:
+    """Two keys, eight requests against one that comes last; and the pages beside them."""
+    greedy, modest = make_key(small, "greedy"), make_key(small, "modest")
+    order: list[str] = []
+
+    def ask(name: str, secret: str) -> None:
+        with httpx.Client(base_url=small.url, headers=bearer(secret), timeout=120) as client:
+            assert client.post("/v1/chat/completions", json=small.ask(max_tokens=30)).status_code == 200
+        order.append(name)
+
+    with Held(small) as held:
+        threads = [threading.Thread(target=ask, args=("greedy", greedy)) for _ in range(DEPTH)]
+        for thread in threads:
+            thread.start()
+        until(lambda: small.engine.queue.waiting == DEPTH)
+        threads.append(threading.Thread(target=ask, args=("modest", modest)))
+        threads[-1].start()
+        until(lambda: small.engine.queue.waiting == DEPTH + 1)
+        assert small.engine.queue.lanes == 2
+        run_id = make_run(small, max_tokens=3)
+        assert post(small, run_id).status_code == 202, "one client's full lane refuses nobody else"
+        until(lambda: small.engine.queue.lanes == 3)
+        held.gate.set()
+        for thread in threads:
+            thread.join(120)
+    assert order.index("modest") <= 2 and len(order) == DEPTH + 1
+
+
+def test_a_key_opens_what_the_token_opens_until_it_is_revoked(small: Served) -> None:
+    secret = make_key(small, "laptop")
+    assert secret.startswith("sk-speculoos-") and len(secret) > 50
+    with httpx.Client(base_url=small.url, headers=bearer(secret), timeout=60) as client:
+        assert client.get("/v1/models").status_code == 200
+        assert client.post("/v1/chat/completions", json=small.ask(max_tokens=3)).status_code == 200
+        with session(small.settings) as db:
+            keys.revoke(db, "laptop")
+        revoked = time.monotonic()
+        until(lambda: client.get("/v1/models").status_code == 401, 5)
+        assert time.monotonic() - revoked < 1.5
+        refused = client.get("/v1/models")
+    assert refused.json()["error"] == {
+        "message": NO_TOKEN,
+        "type": "authentication_error",
+        "param": None,
+        "code": "invalid_api_key",
+    }
+    with httpx.Client(base_url=small.url, headers=bearer(TOKEN)) as client:
+        assert client.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("secret", ["sk-speculoos-wrong", "sk-speculoos-", "sk-speculoos-\xe4", "wrong"])
+def test_a_key_that_is_none_is_refused(small: Served, secret: str) -> None:
+    headers = {b"Authorization": f"Bearer {secret}".encode("latin-1")}
+    answer = httpx.get(f"{small.url}/v1/models", headers=headers)
+    assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_only_a_hash_of_a_key_is_kept(small: Served) -> None:
+    secret = make_key(small, "hashed")
+    with reading(small.settings) as db:
+        row = db.query(ApiKey).filter_by(name="hashed").one()
+    assert len(row.sha256) == 64 and secret.startswith(row.hint) and len(row.hint) == 16
+    for file in small.settings.home.rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes(), file
+
+
+def test_a_key_is_asked_for_rarely_and_its_use_is_written_once_a_minute(
+    small: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, known, asked = make_key(small, "busy"), Keys(small.settings), []
+    find_live = keys.find_live
+    monkeypatch.setattr(keys, "find_live", lambda *given: (asked.append(1), find_live(*given))[1])
+    monkeypatch.setattr(token, "KEPT_SECONDS", 60.0)
+    assert len({known.find(secret) for _ in range(50)}) == 1 and known.find("sk-speculoos-no") == ""
+    assert len(asked) == 2
+
+    def used() -> Any:
+        known.find(secret)
+        known.store_uses()
+        with reading(small.settings) as db:
+            return db.query(ApiKey).filter_by(name="busy").one().last_used_at
+
+    first = used()
+    assert first and used() == first
+    with session(small.settings) as db:
+        db.query(ApiKey).filter_by(name="busy").one().last_used_at = now() - timedelta(seconds=61)
+    assert used() >= first
+
+
+def test_many_wrong_keys_are_not_all_remembered(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token, "MOST_KNOWN", 5)
+    known = Keys(small.settings)
+    for number in range(20):
+        known.find(f"sk-speculoos-{number}")
+    assert len(known._known) <= 5
+
+
+def test_a_key_cannot_be_checked_while_the_database_is_away_and_the_token_can(
+    small: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> None:
+        raise Unavailable("The database is away.")
+
+    monkeypatch.setattr(keys, "find_live", away)
+    answer = httpx.get(f"{small.url}/v1/models", headers=bearer("sk-speculoos-x"))
+    assert answer.status_code == 503 and answer.json()["error"]["message"] == "The database is away."
+    assert httpx.get(f"{small.url}/v1/models", headers=bearer(TOKEN)).status_code == 200
+
+
+def test_names_of_keys(home: Settings) -> None:
+    with session(home) as db:
+        keys.make_key(db, " mine ")
+        with pytest.raises(Conflict, match="'mine'"):
+            keys.make_key(db, "mine")
+        with pytest.raises(BadInput):
+            keys.make_key(db, "  ")
+        first = keys.revoke(db, "mine")
+        with pytest.raises(NotFound, match="no live key 'mine'"):
+            keys.revoke(db, "mine")
+        second, _ = keys.make_key(db, "mine")
+        assert [key.id for key in keys.list_keys(db)] == [second.id]
+        assert [key.id for key in keys.list_keys(db, revoked=True)] == [first.id, second.id]
+
+
+def test_keys_on_the_command_line(home: Settings, capsys: pytest.CaptureFixture) -> None:
+    def run(*words: str) -> Any:
+        assert main(["keys", *words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    made = run("add", "script")
+    assert made["key"].startswith(made["hint"]) and "sha256" not in made
+    (listed,) = run("list")
+    assert listed["name"] == "script" and "key" not in listed and listed["last_used_at"] is None
+    assert Keys(home).find(made["key"]) == made["id"]
+    assert run("revoke", "script")["revoked_at"] and run("list") == []
+    assert run("list", "--revoked")[0]["id"] == made["id"]
+    assert Keys(home).find(made["key"]) == ""
+
+    assert main(["keys", "add", "people"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("sk-speculoos-") and "not be shown again" in said.err
+    assert main(["keys"]) == 0
+    table = capsys.readouterr().out
+    assert "people" in table and "never" in table and said.out.strip() not in table
+    assert main(["keys", "revoke", "nobody"]) == NotFound("").exit_code
+    assert "no live key 'nobody'" in capsys.readouterr().err

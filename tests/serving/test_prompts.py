@@ -1,0 +1,208 @@
+"""Chat templates and tokenizers run in a child with limits: none of them can hold the device, and ids are the same."""
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from models.base import load_tokenizer
+from models.chat import render
+from models.fetch import starter_path
+from serving import prompts
+from serving.catalog import ModelRef
+from serving.errors import ApiError
+from serving.prompts import Prompts
+from speculoos.errors import BadInput, Unsupported
+from tests.serving.conftest import SAYING, Served, ready_base, serve, until
+from tests.serving.test_live import ended, make_run, post
+from tests.serving.test_panics import change_tokenizer
+from tracking.db import session
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+SLOW_REGEX = r"(?:a*a*a*a*b)|."
+"""Onig gives one match up after ten million steps, which is a panic; this needs a few less, at every place."""
+SLOW_TEXT = ("a" * 90 + " ") * 400
+TEMPLATES = {
+    "looping": LOOPS,
+    "hungry": "{% set x = 'a' * 30000000000 %}{{ x }}",
+    "wrong": "{{ 1 / 0 }}",
+    "refusing": "{{ raise_exception('no system prompts here') }}",
+    "bare": None,
+}
+REGEXES = {"slow": SLOW_REGEX, "panicking": "(a+)+$"}
+
+
+def make_base(folder: Path, cycle: Path, template: str | None = "", regex: str = "") -> Path:
+    """The cycle base with another template ("": its own, None: none) or a regular expression before its tokenizer."""
+    shutil.copytree(cycle, folder)
+    if template != "":
+        (folder / "chat_template.jinja").unlink()
+    if template:
+        (folder / "chat_template.jinja").write_text(template)
+    if regex:
+        split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+        levels = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        change_tokenizer(folder, pre_tokenizer={"type": "Sequence", "pretokenizers": [split, levels]})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def foreign(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with bases called as the keys of TEMPLATES and REGEXES."""
+    root = tmp_path_factory.mktemp("foreign")
+    cycle = model_files / "cycle"
+    paths = {name: make_base(root / name, cycle, template) for name, template in TEMPLATES.items()}
+    paths |= {name: make_base(root / name, cycle, regex=regex) for name, regex in REGEXES.items()}
+    serving = serve(root / "home", model_files)
+    served = next(serving)
+    with session(served.settings) as db:
+        db.add_all(ready_base(name, path, name.ljust(64, "0")) for name, path in paths.items())
+    yield served
+    next(serving, None)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "SECONDS", 1.0)
+
+
+def ask(served: Served, model: str, text: str = "Say it", **parameters: Any) -> httpx.Response:
+    with served.client() as client:
+        return client.post("/v1/chat/completions", json=served.ask(model, text, **parameters))
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "words"),
+    [
+        ("looping", "x", "The chat template of the model 'looping' took longer than 1 s and was stopped"),
+        ("hungry", "x", "The chat template of the model 'hungry' needed more than 4 GB of memory and was stopped"),
+        ("wrong", "x", "The chat template of the model 'wrong' failed (ZeroDivisionError: division by zero)"),
+        ("slow", SLOW_TEXT, "The tokenizer of the model 'slow' took longer than 1 s and was stopped"),
+        ("panicking", "a" * 40 + "c", "The tokenizer of the model 'panicking' failed (PanicException: Onig"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_foreign_template_or_tokenizer_is_stopped_with_a_sentence(
+    foreign: Served, impatient: None, model: str, text: str, words: str, streaming: bool
+) -> None:
+    failed = foreign.engine.metrics.prompts_failed._value.get()
+    answer = ask(foreign, model, text, stream=streaming)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "prompt_failed" and error["param"] == "model"
+    assert error["message"].startswith(words) and "\n" not in error["message"]
+    assert foreign.engine.metrics.prompts_failed._value.get() == failed + 1
+    assert ask(foreign, "cycle").json()["choices"][0]["message"]["content"].startswith(SAYING)
+
+
+def test_a_run_of_the_pages_fails_with_the_sentence(foreign: Served, impatient: None) -> None:
+    run_id = make_run(foreign, "looping")
+    assert post(foreign, run_id).status_code == 202
+    run = ended(foreign, run_id)
+    assert run.state == "FAILED" and "chat template of the model 'looping' took longer than 1 s" in run.error
+
+
+def test_the_device_works_on_while_a_template_loops(foreign: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that has its prompt does not notice; a chat that needs its own waits for one conversation at most."""
+    monkeypatch.setattr(prompts, "SECONDS", 4.0)
+    asked = foreign.ask("cycle", max_tokens=8000, stream=True)
+    with foreign.client() as client, client.stream("POST", "/v1/chat/completions", json=asked) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        looping = threading.Thread(target=ask, args=(foreign, "looping"))
+        looping.start()
+        until(lambda: foreign.engine.prompts.queue.busy)
+        for _ in range(40):
+            assert next(lines) is not None
+        assert foreign.engine.prompts.queue.busy, "steps came while the template was looping"
+        assert client.get("/healthz").json()["status"] == "ok"
+    looping.join()
+
+
+def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(
+    foreign: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "SECONDS", 4.0)
+    queue = foreign.engine.prompts.queue
+    looping = threading.Thread(target=ask, args=(foreign, "looping"))
+    looping.start()
+    until(lambda: queue.busy)
+    with foreign.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=foreign.ask(), timeout=0.3)
+    until(lambda: not queue.waiting, 3)
+    assert queue.busy
+    looping.join()
+
+
+def test_refusals_of_a_template_stay_what_they_were(foreign: Served) -> None:
+    answer = ask(foreign, "refusing")
+    assert answer.status_code == 400 and "no system prompts here" in answer.json()["error"]["message"]
+    with foreign.client() as client:
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        body = {"model": "bare", "messages": [*turns, {"role": "user", "content": "z"}]}
+        answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
+
+
+def test_a_killed_child_costs_nobody_an_answer(foreign: Served) -> None:
+    assert ask(foreign, "cycle").status_code == 200
+    child = psutil.Process(foreign.engine.prompts._child._process.pid)
+    for process in [child, *child.children()]:
+        process.kill()
+    child.wait(20)
+    assert ask(foreign, "cycle").status_code == 200
+
+
+CHATS = [
+    [{"role": "user", "content": "Say it"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "naïve 😀 \x00 <|im_end|>\n"}],
+    [{"role": "user", "content": ""}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "no"}],
+]
+
+
+@pytest.fixture(scope="module")
+def rendering() -> Iterator[Prompts]:
+    made = Prompts()
+    yield made
+    made.close()
+
+
+def test_ids_are_those_of_the_whole_process(rendering: Prompts, model_files: Path) -> None:
+    for path in (model_files / "cycle", starter_path()):
+        tokenizer, ref = load_tokenizer(path), ModelRef(path.name, "b", str(path), path.name)
+        for chat in CHATS:
+            assert rendering.render(ref, chat) == render(tokenizer, chat)
+
+
+def test_ids_without_a_template_are_those_of_the_whole_process(
+    rendering: Prompts, model_files: Path, tmp_path: Path
+) -> None:
+    path = make_base(tmp_path / "bare", model_files / "cycle", None)
+    ref = ModelRef("bare", "b", str(path), "bare")
+    assert rendering.render(ref, CHATS[0]) == render(load_tokenizer(path), CHATS[0])
+    with pytest.raises(Unsupported, match="no chat template"):
+        rendering.render(ref, CHATS[2])
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said(rendering: Prompts, model_files: Path, tmp_path: Path) -> None:
+    path = make_base(tmp_path / "broken", model_files / "cycle")
+    (path / "tokenizer.json").write_text("{}")
+    with pytest.raises((BadInput, ApiError), match="tokenizer"):
+        rendering.render(ModelRef("broken", "b", str(path), "broken"), CHATS[0])
+
+
+def test_an_ordinary_chat_takes_milliseconds(rendering: Prompts) -> None:
+    ref = ModelRef("starter", "b", str(starter_path()), "starter")
+    rendering.render(ref, CHATS[0])
+    times = []
+    for _ in range(30):
+        began = time.perf_counter()
+        rendering.render(ref, CHATS[0])
+        times.append(time.perf_counter() - began)
+    assert sorted(times)[15] < 0.05
+    print(f"median {sorted(times)[15] * 1000:.2f} ms")

@@ -1,0 +1,202 @@
+"""A device whose thread hangs or died: /healthz says so, the server ends, the next one fails what it left."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving import watch
+from serving.heartbeat import Heart
+from serving.main import _end_leftovers
+from serving.queueing import DeviceQueue
+from serving.upkeep import Upkeep
+from serving.watch import EXIT_CODE, Watch
+from speculoos.settings import CLONE, Settings, load
+from tests.serving.conftest import Served, free_port, register, serve, until
+from tests.serving.test_process import PROMPT, Server
+from tracking import processes, runs
+from tracking.db import reading, session
+
+STUCK = 3
+
+
+def test_a_heart_is_late_after_the_limit_of_what_it_does() -> None:
+    heart = Heart(60)
+    assert not heart.late
+    heart.beat("decoding", 0.05)
+    assert heart.doing == "decoding" and not heart.late
+    until(lambda: bool(heart.late))
+    assert "while decoding" in heart.late
+    with heart.during("loading a base model", 60):
+        assert heart.doing == "loading a base model" and not heart.late
+    assert heart.doing == "decoding" and heart.age < 1
+
+
+def test_an_idle_thread_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.queueing.IDLE_BEAT", 0.02)
+    queue = DeviceQueue("test", limit=60)
+    first = queue.heart._last.at
+    until(lambda: queue.heart._last.at > first + 0.05)
+    assert queue.heart.doing == "idle" and not queue.ill
+    queue.close()
+
+
+def test_work_that_is_silent_for_too_long_is_ill_until_it_beats() -> None:
+    queue, gate, beaten = DeviceQueue("test", limit=0.1), threading.Event(), threading.Event()
+
+    def work(_: object) -> None:
+        gate.wait(20)
+        with queue.heart.during("loading a base model", 60):
+            beaten.wait(20)
+
+    queue.submit("a", work)
+    until(lambda: "no sign of life" in queue.ill)
+    gate.set()
+    until(lambda: queue.heart.doing == "loading a base model")
+    assert not queue.ill
+    beaten.set()
+    until(lambda: not queue.busy)
+    assert not queue.ill
+    queue.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceQueue, "_next", lambda self: (_ for _ in ()).throw(SystemExit))
+    queue = DeviceQueue("test", limit=60)
+    until(lambda: not queue._thread.is_alive())
+    assert queue.ill == "its thread has ended"
+
+
+@pytest.fixture(scope="module")
+def hanging(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    yield from serve(tmp_path_factory.mktemp("home"), model_files, stuck_seconds=STUCK)
+
+
+def test_health_and_readiness_say_that_the_device_hangs(hanging: Served) -> None:
+    gate = threading.Event()
+    until(lambda: hanging.engine.heart.doing == "idle", 60)
+    with httpx.Client(base_url=hanging.url, timeout=20) as client:
+        assert client.get("/healthz").json()["doing"] == "idle"
+        assert client.get("/readyz").status_code == 200
+        hanging.engine.queue.submit("api", lambda _: gate.wait(60))
+        until(lambda: client.get("/healthz").status_code == 503, 30)
+        health, ready = client.get("/healthz").json(), client.get("/readyz")
+        assert "The thread of the device cpu does not work: no sign of life" in health["status"]
+        assert ready.status_code == 503 and ready.json()["ready"] is False
+        assert "does not work" in ready.json()["device"] and ready.json()["database"] == "ok"
+        assert hanging.client().get("/metrics").text.count("speculoos_inference_device_alive 0.0") == 1
+        gate.set()
+        until(lambda: client.get("/healthz").status_code == 200)
+
+
+def test_a_hanging_device_gives_no_heartbeat_as_a_row(home: Settings) -> None:
+    """`doctor` and the pages go by it."""
+
+    class Stand:
+        ill, device, pool = "It hangs.", "cpu", ()
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda: None
+
+    def beats() -> bool:
+        with reading(home) as db:
+            return processes.last_seen(db, "inference") is not None
+
+    engine, uses = Stand(), threading.Semaphore(0)
+    keys = Stand()
+    keys.store_uses = uses.release  # the last thing of each round
+    upkeep = Upkeep(home, engine, Stand(), keys)
+    assert uses.acquire(timeout=20) and not beats()
+    engine.ill = ""
+    upkeep._beat()
+    assert beats()
+    upkeep.close()
+
+
+def test_readiness_says_that_the_database_is_away(hanging: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = load({"SPECULOOS_HOME": str(hanging.settings.home / "nowhere")})
+    monkeypatch.setattr("serving.main.reading", lambda settings: reading(away))
+    answer = httpx.get(f"{hanging.url}/readyz")
+    assert answer.status_code == 503 and "database" in answer.json()["database"]
+    assert answer.json()["device"] == "ok"
+
+
+def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "PATIENCE", 0.3)
+    monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda *a, **k: None)  # it is pytest's here
+    monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: None)
+    ended: list[str] = []
+    ill, began = ["It hangs."], time.monotonic()
+    watching = Watch(lambda: ill[0] if time.monotonic() - began > 0.1 else "", 60, ended.append)
+    until(lambda: time.monotonic() - began > 0.2)
+    ill[0] = ""
+    time.sleep(0.05)
+    ill[0] = "It hangs again."
+    again = time.monotonic()
+    until(lambda: bool(ended))
+    assert ended == ["It hangs again."] and time.monotonic() - again > 0.25
+    watching.close()
+
+
+def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
+    """A call of C code that keeps the interpreter's lock: no thread of Python runs, not even the watch."""
+    code = (
+        "import re, time\nfrom serving import watch\nwatch.PATIENCE = 0.5\nwatch.EVERY_SECONDS = 0.1\n"
+        "watch.Watch(lambda: '', 0.5, print)\ntime.sleep(1)\nprint('hangs', flush=True)\n"
+        f"re.match('(a+)+$', {'a' * 64 + 'b'!r})"
+    )
+    made = subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 1 and made.stdout == "hangs\n"
+    assert "Timeout" in made.stderr and "re" in made.stderr
+
+
+HANGING_SERVER = """
+import sys, threading
+from serving import main
+from serving.engine import Engine
+Engine._finish = lambda *_: threading.Event().wait()  # the device's thread never comes back
+sys.exit(main.main())
+"""
+
+
+@pytest.fixture
+def settings(home: Settings, model_files: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(free_port()))
+    settings = load()
+    register(settings, model_files)
+    return settings
+
+
+@pytest.mark.timeout(240)
+def test_a_server_whose_device_hangs_ends_itself_and_the_next_one_fails_what_it_left(settings: Settings) -> None:
+    environment = {"SPECULOOS_STUCK_SECONDS": str(STUCK), **os.environ, "SPECULOOS_HOME": str(settings.home)}
+    environment |= {"SPECULOOS_INFERENCE_PORT": str(settings.inference_port), "SPECULOOS_DEVICE": "cpu"}
+    server = Server.__new__(Server)
+    server.settings, server.url = settings, f"http://127.0.0.1:{settings.inference_port}"
+    command = [sys.executable, "-c", HANGING_SERVER]
+    server.process = subprocess.Popen(command, cwd=CLONE, env=environment, stderr=subprocess.PIPE, text=True)
+    with server.ready().client() as client:
+        with session(settings) as db:
+            run_id = runs.create_run(db, "chat", "cycle", {"messages": PROMPT, "max_tokens": 4}).id
+        assert client.post(f"/v1/runs/{run_id}").status_code == 202
+        until(lambda: client.get("/healthz").status_code == 503, 90)
+    log = server.process.communicate(timeout=60)[1]
+    assert server.process.returncode == EXIT_CODE
+    assert "The thread of the device cpu does not work: no sign of life" in log
+    assert "The server ends itself to be started again." in log
+    with reading(settings) as db:
+        assert runs.get_run(db, run_id).state == "RUNNING"
+
+    _end_leftovers(settings)  # as the next one does at its start (test_process.py)
+    with reading(settings) as db:
+        run = runs.get_run(db, run_id)
+    assert run.state == "FAILED" and run.error == runs.LEFT_OVER
