@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 CLONE = Path(__file__).resolve().parent.parent
-LEAVES = {"speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"}
+LEAVES = {
+    *("speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"),
+    "speculoos.limited",
+}
 MAY_IMPORT = {
     "models": set(),
     "decoding": {"models"},
