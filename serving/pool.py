@@ -15,6 +15,8 @@ from typing import Any
 
 from serving.catalog import ModelRef
 from speculoos.errors import NotFound, Unavailable, Unsupported
+from speculoos.settings import load
+from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4
@@ -127,7 +129,9 @@ class Pool:
     def _load_base(self, ref: ModelRef) -> WarmBase:
         from decoding.fast import fast_target
         from models.base import load_base
+        from models.damage import check_base
 
+        check_base(ref.base_path, ref.base_known, Sums.of(load()))  # before other models give way to it
         self._make_room(_weight_bytes(ref.base_path, self.dtype), keep=None)
         log.info("Loading base %s", ref.name.split("@")[0])
         loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
@@ -151,7 +155,7 @@ class Pool:
 
         self._make_room(_weight_bytes(ref.checkpoint_path, self.dtype), keep=base)
         log.info("Loading draft %s", ref.name)
-        draft = load_draft(Path(ref.checkpoint_path), base.target.base, ref.base_sha256)
+        draft = load_draft(ref.checkpoint_path, base.target.base, ref.base_sha256, sums=Sums.of(load()))
         return WarmDraft(draft, _module_bytes(draft))
 
     def _make_room(self, needed: int, keep: WarmBase | None) -> None:

@@ -10,7 +10,7 @@ import pytest
 CLONE = Path(__file__).resolve().parent.parent
 LEAVES = {
     *("speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"),
-    "speculoos.limited",
+    *("speculoos.limited", "speculoos.sums"),
 }
 MAY_IMPORT = {
     "models": set(),
