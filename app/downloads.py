@@ -8,8 +8,9 @@ from fastapi.responses import StreamingResponse
 
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
-from tracking import starter_head
-from tracking.archive import archive_files, archive_name, stream_zip
+from speculoos.sums import Sums
+from tracking import archive, starter_head
+from tracking.archive import archive_name, stream_zip
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint
 
@@ -30,7 +31,8 @@ def routes(settings: Settings) -> APIRouter:
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:
     """The checkpoint's folder, checked to lie in a store of ours, and the zip's file name.
 
-    Raises NotFound for an unknown id or missing files, Conflict for one that is not finished.
+    Raises NotFound for an unknown id or missing files, Conflict for one that is not finished, Damaged for one whose
+    sums do not hold: what is given away must be what was trained.
     """
     with reading(settings) as rows:
         checkpoint = rows.get(Checkpoint, checkpoint_id)
@@ -42,7 +44,7 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
     folder = Path(checkpoint.path).resolve()
     if not any(folder.is_relative_to(store) for store in stores(settings)):
         raise NotFound(f"The files of “{checkpoint.name}” lie outside of this home, so they are not served.")
-    archive_files(folder)
+    archive.check(folder, checkpoint.name, checkpoint.sha256, Sums.of(settings))
     return folder, archive_name(base.name, checkpoint.name)
 
 

@@ -1,32 +1,40 @@
-"""The files of a data set folder: numbered shards of JSON lines, each written whole or not at all, and `dataset.json`.
+"""The files of a data set folder: numbered shards of JSON lines, each written whole or not at all, their SHA256SUMS,
+and `dataset.json`.
 
 Rows may come in any order; what is finished is known by row id, so generation goes on where it stopped.
 """
 
+import hashlib
 import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from models.damage import check_dataset
 from models.files import new_file, write_json
 from models.identity import read_json
-from speculoos.errors import BadInput, NotFound
+from speculoos.errors import BadInput, Damaged, NotFound
+from speculoos.sums import SUMS, differing, file_sha256, lines, listed
 
 ROWS_PER_SHARD = 2000
 SUMMARY = "dataset.json"
+log = logging.getLogger(__name__)
 
 
 class ShardWriter:
     """Collects rows and writes a shard when `rows` are there or `seconds` have passed since the last one.
 
     Use as a context manager: what is left is written on leaving, also after an error, so finished work is kept.
-    A folder that has shards already is continued; a row whose id is there already is left out.
+    A folder that has shards already is continued; a row whose id is there already is left out. A shard of an unfinished
+    set whose sum does not hold is removed, so that its rows are made again.
     """
 
     def __init__(self, folder: str | Path, rows: int = ROWS_PER_SHARD, seconds: float = float("inf")):
         self.folder, self.rows, self.seconds = Path(folder), rows, seconds
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.sums = _whole_shards(self.folder)
         self.done = done_ids(self.folder)
         self.pending: list[str] = []
         self.number = _next_number(self.folder)
@@ -53,8 +61,11 @@ class ShardWriter:
         self.last = time.monotonic()
         if not self.pending:
             return
-        with new_file(self.folder / f"shard-{self.number:05d}.jsonl") as handle:
-            handle.writelines(line + "\n" for line in self.pending)
+        name, text = f"shard-{self.number:05d}.jsonl", "".join(line + "\n" for line in self.pending)
+        with new_file(self.folder / name) as handle:
+            handle.write(text)
+        self.sums[name] = hashlib.sha256(text.encode()).hexdigest()
+        _write_sums(self.folder, self.sums)
         self.number, self.pending = self.number + 1, []
 
 
@@ -64,10 +75,12 @@ def shard_files(folder: str | Path) -> list[Path]:
 
 
 def read_rows(folder: str | Path, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a data set, at most `limit`. Raises NotFound for a folder without shards, BadInput for a broken line."""
+    """Rows of a data set, at most `limit`. Raises NotFound for a folder without shards, Damaged where its sums or
+    counts do not hold, BadInput for a broken line."""
     files = shard_files(folder)
     if not files:
         raise NotFound(f"{folder}: no data set here (no shard-*.jsonl).")
+    check_dataset(folder)
     taken = 0
     for file in files:
         for row in _rows_of(file):
@@ -110,6 +123,31 @@ def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
 def _count(file: Path) -> int:
     with open(file, "rb") as handle:
         return sum(1 for line in handle if line.strip())
+
+
+def _whole_shards(folder: Path) -> dict[str, str]:
+    """{shard: sha256}; taken anew for one that a killed writer, or an earlier version, left without."""
+    wrong = {} if (folder / SUMMARY).exists() else differing(folder)
+    for name, why in wrong.items():
+        log.warning("%s %s: its rows are made again", folder / name, why)
+        (folder / name).unlink(missing_ok=True)
+    known = _known_sums(folder)
+    sums = {path.name: known.get(path.name) or file_sha256(path) for path in shard_files(folder)}
+    if sums != known:
+        _write_sums(folder, sums)
+    return sums
+
+
+def _write_sums(folder: Path, sums: dict[str, str]) -> None:
+    with new_file(folder / SUMS) as handle:
+        handle.write(lines(sums))
+
+
+def _known_sums(folder: Path) -> dict[str, str]:
+    try:
+        return listed(folder)
+    except Damaged:
+        return {}
 
 
 def _next_number(folder: Path) -> int:

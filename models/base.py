@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from models import rows
+from models import foreign, identity, rows
+from models.damage import NO_SUMS, Known, check_base
 from models.identity import read_json
-from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
+from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
+from speculoos.sums import Sums
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
@@ -146,21 +148,29 @@ def aux_layers(num_layers: int) -> tuple[int, int, int]:
     return tuple(min(max(i, 0), last) for i in (1, num_layers // 2 - 1, num_layers - 4))
 
 
-def load_base(path: str | Path, dtype: str = "float32", device: str = "cpu") -> Base:
+def load_base(
+    path: str | Path, dtype: str = "float32", device: str = "cpu", known: Known | None = None, sums: Sums = NO_SUMS
+) -> Base:
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network.
 
     `dtype`: float32, bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda,
-    cuda:N or auto. Raises NotFound, BadInput, Unsupported or Unavailable with what to do.
+    cuda:N or auto. `known`: the files are compared with these sums first, which `sums` remembers. Raises NotFound,
+    BadInput, Unsupported, Unavailable or Damaged with what to do.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise NotFound(f"{folder}: no config.json, so this is not a folder of a Hugging Face model.")
     place = pick_device(device)
     wanted = pick_dtype(dtype, place)
-    model = _load_model(folder, wanted).to(place).eval().requires_grad_(False)
+    if known is not None:
+        check_base(folder, known, sums)
+    foreign.check_sizes(folder, foreign.plain_config(folder), identity.tensors(folder))
+    with foreign.shown(folder) as view:
+        model = _load_model(view, folder, wanted).to(place).eval().requires_grad_(False)
+        tokenizer = _load_tokenizer(view, folder)
     if model.get_output_embeddings() is None:
         raise Unsupported(f"{folder}: {type(model).__name__} has no language-model head, so it cannot generate text.")
-    return wrap_model(model, load_tokenizer(folder), folder)
+    return wrap_model(model, tokenizer, folder)
 
 
 def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> Base:
@@ -172,12 +182,21 @@ def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> Base:
 
 def load_tokenizer(path: str | Path) -> Any:
     """The folder's tokenizer. Raises BadInput when there is none that can be read."""
+    with foreign.shown(path, weights=False) as view:
+        return _load_tokenizer(view, Path(path))
+
+
+def _load_tokenizer(view: Path, folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path}: its tokenizer could not be read ({_first_line(error)}).") from None
+        tokenizer = AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)
+    except BaseException as error:  # a panic of the tokenizers' Rust is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise BadInput(f"{folder}: its tokenizer could not be read ({_first_line(error, view)}).") from None
+    tokenizer.name_or_path = str(folder)
+    return tokenizer
 
 
 def pick_device(name: str) -> torch.device:
@@ -209,26 +228,40 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
     return DTYPES[name]
 
 
-def _load_model(folder: Path, dtype: torch.dtype | str) -> Any:
+def _load_model(view: Path, folder: Path, dtype: torch.dtype | str) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, use_safetensors=True, local_files_only=True
+        model, found = AutoModelForCausalLM.from_pretrained(
+            view,
+            dtype=dtype,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except Exception as error:
-        raise _plain(error, folder) from None
+        raise _plain(error, view, folder) from None
+    if missing := sorted(found["missing_keys"]):
+        raise BadInput(
+            f"{folder}: its safetensors files lack {len(missing)} weights that config.json describes (first: "
+            f"{missing[0]}); restore both, or fetch the model again."
+        )
+    model.config._name_or_path = model.name_or_path = str(folder)
+    return model
 
 
-def _plain(error: Exception, folder: Path) -> Exception:
-    """What loading the model failed with, as a sentence where it is foreseen."""
+def _plain(error: Exception, view: Path, folder: Path) -> SpeculoosError:
+    """What loading the model failed with, as a sentence."""
     if out_of_memory(error):
         return Unavailable(f"{folder}: not enough memory; choose a smaller model or dtype bfloat16.")
+    said = _first_line(error, view)
     if isinstance(error, OSError):
-        return BadInput(f"{folder}: no safetensors weights that can be read ({_first_line(error)}).")
-    if isinstance(error, ValueError | KeyError):
-        return Unsupported(f"{folder}: transformers cannot load it as a causal model ({_first_line(error)}).")
-    return error
+        return BadInput(f"{folder}: no safetensors weights that can be read ({said}).")
+    if "ignore_mismatched_sizes" in str(error):
+        return BadInput(f"{folder}: config.json describes other sizes than the weights have; restore it.")
+    kind = "" if isinstance(error, ValueError | KeyError) else f"{type(error).__name__}: "
+    return Unsupported(f"{folder}: transformers cannot load it as a causal model ({kind}{said}).")
 
 
 def read_eos_ids(folder: str | Path, tokenizer: Any) -> frozenset[int]:
@@ -243,11 +276,15 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _ids(values: Iterable[Any]) -> frozenset[int]:
-    """Token ids out of settings that hold one, several or none."""
-    found = (value if isinstance(value, list | tuple) else [value] for value in values if value is not None)
-    return frozenset(int(i) for ids in found for i in ids)
+    """Token ids out of settings that hold one, several or none. Raises BadInput for what is no token id."""
+    found = [value if isinstance(value, list | tuple) else [value] for value in values if value is not None]
+    ids = [i for some in found for i in some]
+    if wrong := [i for i in ids if type(i) is not int]:
+        raise BadInput(f"eos_token_id: expected a token id or a list of them, got {str(wrong[0])[:40]!r}.")
+    return frozenset(ids)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__
+def _first_line(error: BaseException, view: Path) -> str:
+    """What transformers said first, without the name of the folder it was shown."""
+    text = str(error).replace(f"{view}/", "").replace(str(view), "the folder").strip().splitlines()
+    return text[0].rstrip(".")[:300] if text else type(error).__name__

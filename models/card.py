@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from models import identity
-from speculoos.errors import BadInput
+from models.damage import NO_SUMS, weights_sum
+from models.foreign import check_sizes, plain_config
+from speculoos.sums import Sums
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -19,16 +21,18 @@ KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
-def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True) -> dict[str, Any]:
+def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True, sums: Sums = NO_SUMS) -> dict[str, Any]:
     """Card of a Hugging Face folder. `licence` overrides what its README says.
 
-    `hashes=False` leaves the two sha256 fields empty (hashing reads every byte of the weights).
-    Raises BadInput when the folder has no config or no safetensors.
+    `hashes=False` leaves the sha256 fields empty (hashing reads every byte of the weights); `sums` remembers them.
+    Raises BadInput when the folder has no config or no safetensors, or they do not fit each other; Unsupported when
+    its weights are quantised.
     """
     folder = Path(folder)
     config = read_config(folder)
     text = config.get("text_config") or config
     entries = identity.tensors(folder)
+    check_sizes(folder, config, entries)
     parameters = sum(entry.count for entry in entries)
     template = identity.chat_template(folder)
     return {
@@ -47,18 +51,17 @@ def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True) -> 
         "licence": licence or _licence(folder),
         "size_bytes": sum(entry.end - entry.start for entry in entries),
         "tokenizer_sha256": identity.tokenizer_sha256(folder) if hashes else "",
-        "weights_sha256": identity.weights_sha256(folder) if hashes else "",
+        "weights_sha256": weights_sum(folder, sums) if hashes else "",
+        "files": identity.file_sums(folder) if hashes else {},
         "memory": memory_needed(parameters, text),
         "methods": methods(config, {entry.name for entry in entries}),
     }
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a model folder. Raises BadInput when it is missing, or names code of its own."""
-    config = identity.read_json(Path(folder) / "config.json")
-    if not config.get("model_type"):
-        raise BadInput(f"{folder}: no config.json with a model_type, so this is not a Hugging Face model folder.")
-    return config
+    """config.json of a model folder as it is loaded. Raises BadInput when it is missing or none, Unsupported for
+    quantised weights."""
+    return plain_config(folder)
 
 
 def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
@@ -84,8 +87,6 @@ def methods(config: dict[str, Any], tensors: Collection[str] = ()) -> dict[str, 
 def _why_not(config: dict[str, Any]) -> str:
     kind = config.get("model_type", "")
     architecture = (config.get("architectures") or [""])[0]
-    if config.get("auto_map") and not architecture:
-        return "It needs code from its own repository, which is never run here."
     if config.get("is_encoder_decoder"):
         return f"{kind} is an encoder-decoder model; drafts here belong to decoder-only ones."
     if any(kind.startswith(name) for name in RECURRENT) or "ssm_cfg" in config:

@@ -16,11 +16,14 @@ from typing import Any
 
 from models.draft_card import draft_card
 from models.files import sync
-from models.identity import file_sha256, read_json
-from speculoos.errors import BadInput, NotFound, Unsupported
+from models.identity import read_json
+from speculoos import sums as folder_sums
+from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
+from speculoos.sums import SUMS, Sums, file_sha256
 
 FORMAT = 1
-WEIGHTS, CONFIG, CARD, SUMS = "model.safetensors", "config.json", "README.md", "SHA256SUMS"
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+MEND = "Download or train the checkpoint again; `speculoos verify` checks all."
 METHODS = {
     "medusa": ("models.medusa", "MedusaHeads"),
     "eagle": ("models.eagle", "EagleDraft"),
@@ -75,13 +78,15 @@ def save_draft(
     return folder
 
 
-def load_draft(folder: str | Path, base: Any, base_sha256: str = "") -> Any:
+def load_draft(folder: str | Path, base: Any, base_sha256: str = "", sha256: str = "", sums: Sums | None = None) -> Any:
     """The draft in `folder` for `base`, in the base's dtype and device, in evaluation mode.
 
+    Its files are compared with SHA256SUMS, and the weights with `sha256` (its row's), sums that `sums` remembers.
     `base_sha256` (or `base.sha256`) is compared with the one in the checkpoint; a difference is logged and kept in
-    `draft.notices`. Raises Unsupported where sizes or the vocabulary do not fit the base.
+    `draft.notices`. Raises Damaged, or Unsupported where sizes or the vocabulary do not fit the base.
     """
     folder, config = Path(folder), read_config(folder)
+    verify_sums(folder, sha256, sums)
     draft = _filled(folder, config, base).eval().requires_grad_(False)
     draft.drafting = config.get("drafting", {})
     draft.notices = _notices(config, base_sha256 or getattr(base, "sha256", "") or "")
@@ -99,6 +104,7 @@ def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
     config = read_config(folder)
     if (found := config["speculoos_method"]) != method:
         raise BadInput(f"draft_path: {folder} holds a draft of the method {found}, not {method}; train it as {found}.")
+    verify_sums(folder)
     return _filled(Path(folder), config, base, full=True)
 
 
@@ -121,13 +127,17 @@ def amend(folder: str | Path, **changes: Any) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def verify_sums(folder: str | Path) -> None:
-    """Check SHA256SUMS. Raises BadInput naming the first file that differs or is missing."""
-    folder = Path(folder)
-    for line in (folder / SUMS).read_text().splitlines():
-        expected, name = line.split("  ", 1)
-        if not (folder / name).is_file() or file_sha256(folder / name) != expected:
-            raise BadInput(f"{folder / name} differs from {SUMS}; download or train the checkpoint again.")
+def verify_sums(folder: str | Path, sha256: str = "", sums: Sums | None = None) -> None:
+    """Check SHA256SUMS, where there is one, and the weights against `sha256`, where one is given. Raises Damaged
+    naming the first file that differs or is missing."""
+    folder, sums = Path(folder), sums or Sums()
+    folder_sums.check(folder, MEND, sums)
+    try:
+        same = not sha256 or sums.of_file(folder / WEIGHTS) == sha256
+    except OSError as error:
+        raise Damaged(f"{folder / WEIGHTS} cannot be read ({error.strerror}).", MEND) from None
+    if not same:
+        raise Damaged(f"{folder / WEIGHTS} is not the file that was trained (its sha256 differs).", MEND)
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -185,7 +195,7 @@ def _cast(tensors: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def _sums(folder: Path, files: Iterable[Path]) -> str:
-    return "".join(f"{file_sha256(p)}  {p.relative_to(folder)}\n" for p in sorted(files) if p.name != SUMS)
+    return folder_sums.lines({p.name: file_sha256(p) for p in files if p.name != SUMS})
 
 
 def _replace(temporary: Path, folder: Path) -> None:

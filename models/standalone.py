@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from models.base import Base, find_layers, load_base
+from models.foreign import cleaned
 from speculoos.errors import BadInput, Unsupported
 
 OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "drafting", "tuning")
@@ -53,7 +54,7 @@ class StandaloneDraft(nn.Module):
     def from_json(cls, data: dict[str, Any], base: Base) -> "StandaloneDraft":
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        values = {key: value for key, value in data.items() if key not in OWN_KEYS}
+        values = cleaned({key: value for key, value in data.items() if key not in OWN_KEYS})
         config = AutoConfig.for_model(values.pop("model_type"), **values)
         return cls(AutoModelForCausalLM.from_config(config, dtype=base.dtype).to(base.device))
 

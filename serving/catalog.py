@@ -1,11 +1,12 @@
 """Which models can be asked for: rows in state ready, named `base` or `base@checkpoint`. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from models.damage import Known
 from serving.errors import ApiError
 from tracking.tables import Base, Checkpoint
 
@@ -22,6 +23,8 @@ class ModelRef:
     checkpoint_path: str = ""
     checkpoint_sha256: str = ""
     method: str = ""
+    base_known: Known = Known()
+    """Sums the base's files are compared with before they are loaded."""
 
     @property
     def base_name(self) -> str:
@@ -77,11 +80,11 @@ def _base(session: Session, name: str) -> Base | None:
 
 
 def _ref(name: str, base: Base, checkpoint: Checkpoint | None = None) -> ModelRef:
-    ref = ModelRef(name, base.id, base.path, base.weights_sha256)
-    if checkpoint is None:
+    known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    ref = ModelRef(name, base.id, base.path, base.weights_sha256, base_known=known)
+    if (c := checkpoint) is None:
         return ref
-    c = checkpoint
-    return ModelRef(name, base.id, base.path, base.weights_sha256, c.id, c.path, c.sha256, c.method)
+    return replace(ref, checkpoint_id=c.id, checkpoint_path=c.path, checkpoint_sha256=c.sha256, method=c.method)
 
 
 def _entry(name: str, base: Base, checkpoint: Checkpoint | None = None) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from typing import Any
 from serving.catalog import ModelRef
 from serving.heartbeat import Heart
 from speculoos.errors import NotFound, Unavailable, Unsupported
+from speculoos.settings import load
+from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4
@@ -169,7 +171,10 @@ class Pool:
     def _load_base(self, ref: ModelRef) -> WarmBase:
         from decoding.fast import fast_target
         from models.base import load_base
+        from models.damage import check_base
 
+        with self.heart.during("checking a base model's files", loading_seconds(self.heart.limit, 0)):
+            check_base(ref.base_path, ref.base_known, Sums.of(load()))  # before other models give way to it
         needed = _needed_bytes(ref.base_path, self._itemsize)
         self._make_room(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
@@ -196,7 +201,7 @@ class Pool:
         self._make_room(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heart.during("loading a draft", loading_seconds(self.heart.limit, needed)):
-            draft = load_draft(Path(ref.checkpoint_path), base.target.base, ref.base_sha256)
+            draft = load_draft(ref.checkpoint_path, base.target.base, ref.base_sha256, sums=Sums.of(load()))
         return WarmDraft(draft, needed // self._itemsize)
 
     def _make_room(self, needed: int, keep: WarmBase | None, used: int = 0) -> None:

@@ -6,6 +6,7 @@ SpeculoosError
 ├── Conflict          the thing exists already, or something depends on it
 ├── Unsupported       this base or draft cannot do that, and why
 ├── Unavailable       a service, endpoint, disk or memory that is not there now
+├── Damaged           a file of ours is not what was written; verify names all such files
 ├── Cancelled         the user asked the work to stop
 ├── Unexpected        an error nobody foresaw, at the edge
 └── Fenced            another attempt owns the job now; leave at once
@@ -52,6 +53,10 @@ class Unsupported(SpeculoosError):
 
 class Unavailable(SpeculoosError):
     """A service, endpoint, disk or memory that is not there now."""
+
+
+class Damaged(SpeculoosError):
+    """A file is missing, cut or changed since its sum was taken; the message names it and says how to mend it."""
 
 
 class Cancelled(SpeculoosError):

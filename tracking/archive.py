@@ -1,16 +1,18 @@
 """A checkpoint as one zip: model.safetensors, config.json, README.md and SHA256SUMS, streamed or written. No torch."""
 
-import hashlib
 import io
 import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from speculoos.errors import NotFound
+from speculoos import sums as folder_sums
+from speculoos.errors import Damaged, NotFound
+from speculoos.sums import SUMS, Sums, file_sha256
 from tracking.names import plain
 
-FILES = ("model.safetensors", "config.json", "README.md", "SHA256SUMS")
+WEIGHTS = "model.safetensors"
+FILES = (WEIGHTS, "config.json", "README.md", SUMS)
 CHUNK = 1 << 20
 
 
@@ -34,8 +36,8 @@ def stream_zip(folder: str | Path, prefix: str = "") -> Iterator[bytes]:
                 while piece := source.read(CHUNK):
                     target.write(piece)
                     yield sink.take()
-        if not (folder / "SHA256SUMS").exists():
-            archive.writestr(f"{prefix}SHA256SUMS", sums(files))
+        if not (folder / SUMS).exists():
+            archive.writestr(f"{prefix}{SUMS}", sums(files))
     yield sink.take()
 
 
@@ -58,32 +60,35 @@ def write_zip(folder: str | Path, target: str | Path, prefix: str = "") -> Path:
 
 def archive_files(folder: Path) -> list[Path]:
     """The files that belong in the zip. Raises NotFound when the weights are gone."""
-    if not (folder / "model.safetensors").is_file():
+    if not (folder / WEIGHTS).is_file():
         raise NotFound(f"The files of this checkpoint are gone ({folder}); train it again or restore the folder.")
     return [folder / name for name in FILES if (folder / name).is_file()]
 
 
 def sums(files: list[Path]) -> str:
     """Lines for `sha256sum -c`."""
-    return "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
+    return folder_sums.lines({path.name: file_sha256(path) for path in files})
 
 
-def file_sha256(path: Path) -> str:
-    """Of the file's bytes, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def damage(folder: str | Path, sha256: str = "", taken: Sums | None = None) -> dict[str, str]:
+    """{file: what is wrong with it} of a checkpoint, by its SHA256SUMS and its row's `sha256` of the weights; empty
+    when all is well. `taken` remembers sums."""
+    folder, taken = Path(folder), taken or Sums()
+    if not (folder / WEIGHTS).is_file():
+        return {WEIGHTS: "is missing"}
+    found = folder_sums.differing(folder, taken)
+    if sha256 and WEIGHTS not in found and taken.of_file(folder / WEIGHTS) != sha256:
+        found[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
+    return found
 
 
-def damaged_files(folder: str | Path) -> list[str]:
-    """Names in SHA256SUMS whose file is missing or differs; empty when all is well."""
-    folder = Path(folder)
-    lines = (folder / "SHA256SUMS").read_text().splitlines()
-    named = (line.split(maxsplit=1) for line in lines if line.strip())
-    return [
-        name.lstrip("*")
-        for digest, name in named
-        if not (folder / name.lstrip("*")).is_file() or file_sha256(folder / name.lstrip("*")) != digest
-    ]
+def check(folder: str | Path, name: str, sha256: str = "", taken: Sums | None = None) -> None:
+    """Raise Damaged when a checkpoint must not be given away, NotFound when its files are gone."""
+    archive_files(Path(folder))
+    for file, wrong in damage(folder, sha256, taken).items():
+        raise Damaged(
+            f"The checkpoint {name!r} is damaged: {file} {wrong}; train it again, or restore {folder} from a copy."
+        )
 
 
 def _info(prefix: str, path: Path) -> zipfile.ZipInfo:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.damage import check_dataset
 from speculoos.errors import BadInput, NotFound
 from training.masks import Masked, mask_conversation
 
@@ -80,10 +81,12 @@ class Batch:
 
 
 def read_rows(folder: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a data set folder, shard by shard. Raises NotFound or BadInput with file and line."""
+    """Rows of a data set folder, shard by shard. Raises NotFound, Damaged where sums or counts do not hold, or BadInput
+    with file and line."""
     shards = sorted(Path(folder).glob("shard-*.jsonl"))
     if not shards:
         raise NotFound(f"{folder} holds no data shards (shard-00000.jsonl); generate or import the data set again.")
+    check_dataset(folder)
     for shard in shards:
         with open(shard, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

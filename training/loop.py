@@ -19,10 +19,12 @@ from torch import Tensor
 
 from decoding.fast_layers import pack_known
 from models.base import load_base, pick_device
-from models.checkpoints import read_config, save_draft
+from models.checkpoints import read_config, save_draft, verify_sums
+from models.damage import NO_SUMS, Known, check_base
 from models.identity import tokenizer_sha256, weights_sha256
-from speculoos.errors import BadInput, Cancelled
+from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, Silent
+from speculoos.sums import Sums
 from training.acceptance import Acceptance, measure
 from training.batches import DataReport, load_conversations, split_held_out
 from training.config import TrainConfig, settings_for
@@ -39,8 +41,10 @@ from training.states import (
     load_state,
     optimizer_tensors,
     read_facts,
+    remove_damaged,
     remove_scratch,
     save_state,
+    whole_state,
 )
 from training.stream import Stream
 from training.window import Window, eval_values
@@ -63,14 +67,19 @@ def train(
     resume_from: str | Path | None = None,
     reporter: Reporter | None = None,
     info: dict[str, Any] | None = None,
+    known: Known | None = None,
+    sums: Sums = NO_SUMS,
 ) -> TrainResult:
     """Train a draft for the base at `base_path` on the data set folder `dataset_path`.
 
     Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder with
-    states, such as the `out_dir` of an earlier attempt; without any the run starts from the beginning.
-    `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. Raises Cancelled, with the state
-    saved, when the reporter asks to stop.
+    states, such as the `out_dir` of an earlier attempt: the newest whole one counts; without any the run starts from
+    the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. `known`: the base's
+    files are compared with these sums first, which `sums` remembers. Raises Cancelled, with the state saved, when the
+    reporter asks to stop; Damaged when base or data are not what they were.
     """
+    if known is not None:
+        check_base(base_path, known, sums)
     with plain_errors(), fsdp_asked(pick_device(config.device)) as sharded:
         trainer = Trainer(config, base_path, dataset_path, Path(out_dir), reporter or Silent(), info or {}, sharded)
         return trainer.run(resume_from)
@@ -127,8 +136,12 @@ class Trainer:
     # the verbs, in the order of the loop
 
     def _resume(self, resume_from: str | Path | None) -> None:
-        state = latest_state(resume_from)
+        state = whole_state([resume_from], self._warn)
+        if self.main:
+            remove_damaged(self.out_dir)
         if state is None:
+            if latest_state(resume_from):
+                self._warn("No whole state is left, so the training starts from the beginning.")
             return
         facts = read_facts(state)
         check_same(facts, self._shaped_by(), state)
@@ -256,6 +269,7 @@ class Trainer:
         figures, tensors = self._figures(), self._draft_tensors()
         if self.main:
             if got is not None and (self.out_dir / "best").exists():
+                verify_sums(self.out_dir / "best")
                 tensors = load_file(self.out_dir / "best" / "model.safetensors")
             self._save_draft("final", figures, tensors)
             self.reporter.progress(self.step, self.step, "steps", "done")
@@ -373,11 +387,24 @@ class Trainer:
 
     def _adopt_best(self, best: Path) -> None:
         """Keep the earlier attempt's best draft, unless it is newer than the state: then it will be made again."""
-        figures = read_config(best)["training"]["figures"] if best.exists() else {}
+        figures = self._figures_of(best) if best.exists() else {}
         if figures.get("best_step") != self.best["step"]:
             self.best = {"tau": -math.inf, "step": 0, "worse": 0}
         elif best.parent.resolve() != self.out_dir.resolve() and self.main:
             shutil.copytree(best, self.out_dir / "best", dirs_exist_ok=True)
+
+    def _figures_of(self, best: Path) -> dict[str, Any]:
+        """The best draft's figures; none, as if it had not been kept, when its files are damaged."""
+        try:
+            verify_sums(best)
+            return read_config(best)["training"]["figures"]
+        except SpeculoosError as error:
+            self._warn(f"The best draft so far is left out: {error}")
+            return {}
+
+    def _warn(self, message: str) -> None:
+        if self.main:
+            self.reporter.log(message, "warning")
 
     def _opening(self) -> str:
         count = sum(p.numel() for p in self.method.parameters() if p.requires_grad)

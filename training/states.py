@@ -1,6 +1,7 @@
-"""Resumable states: a folder `state-<step>` with the draft's and the optimizer's tensors and `state.json`.
+"""Resumable states: a folder `state-<step>` with the draft's and the optimizer's tensors, `state.json` and their sums.
 
-Written to a temporary name and renamed, so a folder with that name is whole. Random draws and the data order depend
+Written to a temporary name and renamed, so a folder with that name was whole once; its SHA256SUMS say whether it still
+is, and a resume falls back to the newest one that is. Random draws and the data order depend
 only on the seed and the step (see `training.loop`), so the step is the data position and no generator is stored.
 Torch is imported only to read and write tensors.
 """
@@ -9,12 +10,15 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from models.checkpoints import write_synced
 from models.files import sync
-from speculoos.errors import BadInput, Unavailable
+from models.identity import tensors_of
+from speculoos.errors import BadInput, Damaged, SpeculoosError, Unavailable
+from speculoos.sums import SUMS, differing, file_sha256, lines
 
 DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
 NAME = re.compile(r"state-(\d+)$")
@@ -23,7 +27,7 @@ NAME = re.compile(r"state-(\d+)$")
 def all_states(folder: str | Path) -> list[Path]:
     """Whole states in `folder`, oldest first."""
     found = [p for p in Path(folder).glob("state-*") if NAME.match(p.name) and (p / STATE).exists()]
-    return sorted(found, key=lambda p: int(NAME.match(p.name)[1]))
+    return sorted(found, key=_step)
 
 
 def latest_state(folder: str | Path | None) -> Path | None:
@@ -35,6 +39,43 @@ def latest_state(folder: str | Path | None) -> Path | None:
         return folder
     states = all_states(folder) if folder.is_dir() else []
     return states[-1] if states else None
+
+
+def whole_state(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
+    """The newest state that is whole, of the first folder that has one (a folder may be a state itself); None when
+    there is none. `log` is told of each damaged state that was passed over."""
+    for folder in folders:
+        own = latest_state(folder)
+        for state in [own] if own and own == Path(folder or "") else reversed(all_states(folder) if own else []):
+            if not (wrong := damage(state)):
+                return state
+            log(f"{state.parent.name}/{state.name} is damaged ({wrong}), so it is passed over for an older one.")
+    return None
+
+
+def damage(state: Path) -> str:
+    """What is wrong with a state, "" when it is whole. States of earlier versions have no sums: their files must be
+    there, and end where their headers say."""
+    if wrong := differing(state):
+        return "; ".join(f"{name} {why}" for name, why in wrong.items())
+    try:
+        read_facts(state)
+        for name in () if (state / SUMS).exists() else (DRAFT, OPTIMIZER):
+            tensors_of(state / name)
+    except (SpeculoosError, OSError) as error:
+        return str(error).rstrip(".")
+    return ""
+
+
+def remove_damaged(folder: Path) -> None:
+    """Remove the damaged states of `folder`, so that they are not counted among those to keep."""
+    for state in all_states(folder):
+        if damage(state):
+            shutil.rmtree(state, ignore_errors=True)
+
+
+def _step(state: Path) -> int:
+    return int(NAME.match(state.name)[1])
 
 
 def save_state(out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int) -> Path:
@@ -54,6 +95,7 @@ def save_state(out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], fa
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / name)
             sync(temporary / name)
         write_synced(temporary / STATE, json.dumps(facts, indent=2))
+        write_synced(temporary / SUMS, lines({p.name: file_sha256(p) for p in temporary.iterdir()}))
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
     finally:
@@ -71,10 +113,14 @@ def remove_scratch(folder: Path) -> None:
 
 
 def read_facts(state: Path) -> dict[str, Any]:
+    """The state's state.json. Raises Damaged when it cannot be read."""
     try:
-        return json.loads((state / STATE).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise BadInput(f"{state} cannot be resumed from ({error}); start the training anew.") from None
+        facts = json.loads((state / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{state} cannot be resumed from ({error}); start the training anew.") from None
+    if not isinstance(facts, dict):
+        raise Damaged(f"{state / STATE} holds no object; start the training anew.")
+    return facts
 
 
 def load_state(state: Path, draft: Any, optimizer: Any) -> None:

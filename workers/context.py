@@ -9,12 +9,14 @@ from typing import Any
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from models.damage import Known
 from speculoos.errors import Fenced, NotFound
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
+from speculoos.sums import Sums
 from tracking import db, jobs, leases, queries
 from tracking.names import WORDS
-from tracking.tables import Job, Table
+from tracking.tables import Base, Job, Table
 from workers.reporter import JobReporter
 from workers.timing import Timing
 
@@ -48,6 +50,16 @@ class Context(JobReporter):
                 queries.must_be_ready(row)
                 return row
         raise NotFound(f"The {WORDS[table.__tablename__]} this job needs ({row_id}) was deleted.")
+
+    @property
+    def sums(self) -> Sums:
+        """Sums of files that were taken before, by anyone in this home."""
+        return Sums.of(self.settings)
+
+    @staticmethod
+    def known(base: Base) -> Known:
+        """What a base's row says of its files: `load_base` compares them."""
+        return Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
 
     def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
         """Fill an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`."""

@@ -45,13 +45,11 @@ def measure(
     """Load base and draft, and run `evaluation.acceptance.evaluate` on them, holding the device so that jobs wait.
     `shared_with` names what held it already."""
     from evaluation.acceptance import evaluate as run
-    from models.base import load_base
-    from models.checkpoints import load_draft
     from serving.lease import alone, device_name
+    from speculoos.commands.targets import load_target
     from speculoos.reporting import ConsoleReporter
 
-    base = load_base(ref.base_path, dtype="float32", device=device)
-    draft = load_draft(ref.checkpoint_path, base, ref.base_sha256) if ref.checkpoint_path else None
+    base, draft = load_target(settings, ref, device)
     with alone(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
         found = run(base, draft, questions, ConsoleReporter(), max_tokens=max_tokens, options=options)
     return {**found, "shared_with": sharing.shared_with}

@@ -17,16 +17,19 @@ def export(
 ) -> None:
     """Write a zip of model.safetensors, config.json, the model card and sha256 sums."""
     from speculoos.homes import open_home
+    from speculoos.sums import Sums, file_sha256
     from tracking import archive, queries
     from tracking.db import reading
 
-    with reading(open_home()) as session:
+    settings = open_home()
+    with reading(settings) as session:
         row = queries.find_checkpoint(session, checkpoint)
         queries.must_be_ready(row)
         base = queries.find_base(session, row.base_id).name
     target = (output or Path(archive.archive_name(base, row.name))).expanduser().resolve()
     if target.is_dir():
         target = target / archive.archive_name(base, row.name)
+    archive.check(row.path, row.name, row.sha256, Sums.of(settings))
     archive.write_zip(row.path, target)
-    found = {"path": str(target), "bytes": target.stat().st_size, "sha256": archive.file_sha256(target)}
+    found = {"path": str(target), "bytes": target.stat().st_size, "sha256": file_sha256(target)}
     finish({**found, "checkpoint": f"{base}@{row.name}"}, as_json, f"{target} ({found['bytes'] / 1e6:.1f} MB)")

@@ -42,7 +42,7 @@ def generate(
     settings = open_home()
     ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
-    engine = Engine(ref, device or settings.device, parse_settings(draft or ()))
+    engine = Engine(settings, ref, device or settings.device, parse_settings(draft or ()))
     found = engine.answer([{"role": "user", "content": text}], system, config, show=not as_json)
     finish(found, as_json, _line(found))
 
@@ -50,15 +50,13 @@ def generate(
 class Engine:
     """A loaded base with its drafter, for commands that generate in their own process."""
 
-    def __init__(self, ref: Any, device: str, drafting: dict[str, Any]):
+    def __init__(self, settings: Any, ref: Any, device: str, drafting: dict[str, Any]):
         from decoding.drafters import make_drafter
         from decoding.fast import fast_target
-        from models.base import load_base
-        from models.checkpoints import load_draft
+        from speculoos.commands.targets import load_target
 
         self.ref = ref
-        self.base = load_base(ref.base_path, dtype="float32", device=device)
-        draft = load_draft(ref.checkpoint_path, self.base, ref.base_sha256) if ref.checkpoint_path else None
+        self.base, draft = load_target(settings, ref, device)
         for notice in getattr(draft, "notices", ()):
             say(notice)
         self.target = fast_target(self.base)

@@ -1,8 +1,10 @@
 """Which base and which draft a command names: rows of this home, or folders on disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from models.damage import Known
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
@@ -19,6 +21,9 @@ class TargetRef:
     base_id: str = ""
     checkpoint_path: str = ""
     checkpoint_id: str = ""
+    checkpoint_sha256: str = ""
+    base_known: Known = Known()
+    """What the row says of the base's files; nothing for a folder that is in no list."""
 
 
 def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
@@ -33,7 +38,8 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
         if found and checkpoint:
             raise BadInput(f"--model {model} names a checkpoint already; leave --checkpoint out.")
         queries.must_be_ready(base)
-        ref = TargetRef(base.name, base.path, base.weights_sha256, base.id)
+        known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+        ref = TargetRef(base.name, base.path, base.weights_sha256, base.id, base_known=known)
         if is_folder(checkpoint):
             return _with_folder(ref, checkpoint)
         if checkpoint:
@@ -42,7 +48,9 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
             return ref
         queries.must_be_ready(found)
         name = f"{base.name}@{found.name}"
-        return TargetRef(name, base.path, base.weights_sha256, base.id, found.path, found.id)
+        return replace(
+            ref, name=name, checkpoint_path=found.path, checkpoint_id=found.id, checkpoint_sha256=found.sha256
+        )
 
 
 def is_folder(reference: str) -> bool:
@@ -56,4 +64,17 @@ def _with_folder(ref: TargetRef, checkpoint: str) -> TargetRef:
     if not is_folder(checkpoint):
         raise BadInput(f"--checkpoint {checkpoint}: for a model given as a folder, give the checkpoint's folder too.")
     path = str(Path(checkpoint).expanduser().resolve())
-    return TargetRef(f"{ref.name}@{path}", ref.base_path, ref.base_sha256, ref.base_id, path)
+    return replace(ref, name=f"{ref.name}@{path}", checkpoint_path=path)
+
+
+def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, Any]:
+    """The base in float32 on `device`, and its draft or None, their files compared with what the rows say."""
+    from models.base import load_base
+    from models.checkpoints import load_draft
+    from speculoos.sums import Sums
+
+    sums = Sums.of(settings)
+    base = load_base(ref.base_path, "float32", device, ref.base_known, sums)
+    if not ref.checkpoint_path:
+        return base, None
+    return base, load_draft(ref.checkpoint_path, base, ref.base_sha256, ref.checkpoint_sha256, sums)

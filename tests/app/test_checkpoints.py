@@ -78,6 +78,19 @@ def test_the_zip_holds_the_files_and_their_sums_agree(home: Settings, base_id: s
         assert hashlib.sha256(archive.read(name)).hexdigest() == digest
 
 
+def test_a_damaged_checkpoint_is_not_given_away(home: Settings, base_id: str, client: TestClient) -> None:
+    folder = write_files(home.home / "checkpoints" / "one" / "attempt-1")
+    weights = folder / "model.safetensors"
+    row_id = add_checkpoint(home, base_id, path=str(folder), sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
+    assert download(client, row_id).status_code == 200
+    with open(weights, "r+b") as file:
+        file.seek(1_000_000)
+        file.write(os.urandom(512))
+    answer = download(client, row_id)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "damaged")
+    assert "'heads' is damaged: model.safetensors" in answer.json()["error"]["message"]
+
+
 def test_the_head_that_comes_with_the_starter_is_served_from_where_it_is_installed(
     home: Settings, base_id: str, client: TestClient
 ) -> None:

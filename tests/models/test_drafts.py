@@ -1,19 +1,28 @@
 """Draft networks: a cache and a tree mask change nothing about what they compute; checkpoints bring them back whole."""
 
-import json
 import shutil
 
 import pytest
 import torch
 
 from models.base import load_base
-from models.checkpoints import load_draft, read_config, save_draft, set_drafting, verify_sums
+from models.checkpoints import (
+    amend,
+    draft_to_train,
+    load_draft,
+    read_config,
+    save_draft,
+    set_drafting,
+    verify_sums,
+)
 from models.draft_layers import ChainMemory, DraftCache
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft, spread
-from speculoos.errors import BadInput, NotFound, Unsupported
+from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
+from speculoos.sums import Sums, file_sha256
+from tests.tools.damage import flip
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +86,7 @@ def test_saving_again_replaces_the_folder_and_bf16_halves_it(base, tmp_path):
 def test_another_base_warns_and_another_vocabulary_is_refused(base, tmp_path):
     folder = save_draft(tmp_path / "d", make("eagle", base), {"base_sha256": "a" * 64})
     assert "trained on a base" in load_draft(folder, base, "b" * 64).notices[0]
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 9}))
+    amend(folder, vocab_size=9)
     with pytest.raises(Unsupported, match="vocab_size 9"):
         load_draft(folder, base)
 
@@ -87,15 +95,36 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(base, tmp_path):
     with pytest.raises(NotFound, match="config.json"):
         load_draft(tmp_path, base)
     folder = save_draft(tmp_path / "d", make("medusa", base), {})
+    sums = (folder / "SHA256SUMS").read_text()
     (folder / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(Damaged, match="SHA256SUMS"):
+        load_draft(folder, base)
+    (folder / "SHA256SUMS").unlink()  # a folder of somebody else's
     with pytest.raises(BadInput, match="safetensors"):
         load_draft(folder, base)
-    with pytest.raises(BadInput, match="SHA256SUMS"):
-        verify_sums(folder)
     other = save_draft(tmp_path / "e", make("eagle", base), {})
     shutil.copy(other / "model.safetensors", folder)
     with pytest.raises(Unsupported, match="first wrong tensor"):
         load_draft(folder, base)
+    (folder / "SHA256SUMS").write_text(sums.replace("  model", "  ../model"))
+    with pytest.raises(Damaged, match="line 3: expected a sha256"):
+        load_draft(folder, base)
+
+
+def test_512_flipped_bytes_of_a_draft_are_told_instead_of_loaded(base, tmp_path):
+    folder = save_draft(tmp_path / "d", make("medusa", base), {})
+    weights, sums = folder / "model.safetensors", Sums(tmp_path / "sums.json")
+    sha256 = file_sha256(weights)
+    assert load_draft(folder, base, sha256=sha256, sums=sums)
+    flip(weights)
+    for given in (sums, Sums(tmp_path / "sums.json"), None):
+        with pytest.raises(Damaged, match="model.safetensors is damaged"):
+            load_draft(folder, base, sums=given)
+    with pytest.raises(Damaged):
+        draft_to_train(folder, base, "medusa")
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(Damaged, match="not the file that was trained"):
+        load_draft(folder, base, sha256=sha256, sums=sums)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])

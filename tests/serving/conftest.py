@@ -16,6 +16,7 @@ import uvicorn
 
 from models.base import load_base
 from models.checkpoints import WEIGHTS, file_sha256, save_draft
+from models.identity import weights_sha256
 from models.medusa import MedusaConfig, MedusaHeads
 from models.tiny import make_tiny_base
 from serving.engine import Engine
@@ -115,7 +116,7 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     make_cycle_base(root / "cycle")
     make_cycle_base(root / "cycle2", seed=1)
-    make_heads(root / "right", root / "cycle", "b" * 64)
+    make_heads(root / "right", root / "cycle", weights_sha256(root / "cycle"))
     make_heads(root / "wrong", root / "cycle", "c" * 64, wrong=True)
     return root
 
@@ -127,8 +128,8 @@ def ready_base(name: str, path: Path, sha256: str) -> Base:
 def register(settings: Settings, root: Path) -> None:
     """Rows for the model files: bases cycle, cycle2 and one that is not ready; checkpoints right, wrong, unready."""
     with session(settings) as db:
-        cycle = ready_base("cycle", root / "cycle", "b" * 64)
-        second = ready_base("org/cycle2", root / "cycle2", "d" * 64)
+        cycle = ready_base("cycle", root / "cycle", weights_sha256(root / "cycle"))
+        second = ready_base("org/cycle2", root / "cycle2", weights_sha256(root / "cycle2"))
         db.add_all([cycle, second, Base(name="unready", source="folder", location="x")])
         db.flush()
         for name in ("right", "wrong"):

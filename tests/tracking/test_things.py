@@ -201,10 +201,13 @@ def test_the_written_zip_is_whole_or_absent(checkpoint: Path, tmp_path: Path) ->
 
 
 def test_damage_is_found_by_the_sums(checkpoint: Path) -> None:
-    assert archive.damaged_files(checkpoint) == []
+    weights = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
+    assert archive.damage(checkpoint, weights) == {}
+    assert list(archive.damage(checkpoint, "0" * 64)) == ["model.safetensors"]
     (checkpoint / "config.json").write_text("{ }")
     (checkpoint / "README.md").unlink()
-    assert archive.damaged_files(checkpoint) == ["config.json", "README.md"]
+    found = archive.damage(checkpoint)
+    assert "differs" in found.pop("config.json") and found == {"README.md": "is missing"}
 
 
 def test_archive_names_suit_every_system() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from models.identity import weights_sha256
 from tests.workers.conftest import Bench
 from tracking import archive, db, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
@@ -21,7 +22,7 @@ TRAINING = {"max_steps": 12, "epochs": 0.0, "batch_tokens": 256, "eval_every": 6
 def base(bench: Bench, tiny_base: Path) -> Base:
     with db.session(bench.settings) as session:
         row = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
-        row.weights_sha256 = "0" * 64
+        row.weights_sha256 = weights_sha256(tiny_base)
         session.add(row)
     return row
 

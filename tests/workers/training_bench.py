@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from models.identity import weights_sha256
 from tests.workers.conftest import Bench
 from tracking import db
 from tracking.tables import Base, Dataset, Job
@@ -24,7 +25,7 @@ def submit_training(bench: Bench, tiny_base: Path, steps: int, save_every: int) 
     (folder / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with db.session(bench.settings) as session:
         base = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
-        base.weights_sha256 = "0" * 64
+        base.weights_sha256 = weights_sha256(tiny_base)
         data = Dataset(name="talk", kind="conversations", path=str(folder), rows=len(rows), state="ready")
         session.add_all([base, data])
     settings = {**SETTINGS, "max_steps": steps, "save_every": save_every}

@@ -28,7 +28,7 @@ def run(request: Evaluate, context: Context) -> dict[str, Any]:
     base_row = context.usable(Base, request.base_id)
     questions = _questions(request, context)
     device = take_device(context)
-    base = load_base(base_row.path, dtype="float32", device=device)
+    base = load_base(base_row.path, "float32", device, context.known(base_row), context.sums)
     draft = _draft(request, context, base, base_row.weights_sha256)
     context.log(f"Measuring {len(questions)} questions on {device}, plain and with drafting, one after the other.")
     result = evaluate(base, draft, questions, context, max_tokens=request.max_tokens, options=request.drafting)
@@ -47,7 +47,8 @@ def _questions(request: Evaluate, context: Context) -> list[dict[str, Any]]:
 def _draft(request: Evaluate, context: Context, base: LoadedBase, base_sha256: str) -> Any:
     if not request.checkpoint_id:
         return None
-    draft = load_draft(context.usable(Checkpoint, request.checkpoint_id).path, base, base_sha256)
+    row = context.usable(Checkpoint, request.checkpoint_id)
+    draft = load_draft(row.path, base, base_sha256, row.sha256, context.sums)
     for notice in getattr(draft, "notices", []):
         context.log(str(notice), "warning")
     return draft

@@ -12,7 +12,7 @@ def run(request: FetchModel, context: Context) -> dict[str, Any]:
     """Fetch, hash, and fill the base's row with its path, identity and card."""
     folder = context.model_folder(request.base_id)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    path, card = fetch_base(request.source, request.location, folder, context, context.settings.hf_token)
+    path, card = fetch_base(request.source, request.location, folder, context, context.settings.hf_token, context.sums)
     context.publish(
         Base,
         request.base_id,

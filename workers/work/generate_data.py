@@ -49,7 +49,7 @@ def _by_base(request: GenerateData, context: Context, source: str, options: Gene
 
     row = context.usable(Base, request.base_id)
     device = take_device(context)
-    base = load_base(row.path, dtype=generation_dtype(device), device=device)
+    base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
     pack_known(base)
     folder = context.dataset_folder(request.dataset_id)
     return generate_local(base, source, folder, options, context, row.card or None)

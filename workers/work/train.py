@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints import WEIGHTS, file_sha256
+from models.checkpoints import WEIGHTS
+from speculoos.sums import file_sha256
 from tracking.changes import size
 from tracking.tables import Base, Checkpoint, Dataset
 from training.loop import TrainResult, train
 from training.recipes import config_for
-from training.states import latest_state
+from training.states import latest_state, whole_state
 from workers.catalog import require_method
 from workers.context import Context
 from workers.requests import Train
@@ -28,10 +29,11 @@ def run(request: Train, context: Context) -> dict[str, Any]:
     config = config_for(request.method, request.recipe, {"device": context.settings.device, **request.settings})
     folder = context.checkpoint_folder(request.checkpoint_id)
     earlier = context.earlier_attempts(request.checkpoint_id)
-    resume = next((path for path in (folder, *earlier) if latest_state(path)), None)
+    resume = resume_from((folder, *earlier), context)
     take_device(context)
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": dataset.name}
-    result = train(config, base.path, dataset.path, folder, resume, context, info)
+    known = context.known(base)
+    result = train(config, base.path, dataset.path, folder, resume, context, info, known, context.sums)
     context.progress(result.step, result.step, "steps")  # also where an attempt resumed at the last step
     publish(context, request.checkpoint_id, base, result)
     figures = {**result.figures, "tuning": tune_tree(context, base, config.device, result.folder)}
@@ -39,6 +41,14 @@ def run(request: Train, context: Context) -> dict[str, Any]:
     for path in earlier:
         shutil.rmtree(path, ignore_errors=True)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
+
+
+def resume_from(folders: tuple[Path, ...], context: Context) -> Path | None:
+    """The newest whole state of this job's attempts, the latest attempt first; the log says what was passed over."""
+    state = whole_state(folders, lambda said: context.log(said, "warning"))
+    if state is None and any(latest_state(folder) for folder in folders):
+        context.log("No whole state is left, so the training starts from the beginning.", "warning")
+    return state
 
 
 def tune_tree(context: Context, base: Base, device: str, folder: Path) -> str:
@@ -49,8 +59,8 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> str:
     from models.checkpoints import load_draft, set_drafting
 
     context.log("Looking for the tree that gives the most tokens per second on this machine.")
-    loaded = load_base(base.path, dtype="auto", device=device)
-    draft = load_draft(folder, loaded, base.weights_sha256)
+    loaded = load_base(base.path, "auto", device, context.known(base), context.sums)
+    draft = load_draft(folder, loaded, base.weights_sha256, sums=context.sums)
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")

@@ -1,0 +1,175 @@
+"""Files of a model folder that somebody else wrote: what of them may reach transformers.
+
+Its configs hold keys that fetch code, name other files or choose kernels; those are dropped at any depth. What is left
+is shown to transformers in a folder of our own, with links to the weights that were hashed, so that no file counts
+which was not looked at. No torch.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from models import identity
+from models.identity import TensorEntry
+from speculoos.errors import BadInput, Unsupported
+
+DROPPED = frozenset(
+    {
+        *("auto_map", "custom_pipelines", "custom_generate", "trust_remote_code", "code_revision", "_commit_hash"),
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+        *("_attn_implementation_autoset", "_flash_attn_2_enabled"),
+        *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
+        *("use_kernels", "kernel_config", "configuration_files", "transformers_weights", "fast_tokenizer_files"),
+        *("_name_or_path", "name_or_path", "tokenizer_file", "vocab_file", "merges_file", "spm_file"),
+        *("use_pretrained_backbone", "assistant_model", "cache_implementation", "cache_config", "compile_config"),
+        *("base_model_tp_plan", "base_model_pp_plan", "tp_plan", "distributed_config"),
+    }
+)
+"""Keys that make transformers run or fetch code, read other files, or compute otherwise than it would by itself."""
+QUANTISED_KEYS = ("quantization_config", "compression_config")
+QUANTISED_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".absmax")
+WIDTHS = (
+    *("vocab_size", "hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "d_ff"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size", "num_attention_heads", "n_head"),
+    *("num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
+)
+"""Sizes that are a dimension of some tensor, or smaller than one."""
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "sliding_window")
+LONGEST = 1 << 27
+MEMORY_DISK = Path("/dev/shm")
+
+
+def plain_config(folder: str | Path) -> dict[str, Any]:
+    """config.json with what might fetch or run code left out, its sizes checked against the weights.
+
+    Raises BadInput for a file that is no config or does not fit, Unsupported for quantised weights.
+    """
+    path = Path(folder) / "config.json"
+    config = identity.read_json(path)
+    if not config:
+        raise BadInput(f"{folder}: no config.json with a model_type, so this is not a Hugging Face model folder.")
+    _check_shape(config, path)
+    if quantised := _quantised(config):
+        raise _refusal(path, quantised)
+    return cleaned(config)
+
+
+def cleaned(value: Any) -> Any:
+    """JSON without the DROPPED keys, at any depth."""
+    if isinstance(value, dict):
+        return {key: cleaned(item) for key, item in value.items() if key not in DROPPED}
+    return [cleaned(item) for item in value] if isinstance(value, list) else value
+
+
+def check_sizes(folder: str | Path, config: dict[str, Any], tensors: list[TensorEntry]) -> None:
+    """Raise BadInput where config.json promises more than the weights hold: transformers would make room for it
+    first. Raises Unsupported where the tensors are those of a quantised model."""
+    path = Path(folder) / "config.json"
+    if packed := next((entry for entry in tensors if entry.name.endswith(QUANTISED_TENSORS)), None):
+        raise _refusal(path, packed.name)
+    widest = max((size for entry in tensors for size in entry.shape), default=0)
+    limits = {**dict.fromkeys(WIDTHS, widest), **dict.fromkeys(DEPTHS, len(tensors)), **dict.fromkeys(LENGTHS, LONGEST)}
+    for name, value in _numbers(config, "", path):
+        most = limits[name.rpartition(".")[2]]
+        if value > most:
+            raise BadInput(
+                f"{path}: {name} {value} does not fit the weights (at most {most} here); "
+                "restore the config.json that came with them."
+            )
+
+
+@contextmanager
+def shown(folder: str | Path, weights: bool = True) -> Iterator[Path]:
+    """A folder for transformers to load from, while the block runs: cleaned configs, links to vocabulary and weights.
+
+    Raises BadInput or Unsupported for a folder that must not be loaded.
+    """
+    folder = Path(folder).absolute()
+    place = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None  # a full disk must not keep a model from loading
+    with tempfile.TemporaryDirectory(prefix="speculoos-", dir=place) as made:
+        view = Path(made)
+        _show_configs(folder, view)
+        for name in (*identity.TOKENIZER_FILES, *identity.BESIDE):
+            if (folder / name).is_file():
+                (view / name).symlink_to(folder / name)
+        if weights:
+            _show_weights(folder, view)
+        yield view
+
+
+def _show_configs(folder: Path, view: Path) -> None:
+    if (folder / "config.json").exists():
+        _write(view / "config.json", plain_config(folder))
+    if template := identity.chat_template(folder):
+        (view / "chat_template.jinja").write_text(template, encoding="utf-8", errors="replace")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        if (folder / name).exists():
+            found = cleaned(identity.read_json(folder / name))
+            _write(view / name, {key: value for key, value in found.items() if key != "chat_template"})
+
+
+def _show_weights(folder: Path, view: Path) -> None:
+    """The files that identify the model, and an index made from what they hold."""
+    files = identity.weight_files(folder)
+    if len(files) == 1:
+        (view / "model.safetensors").symlink_to(files[0])
+        return
+    for file in files:
+        (view / file.name).symlink_to(file)
+    weight_map = {entry.name: entry.file.name for entry in identity.tensors(folder)}
+    _write(view / identity.INDEX, {"metadata": {}, "weight_map": weight_map})
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def _check_shape(config: dict[str, Any], path: Path) -> None:
+    """The fields that everything reads have the types that everything expects."""
+    kind, names = config.get("model_type"), config.get("architectures")
+    if not isinstance(kind, str) or not kind:
+        raise BadInput(f"{path}: model_type: expected the name of an architecture; this is no Hugging Face model.")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise BadInput(f"{path}: architectures: expected a list of names; restore the file.")
+    if not isinstance(config.get("text_config") or {}, dict):
+        raise BadInput(f"{path}: text_config: expected an object; restore the file.")
+    for _ in _numbers(config, "", path):
+        pass
+
+
+def _numbers(config: dict[str, Any], where: str, path: Path) -> Iterator[tuple[str, int]]:
+    """(dotted name, value) of every size in a config, nested ones included. Raises BadInput for what is no number."""
+    for key, value in config.items():
+        name = f"{where}{key}"
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{name}.", path)
+        elif key in (*WIDTHS, *DEPTHS, *LENGTHS) and value is not None:
+            for number in value if isinstance(value, list) else [value]:
+                if type(number) is float and number.is_integer():
+                    number = int(number)
+                if type(number) is not int or number < -1:
+                    raise BadInput(f"{path}: {name}: expected a whole number, got {str(number)[:60]!r}.")
+                yield name, number
+
+
+def _quantised(config: dict[str, Any]) -> str:
+    """How the weights are quantised, by the first config that says so; "" when none does."""
+    for key, value in config.items():
+        if key in QUANTISED_KEYS and value:
+            method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
+            return str(method or key)[:40]
+        if isinstance(value, dict) and (found := _quantised(value)):
+            return found
+    return ""
+
+
+def _refusal(path: Path, how: str) -> Unsupported:
+    return Unsupported(
+        f"{path}: its weights are quantised ({how}), which this build does not compute; "
+        "fetch the unquantised model, or a GGUF file of it, which is de-quantised."
+    )

@@ -1,0 +1,20 @@
+"""Damage as disks do it: bytes flipped in place, files cut."""
+
+import os
+from pathlib import Path
+
+
+def flip(path: Path, count: int = 512, at: float = 0.5) -> None:
+    """Invert `count` bytes (or as many as there are) from the part `at` of the file on."""
+    size = path.stat().st_size
+    start = max(min(int(size * at), size - count), 0)
+    with open(path, "r+b") as file:
+        file.seek(start)
+        old = file.read(count)
+        file.seek(start)
+        file.write(bytes(255 - byte for byte in old))
+
+
+def cut(path: Path, part: float = 0.5) -> None:
+    """Keep the first `part` of a file."""
+    os.truncate(path, int(path.stat().st_size * part))
