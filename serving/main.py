@@ -56,7 +56,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     _add_runs(app, settings, live)
     app.add_middleware(TokenRequired, token=settings.inference_token)
     app.add_middleware(
-        Guard, port=settings.inference_port, allowed_hosts=settings.allowed_hosts, max_body_bytes=MAX_BODY_BYTES
+        Guard, port=settings.inference_port, allowed_hosts=settings.inference_hosts, max_body_bytes=MAX_BODY_BYTES
     )
     return app
 
