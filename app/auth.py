@@ -79,7 +79,9 @@ class Door:
         self._one_at_a_time, self._places = asyncio.Lock(), asyncio.Semaphore(MOST_WAITING)
 
     async def by_link(self, request: Request, token: str) -> Response:
-        """Someone opened the address that was printed."""
+        """Someone opened the address that was printed; a browser that is in already uses up no link."""
+        if await self.sessions.find(request.cookies.get(self.sessions.cookie, "")):
+            return RedirectResponse(own_path(request.query_params.get("next", "/")), status_code=303)
         return await self._let_in(request, request.query_params.get("next", "/"), token=token)
 
     async def by_form(self, request: Request, given: dict[str, str]) -> Response:

@@ -7,8 +7,13 @@ import sys
 
 import psutil
 
+from speculoos.settings import Settings
+
+LONGEST = 80
+"""Characters of a name that a job keeps."""
 FIRST = 500 if sys.platform == "darwin" else 1000
 """User ids of people begin here."""
+SHOWN = 5
 NOBODY = 65534
 CLOSED = ("nologin", "false", "sync", "shutdown", "halt")
 """Names of shells that let nobody in."""
@@ -17,9 +22,21 @@ CLOSED = ("nologin", "false", "sync", "shutdown", "halt")
 def account() -> str:
     """The name of this process' user; "" where the system knows none (a container with a bare user id)."""
     try:
-        return getpass.getuser()
+        name = getpass.getuser()
     except (KeyError, OSError):
         return ""
+    return "".join(letter for letter in name if letter.isprintable()).strip()[:LONGEST]
+
+
+def access_warning(settings: Settings) -> str:
+    """One sentence when other people of this machine can open the pages and need not; "" when all is well."""
+    if settings.asks_login or not (names := others()):
+        return ""
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    return (
+        f"Other people of this machine ({shown}) can open these pages and do all that you can; "
+        "set SPECULOOS_LOGIN=token to let in only who has a link."
+    )
 
 
 def others() -> list[str]:

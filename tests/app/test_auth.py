@@ -280,8 +280,11 @@ def test_a_printed_link_lets_one_browser_in_once(linked: TestClient, home: Setti
     answer = linked.get(link)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert linked.get("/jobs").status_code == 200
+    another = login_links.make_link(home, "http://127.0.0.1:7860")
+    assert linked.get(another).status_code == 303
     linked.cookies.clear()
     assert linked.get(link).status_code == 401
+    assert login_links.use(home, another.split("token=")[1]), "a browser that is in already uses up no link"
     assert linked.get("/jobs").status_code == 303
 
 
