@@ -1,30 +1,26 @@
-"""The password in front of every page and route, when one is set: a login page and a signed cookie.
+"""The login in front of every page and route, where a password is set or SPECULOOS_LOGIN asks for a link.
 
-Sessions are not stored: the cookie holds when it ends and a signature made with a key of the home and the password,
-so a new password logs everybody out and a restart nobody. Everything but the login, its style sheet and `/healthz`
-needs the cookie.
+A login is a row (app/sessions.py), so logging out ends it and a restart does not; a new password ends them all.
+Everything but the login, its style sheet and `/healthz` needs one.
 """
 
 import asyncio
-import hashlib
-import hmac
-import os
-import secrets
-import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.components.text import safe
-from speculoos.errors import BadInput
+from app.gradio_gate import is_secure
+from app.sessions import SECONDS, Sessions, Visitor
+from app.visitor import BROWSER, LOGIN
+from speculoos import login_links
+from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
+from tracking.names import check_user
 
-COOKIE = "speculoos-session"
-SECONDS = 14 * 24 * 3600
-"""How long a login lasts."""
 PAUSE = 0.5
 """Seconds a wrong password costs; wrong ones wait for each other."""
 MOST_WAITING = 20
@@ -33,6 +29,8 @@ FORM_LIMIT = 4096
 OPEN = ("/healthz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
 MACHINES = ("/api/", "/gradio_api/")
 """Paths that scripts ask for: they get 401, not the login page."""
+WRONG_PASSWORD = "That is not the password."
+WRONG_LINK = "This link was used already, or is too old. `speculoos login-link` prints another."
 
 
 def check_bind(settings: Settings) -> None:
@@ -45,84 +43,103 @@ def check_bind(settings: Settings) -> None:
 
 
 def add_login(app: FastAPI, settings: Settings) -> None:
-    """Put the password in front of `app`. Does nothing when none is set."""
-    if not settings.password:
+    """Put the login in front of `app`. Does nothing when none is asked for."""
+    if not settings.asks_login:
         return
-    sessions = Sessions(session_key(settings), settings.password)
-    one_at_a_time, places = asyncio.Lock(), asyncio.Semaphore(MOST_WAITING)
+    door = Door(settings)
 
     @app.get("/login")
-    def form(request: Request) -> HTMLResponse:
-        return HTMLResponse(login_page(request.query_params.get("next", "/")))
+    async def form(request: Request) -> Response:
+        if token := request.query_params.get("token"):
+            return await door.by_link(request, token)
+        return door.page(request.query_params.get("next", "/"))
 
     @app.post("/login")
     async def login(request: Request) -> Response:
-        given = await read_form(request)
-        target = own_path(given.get("next", "/"))
-        if places.locked():
-            return HTMLResponse(login_page(target, "Too many tries at once; try again in a minute."), status_code=429)
-        if not sessions.is_password(given.get("password", "")):
-            async with places, one_at_a_time:
-                await asyncio.sleep(PAUSE)
-            return HTMLResponse(login_page(target, "That is not the password."), status_code=401)
-        return with_cookie(RedirectResponse(target, status_code=303), sessions.issue(), request)
+        return await door.by_form(request, await read_form(request))
 
     @app.post("/logout")
-    def logout() -> Response:
+    async def logout(request: Request) -> Response:
         answer = RedirectResponse("/login", status_code=303)
-        answer.delete_cookie(COOKIE)
+        if value := request.cookies.get(door.sessions.cookie):
+            await asyncio.to_thread(door.sessions.end, value)
+        for name in (door.sessions.cookie, BROWSER):
+            answer.delete_cookie(name)
         return answer
 
-    app.add_middleware(LoginRequired, sessions=sessions)
+    app.state.sessions = door.sessions
+    app.add_middleware(LoginRequired, sessions=door.sessions)
 
 
-class Sessions:
-    """Issues and checks cookie values."""
+class Door:
+    """Lets people in: by the password, or by a link that works once."""
 
-    def __init__(self, key: bytes, password: str):
-        self._password = password.encode()
-        self._key = hmac.digest(key, self._password, "sha256")
+    def __init__(self, settings: Settings):
+        self.settings, self.sessions = settings, Sessions(settings)
+        self._one_at_a_time, self._places = asyncio.Lock(), asyncio.Semaphore(MOST_WAITING)
 
-    def is_password(self, given: str) -> bool:
-        """Compared in constant time, whatever the lengths."""
-        digests = (hashlib.sha256(text).digest() for text in (given.encode(), self._password))
-        return hmac.compare_digest(*digests)
+    async def by_link(self, request: Request, token: str) -> Response:
+        """Someone opened the address that was printed; a browser that is in already uses up no link."""
+        if await self.sessions.find(request.cookies.get(self.sessions.cookie, "")):
+            return RedirectResponse(own_path(request.query_params.get("next", "/")), status_code=303)
+        return await self._let_in(request, request.query_params.get("next", "/"), token=token)
 
-    def issue(self) -> str:
-        """A new value, valid for SECONDS."""
-        ends = str(int(time.time()) + SECONDS)
-        return f"{ends}.{self._sign(ends)}"
+    async def by_form(self, request: Request, given: dict[str, str]) -> Response:
+        """Someone filled in the form: a password or, where there is none, the printed address or its token."""
+        secret = given.get("password", "").strip() if not self.settings.password else given.get("password", "")
+        token = "" if self.settings.password else token_in(secret)
+        return await self._let_in(request, given.get("next", "/"), given.get("name", ""), secret, token)
 
-    def is_valid(self, value: str) -> bool:
-        """Signed by us and not over."""
-        ends, _, signature = value.partition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign(ends).encode()):
-            return False
-        return int(ends) > time.time()
+    async def _let_in(
+        self, request: Request, target: str, name: str = "", password: str = "", token: str = ""
+    ) -> Response:
+        target = own_path(target)
+        if self._places.locked():
+            return self.page(target, "Too many tries at once; try again in a minute.", name, 429)
+        try:
+            user = check_user(name)
+            if not (self.sessions.is_password(password) or token and login_links.use(self.settings, token)):
+                async with self._places, self._one_at_a_time:
+                    await asyncio.sleep(PAUSE)
+                wrong = WRONG_PASSWORD if self.settings.password and not token else WRONG_LINK
+                return self.page(target, wrong, name, 401)
+            value = await asyncio.to_thread(self.sessions.begin, user)
+        except SpeculoosError as error:
+            return self.page(target, str(error), name, 400 if isinstance(error, BadInput) else 503)
+        return with_cookie(RedirectResponse(target, status_code=303), self.sessions.cookie, value, request)
 
-    def _sign(self, text: str) -> str:
-        return hmac.new(self._key, text.encode(), "sha256").hexdigest()
+    def page(self, target: str, problem: str = "", name: str = "", status: int = 200) -> HTMLResponse:
+        """The form, and what is wrong with what was sent."""
+        return HTMLResponse(login_page(self.settings, target, problem, name), status, {"Cache-Control": "no-store"})
 
 
 class LoginRequired:
-    """ASGI middleware: requests without a valid cookie are led to the login, or refused with 401."""
+    """ASGI middleware: requests without a login are led to it, or refused with 401. The others carry their Visitor."""
 
     def __init__(self, app: Any, sessions: Sessions):
         self.app, self.sessions = app, sessions
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] not in ("http", "websocket") or self._may_pass(scope):
+        if scope["type"] not in ("http", "websocket") or scope["type"] == "http" and scope["path"] in OPEN:
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return
+        try:
+            visitor = await self._visitor(scope)
+        except SpeculoosError as error:
+            refusal = Response(f"{error}\n", status_code=503, media_type="text/plain")
+        else:
+            if visitor:
+                await self.app({**scope, LOGIN: visitor}, receive, send)
+                return
+            refusal = self._refuse(Request({**scope, "type": "http", "method": scope.get("method", "GET")}))
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await self._refuse(Request(scope))(scope, receive, send)
+            await refusal(scope, receive, send)
 
-    def _may_pass(self, scope: dict[str, Any]) -> bool:
-        if scope["type"] == "http" and scope["path"] in OPEN:
-            return True
-        values = (cookie for cookie in Request({**scope, "type": "http"}).cookies.items())
-        return any(name == COOKIE and self.sessions.is_valid(value) for name, value in values)
+    async def _visitor(self, scope: dict[str, Any]) -> Visitor | None:
+        value = Request({**scope, "type": "http"}).cookies.get(self.sessions.cookie, "")
+        return await self.sessions.find(value)
 
     def _refuse(self, request: Request) -> Response:
         path = request.url.path
@@ -132,18 +149,9 @@ class LoginRequired:
         return RedirectResponse(f"/login?next={quote(path + query, safe='')}", status_code=303)
 
 
-def session_key(settings: Settings) -> bytes:
-    """The home's key for cookies, made at the first start, readable by its owner only."""
-    path = settings.home / "secrets" / "session-key"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists():
-        temporary = path.with_name(f".session-key.{os.getpid()}")
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    return path.read_bytes()
+def token_in(text: str) -> str:
+    """The token of a printed address, or `text` itself."""
+    return dict(parse_qsl(urlsplit(text).query)).get("token", "") if "token=" in text else text
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -163,15 +171,18 @@ def own_path(target: str) -> str:
     return target if ours and "\\" not in target and target.isprintable() else "/"
 
 
-def with_cookie(answer: Response, value: str, request: Request) -> Response:
+def with_cookie(answer: Response, name: str, value: str, request: Request) -> Response:
     """Set the session cookie: not for scripts, not sent from other sites, over TLS only where the page came so."""
-    secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
-    answer.set_cookie(COOKIE, value, max_age=SECONDS, httponly=True, samesite="strict", secure=secure, path="/")
+    secure = is_secure(request)
+    answer.set_cookie(name, value, max_age=SECONDS, httponly=True, samesite="strict", secure=secure, path="/")
     return answer
 
 
-def login_page(target: str, problem: str = "") -> str:
+def login_page(settings: Settings, target: str, problem: str = "", name: str = "") -> str:
     """The form, with nothing on it that needs a script."""
-    template = (Path(__file__).parent / "static" / "login.html").read_text(encoding="utf-8")
+    folder = Path(__file__).parent / "static"
+    template = (folder / "login.html").read_text(encoding="utf-8")
+    asked = (folder / f"login-{'password' if settings.password else 'link'}.html").read_text(encoding="utf-8")
     said = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
-    return template.replace("[[problem]]", said).replace("[[next]]", safe(own_path(target)))
+    template = template.replace("[[asked]]", asked).replace("[[problem]]", said)
+    return template.replace("[[next]]", safe(own_path(target))).replace("[[name]]", safe(name[:200]))

@@ -16,6 +16,9 @@ from workers.requests import FetchModel, GenerateData, ImportPrompts, Train
 ENDPOINT = "endpoint:"
 SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+PRIVATE = ("secrets", "logs", "broker", "speculoos.db", "settings.toml")
+"""What the home keeps for itself: pages neither read it by its path nor hand it out."""
+SYSTEM = ("/proc", "/sys", "/dev")
 OWN_SETTINGS = "No recipe: all settings at their default"
 
 
@@ -59,13 +62,17 @@ def import_request(settings: Settings, upload: str | None, path: str, limit: flo
 
 
 def readable(settings: Settings, text: str) -> Path:
-    """A path that pages may name: any on one's own machine, only the home folder where others may come in."""
+    """A path that pages may name: any on one's own machine, only the home folder where others may come in; never
+    what the home keeps for itself, nor another's upload."""
     try:
         path = (settings.home / Path(text).expanduser()).resolve()
         path.exists()
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, the home of nobody
         raise BadInput(f"Path: {text[:80]!r} cannot be the path of a file here.") from None
-    if not settings.is_loopback and not path.is_relative_to(settings.home):
+    own = [settings.home / name for name in (*PRIVATE, "uploads")]
+    if any(path.is_relative_to(place) for place in (*own, *SYSTEM)):
+        raise BadInput(f"Path: {path} is not for pages; give a file of yours, or upload it.")
+    if settings.is_shared and not path.is_relative_to(settings.home):
         raise BadInput(f"Path: only files under {settings.home} can be named here; copy it there, or upload it.")
     return path
 

@@ -1,5 +1,6 @@
 """The web server: pages, their own routes, the guard in front. `python -m app.main` starts it; torch stays out."""
 
+import hmac
 import os
 import sys
 import warnings
@@ -12,11 +13,16 @@ import gradio as gr
 import uvicorn
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
+from starlette.middleware import Middleware
 
 from app import auth, downloads, events
 from app.components import shell
+from app.forms import PRIVATE
+from app.gradio_gate import GradioGate
 from app.head import PageHead
+from app.sessions import session_key
 from app.theme import STATIC, head, theme
+from app.uploads import Uploads
 from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
 from speculoos.private import keep_private
@@ -46,7 +52,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         Guard,
         port=settings.port,
-        allowed_hosts=settings.allowed_hosts,
+        allowed_hosts=settings.page_hosts,
         max_body_bytes=(settings.max_upload_mb + 1) * 2**20,
         policy=PAGES_POLICY,
     )
@@ -55,16 +61,23 @@ def make_app(settings: Settings) -> FastAPI:
 
 def mount_pages(app: FastAPI, settings: Settings) -> None:
     """Mount the Gradio pages at `/`, with everything off that would show, keep or serve more than the pages do."""
-    os.environ["GRADIO_TEMP_DIR"] = str(settings.home / "uploads")
+    folder = settings.home / "uploads"
+    os.environ["GRADIO_TEMP_DIR"] = str(folder)
+    pages = make_pages(settings)
+    # A mounted app is never "launched", and Gradio then checks no path and shows any drawing it is named as its own.
+    pages.has_launched = pages.is_running = True
+    uploads = Uploads(folder, hmac.digest(session_key(settings), b"uploads", "sha256"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="SSR mode")  # said even when it is off
         gr.mount_gradio_app(
             app,
-            make_pages(settings),
+            pages,
             path="/",
+            app_kwargs={"middleware": [Middleware(GradioGate, blocks=pages, uploads=uploads, pages=PAGES)]},
             run_history=False,
             show_error=False,
             allowed_paths=[],
+            blocked_paths=[str(settings.home / name) for name in PRIVATE],
             ssr_mode=False,
             footer_links=[],
             max_file_size=settings.max_upload_mb * 2**20,

@@ -68,7 +68,7 @@ def create_app(
     _add_runs(app, settings, live)
     app.add_middleware(TokenRequired, token=settings.inference_token, keys=keys)
     app.add_middleware(
-        Guard, port=settings.inference_port, allowed_hosts=settings.allowed_hosts, max_body_bytes=MAX_BODY_BYTES
+        Guard, port=settings.inference_port, allowed_hosts=settings.inference_hosts, max_body_bytes=MAX_BODY_BYTES
     )
     app.add_middleware(Timed, observe=lambda route, status: engine.metrics.requests.labels(route, status).observe)
     return app

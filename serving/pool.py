@@ -173,7 +173,8 @@ class Pool:
         from models.base import load_base
         from models.damage import check_base
 
-        with self.heart.during("checking a base model's files", loading_seconds(self.heart.limit, 0)):
+        stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
+        with self.heart.during("checking a base model's files", loading_seconds(self.heart.limit, stored)):
             check_base(ref.base_path, ref.base_known, Sums.of(load()))  # before other models give way to it
         needed = _needed_bytes(ref.base_path, self._itemsize)
         self._make_room(needed, keep=None)

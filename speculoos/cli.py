@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="The workbench for speculative decoding: train drafts, watch them draft, measure them, take them away.",
 )
-for command in (services.up, services.doctor, quickstart.quickstart):
+for command in (services.up, services.doctor, services.login_link, quickstart.quickstart):
     app.command()(command)
 app.add_typer(models.app, name="models")
 app.add_typer(data.app, name="data")

@@ -161,6 +161,19 @@ def _healthz(url: str, what: str) -> str:
     return url
 
 
+def _access(settings: Settings) -> str:
+    """Who may open the pages. An open loopback is no fault, but worth a word where others have an account."""
+    from speculoos.people import access_warning
+
+    if settings.password:
+        return "open to who knows the password"
+    if not settings.is_loopback:
+        raise Unavailable(f"{settings.host} is open to other machines, without a password.", "Set SPECULOOS_PASSWORD.")
+    if settings.asks_login:
+        return "open to who has a link of `speculoos login-link`"
+    return access_warning(settings) or "open on this machine, where nobody else has an account"
+
+
 def _disk(settings: Settings) -> str:
     folder = settings.home
     while not folder.exists():
@@ -212,6 +225,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "reconciler": _process("reconciler", "The reconciler"),
     "web": _web,
     "inference": _inference,
+    "access": _access,
     "disk": _disk,
     "memory": _memory,
     "device": _device,

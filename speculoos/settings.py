@@ -18,6 +18,7 @@ from speculoos.errors import BadInput
 
 CLONE = Path(__file__).resolve().parent.parent
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOGINS = ("open", "token")
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,16 @@ class Settings:
     """SPECULOOS_INFERENCE_TOKEN; default the one `up` made in home/secrets."""
     password: str = field(default="", repr=False)
     """SPECULOOS_PASSWORD: asked for by the pages when set."""
+    login: str = "open"
+    """SPECULOOS_LOGIN: without a password, `open` lets in whoever reaches the address, `token` asks for a link."""
     allowed_hosts: tuple[str, ...] = ()
     """SPECULOOS_ALLOWED_HOSTS: further Host headers to accept, comma-separated; loopback always is."""
+    publish_address: str = ""
+    """SPECULOOS_PUBLISH_ADDRESS: where browsers reach a server that is published elsewhere (containers)."""
+    publish_port: int = 0
+    """SPECULOOS_PUBLISH_PORT: the port there; 0 when it is `port`."""
+    publish_inference_port: int = 0
+    """SPECULOOS_PUBLISH_INFERENCE_PORT: the same for the inference server."""
     hf_token: str = field(default="", repr=False)
     """HF_TOKEN: for gated models on the hub."""
     device: str = "auto"
@@ -92,6 +101,26 @@ class Settings:
     def is_loopback(self) -> bool:
         return self.host in LOOPBACK
 
+    @property
+    def asks_login(self) -> bool:
+        """True when the pages open only to who logs in."""
+        return bool(self.password) or self.login == "token"
+
+    @property
+    def is_shared(self) -> bool:
+        """True when people may come in who cannot read this user's files anyway."""
+        return bool(self.password) or bool(self.allowed_hosts) or not self.is_loopback
+
+    @property
+    def page_hosts(self) -> tuple[str, ...]:
+        """Further Host headers the pages accept: the allowed ones, and where they are published."""
+        return (*self.allowed_hosts, *_published(self.publish_address, self.publish_port))
+
+    @property
+    def inference_hosts(self) -> tuple[str, ...]:
+        """Further Host headers the inference server accepts."""
+        return (*self.allowed_hosts, *_published(self.publish_address, self.publish_inference_port))
+
 
 def load(env: Mapping[str, str] | None = None) -> Settings:
     """Read settings from `env` (default the process environment) and home/settings.toml.
@@ -112,6 +141,10 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         inference_url=_value(env, "SPECULOOS_INFERENCE_URL") or f"http://127.0.0.1:{inference_port}",
         inference_token=_value(env, "SPECULOOS_INFERENCE_TOKEN") or _read(home / "secrets" / "inference-token"),
         password=_value(env, "SPECULOOS_PASSWORD"),
+        login=_one_of(env, "SPECULOOS_LOGIN", LOGINS),
+        publish_address=_value(env, "SPECULOOS_PUBLISH_ADDRESS"),
+        publish_port=_port(env, "SPECULOOS_PUBLISH_PORT", 0),
+        publish_inference_port=_port(env, "SPECULOOS_PUBLISH_INFERENCE_PORT", 0),
         allowed_hosts=tuple(h.strip() for h in _value(env, "SPECULOOS_ALLOWED_HOSTS").split(",") if h.strip()),
         hf_token=_value(env, "HF_TOKEN"),
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
@@ -160,9 +193,24 @@ def _int(env: Mapping[str, str], name: str, default: int) -> int:
 
 def _port(env: Mapping[str, str], name: str, default: int) -> int:
     port = _int(env, name, default)
-    if not 0 < port < 2**16:
+    if not 0 < port < 2**16 and _value(env, name):
         raise BadInput(f"{name}: expected a port from 1 to 65535, got {port}.")
     return port
+
+
+def _one_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
+    text = _value(env, name) or known[0]
+    if text not in known:
+        raise BadInput(f"{name}: expected {' or '.join(known)}, got {text!r}.")
+    return text
+
+
+def _published(address: str, port: int) -> list[str]:
+    """Host headers of browsers that come by a published port. `0.0.0.0` and `::` name no host."""
+    if not port:
+        return []
+    names = dict.fromkeys((*LOOPBACK, *([address] if address.strip("0.:") else [])))
+    return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names]
 
 
 def _endpoints(path: Path) -> dict[str, Endpoint]:

@@ -15,6 +15,8 @@ import psutil
 from speculoos import health
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.homelock import COMMAND, UP, HomeLock
+from speculoos.login_links import make_link
+from speculoos.people import access_warning
 from speculoos.programs import ALL, INFERENCE, WEB, programs
 from speculoos.services import stop_services
 from speculoos.settings import Settings
@@ -30,7 +32,7 @@ def up(settings: Settings) -> int:
     """Run the workbench in the foreground; returns the exit code. A second start says where the first one is."""
     lock = HomeLock(settings)
     if not _take(lock):
-        print(f"Speculoos is running already: {url(settings)}")
+        print(f"Speculoos is running already: {address(settings)}")
         return 0
     stop = _stop_on_signals(settings)
     supervisor: Supervisor | None = None
@@ -53,8 +55,15 @@ def up(settings: Settings) -> int:
 
 
 def url(settings: Settings) -> str:
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    """Where browsers find the pages."""
+    host = settings.publish_address if settings.publish_port else settings.host
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.publish_port or settings.port}"
+
+
+def address(settings: Settings) -> str:
+    """What to open: the pages or, where they ask for one, a link that lets one browser in."""
+    return make_link(settings, url(settings)) if settings.login == "token" else url(settings)
 
 
 def prepare(settings: Settings) -> Settings:
@@ -195,7 +204,9 @@ def _watch(supervisor: Supervisor, stop: threading.Event) -> None:
 
 def _welcome(settings: Settings) -> str:
     asked = " (asks for the password of SPECULOOS_PASSWORD)" if settings.password else ""
-    return f"Speculoos is up: {url(settings)}{asked}\nHome: {settings.home}. Ctrl-C stops it."
+    once = "\nThe link works once; `speculoos login-link` prints another." if settings.login == "token" else ""
+    open_to = f"\n{warning}" if (warning := access_warning(settings)) else ""
+    return f"Speculoos is up: {address(settings)}{asked}{once}{open_to}\nHome: {settings.home}. Ctrl-C stops it."
 
 
 def _say(words: str) -> None:

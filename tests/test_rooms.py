@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "serving": {"decoding", "models", "tracking"},
     "app": {
         *("workers.submit", "workers.requests", "workers.quickstart", "workers.catalog", "workers.estimates"),
-        *("tracking", "speculoos.command_line", "speculoos.health"),
+        *("tracking", "speculoos.command_line", "speculoos.health", "speculoos.login_links", "speculoos.people"),
     },
 }
 ROOMS = {*MAY_IMPORT, "speculoos", "benchmarks"}

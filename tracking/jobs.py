@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, upd
 from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import BadInput, Conflict, Fenced, NotFound
+from tracking.names import check_user
 from tracking.states import TRANSITIONS, WAITING, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now, storable
 
@@ -30,12 +31,13 @@ def create(
     name: str,
     after_id: str | None = None,
     experiment_id: str | None = None,
+    user: str = "",
 ) -> Job:
-    """A QUEUED job. With `after_id` it starts only once that job SUCCEEDED."""
+    """A QUEUED job, asked for by `user`. With `after_id` it starts only once that job SUCCEEDED."""
     if after_id and (before := get(session, after_id)).state in (JobState.FAILED, JobState.CANCELLED):
         raise Conflict(f"“{before.name}” ended {before.state}, so nothing can start after it; retry it first.")
     job = Job(kind=kind, queue=queue, request=request, name=name, after_id=after_id, experiment_id=experiment_id)
-    job.attempt_cap, job.queued_at = ATTEMPTS, _end_of_queue(session, queue)
+    job.attempt_cap, job.queued_at, job.user = ATTEMPTS, _end_of_queue(session, queue), check_user(user)
     session.add(job)
     session.flush()
     return job

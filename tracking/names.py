@@ -10,6 +10,7 @@ from speculoos.errors import BadInput, Conflict
 from tracking.tables import Base, Checkpoint, Dataset, Table
 
 LONGEST = 120
+LONGEST_USER = 80
 WORDS = {"bases": "model", "datasets": "data set", "checkpoints": "checkpoint", "experiments": "experiment"}
 UNIQUE = (Base, Dataset, Checkpoint)
 
@@ -27,6 +28,16 @@ def check_name(name: str) -> str:
         raise BadInput(
             f"The name {name!r} has an @, which separates a model from its checkpoint; use another character."
         )
+    return name
+
+
+def check_user(name: str) -> str:
+    """How someone wants to be called on jobs, without outer blanks; may be empty. Raises BadInput."""
+    name = name.strip()
+    if len(name) > LONGEST_USER:
+        raise BadInput(f"The name {name[:30]!r}… has {len(name)} characters; at most {LONGEST_USER} are allowed.")
+    if not name.isprintable():
+        raise BadInput(f"The name {name!r} has a character that cannot be shown; use plain text.")
     return name
 
 

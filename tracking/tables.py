@@ -286,7 +286,8 @@ class ApiKey(Named, Table):
 
 
 class Login(Table):
-    """A browser that was let in; its cookie holds as long as this row does. The id is the sha256 of the cookie's."""
+    """A browser that was let in; its cookie holds as long as this row does. The id is a keyed digest of the
+    cookie: see app.sessions."""
 
     __tablename__ = "logins"
 

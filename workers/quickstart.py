@@ -38,8 +38,11 @@ class Chain:
     evaluation_id: str
 
 
-def submit_quickstart(settings: Settings, base: str = queries.STARTER, limit: int | None = None) -> Chain:
-    """Submit the chain on `base` with the first `limit` prompts. Raises NotFound where the starter is missing."""
+def submit_quickstart(
+    settings: Settings, base: str = queries.STARTER, limit: int | None = None, user: str = ""
+) -> Chain:
+    """Submit the chain on `base` with the first `limit` prompts for `user`. Raises NotFound where the starter is
+    missing."""
     with db.session(settings) as session:
         if base == queries.STARTER and queries.ensure_starter(session, settings) is None:
             raise NotFound("The starter model is not installed.", "Run `make install`.")
@@ -47,7 +50,7 @@ def submit_quickstart(settings: Settings, base: str = queries.STARTER, limit: in
         queries.must_be_ready(row)
     experiment = f"quickstart {datetime.now():%Y-%m-%d %H:%M:%S}"
     recipe = load_recipe(RECIPE)
-    common: dict[str, Any] = {"experiment": experiment, "settings": settings}
+    common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
     importing, prompts_id = _prompts(settings, common)
     answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
     kept = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)

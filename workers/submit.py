@@ -32,18 +32,19 @@ def submit(
     like: str = "",
     after: Job | str | None = None,
     experiment: str | None = None,
+    user: str = "",
     settings: Settings | None = None,
 ) -> Job:
     """Make the job's row and its output row, commit them, and send the id.
 
     `name` is the output's (when empty made up from `like`, or from what goes in); `after` a job that must succeed
-    first (found by itself when an input is still being made); `experiment` a name, made if new. An unreachable broker
-    is no error: the row waits.
+    first (found by itself when an input is still being made); `experiment` a name, made if new; `user` who asks, as
+    they call themselves. An unreachable broker is no error: the row waits.
     Raises BadInput, NotFound or Conflict for names and inputs that cannot be.
     """
     settings = settings or load()
     with db.session(settings) as session:
-        job = _create(session, request, name, after.id if isinstance(after, Job) else after, experiment, like)
+        job = _create(session, request, name, after.id if isinstance(after, Job) else after, experiment, like, user)
     return _publish(settings, job)
 
 
@@ -61,13 +62,13 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
     return _publish(settings, job)
 
 
-def clone(job_id: str, *, name: str = "", settings: Settings | None = None, **changes: Any) -> Job:
-    """A new job with the same request, some fields changed, and an output of its own."""
+def clone(job_id: str, *, name: str = "", user: str = "", settings: Settings | None = None, **changes: Any) -> Job:
+    """A new job with the same request, some fields changed, and an output of its own, asked for by `user`."""
     settings = settings or load()
     with db.session(settings) as session:
         job = jobs.get(session, job_id)
         request = without_output(replace(from_json(job.kind, job.request), **changes))
-        made = _create(session, request, name, None, job.experiment_id)
+        made = _create(session, request, name, None, job.experiment_id, user=user)
     return _publish(settings, made)
 
 
@@ -77,7 +78,13 @@ def without_output(request: Request) -> Request:
 
 
 def _create(
-    session: Session, request: Request, name: str, after_id: str | None, experiment: str | None, like: str = ""
+    session: Session,
+    request: Request,
+    name: str,
+    after_id: str | None,
+    experiment: str | None,
+    like: str = "",
+    user: str = "",
 ) -> Job:
     maker = _check_inputs(session, request)
     after_id = after_id or maker
@@ -91,6 +98,7 @@ def _create(
         name=f"{VERBS[request.kind]} {row.name}",
         after_id=after_id,
         experiment_id=experiment_id,
+        user=user,
     )
     row.job_id = job.id
     return job

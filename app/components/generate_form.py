@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
+from app import visitor
 from app.components import choices
 from app.components.fields import dropdown
 from app.components.fold import folded
@@ -141,7 +142,7 @@ class GenerateForm:
     def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
         try:
             request = generate_request(data_id, **dict(zip(self.inputs, values, strict=True)))
-            job = submit(request, name=name.strip(), settings=self.settings)
+            job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         except SpeculoosError as error:
             return notice(sentence(error), "bad"), ""
         return "", f"/jobs?id={job.id}"

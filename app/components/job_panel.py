@@ -10,6 +10,7 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import visitor
 from app.components import job_rows, job_view, metrics_view
 from app.components.fold import folded
 from app.components.hidden import hidden
@@ -157,4 +158,4 @@ def clone(settings: Settings, job_id: str) -> str:
     """Where to go: the form filled in as for this job, or the page of a new job that does the same."""
     with reading(settings) as rows:
         job = jobs.get(rows, job_id)
-    return clone_form(job) or f"/jobs?id={submit.clone(job_id, settings=settings).id}"
+    return clone_form(job) or f"/jobs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"

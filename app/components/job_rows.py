@@ -38,13 +38,18 @@ def waits_words(rows: Session, job: Job) -> str:
 
 def _row(job: Job, waits_for: str) -> list[str]:
     name = pick("jobs", job.id, safe(job.name), class_="sp-row-name")
-    kind = tag("span", safe(kind_words(job.kind)), class_="sp-row-note")
+    kind = tag("span", safe(kind_and_user(job)), class_="sp-row-note")
     how = progress(job) or tag("span", safe(waits_for or "–"), class_="sp-row-note")
     if job.state == "FAILED":
         how += tag(
             "span", safe(shorten(job.error or "", 160, placeholder=" …")), class_="sp-row-note sp-why", title=job.error
         )
     return [state_badge(job), name + kind, how, tag("span", safe(time_words(job)), class_="sp-row-note")]
+
+
+def kind_and_user(job: Job) -> str:
+    """`Train draft · Ada`: what a job does and, where it is known, who asked for it."""
+    return f"{kind_words(job.kind)} · {job.user}" if job.user else kind_words(job.kind)
 
 
 def time_words(job: Job) -> str:
@@ -62,7 +67,7 @@ def title(job: Job) -> str:
     heading = tag("h2", safe(job.name), class_="sp-detail-title")
     return tag(
         "div",
-        heading + state_badge(job) + tag("span", safe(kind_words(job.kind)), class_="sp-row-note"),
+        heading + state_badge(job) + tag("span", safe(kind_and_user(job)), class_="sp-row-note"),
         class_="sp-detail-head",
     )
 

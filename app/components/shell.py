@@ -25,12 +25,12 @@ MARK = (
 
 def frame(current: str, settings: Settings) -> None:
     """Bar and strip at the top of the page at path `current`, inside the current Blocks."""
-    block(bar(current, bool(settings.password)))
+    block(bar(current, settings.asks_login))
     strip.build(settings)
 
 
 def bar(current: str, can_log_out: bool = False) -> str:
-    """Brand, links to every page, the theme switch and, behind a password, the way out."""
+    """Brand, links to every page, the theme switch and, behind a login, the way out."""
     links = "".join(
         tag("a", safe(label), href=path, aria_current="page" if path == current else None) for label, path in NAV
     )

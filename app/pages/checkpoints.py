@@ -6,6 +6,7 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import visitor
 from app.components import checkpoint_rows, manage
 from app.components.fold import folded
 from app.components.list_page import Listing, ListPage, signature_of
@@ -70,7 +71,7 @@ def measure(settings: Settings, checkpoint_id: str) -> str:
     try:
         with reading(settings) as rows:
             row = manage.row(rows, Checkpoint, "checkpoint", checkpoint_id)
-        job = submit(Evaluate(base_id=row.base_id, checkpoint_id=row.id), settings=settings)
+        job = submit(Evaluate(base_id=row.base_id, checkpoint_id=row.id), user=visitor.user(), settings=settings)
     except SpeculoosError as error:
         return notice(manage.sentence(error), "bad")
     return notice(

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app import previews
+from app import previews, visitor
 from app.components import data_view
 from app.components.fold import folded
 from app.components.generate_form import GenerateForm
@@ -95,14 +95,18 @@ def build_import(settings: Settings) -> None:
 def import_file(settings: Settings, upload: str | None, path: str, limit: str, name: str) -> tuple[str, str]:
     """Submit the job: (notice, where to go)."""
     return submitted(
-        lambda: submit(import_request(settings, upload, path, limit), name=name.strip(), settings=settings)
+        lambda: submit(
+            import_request(settings, upload, path, limit), name=name.strip(), user=visitor.user(), settings=settings
+        )
     )
 
 
 def import_sample(settings: Settings) -> tuple[str, str]:
     """Prompts for someone who has none at hand: the ones the quickstart uses."""
     return submitted(
-        lambda: submit(ImportPrompts(str(PROMPTS), original_name=f"{PROMPTS_NAME}.jsonl"), settings=settings)
+        lambda: submit(
+            ImportPrompts(str(PROMPTS), original_name=f"{PROMPTS_NAME}.jsonl"), user=visitor.user(), settings=settings
+        )
     )
 
 

@@ -8,6 +8,7 @@ import gradio as gr
 import psutil
 from sqlalchemy.orm import Session
 
+from app import visitor
 from app.components import experiment_view, job_rows
 from app.components.hidden import hidden
 from app.components.manage import sentence
@@ -153,7 +154,7 @@ def begin_quickstart(settings: Settings) -> str:
     with reading(settings) as rows:
         if going := active_quickstart(rows):
             return going.id
-    chain = submit_quickstart(settings)
+    chain = submit_quickstart(settings, user=visitor.user())
     with reading(settings) as rows:
         return jobs.get(rows, chain.job_ids[-1]).experiment_id
 

@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
+from app import visitor
 from app.components import model_view
 from app.components.fold import folded
 from app.components.hidden import hidden
@@ -92,7 +93,7 @@ def add_model(settings: Settings, source: str, location: str, name: str) -> tupl
             with session(settings) as rows:
                 if installed := queries.ensure_starter(rows, settings):
                     return "", f"/models?id={installed.id}"
-        job = submit(request, name=name.strip(), settings=settings)
+        job = submit(request, name=name.strip(), user=visitor.user(), settings=settings)
     except SpeculoosError as error:
         return notice(sentence(error), "bad"), ""
     return "", f"/models?id={job.request['base_id']}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import gradio as gr
 from sqlalchemy.engine import make_url
 
+from app.components import access
 from app.components.manage import SMALL, sentence
 from app.components.picker import table
 from app.components.pieces import QUIET, badge, block, facts, notice, on_load, page_header, section
@@ -27,6 +28,7 @@ def build(settings: Settings) -> None:
     section("Health", "The same checks as `speculoos doctor`.")
     health = block(elem_id="settings-health")
     again = gr.Button("Check again", elem_id="settings-check", **SMALL)
+    access.build(settings)
     section("Storage")
     storage = block(elem_id="settings-storage")
     section("Endpoints", "OpenAI-compatible servers that may write training data. Pages choose a name, never a URL.")

@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app import forms
+from app import forms, visitor
 from app.components import choices
 from app.components.fields import dropdown
 from app.components.fold import folded
@@ -149,7 +149,7 @@ class TrainPage:
             request = self.request(base, data, method, recipe, *values)
             with reading(self.settings) as rows:
                 check(rows, request)
-            job = submit(request, name=name.strip(), settings=self.settings)
+            job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         except SpeculoosError as error:
             return notice(sentence(error), "bad"), ""
         return "", f"/jobs?id={job.id}"

@@ -25,6 +25,7 @@ def import_file(
     """Read a prompt file; rows that cannot be used are reported by line and left out."""
     from speculoos.follow import run_jobs
     from speculoos.homes import open_home
+    from speculoos.people import account
     from workers.requests import ImportPrompts
     from workers.submit import submit
 
@@ -33,7 +34,9 @@ def import_file(
         raise BadInput(f"{file}: there is no such file.")
     settings = open_home()
     request = ImportPrompts(path=str(path), original_name=path.name, limit=limit)
-    (job,) = run_jobs(settings, lambda: [submit(request, name=name, settings=settings)], ("io",), wait=True)
+    (job,) = run_jobs(
+        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
+    )
     found = describe(settings, job.request["dataset_id"])
     finish(found, as_json, _imported(found))
 
@@ -59,6 +62,7 @@ def generate(
     """Answer prompts with a base model (or an endpoint): the training data for its draft."""
     from speculoos.follow import run_jobs
     from speculoos.homes import open_home
+    from speculoos.people import account
     from tracking import queries
     from tracking.db import reading
     from workers.requests import GenerateData, queue_of
@@ -76,7 +80,10 @@ def generate(
         **{"top_p": top_p, "batch_size": batch_size, "seed": seed, "max_minutes": max_minutes},
     )
     (job,) = run_jobs(
-        settings, lambda: [submit(request, name=name, settings=settings)], (queue_of(request),), wait=wait
+        settings,
+        lambda: [submit(request, name=name, user=account(), settings=settings)],
+        (queue_of(request),),
+        wait=wait,
     )
     found = {"job": job.id, "job_state": job.state, **describe(settings, job.request["dataset_id"])}
     finish(found, as_json, figures({k: v for k, v in found.items() if k not in ("bad", "report")}))

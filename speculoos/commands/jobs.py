@@ -38,8 +38,8 @@ def list_jobs(
             }
             for job in rows
         ]
-    shown = [(j["id"][:8], j["state"], j["name"], _progress(j), j["waits"] or j["error"]) for j in found]
-    finish(found, as_json, table(shown, ("id", "state", "name", "progress", "")))
+    shown = [(j["id"][:8], j["state"], j["name"], j["user"], _progress(j), j["waits"] or j["error"]) for j in found]
+    finish(found, as_json, table(shown, ("id", "state", "name", "user", "progress", "")))
 
 
 @app.command()

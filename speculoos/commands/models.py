@@ -56,6 +56,7 @@ def add(
     """Bring a base model here: fetch, convert, hash, write its card."""
     from speculoos.follow import run_jobs
     from speculoos.homes import open_home
+    from speculoos.people import account
     from workers.requests import FetchModel
     from workers.submit import submit
 
@@ -67,7 +68,9 @@ def add(
     if source in ("folder", "gguf"):
         location = str(Path(location).expanduser().resolve())
     request = FetchModel(source=source, location=location)
-    (job,) = run_jobs(settings, lambda: [submit(request, name=name, settings=settings)], ("io",), wait=True)
+    (job,) = run_jobs(
+        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
+    )
     return show(job.request["base_id"], as_json)
 
 

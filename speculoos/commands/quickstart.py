@@ -16,12 +16,13 @@ def quickstart(
     """Import prompts, answer them, train Medusa heads, measure them: four jobs, followed to the end."""
     from speculoos.follow import follow
     from speculoos.homes import open_home
+    from speculoos.people import account
     from speculoos.services import Services, needed_for
     from workers.quickstart import result, submit_quickstart
 
     settings = open_home()
     with Services(settings, needed_for("io", "gpu")) as services:
-        chain = submit_quickstart(settings, model, limit)
+        chain = submit_quickstart(settings, model, limit, account())
         for job_id in chain.job_ids:
             follow(settings, job_id, services)
     found = result(settings, chain)

@@ -36,6 +36,19 @@ def doctor(as_json: Json = False) -> int:
     return 0 if healthy else 1
 
 
+def login_link(as_json: Json = False) -> None:
+    """Print a link that lets one browser into the pages, once, within a day."""
+    from speculoos.login_links import make_link
+    from speculoos.settings import load
+    from speculoos.up import url
+
+    settings = load()
+    link = make_link(settings, url(settings)) if settings.asks_login else url(settings)
+    finish({"url": link, "once": settings.asks_login}, as_json, link)
+    if not settings.asks_login:
+        say("These pages ask for no login; SPECULOOS_LOGIN=token makes them.")
+
+
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback asks for the token too.")] = "",
     port: Annotated[int, typer.Option(help="Port; default SPECULOOS_INFERENCE_PORT or 7861.")] = 0,

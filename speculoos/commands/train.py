@@ -23,6 +23,7 @@ def train(
     from speculoos.command_line import parse_settings
     from speculoos.follow import run_jobs
     from speculoos.homes import columns, open_home
+    from speculoos.people import account
     from tracking import queries
     from tracking.db import reading
     from tracking.reports import last_metrics
@@ -32,7 +33,7 @@ def train(
     with reading(home) as session:
         base_id, dataset_id = queries.find_base(session, model).id, queries.find_dataset(session, data).id
     request = make_request(what, recipe, base_id, dataset_id, parse_settings(settings or ()))
-    (job,) = run_jobs(home, lambda: [submit(request, name=name, settings=home)], ("gpu",), wait=wait)
+    (job,) = run_jobs(home, lambda: [submit(request, name=name, user=account(), settings=home)], ("gpu",), wait=wait)
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])
         metrics = last_metrics(session, job.id)

@@ -1,15 +1,22 @@
 """The password in front of the pages."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from app import auth
-from speculoos.errors import BadInput
-from speculoos.settings import Settings
+from app.sessions import Sessions, session_key
+from speculoos import login_links
+from speculoos.errors import BadInput, Unavailable
+from speculoos.settings import Settings, load
 from tests.tools.loops import run_async
+from tracking.db import reading, session
+from tracking.tables import Login, now
 
 
 @pytest.fixture
@@ -83,27 +90,91 @@ def test_a_target_cannot_break_out_of_the_form(client: TestClient) -> None:
     assert "<img src=x" not in page
 
 
-@pytest.mark.parametrize("value", ["", "9999999999.", "9999999999.0000", "nonsense", "-1.x", "é.é"])
-def test_a_made_up_cookie_is_refused(client: TestClient, value: str) -> None:
-    sessions = auth.Sessions(b"key", "cinnamon")
-    assert not sessions.is_valid(value)
+@pytest.mark.parametrize("value", ["", "9999999999.", "9999999999.0000", "nonsense", "é.é", "x" * 5000])
+def test_a_made_up_cookie_is_refused(home: Settings, value: str) -> None:
+    assert run_async(sessions_of(home).find(value)) is None
 
 
-def test_a_session_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions = auth.Sessions(b"key", "cinnamon")
-    value = sessions.issue()
-    assert sessions.is_valid(value)
-    later = auth.time.time() + auth.SECONDS + 1
-    monkeypatch.setattr(auth.time, "time", lambda: later)
-    assert not sessions.is_valid(value)
+def sessions_of(home: Settings, password: str = "cinnamon") -> Sessions:
+    return Sessions(replace(home, password=password))
 
 
-def test_a_new_password_ends_every_session() -> None:
-    assert not auth.Sessions(b"key", "clove").is_valid(auth.Sessions(b"key", "cinnamon").issue())
+def test_a_login_holds_over_a_restart_and_ends_in_time(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = sessions_of(home).begin("Ada")
+    found = run_async(sessions_of(home).find(value))
+    assert found.user == "Ada"
+    assert timedelta(days=13) < found.ends_at - now() < timedelta(days=15)
+    with session(home) as rows:
+        rows.scalars(select(Login)).one().ends_at = now() - timedelta(seconds=1)
+    assert run_async(sessions_of(home).find(value)) is None
+
+
+def test_expired_rows_are_removed_when_the_next_one_logs_in(home: Settings) -> None:
+    sessions = sessions_of(home)
+    sessions.begin("old")
+    with session(home) as rows:
+        rows.scalars(select(Login)).one().ends_at = now() - timedelta(seconds=1)
+    sessions.begin("new")
+    with reading(home) as rows:
+        assert [login.user for login in rows.scalars(select(Login))] == ["new"]
+
+
+def test_a_new_password_ends_every_login(home: Settings) -> None:
+    value = sessions_of(home, "clove").begin()
+    assert run_async(sessions_of(home, "clove").find(value))
+    assert run_async(sessions_of(home, "cinnamon").find(value)) is None
+
+
+def test_the_database_does_not_tell_a_cookie(home: Settings) -> None:
+    value = sessions_of(home).begin()
+    with reading(home) as rows:
+        login = rows.scalars(select(Login)).one()
+    assert value not in login.id
+    assert run_async(sessions_of(home).find(login.id)) is None
+
+
+def test_logging_out_ends_the_login_for_a_copy_of_the_cookie_too(client: TestClient) -> None:
+    log_in(client)
+    stolen = dict(client.cookies)
+    assert client.get("/jobs").status_code == 200
+    answer = client.post("/logout")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert not client.cookies
+    client.cookies.update(stolen)
+    assert client.get("/jobs").status_code == 303
+    assert client.post("/gradio_api/run/predict", json={}).status_code == 401
+
+
+def test_a_database_that_is_away_logs_out_nobody_who_was_here(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = sessions_of(home)
+    value, unknown = sessions.begin(), sessions.begin()
+    assert run_async(sessions.find(value))
+    monkeypatch.setattr("app.sessions.FRESH", 0)
+    monkeypatch.setattr("app.sessions.reading", raising(Unavailable("The database cannot be used now.")))
+    assert run_async(sessions.find(value))
+    with pytest.raises(Unavailable):
+        run_async(sessions.find(unknown))
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_the_name_given_at_the_login_is_kept_and_checked(client: TestClient, home: Settings) -> None:
+    assert client.post("/login", data={"password": "cinnamon", "name": "x" * 81}).status_code == 400
+    answer = client.post("/login", data={"password": "cinnamon", "name": "<b>\u202eAda"})
+    assert answer.status_code == 400
+    assert "&lt;b&gt;" in answer.text and "<b>" not in answer.text
+    assert client.post("/login", data={"password": "cinnamon", "name": "  Ada Lovelace "}).status_code == 303
+    with reading(home) as rows:
+        assert rows.scalars(select(Login)).one().user == "Ada Lovelace"
 
 
 def test_the_key_survives_a_restart_and_only_its_owner_reads_it(home: Settings) -> None:
-    assert auth.session_key(home) == auth.session_key(home)
+    assert session_key(home) == session_key(home)
     assert (home.home / "secrets" / "session-key").stat().st_mode & 0o777 == 0o600
 
 
@@ -186,3 +257,72 @@ def test_many_wrong_passwords_at_once_wait_for_each_other(home: Settings, monkey
     right_after, all_after = run_async(tries())
     assert all_after >= 0.55
     assert right_after < all_after / 2
+
+
+@pytest.fixture
+def linked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """Pages that ask for a link."""
+    monkeypatch.setattr(auth, "PAUSE", 0)
+    app = FastAPI()
+    auth.add_login(app, replace(home, login="token"))
+
+    @app.get("/jobs")
+    def jobs() -> str:
+        return "secret page"
+
+    return TestClient(app, base_url="http://127.0.0.1:7860", follow_redirects=False)
+
+
+def test_a_printed_link_lets_one_browser_in_once(linked: TestClient, home: Settings) -> None:
+    assert linked.get("/jobs").headers["location"].startswith("/login")
+    assert "speculoos login-link" in linked.get("/login").text
+    link = login_links.make_link(home, "http://127.0.0.1:7860")
+    answer = linked.get(link)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert linked.get("/jobs").status_code == 200
+    another = login_links.make_link(home, "http://127.0.0.1:7860")
+    assert linked.get(another).status_code == 303
+    linked.cookies.clear()
+    assert linked.get(link).status_code == 401
+    assert login_links.use(home, another.split("token=")[1]), "a browser that is in already uses up no link"
+    assert linked.get("/jobs").status_code == 303
+
+
+def test_the_printed_address_or_its_token_may_be_typed(linked: TestClient, home: Settings) -> None:
+    for shorten in (lambda link: link, lambda link: link.split("token=")[1]):
+        link = login_links.make_link(home, "http://127.0.0.1:7860")
+        form = {"password": f" {shorten(link)} ", "name": "Ada"}
+        assert linked.post("/login", data=form).status_code == 303
+        assert linked.post("/login", data=form).status_code == 401
+    for wrong in ("", "x", "../session-key", "é", "http://127.0.0.1/login?token="):
+        assert linked.post("/login", data={"password": wrong}).status_code == 401
+
+
+def test_a_link_gets_too_old_and_lies_in_the_home_only_as_a_digest(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = login_links.make_link(home, "http://127.0.0.1:7860").split("token=")[1]
+    folder = home.home / "secrets" / "login-links"
+    (file,) = folder.iterdir()
+    assert token not in file.name and file.read_bytes() == b""
+    assert file.stat().st_mode & 0o077 == 0 and folder.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(login_links, "SECONDS", -1)
+    assert not login_links.use(home, token)
+    login_links.make_link(home, "http://127.0.0.1:7860")
+    login_links.make_link(home, "http://127.0.0.1:7860")
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_links_open_a_page_behind_a_password_too_but_no_link_is_a_password(client: TestClient, home: Settings) -> None:
+    link = login_links.make_link(home, "http://127.0.0.1:7860")
+    token = link.split("token=")[1]
+    assert client.post("/login", data={"password": token}).status_code == 401
+    assert client.get(link).status_code == 303
+    assert client.get("/jobs").status_code == 200
+
+
+def test_the_way_of_logging_in_is_open_or_token(home: Settings) -> None:
+    assert not load({}).asks_login
+    assert load({"SPECULOOS_LOGIN": "token"}).asks_login
+    with pytest.raises(BadInput, match="SPECULOOS_LOGIN"):
+        load({"SPECULOOS_LOGIN": "tokens"})

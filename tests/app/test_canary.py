@@ -1,0 +1,189 @@
+"""The canary for upgrades of Gradio: no event, no input and no route of the real pages hands out a file.
+
+A file with a random text lies outside of the home. Every input of every event is sent something that names it, each by
+itself; then the text must be nowhere: not in an answer, not in an upload, not at an address.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from app.main import make_app
+from speculoos.settings import Settings, load
+from tests.tools.asgi import ask
+from tests.tools.loops import run_async
+from tracking.db import upgrade
+
+EVENT = "/gradio_api/run/predict"
+META = {"_type": "gradio.FileData"}
+
+
+@dataclass
+class Bench:
+    """The pages of a home, and a file that they must not hand out."""
+
+    app: FastAPI
+    settings: Settings
+    canary: Path
+    text: str
+    cookie: str = ""
+
+    @property
+    def blocks(self) -> Any:
+        return gradio_app(self.app).get_blocks()
+
+    def file(self, **more: Any) -> dict[str, Any]:
+        """What Gradio takes for a file."""
+        return {"path": str(self.canary), "meta": META, **more}
+
+    def leaked(self) -> list[Path]:
+        """Copies of the canary in the home."""
+        files = [path for path in (self.settings.home / "uploads").rglob("*") if path.is_file()]
+        return [path for path in files if self.text.encode() in path.read_bytes()]
+
+
+def gradio_app(app: FastAPI) -> Any:
+    return next(route.app for route in app.routes if hasattr(getattr(route, "app", None), "get_blocks"))
+
+
+def bench(folder: Path, **changes: str) -> Bench:
+    settings = replace(load({"SPECULOOS_HOME": str(folder / "home")}), **changes)
+    upgrade(settings)
+    text = f"canary {secrets.token_hex(16)}"
+    (folder / "canary.txt").write_text(text)
+    return Bench(make_app(settings), settings, folder / "canary.txt", text)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Pages without a login, for a browser that has its cookie."""
+    made = bench(tmp_path_factory.mktemp("open"))
+    made.cookie = run_async(ask(made.app, "GET", "/data")).cookies()
+    yield made
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Pages behind a password, with the cookie of someone who is logged in."""
+    made = bench(tmp_path_factory.mktemp("locked"), password="cinnamon")
+    form = b"password=cinnamon&next=/"
+    answer = run_async(ask(made.app, "POST", "/login", form, "application/x-www-form-urlencoded"))
+    assert answer.status == 303
+    made.cookie = answer.cookies()
+    yield made
+
+
+def payload(fn: Any, place: int, value: Any, **more: Any) -> bytes:
+    """An event whose input number `place` is `value`, and whose others are empty."""
+    data: list[Any] = [None] * max(len(fn.inputs), place + 1)
+    data[place] = value
+    return json.dumps({"data": data, "fn_index": fn._id, "session_hash": "canary", **more}).encode()
+
+
+async def walk(bench: Bench, cookie: str, expected: int) -> int:
+    """Send a file to every input of every event, as it is, then deep inside lists and tables; returns how many inputs
+    there are. Fails at the first answer that is another, or that holds the text."""
+    count = 0
+    for fn in bench.blocks.fns.values():
+        for place in range(len(fn.inputs)):
+            value: Any = bench.file()
+            for _ in range(2):
+                answer = await ask(bench.app, "POST", EVENT, payload(fn, place, value), cookie=cookie)
+                assert answer.status == expected, f"event {fn._id} ({fn.name}), input {place}: {answer.body[:200]!r}"
+                assert bench.text.encode() not in answer.body
+                value = {"value": [None, {"value": [value]}]}
+            count += 1
+    return count
+
+
+def test_no_input_of_any_event_takes_a_file_of_the_server(opened: Bench) -> None:
+    assert run_async(walk(opened, opened.cookie, 400)) > 3000
+    assert not opened.leaked()
+
+
+def test_behind_a_password_nobody_asks_and_no_one_who_logged_in_gets_a_file(locked: Bench) -> None:
+    assert run_async(walk(locked, "", 401)) == run_async(walk(locked, locked.cookie, 400)) > 3000
+    assert not locked.leaked()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/gradio_api/queue/join",
+        "/gradio_api/run/predict/",
+        "/gradio_api/run/refresh",
+        "/gradio_api/api/predict",
+        "/gradio_api/api/predict/",
+        "/gradio_api/call/predict",
+        "/gradio_api/call/v2/predict",
+        "/gradio_api/stream/abc",
+        "/gradio_api/component_server",
+        "/gradio_api/process_recording",
+        "/gradio_api/vibe-edit",
+        "/gradio_api/mcp",
+        "/gradio_api/mcp/sse",
+        "/gradio_api//run/predict",
+        "//gradio_api/run/predict",
+    ],
+)
+def test_no_other_route_takes_an_event(opened: Bench, path: str) -> None:
+    fn = next(fn for fn in opened.blocks.fns.values() if fn.inputs)
+    for body in (payload(fn, 0, opened.file()), json.dumps({"data": opened.file()}).encode()):
+        assert run_async(ask(opened.app, "POST", path, body, cookie=opened.cookie)).status == 404
+    assert not opened.leaked()
+
+
+def test_events_with_a_file_in_another_place_are_refused(opened: Bench) -> None:
+    """In what a click reports, in a text that Gradio reads as JSON, and where no input is."""
+    fns = opened.blocks.fns.values()
+    fn = next(fn for fn in fns if fn.inputs)
+    table, place = next((f, i) for f in fns for i, block in enumerate(f.inputs) if type(block).__name__ == "JSON")
+    deep = payload(table, place, "deep").replace(b'"deep"', b"[" * 50 + b"1" + b"]" * 50)
+    deeper = deep.replace(b"[1]", b"[" * 5000 + b"]" * 5000)
+    bodies = [
+        payload(fn, 0, None, event_data={"value": [opened.file()]}),
+        payload(table, place, json.dumps(opened.file())),
+        *(deep, deeper),
+        payload(fn, len(fn.inputs), opened.file()),
+        payload(fn, 0, opened.file()).replace(b'"path"', b'"pa\\u0074h"'),
+        payload(fn, 0, opened.file()).decode().encode("utf-16"),
+        b'{"data": [], ' + payload(fn, 0, opened.file())[1:],
+    ]
+    for body in bodies:
+        for kind in ("application/json", "text/plain", ""):
+            assert run_async(ask(opened.app, "POST", EVENT, body, kind, cookie=opened.cookie)).status == 400, body[:200]
+    assert not opened.leaked()
+
+
+def served_paths(routes: Any, before: str = "") -> Iterator[tuple[str, str]]:
+    """(method, path) of every route, those of included routers too."""
+    for route in routes:
+        inner = getattr(route, "original_router", None) or getattr(route, "app", None)
+        if hasattr(route, "methods") and hasattr(route, "path"):
+            yield from ((method, before + route.path) for method in route.methods)
+        elif hasattr(inner, "routes"):
+            yield from served_paths(inner.routes, before + getattr(route, "path", ""))
+
+
+def test_every_route_of_gradio_that_the_pages_do_not_use_is_shut(opened: Bench) -> None:
+    """A route that a new version brings is found here: it must be shut, or be named in this list."""
+    used = {
+        *(("POST", "/gradio_api/run/{api_name}"), ("POST", "/gradio_api/upload")),
+        *(("GET", path) for path in ("/gradio_api/upload_progress", "/gradio_api/app_id", "/theme.css")),
+        *(("GET", path) for path in ("/favicon.ico", "/robots.txt", "/assets/{path:path}", "/static/{path:path}")),
+    }
+    pages = {("GET", f"/{page}") for page, *_ in opened.blocks.pages}
+    found = set(served_paths(gradio_app(opened.app).routes))
+    assert len(found) > 50 and used <= found, sorted(found)
+    for method, path in sorted(found - used - pages - {("HEAD", "/"), ("GET", "/")}):
+        real = path.replace("{path_or_url:path}", str(opened.canary)).replace("{path:path}", str(opened.canary))
+        real = real.replace("{url_path:path}", "http://127.0.0.1:1/x").replace("{", "").replace("}", "")
+        answer = run_async(ask(opened.app, method, real, b"{}", cookie=opened.cookie))
+        assert answer.status in (404, 405), (method, path, answer.status)
+        assert opened.text.encode() not in answer.body

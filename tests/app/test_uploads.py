@@ -1,0 +1,215 @@
+"""An upload belongs to the browser session that sent it, and nothing a page is told makes the server fetch."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from app.forms import import_request
+from app.main import make_app
+from app.visitor import BROWSER
+from speculoos.errors import BadInput
+from speculoos.settings import Settings, load
+from tests.tools.asgi import ask
+from tests.tools.loops import run_async
+from tracking.db import reading, upgrade
+from tracking.tables import Job
+
+PROMPTS = b'{"prompt": "Why is the sky blue?"}\n'
+EVENT = "/gradio_api/run/predict"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    made = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("uploads") / "home")})
+    upgrade(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def application(settings: Settings) -> Any:
+    return make_app(settings)
+
+
+@pytest.fixture
+def pages(application: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The application; another one in this process would have taken Gradio's folder."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(settings.home / "uploads"))
+    return application
+
+
+@pytest.fixture
+def ours(pages: Any) -> TestClient:
+    """A browser that has the Data page open."""
+    return browser(pages)
+
+
+@pytest.fixture
+def theirs(pages: Any) -> TestClient:
+    """Another browser on the same page."""
+    return browser(pages)
+
+
+def browser(pages: Any) -> TestClient:
+    made = TestClient(pages, base_url="http://127.0.0.1:7860")
+    assert made.get("/data").status_code == 200
+    return made
+
+
+def send_file(client: TestClient, name: str = "prompts.jsonl", content: bytes = PROMPTS) -> str:
+    answer = client.post("/gradio_api/upload", files={"files": (name, content)})
+    assert answer.status_code == 200
+    return answer.json()[0]
+
+
+def press_import(client: TestClient, pages: Any, file: Any) -> Any:
+    """The Data page's Import button with `file` in its box."""
+    blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
+    fn = next(f for f in blocks.fns.values() if any(type(i).__name__ == "File" for i in f.inputs))
+    return client.post(EVENT, json={"data": [file, "", "", ""], "fn_index": fn._id, "session_hash": "x"})
+
+
+def file_data(path: str, **more: Any) -> dict[str, Any]:
+    return {"path": path, "orig_name": "prompts.jsonl", "size": 9, "meta": {"_type": "gradio.FileData"}, **more}
+
+
+def test_ones_own_upload_is_imported(ours: TestClient, pages: Any, settings: Settings) -> None:
+    path = send_file(ours)
+    answer = press_import(ours, pages, file_data(path, url="http://127.0.0.1:9/x", is_stream=True))
+    assert answer.status_code == 200, answer.text
+    with reading(settings) as rows:
+        job = rows.scalar(select(Job).where(Job.kind == "import_prompts"))
+    assert job.request["original_name"] == "prompts.jsonl"
+    assert Path(job.request["path"]).read_bytes() == PROMPTS
+
+
+def test_another_browsers_upload_is_neither_imported_nor_served(
+    ours: TestClient, theirs: TestClient, pages: Any
+) -> None:
+    path = send_file(ours, content=b'{"prompt": "a secret of ours"}\n')
+    refused = press_import(theirs, pages, file_data(path))
+    assert refused.status_code == 400
+    assert "not uploaded from this browser session" in refused.json()["error"]
+    assert theirs.get(f"/gradio_api/file={path}").status_code == 404
+    assert ours.get(f"/gradio_api/file={path}").status_code == 200
+
+
+def test_an_upload_stays_its_browsers_over_a_restart(ours: TestClient, settings: Settings) -> None:
+    path = send_file(ours, content=b'{"prompt": "before the restart"}\n')
+    again = TestClient(make_app(settings), base_url="http://127.0.0.1:7860", cookies=ours.cookies)
+    assert again.get(f"/gradio_api/file={path}").status_code == 200
+
+
+def test_behind_a_password_the_login_owns_the_upload(tmp_path: Path) -> None:
+    settings = replace(load({"SPECULOOS_HOME": str(tmp_path / "home")}), password="cinnamon")
+    upgrade(settings)
+    pages = make_app(settings)
+    first, second = (TestClient(pages, base_url="http://127.0.0.1:7860") for _ in range(2))
+    for client in (first, second):
+        client.post("/login", data={"password": "cinnamon"})
+    path = send_file(first)
+    assert first.get(f"/gradio_api/file={path}").status_code == 200
+    assert second.get(f"/gradio_api/file={path}").status_code == 404
+    assert press_import(second, pages, file_data(path)).status_code == 400
+
+
+def test_other_spellings_links_and_files_beside_an_upload_are_refused(
+    ours: TestClient, pages: Any, settings: Settings
+) -> None:
+    path = send_file(ours, content=b'{"prompt": "spelt"}\n')
+    folder = Path(path).parent
+    (folder / "link.jsonl").symlink_to(settings.home / "speculoos.db")
+    marker = next(file for file in folder.iterdir() if file.name.startswith("."))
+    uploads = settings.home / "uploads"
+    for other in (
+        folder / "link.jsonl",
+        marker,
+        f"{folder}/../{folder.name}/prompts.jsonl",
+        f"{uploads}//{folder.name}/prompts.jsonl",
+        f"{folder}/../../speculoos.db",
+        folder,
+        settings.home / "speculoos.db",
+        "/etc/passwd",
+        "",
+        "prompts.jsonl",
+    ):
+        assert press_import(ours, pages, file_data(str(other))).status_code == 400, other
+        cookie = f"{BROWSER}={ours.cookies[BROWSER]}"
+        assert run_async(ask(pages, "GET", f"/gradio_api/file={other}", cookie=cookie)).status == 404, other
+
+
+def test_an_uploaded_drawing_or_page_is_saved_never_shown(ours: TestClient, pages: Any) -> None:
+    for name in ("x.svg", "x.html"):
+        path = send_file(ours, name, b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
+        press_import(ours, pages, file_data(path))
+        answer = ours.get(f"/gradio_api/file={path}")
+        assert answer.headers["content-disposition"] == "attachment"
+        assert answer.headers["content-security-policy"] == "sandbox"
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[int, list[int]]]:
+    """A port, and a note for each connection to it."""
+    calls: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        done = threading.Event()
+
+        def listen() -> None:
+            while not done.is_set():
+                try:
+                    server.accept()[0].close()
+                    calls.append(1)
+                except TimeoutError:
+                    continue
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield server.getsockname()[1], calls
+        done.set()
+        thread.join()
+
+
+def test_no_address_makes_the_server_fetch_it(ours: TestClient, pages: Any, listener: Any) -> None:
+    port, calls = listener
+    url = f"http://127.0.0.1:{port}/x"
+    path = send_file(ours)
+    assert press_import(ours, pages, file_data(url)).status_code == 400
+    assert press_import(ours, pages, file_data(path, url=url)).status_code == 200
+    for address in (f"/gradio_api/file={url}", f"/gradio_api/proxy={url}", f"/gradio_api/file/{url}"):
+        assert ours.get(address).status_code == 404
+    assert not calls
+
+
+def test_an_event_that_is_too_long_or_no_event_is_refused_with_a_sentence(ours: TestClient) -> None:
+    for body in (b"[]", b"", b"{", b'{"data": [1], "fn_index": 10000000}', b'{"data": [], "fn_index": true}'):
+        answer = ours.post(EVENT, content=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"].endswith("reload the page.")
+    huge = json.dumps({"data": ["x" * (9 << 20)], "fn_index": 0})
+    assert "larger than" in ours.post(EVENT, content=huge).json()["error"]
+
+
+@pytest.mark.parametrize("name", ["secrets/inference-token", "speculoos.db", "uploads/x/prompts.jsonl", "logs/web.log"])
+def test_a_form_names_nothing_that_the_home_keeps_for_itself(settings: Settings, name: str) -> None:
+    for each in (settings, replace(settings, password="cinnamon")):
+        with pytest.raises(BadInput, match="not for pages"):
+            import_request(each, None, str(settings.home / name), None)
+    with pytest.raises(BadInput, match="not for pages"):
+        import_request(settings, None, "/proc/self/environ", None)
+
+
+def test_behind_a_password_a_form_names_only_files_of_the_home(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_bytes(PROMPTS)
+    outside = str(tmp_path / "prompts.jsonl")
+    assert import_request(settings, None, outside, None).path == outside
+    for shared in (replace(settings, password="x"), replace(settings, allowed_hosts=("work.example",))):
+        with pytest.raises(BadInput, match="only files under"):
+            import_request(shared, None, outside, None)

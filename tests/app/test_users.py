@@ -1,0 +1,83 @@
+"""Whose a job is: the name given at the login, or the account of who typed the command."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from app.components import access, job_rows
+from app.main import make_app
+from app.sessions import Sessions, Visitor
+from speculoos.cli import main
+from speculoos.errors import BadInput
+from speculoos.people import account
+from speculoos.settings import Settings
+from tests.tools.loops import run_async
+from tracking import jobs
+from tracking.db import reading, session
+from tracking.tables import Job, now
+
+NASTY = "<img src=x onerror=alert(1)>"
+
+
+def newest(home: Settings) -> Job:
+    with reading(home) as rows:
+        return rows.scalars(select(Job).order_by(Job.created_at.desc())).first()
+
+
+def press_sample(client: TestClient, pages: Any) -> None:
+    """The Data page's button for the built-in prompts."""
+    blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
+    (button,) = [b for b in blocks.blocks.values() if getattr(b, "elem_id", "") == "data-sample"]
+    fn = next(f for f in blocks.fns.values() if (button._id, "click") in f.targets)
+    body = {"data": [], "fn_index": fn._id, "session_hash": "x"}
+    answer = client.post("/gradio_api/run/predict", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_job_asked_for_on_a_page_carries_the_name_of_the_login(home: Settings) -> None:
+    pages = make_app(replace(home, password="cinnamon"))
+    for name in ("Ada", NASTY, ""):
+        client = TestClient(pages, base_url="http://127.0.0.1:7860")
+        client.post("/login", data={"password": "cinnamon", "name": name})
+        press_sample(client, pages)
+        assert newest(home).user == name
+
+
+def test_a_name_is_shown_as_text_and_only_where_there_is_one() -> None:
+    job = Job(id="1" * 32, name="Train x", kind="train", state="QUEUED", user=NASTY, done=0, created_at=now())
+    for shown in (job_rows.jobs_table([job], {}), job_rows.title(job)):
+        assert "<img" not in shown and "Train draft · &lt;img" in shown
+    job.user = ""
+    assert "·" not in job_rows.title(job)
+
+
+def test_a_name_that_cannot_be_kept_is_refused(home: Settings) -> None:
+    for name in ("x" * 81, "a\u202eb", "a\nb"):
+        with session(home) as rows, pytest.raises(BadInput, match="name"):
+            jobs.create(rows, kind="train", queue="gpu", request={}, name="x", user=name)
+
+
+def test_a_command_gives_the_name_of_its_account(home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("speculoos.follow.run_jobs", lambda settings, submit, queues, wait: submit())
+    prompts = home.home / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Why?"}\n')
+    main(["data", "import", str(prompts), "--name", "mine"])
+    assert newest(home).user == account() != ""
+    capsys.readouterr()
+    assert main(["jobs", "list"]) == 0
+    assert account() in capsys.readouterr().out
+
+
+def test_ones_name_can_be_changed_on_the_settings_page(home: Settings) -> None:
+    settings = replace(home, login="token")
+    sessions = Sessions(settings)
+    value = sessions.begin("Ada")
+    visitor = run_async(sessions.find(value))
+    assert isinstance(visitor, Visitor) and visitor.user == "Ada"
+    assert "Grace" in access.rename(sessions, visitor, " Grace ")
+    assert run_async(sessions.find(value)).user == "Grace"
+    assert "at most 80" in access.rename(sessions, visitor, "x" * 81)
+    assert "login-link" in access.guarded(settings, visitor)

@@ -1,0 +1,92 @@
+"""Who else uses this machine, and that they are told of where the pages are open."""
+
+import json
+import os
+import pwd
+from dataclasses import replace
+
+import pytest
+
+from speculoos import health, people
+from speculoos.cli import main
+from speculoos.login_links import use
+from speculoos.settings import Settings, load
+from speculoos.up import address
+
+
+def account(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:
+    return pwd.struct_passwd((name, "x", uid, uid, "", f"/home/{name}", shell))
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where Alice and Bob have accounts beside ours and the system's."""
+    entries = [
+        account("root", 0),
+        account("daemon", 1, "/usr/sbin/nologin"),
+        account("me", os.getuid()),
+        account("bob", 12001),
+        account("alice", 12002, "/usr/bin/zsh"),
+        account("backup-job", 12003, "/usr/sbin/nologin"),
+        account("nobody", 65534),
+    ]
+    monkeypatch.setattr(people.pwd, "getpwall", lambda: entries)
+    monkeypatch.setattr(people, "_with_processes", lambda: {"carol"})
+
+
+def test_people_are_told_from_the_systems_accounts(shared: None) -> None:
+    assert people.others() == ["alice", "bob", "carol"]
+
+
+def test_a_real_process_of_another_account_is_looked_at() -> None:
+    assert all(name and not name.isdigit() for name in people._with_processes())
+
+
+def test_pages_that_others_can_open_are_warned_of(home: Settings, shared: None) -> None:
+    assert "alice, bob" in people.access_warning(home)
+    assert "SPECULOOS_LOGIN=token" in health.check(home, ["access"])["access"].detail
+    assert health.check(home, ["access"])["access"].ok
+    for guarded in (replace(home, login="token"), replace(home, password="x")):
+        assert people.access_warning(guarded) == ""
+        assert "open to who" in health.check(guarded, ["access"])["access"].detail
+
+
+def test_alone_on_a_machine_nothing_is_warned_of(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(people, "others", list)
+    assert people.access_warning(home) == ""
+    assert "nobody else" in health.check(home, ["access"])["access"].detail
+
+
+def test_other_machines_without_a_password_are_a_fault(home: Settings) -> None:
+    part = health.check(replace(home, host="0.0.0.0"), ["access"])["access"]
+    assert not part.ok and "SPECULOOS_PASSWORD" in part.hint
+
+
+def test_an_account_has_a_name_that_a_job_can_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(people.getpass, "getuser", lambda: "a\nb" + "c" * 200)
+    assert people.account() == "ab" + "c" * 78
+
+    def nobody() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr(people.getpass, "getuser", nobody)
+    assert people.account() == ""
+
+
+def test_the_command_prints_a_link_that_works_once(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECULOOS_LOGIN", "token")
+    assert main(["login-link", "--json"]) == 0
+    link = json.loads(capsys.readouterr().out)["url"]
+    assert link.startswith("http://127.0.0.1:7860/login?token=")
+    token = link.split("token=")[1]
+    assert use(home, token) and not use(home, token)
+    assert address(load()).startswith("http://127.0.0.1:7860/login?token=")
+
+
+def test_open_pages_need_no_link(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["login-link"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == "http://127.0.0.1:7860" and "SPECULOOS_LOGIN=token" in said.err
+    assert not (home.home / "secrets" / "login-links").exists()
