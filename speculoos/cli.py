@@ -9,7 +9,19 @@ from collections.abc import Sequence
 import typer
 from typer import _click
 
-from speculoos.commands import data, evaluate, export, generate, jobs, models, quickstart, services, train
+from speculoos.commands import (
+    backup,
+    cleanup,
+    data,
+    evaluate,
+    export,
+    generate,
+    jobs,
+    models,
+    quickstart,
+    services,
+    train,
+)
 from speculoos.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
 
@@ -28,6 +40,8 @@ app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.add_typer(jobs.app, name="jobs")
 for command in (generate.generate, evaluate.evaluate, export.export, services.serve, services.worker):
+    app.command()(command)
+for command in (backup.backup, backup.restore, cleanup.cleanup):
     app.command()(command)
 
 

@@ -16,12 +16,13 @@ MAY_IMPORT = {
     "corpus": {"decoding", "models"},
     "evaluation": {"decoding", "models", "corpus"},
     "tracking": {"migrations"},
+    "upkeep": {"tracking"},
     "migrations": {"tracking"},
-    "workers": {"training", "corpus", "evaluation", "models", "tracking", "decoding"},
+    "workers": {"training", "corpus", "evaluation", "models", "tracking", "decoding", "upkeep.retention"},
     "serving": {"decoding", "models", "tracking"},
     "app": {
         *("workers.submit", "workers.requests", "workers.quickstart", "workers.catalog", "workers.estimates"),
-        *("tracking", "speculoos.command_line", "speculoos.health"),
+        *("tracking", "upkeep", "speculoos.command_line", "speculoos.health"),
     },
 }
 ROOMS = {*MAY_IMPORT, "speculoos", "benchmarks"}
@@ -84,7 +85,7 @@ def modules(*rooms: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "names",
-    [modules("app"), modules("tracking"), modules("speculoos"), ["workers.submit", "workers.quickstart"]],
+    [modules("app"), modules("tracking", "upkeep"), modules("speculoos"), ["workers.submit", "workers.quickstart"]],
     ids=["app", "tracking", "speculoos", "workers.submit"],
 )
 def test_light_rooms_import_without_torch_and_transformers(names: list[str]) -> None:

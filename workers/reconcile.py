@@ -8,19 +8,23 @@ import logging
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Fenced, SpeculoosError
 from speculoos.settings import Settings, load
-from tracking import db, jobs, processes, reports
+from tracking import counters, db, jobs, processes, reports
 from tracking.tables import Job, now
+from upkeep import retention
 from workers.identity import owner_is_dead
 from workers.publish import publish
 from workers.timing import Timing, timing
 
 log = logging.getLogger(__name__)
+TIDY_SECONDS = 300.0
+"""How often it asks whether the hourly tidying is due (see upkeep.retention)."""
 GONE = "Its worker was ended from outside."
 SILENT = "Its worker has not been heard of for as long as its lease lasts."
 
@@ -69,11 +73,15 @@ def main() -> int:
         signal.signal(number, lambda *_: ended.set())
     with processes.beating(settings, "reconciler"):
         recover(settings)
+        tidied = time.monotonic() - TIDY_SECONDS
         while not ended.wait(pace.reconcile_seconds):
             try:
                 reconcile(settings, pace)
             except SpeculoosError as error:
                 log.warning("%s", error)
+            if time.monotonic() - tidied > TIDY_SECONDS:
+                tidied = time.monotonic()
+                retention.in_background(settings)
     return 0
 
 
@@ -83,6 +91,7 @@ def _interrupt(session: Session, job: Job, reason: str) -> None:
     except Fenced:
         return  # it ended, or was taken, between our reading and our writing
     reports.add_log(session, job.id, job.attempt, reason, "warning")
+    counters.add(session, counters.LEASE_LOST if reason == SILENT else counters.WORKER_GONE)
     log.info("Job %s (%s) is now %s: %s", job.id, job.name, state, reason)
 
 

@@ -15,7 +15,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Job
 
 COMMANDS = (
     *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "serve"),
-    *("worker", "quickstart"),
+    *("worker", "quickstart", "backup", "restore", "cleanup"),
 )
 
 
