@@ -1,8 +1,8 @@
 """The password in front of every page and route, when one is set: a login page and a signed cookie.
 
 Sessions are not stored: the cookie holds when it ends and a signature made with a key of the home and the password,
-so a new password logs everybody out and a restart nobody. Everything but the login, its style sheet and `/healthz`
-needs the cookie.
+so a new password logs everybody out and a restart nobody. Everything but the login, its style sheet, `/healthz` and
+`/readyz` needs the cookie.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ PAUSE = 0.5
 MOST_WAITING = 20
 """While so many wrong ones wait, no password is looked at: so there are 1 / PAUSE tries a second in all."""
 FORM_LIMIT = 4096
-OPEN = ("/healthz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
-MACHINES = ("/api/", "/gradio_api/")
+OPEN = ("/healthz", "/readyz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
+MACHINES = ("/api/", "/gradio_api/", "/metrics")
 """Paths that scripts ask for: they get 401, not the login page."""
 
 

@@ -92,6 +92,11 @@ def clean(
     return done
 
 
+def sweep(settings: Settings) -> dict[str, Part]:
+    """Remove what no row names."""
+    return {"leftovers": _leftovers(Round(settings, now(), False))}
+
+
 def clean_when_due(settings: Settings) -> bool:
     """Once an hour, whoever asks: apply the rules and say so in the log. False when it is not time yet."""
     with db.session(settings) as session:

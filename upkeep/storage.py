@@ -76,13 +76,13 @@ def survey(settings: Settings) -> Survey:
     """Count everything now. Takes time where there are many files."""
     begun = time.monotonic()
     with db.reading(settings) as session:
-        found = [_thing(settings, kind, row) for kind, row in _rows(session)]
+        found = [thing(settings, kind, row) for kind, row in _rows(session)]
         counts = {t.__tablename__: session.scalar(select(func.count()).select_from(t)) or 0 for t in (Run, RunStep)}
         counts[JobLog.__tablename__] = session.scalar(select(func.count()).select_from(JobLog)) or 0
         parts = {"database": database_bytes(session)}
     left = leftovers(settings)
     for kind in TABLES:
-        parts[kind] = sum(thing.bytes for thing in found if thing.kind == kind and not thing.outside)
+        parts[kind] = sum(each.bytes for each in found if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", db.BACKUPS, "broker"):
         parts[part] = tree(settings.home / part)
     parts["leftovers"] = sum(item.bytes for item in left)
@@ -146,31 +146,41 @@ class Surveys:
         self.last: Survey | None = None
         self.problem = ""
         self._lock = threading.Lock()
+        self._wanted = 0
         self._thread: threading.Thread | None = None
-
-    @property
-    def counting(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
 
     def get(self) -> Survey | None:
         """What is known now, at once; None before the first count has ended."""
-        if self.last is None or (now() - self.last.at).total_seconds() > self.fresh:
+        last = self.last
+        if not self._wanted and (last is None or (now() - last.at).total_seconds() > self.fresh):
             self.count()
-        return self.last
+        return last
 
     def count(self) -> threading.Thread:
-        """Count anew, beside the caller; one count at a time."""
+        """Count anew, beside the caller; one count at a time, and another one if things changed since it began."""
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
+            self._wanted += 1
+            if self._thread is None or self._wanted == 1:
                 self._thread = threading.Thread(target=self._count, name="storage", daemon=True)
                 self._thread.start()
             return self._thread
 
     def _count(self) -> None:
-        try:
-            self.last, self.problem = survey(self.settings), ""
-        except (SpeculoosError, OSError) as error:
-            self.problem = str(error)
+        while wanted := self._wanted:
+            try:
+                self.last, self.problem = survey(self.settings), ""
+            except (SpeculoosError, OSError) as error:
+                self.problem = str(error)
+            with self._lock:
+                self._wanted = 0 if self._wanted == wanted else 1
+
+
+_surveys: dict[tuple[Path, str], Surveys] = {}
+
+
+def surveys_of(settings: Settings) -> Surveys:
+    """The process-wide `Surveys` of a home: metrics and the Storage page look at the same count."""
+    return _surveys.setdefault((settings.home, settings.database_url), Surveys(settings))
 
 
 def _rows(session: Session) -> Iterator[tuple[str, Any]]:
@@ -179,7 +189,8 @@ def _rows(session: Session) -> Iterator[tuple[str, Any]]:
             yield kind, row
 
 
-def _thing(settings: Settings, kind: str, row: Any) -> Thing:
+def thing(settings: Settings, kind: str, row: Any) -> Thing:
+    """What one row's files cost."""
     own = settings.home / kind / row.id
     named = settings.home / row.path if row.path else own
     if not named.is_relative_to(settings.home):
@@ -200,8 +211,7 @@ def _known(session: Session) -> tuple[set[str], set[str]]:
 
 def _entries(settings: Settings) -> Iterator[Path]:
     for kind in TABLES:
-        yield from (settings.home / kind).glob("*")
-        yield from (settings.home / kind).glob(".[!.]*")
+        yield from (settings.home / kind).glob("*")  # names that begin with a dot are among them
     yield from (path for path in (settings.home / "logs").glob("*.log*") if len(path.name.partition(".")[0]) == 32)
 
 
