@@ -1,7 +1,7 @@
 """The login in front of every page and route, where a password is set or SPECULOOS_LOGIN asks for a link.
 
 A login is a row (app/sessions.py), so logging out ends it and a restart does not; a new password ends them all.
-Everything but the login, its style sheet and `/healthz` needs one.
+Everything but the login, its style sheet, `/healthz` and `/readyz` needs one.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ PAUSE = 0.5
 MOST_WAITING = 20
 """While so many wrong ones wait, no password is looked at: so there are 1 / PAUSE tries a second in all."""
 FORM_LIMIT = 4096
-OPEN = ("/healthz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
-MACHINES = ("/api/", "/gradio_api/")
+OPEN = ("/healthz", "/readyz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
+MACHINES = ("/api/", "/gradio_api/", "/metrics")
 """Paths that scripts ask for: they get 401, not the login page."""
 WRONG_PASSWORD = "That is not the password."
 WRONG_LINK = "This link was used already, or is too old. `speculoos login-link` prints another."

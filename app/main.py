@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware import Middleware
 
-from app import auth, downloads, events
+from app import auth, downloads, events, metrics
 from app.components import shell
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
@@ -30,6 +30,7 @@ from speculoos.settings import Settings, load
 from tracking import queries
 from tracking.db import session
 from tracking.processes import beating
+from upkeep.storage import surveys_of
 
 PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in shell.NAV}
 
@@ -46,8 +47,11 @@ def make_app(settings: Settings) -> FastAPI:
     app.include_router(events.routes(settings))
     app.include_router(downloads.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
+    measured = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)
     mount_pages(app, settings)  # after every route of ours: Gradio takes all that is left, a /login of its own too
+    if settings.metrics_token:
+        app.add_middleware(metrics.Scraper, metrics=measured, token=settings.metrics_token)
     app.add_middleware(PageHead, tags=head(), paths=PAGES)
     app.add_middleware(
         Guard,
@@ -56,6 +60,7 @@ def make_app(settings: Settings) -> FastAPI:
         max_body_bytes=(settings.max_upload_mb + 1) * 2**20,
         policy=PAGES_POLICY,
     )
+    app.add_middleware(metrics.Measured, metrics=measured, routes=metrics.route_names(app, PAGES))
     return app
 
 

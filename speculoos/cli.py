@@ -9,7 +9,20 @@ from collections.abc import Sequence
 import typer
 from typer import _click
 
-from speculoos.commands import data, evaluate, export, generate, jobs, keys, models, quickstart, services, train
+from speculoos.commands import (
+    backup,
+    cleanup,
+    data,
+    evaluate,
+    export,
+    generate,
+    jobs,
+    keys,
+    models,
+    quickstart,
+    services,
+    train,
+)
 from speculoos.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
 from speculoos.private import keep_private
@@ -30,6 +43,8 @@ app.command()(train.train)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 for command in (generate.generate, evaluate.evaluate, export.export, services.serve, services.worker):
+    app.command()(command)
+for command in (backup.backup, backup.restore, cleanup.cleanup):
     app.command()(command)
 
 

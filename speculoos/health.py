@@ -128,7 +128,7 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
         from tracking.db import reading
 
         with reading(settings) as session:
-            alive = [row.key.removeprefix("process:") for row in processes.alive(session, name) if _exists(row.key)]
+            alive = [row.key.removeprefix("process:") for row in processes.alive(session, name) if exists(row.key)]
         if not alive:
             raise Unavailable(f"{what} does not run.", START)
         return f"{len(alive)} alive: {', '.join(alive)}"
@@ -136,7 +136,7 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
     return probe
 
 
-def _exists(key: str) -> bool:
+def exists(key: str) -> bool:
     """`process:<name>@<host>:<pid>`: false when the host is this one and the pid is gone."""
     host, _, pid = key.rpartition("@")[2].rpartition(":")
     return host != socket.gethostname()[:40] or psutil.pid_exists(int(pid))

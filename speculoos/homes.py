@@ -8,15 +8,17 @@ from sqlalchemy.orm import Session
 from speculoos.private import tighten
 from speculoos.settings import Settings, load
 from tracking import queries
-from tracking.db import session, upgrade
+from tracking.db import session
 from tracking.tables import Base, Checkpoint, Dataset, Table
+from upkeep.migrate import migrate
 
 
 def open_home(settings: Settings | None = None) -> Settings:
-    """Settings of a home that is ready for use, whether or not anything runs."""
+    """Settings of a home that is ready for use, whether or not anything runs. Raises Unavailable for a database that is
+    damaged or newer than this code, Conflict for a home in which a restore broke off."""
     settings = settings or load()
     tighten(settings)
-    upgrade(settings)
+    migrate(settings)
     with session(settings) as rows:
         queries.ensure_starter(rows, settings)
     return settings

@@ -84,6 +84,20 @@ class Settings:
     stuck_seconds: int = 120
     """SPECULOOS_STUCK_SECONDS: how long the inference server's device may give no sign of life within one step before
     the server ends itself to be started again; loading and long prompts get more. 0: for ever."""
+    metrics_token: str = field(default="", repr=False)
+    """SPECULOOS_METRICS_TOKEN: with it `/metrics` is read without logging in (`Authorization: Bearer …`)."""
+    keep_runs_days: int = 90
+    """SPECULOOS_KEEP_RUNS_DAYS: chats and comparisons with their steps; 0 keeps them for ever (as in all below)."""
+    keep_logs_days: int = 90
+    """SPECULOOS_KEEP_LOGS_DAYS: log lines and log files of jobs that have ended."""
+    keep_logs_mb: int = 1000
+    """SPECULOOS_KEEP_LOGS_MB: all log files of ended jobs together; the oldest go first."""
+    keep_uploads_days: int = 2
+    """SPECULOOS_KEEP_UPLOADS_DAYS: files given to the pages that no job needs any more."""
+    keep_states_days: int = 14
+    """SPECULOOS_KEEP_STATES_DAYS: states of failed and cancelled trainings, from which a retry goes on."""
+    keep_copies: int = 5
+    """SPECULOOS_KEEP_COPIES: how many automatic copies of the database are kept."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
 
@@ -151,6 +165,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
         stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120),
+        metrics_token=_value(env, "SPECULOOS_METRICS_TOKEN"),
+        keep_runs_days=_int(env, "SPECULOOS_KEEP_RUNS_DAYS", 90, least=0),
+        keep_logs_days=_int(env, "SPECULOOS_KEEP_LOGS_DAYS", 90, least=0),
+        keep_logs_mb=_int(env, "SPECULOOS_KEEP_LOGS_MB", 1000, least=0),
+        keep_uploads_days=_int(env, "SPECULOOS_KEEP_UPLOADS_DAYS", 2, least=0),
+        keep_states_days=_int(env, "SPECULOOS_KEEP_STATES_DAYS", 14, least=0),
+        keep_copies=_int(env, "SPECULOOS_KEEP_COPIES", 5, least=0),
         endpoints=_endpoints(home / "settings.toml"),
     )
 
@@ -183,12 +204,15 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _int(env: Mapping[str, str], name: str, default: int) -> int:
+def _int(env: Mapping[str, str], name: str, default: int, least: int | None = None) -> int:
     text = _value(env, name)
     try:
-        return int(text) if text else default
+        number = int(text) if text else default
     except ValueError:
         raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
+    if least is not None and number < least:
+        raise BadInput(f"{name}: expected a whole number, {least} or more, got {text!r}.")
+    return number
 
 
 def _port(env: Mapping[str, str], name: str, default: int) -> int:

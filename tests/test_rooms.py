@@ -10,7 +10,19 @@ import pytest
 CLONE = Path(__file__).resolve().parent.parent
 LEAVES = {
     f"speculoos.{name}"
-    for name in ("settings", "errors", "reporting", "guard", "faults", "private", "limited", "sums", "redaction", "logs", "room")
+    for name in (
+        "settings",
+        "errors",
+        "reporting",
+        "guard",
+        "faults",
+        "private",
+        "limited",
+        "sums",
+        "redaction",
+        "logs",
+        "room",
+    )
     if (CLONE / "speculoos" / f"{name}.py").exists()
 }
 MAY_IMPORT = {
@@ -20,12 +32,14 @@ MAY_IMPORT = {
     "corpus": {"decoding", "models"},
     "evaluation": {"decoding", "models", "corpus"},
     "tracking": {"migrations"},
+    "upkeep": {"tracking"},
     "migrations": {"tracking"},
-    "workers": {"training", "corpus", "evaluation", "models", "tracking", "decoding"},
+    "workers": {"training", "corpus", "evaluation", "models", "tracking", "decoding", "upkeep.retention"},
     "serving": {"decoding", "models", "tracking"},
     "app": {
         *("workers.submit", "workers.requests", "workers.quickstart", "workers.catalog", "workers.estimates"),
-        *("tracking", "speculoos.command_line", "speculoos.health", "speculoos.login_links", "speculoos.people"),
+        *("tracking", "upkeep", "speculoos.command_line", "speculoos.health", "speculoos.login_links"),
+        "speculoos.people",
     },
 }
 ROOMS = {*MAY_IMPORT, "speculoos", "benchmarks"}
@@ -88,7 +102,7 @@ def modules(*rooms: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "names",
-    [modules("app"), modules("tracking"), modules("speculoos"), ["workers.submit", "workers.quickstart"]],
+    [modules("app"), modules("tracking", "upkeep"), modules("speculoos"), ["workers.submit", "workers.quickstart"]],
     ids=["app", "tracking", "speculoos", "workers.submit"],
 )
 def test_light_rooms_import_without_torch_and_transformers(names: list[str]) -> None:

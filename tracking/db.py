@@ -7,24 +7,36 @@
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.faults import disk_full
 from speculoos.settings import Settings
+from tracking import revisions
 from tracking.places import tell_home
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
+BACKUPS = "backups"
+"""Folder of the home with the copies that are made before a migration."""
+DAMAGED = ("malformed", "not a database", "database corruption", "invalid page in block", "could not read block")
+"""What SQLite and PostgreSQL say about a file that is not what they wrote."""
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another one before it gives up."""
 WAL_PAGES = 250
@@ -32,6 +44,8 @@ WAL_PAGES = 250
 lets rows written every second take 4 MB, which is what a nearly full disk does not have."""
 
 _engines: dict[tuple[str, Path], Engine] = {}
+_known: set[str] = set()
+"""URLs of databases that this code was seen to know."""
 _lock = threading.Lock()
 _migrating = threading.Lock()  # Alembic keeps its context in module globals
 
@@ -80,12 +94,63 @@ def reading(settings: Settings) -> Iterator[Session]:
         yield made
 
 
+@contextmanager
+def snapshot(settings: Settings) -> Iterator[Connection]:
+    """A connection for queries that sees the database as it is now, whatever is written while the block lasts."""
+    sqlite = engine(settings).dialect.name == "sqlite"
+    options = {"sqlite_begin": "DEFERRED"} if sqlite else {"isolation_level": "REPEATABLE READ"}
+    with _translated(settings), engine(settings).connect() as connection:
+        connection.execution_options(**options)
+        connection.execute(sa.text("SELECT 1 FROM alembic_version"))  # SQLite's snapshot begins with the first read
+        yield connection
+
+
+@contextmanager
+def connection(settings: Settings) -> Iterator[Connection]:
+    """A connection in one transaction, committed at the end of the block (rows without classes: restoring)."""
+    with _translated(settings), engine(settings).begin() as made:
+        yield made
+
+
+def copy_file(settings: Settings, target: Path) -> None:
+    """A copy of SQLite's file by its backup API, as of one moment, whatever is written meanwhile."""
+    with driver(settings) as own, closing(sqlite3.connect(target)) as copy:
+        own.backup(copy, pages=1000, sleep=0.01)
+
+
+@contextmanager
+def driver(settings: Settings) -> Iterator[Any]:
+    """The driver's own connection to SQLite, outside of a transaction: for what cannot be said inside one."""
+    with _translated(settings), engine(settings).connect() as made:
+        try:
+            yield made.connection.driver_connection
+        except sqlite3.Error as error:
+            raise DatabaseError("", None, error) from error
+
+
+def revision(settings: Settings) -> str:
+    """The revision of the tables, "" for a database without any, or without a file (none is made). Raises Unavailable
+    for one newer than this code."""
+    url = database_url(settings)
+    if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
+        return ""
+    with _translated(settings), engine(settings).execution_options(sqlite_begin="DEFERRED").connect() as made:
+        found = revisions.current(made)
+        revisions.check(found, _where(settings))
+        return found
+
+
 def upgrade(settings: Settings, revision: str = "head") -> None:
-    """Bring the tables to `revision`, making the SQLite file's folder first. Safe to call from several processes."""
+    """Bring the tables to `revision`, making the SQLite file's folder first. Safe to call from several processes.
+
+    Raises Unavailable, changing nothing, for a database that is newer than this code or damaged.
+    """
     from alembic import command
 
     _make_folder(database_url(settings))
     with _migrating, _translated(settings), engine(settings).connect() as connection:
+        revisions.check(revisions.current(connection), _where(settings))
+        connection.rollback()
         command.upgrade(alembic_config(connection), revision)
 
 
@@ -113,11 +178,16 @@ def dispose() -> None:
         for made in _engines.values():
             made.dispose()
         _engines.clear()
+        _known.clear()
 
 
 @contextmanager
 def _open(settings: Settings, bind: Engine) -> Iterator[Session]:
     with _translated(settings), Session(bind, expire_on_commit=False) as made:
+        if settings.database_url not in _known:  # once a process: a newer database is not written to by chance
+            revisions.check(revisions.current(made.connection()), _where(settings))
+            made.rollback()
+            _known.add(settings.database_url)
         yield made
 
 
@@ -146,9 +216,18 @@ def _shorten_log(settings: Settings) -> None:
             connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+def _where(settings: Settings) -> str:
+    return database_url(settings).render_as_string(hide_password=True)
+
+
 def _sentence(settings: Settings, error: DBAPIError) -> str:
-    where = database_url(settings).render_as_string(hide_password=True)
+    where = _where(settings)
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+    if any(sign in reason for sign in DAMAGED):
+        return (
+            f"The database {where} is damaged ({reason}); stop the workbench, move the file aside, and put back the "
+            f"newest copy of {settings.home / BACKUPS} or a backup (`speculoos restore`); docs/operations.md says how."
+        )
     if "no such table" in reason or (isinstance(error, ProgrammingError) and "does not exist" in reason):
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
     if disk_full(error):
@@ -180,6 +259,7 @@ def _make_engine(url: URL) -> Engine:
 def _sqlite_connect(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver must not begin or commit on its own; _sqlite_begin does
     for pragma in (
+        "auto_vacuum=INCREMENTAL",  # counts for a new file only, and only before anything is written to it
         *(f"busy_timeout={BUSY_MILLISECONDS}", "journal_mode=WAL", f"wal_autocheckpoint={WAL_PAGES}"),
         *("foreign_keys=ON", "synchronous=NORMAL"),
     ):
@@ -189,12 +269,3 @@ def _sqlite_connect(connection: Any, _record: Any) -> None:
 def _sqlite_begin(connection: Connection) -> None:
     """A transaction that reads and then writes cannot wait for another writer, so writers lock at the beginning."""
     connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'IMMEDIATE')}")
-
-
-if __name__ == "__main__":  # `python -m tracking.db`: containers migrate once, before the rest starts
-    from speculoos.private import keep_private, tighten
-    from speculoos.settings import load
-
-    keep_private()
-    tighten(load())
-    upgrade(load())

@@ -62,7 +62,7 @@ def describe(error: Exception) -> tuple[str, str, str]:
     if out_of_memory(error):
         return "out_of_memory", "The memory was not enough for this job.", "Use a smaller batch or a shorter length."
     if disk_full(error):
-        return "disk_full", "The disk is full.", "Free some space (the Settings page lists what is large), then retry."
+        return "disk_full", "The disk is full.", "Free some space (the Storage page lists what is large), then retry."
     first = (str(error).strip().splitlines() or [""])[0][:300]
     said = f": {first}" if first else ""
     return "unexpected", f"An unexpected {type(error).__name__} stopped the work{said}", jobs.SEE_LOG

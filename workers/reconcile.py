@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Collection
 from datetime import timedelta
 
@@ -16,14 +17,17 @@ from sqlalchemy.orm import Session
 from speculoos.errors import Fenced, SpeculoosError
 from speculoos.private import keep_private
 from speculoos.settings import Settings, load
-from tracking import db, jobs, leases, processes, reports
+from tracking import counters, db, jobs, leases, processes, reports
 from tracking.tables import Job, now
+from upkeep import retention
 from workers import identity
 from workers.publish import publish
 from workers.silence import Silence
 from workers.timing import Timing, timing
 
 log = logging.getLogger(__name__)
+TIDY_SECONDS = 300.0
+"""How often it asks whether the hourly tidying is due (see upkeep.retention)."""
 GONE = "Its worker was ended from outside."
 SILENT = "Its worker has not been heard of for as long as its lease lasts."
 
@@ -90,11 +94,15 @@ def main() -> int:
         signal.signal(number, lambda *_: ended.set())
     with processes.beating(settings, "reconciler"):
         recover(settings)
+        tidied = time.monotonic() - TIDY_SECONDS
         while not ended.wait(pace.reconcile_seconds):
             try:
                 reconcile(settings, pace, silence)
             except SpeculoosError as error:
                 log.warning("%s", error)
+            if time.monotonic() - tidied > TIDY_SECONDS:
+                tidied = time.monotonic()
+                retention.in_background(settings)
     return 0
 
 
@@ -105,6 +113,7 @@ def _interrupt(session: Session, job: Job, reason: str) -> bool:
         return False  # it ended, or was taken, between our reading and our writing
     leases.release(session, f"job:{job.id}", job.attempt)
     reports.add_log(session, job.id, job.attempt, reason, "warning")
+    counters.add(session, counters.LEASE_LOST if reason == SILENT else counters.WORKER_GONE)
     log.info("Job %s (%s) is now %s: %s", job.id, job.name, state, reason)
     return True
 

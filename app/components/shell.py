@@ -14,6 +14,7 @@ NAV = (
     ("Playground", "/playground"),
     ("Compare", "/compare"),
     ("Checkpoints", "/checkpoints"),
+    ("Storage", "/storage"),
     ("Settings", "/settings"),
 )
 MARK = (

@@ -21,6 +21,8 @@ def duration(seconds: float | None) -> str:
         return f"{seconds} s"
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60} s"
+    if seconds >= 3 * 86400:
+        return f"{seconds // 86400} days"
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 

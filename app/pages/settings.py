@@ -6,20 +6,16 @@ import gradio as gr
 from sqlalchemy.engine import make_url
 
 from app.components import access
-from app.components.manage import SMALL, sentence
+from app.components.manage import SMALL
 from app.components.picker import table
 from app.components.pieces import QUIET, badge, block, facts, notice, on_load, page_header, section
 from app.components.text import safe, tag
-from app.components.words import size
-from speculoos.errors import SpeculoosError
 from speculoos.health import CHECKS, Part, check
 from speculoos.settings import Settings
-from tracking import changes
 
 LEAD = "Set in the environment and in settings.toml in the home folder, then read at the start; nothing here is secret."
 NEEDS_TORCH = {"device"}
 """Checks that would bring torch into the web process; `speculoos doctor` makes them."""
-FOLDERS = (("Models", "models"), ("Data sets", "datasets"), ("Checkpoints", "checkpoints"), ("Logs", "logs"))
 
 
 def build(settings: Settings) -> None:
@@ -30,14 +26,13 @@ def build(settings: Settings) -> None:
     again = gr.Button("Check again", elem_id="settings-check", **SMALL)
     access.build(settings)
     section("Storage")
-    storage = block(elem_id="settings-storage")
+    block(storage_facts(settings), elem_id="settings-storage")
     section("Endpoints", "OpenAI-compatible servers that may write training data. Pages choose a name, never a URL.")
     block(endpoints(settings), elem_id="settings-endpoints")
     section("Tokens and limits")
     block(limits(settings), elem_id="settings-limits")
     section("Look", "The button at the top right changes between light, dark and the system's choice.")
     on_load(lambda: health_table(settings), None, health)
-    on_load(lambda: storage_facts(settings), None, storage)
     again.click(lambda: health_table(settings), None, health, **{**QUIET, "show_progress": "minimal"})
 
 
@@ -62,19 +57,10 @@ def _part(name: str, part: Part) -> list[str]:
 
 
 def storage_facts(settings: Settings) -> str:
-    """Where things lie and how much they take."""
-    rows: list[tuple[str, object]] = [("Home", settings.home), ("Database", database(settings))]
-    rows += [(title, folder_words(settings, name)) for title, name in FOLDERS]
-    try:
-        return facts(rows)
-    except SpeculoosError as error:
-        return notice(sentence(error), "bad")
-
-
-def folder_words(settings: Settings, name: str) -> str:
-    """`/home/…/models · 538 MB`."""
-    folder = settings.home / name
-    return f"{folder} · {size(changes.size(folder))}"
+    """Where things lie; what they cost is on a page of its own."""
+    link = tag("a", "What each thing costs, and cleaning up", href="/storage")
+    where = facts([("Home", settings.home), ("Database", database(settings)), ("Models", settings.home / "models")])
+    return tag("div", where + tag("p", link, class_="sp-lead"), class_="sp-stack")
 
 
 def database(settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,17 +21,28 @@ def up() -> int:
     return run(load())
 
 
-def doctor(as_json: Json = False) -> int:
+def doctor(
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="Also write a zip for a bug report, without secrets and texts.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
     """Look at every part and say what to do about the ones that are not well."""
     from speculoos.health import check
     from speculoos.settings import load
 
-    parts = check(load())
+    settings = load()
+    parts = check(settings)
     healthy = all(part.ok for part in parts.values())
     width = max(map(len, parts))
     lines = [
         f"{'ok ' if p.ok else 'BAD'} {name.ljust(width)}  {p.detail} {p.hint}".rstrip() for name, p in parts.items()
     ]
+    if bundle:
+        from speculoos.bundle import write_bundle
+
+        write_bundle(settings, bundle.expanduser().resolve(), lambda _: parts)
+        say(f"{bundle}: for a bug report; secrets and texts are left out, but look it through.")
     result = {"healthy": healthy, "parts": {name: part.to_json() for name, part in parts.items()}}
     finish(result, as_json, "\n".join([*lines, "Everything is well." if healthy else "Not everything is well."]))
     return 0 if healthy else 1

@@ -15,7 +15,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Job
 
 COMMANDS = (
     *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "serve"),
-    *("worker", "quickstart", "login-link"),
+    *("worker", "quickstart", "login-link", "backup", "restore", "cleanup", "verify", "keys"),
 )
 
 

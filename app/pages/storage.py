@@ -1,0 +1,251 @@
+"""The Storage page: what each thing costs, what depends on it, and cleaning up. Counting happens beside it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app.components import storage_view
+from app.components.hidden import hidden
+from app.components.manage import LEAVE_IF_EMPTY, SMALL, delete, question, said, sentence
+from app.components.picker import on_pick, picker
+from app.components.pieces import QUIET, block, notice, on_load, on_tick, page_header, section
+from app.components.text import safe, tag
+from speculoos.errors import NotFound, SpeculoosError
+from speculoos.settings import Settings
+from tracking import changes
+from tracking.db import reading
+from upkeep import retention, storage
+
+LEAD = "What each thing costs, what depends on it, and what can go."
+COUNTING = "Counting the files of this home …"
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Storage", LEAD)
+    page = StoragePage(settings)
+    page.build()
+
+
+class Chore:
+    """Something that may take long, done in a thread, one at a time; `words` says how it went."""
+
+    def __init__(self) -> None:
+        self.words = ""
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, what: str, work: Callable[[], str]) -> None:
+        """Begin, unless another one goes on."""
+        with self._lock:
+            if self.busy:
+                return
+            self.words = notice(what, "info")
+            self._thread = threading.Thread(target=self._run, args=(work,), name="chore", daemon=True)
+            self._thread.start()
+
+    def _run(self, work: Callable[[], str]) -> None:
+        try:
+            self.words = notice(work(), "good")
+        except (SpeculoosError, OSError) as error:
+            self.words = notice(sentence(error) if isinstance(error, SpeculoosError) else str(error), "bad")
+
+
+class StoragePage:
+    """The components, and what they show."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.surveys = storage.surveys_of(settings)
+        self.chore = Chore()
+
+    def build(self) -> None:
+        self.chosen, self.seen = hidden("storage-chosen"), hidden("storage-seen")
+        self.problem = block(elem_id="storage-problem")
+        with gr.Column(elem_id="storage-listing") as self.list:
+            self._build_list()
+        with gr.Column(visible=False, elem_id="storage-detail") as self.detail:
+            self._build_detail()
+        self.drawn = [self.seen, self.overview, self.parts, self.things, self.left, self.chore_said, self.round]
+        frame = [self.chosen, self.list, self.detail, self.problem, self.back, self.one, self.confirm]
+        on_load(self.open_address, None, [*frame, *self.drawn])
+        for listed in (self.things, self.back):
+            on_pick(listed, self.open, [], frame)
+        on_tick(2.0, self.poll, self.seen, self.drawn)
+        self._wire_delete(frame)
+
+    def _build_list(self) -> None:
+        self.overview = block(elem_id="storage-overview")
+        self.parts = block(elem_id="storage-parts")
+        section("Put in order", "The reconciler does this every hour, by the rules above (settings SPECULOOS_KEEP_…).")
+        self.round = block(elem_id="storage-round")
+        self.chore_said = block(elem_id="storage-chore")
+        with gr.Row(elem_classes="sp-buttons"):
+            look = gr.Button("What would go now?", elem_id="storage-look", **SMALL)
+            clean = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
+            again = gr.Button("Count again", elem_id="storage-count", **SMALL)
+        section("Largest things", "Open one to see what depends on it, and to delete it.")
+        self.things = picker("storage-things", main=True)
+        section("Leftovers", "Files and folders of the home that no row names, unchanged for a day.")
+        self.left = block(elem_id="storage-leftovers")
+        with gr.Row(elem_classes="sp-buttons"):
+            sweep = gr.Button("Remove leftovers …", elem_id="storage-sweep", **SMALL)
+        with gr.Column(visible=False, elem_id="storage-sweep-confirm") as sure:
+            block(notice("They are removed for good. Nothing in the lists of the workbench uses them.", "warn"))
+            with gr.Row(elem_classes="sp-buttons"):
+                really = gr.Button("Remove for good", variant="stop", elem_id="storage-sweep-really", **SMALL)
+                keep = gr.Button("Keep them", elem_id="storage-sweep-keep", **SMALL)
+        look.click(self.look, None, self.chore_said, **QUIET)
+        clean.click(self.clean, None, self.chore_said, **QUIET)
+        again.click(self.count, None, self.overview, **QUIET)
+        sweep.click(lambda: gr.Column(visible=True), None, sure, **QUIET)
+        keep.click(lambda: gr.Column(visible=False), None, sure, **QUIET)
+        really.click(self.sweep, None, [self.chore_said, sure], **QUIET)
+
+    def _build_detail(self) -> None:
+        self.back = picker("storage-back")
+        self.one = block(elem_id="storage-one")
+        self.said = block(elem_id="storage-said")
+        self.delete = gr.Button("Delete", variant="stop", elem_id="storage-delete", **SMALL)
+        with gr.Column(visible=False, elem_id="storage-confirm") as self.confirm:
+            self.question = block(elem_id="storage-question")
+            with gr.Row(elem_classes="sp-buttons"):
+                self.really = gr.Button("Delete for good", variant="stop", elem_id="storage-really", **SMALL)
+                self.keep = gr.Button("Keep it", elem_id="storage-keep", **SMALL)
+
+    def _wire_delete(self, frame: list[Any]) -> None:
+        self.delete.click(self.ask, self.chosen, [self.confirm, self.question], **QUIET)
+        self.keep.click(lambda: gr.Column(visible=False), None, self.confirm, **QUIET)
+        gone = self.really.click(self.remove, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
+        gone.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
+            self.after_removal, [self.chosen, self.said], [*frame, *self.drawn], **QUIET
+        )
+
+    def open_address(self, request: gr.Request) -> list[Any]:
+        """What the address asks for, and everything that is drawn."""
+        return [*self.open(str(request.query_params.get("id", ""))[:64]), *self.draw()]
+
+    def open(self, row_id: str) -> list[Any]:
+        """One thing, or the list."""
+        try:
+            html, problem = (self.thing_html(row_id), "") if row_id else ("", "")
+        except SpeculoosError as error:
+            row_id, html, problem = "", "", notice(sentence(error), "warn")
+        back = tag("a", "← All of the storage", href="/storage", data_pick="", class_="sp-back") if row_id else ""
+        shown = (gr.Column(visible=not row_id), gr.Column(visible=bool(row_id)))
+        return [row_id, *shown, problem, back, html, gr.Column(visible=False)]
+
+    def thing_html(self, row_id: str) -> str:
+        """One thing with what depends on it. Raises NotFound."""
+        with reading(self.settings) as rows:
+            kind, row = find(rows, row_id)
+            used = changes.dependents(rows, row)
+            path = str(self.settings.home / row.path) if row.path else ""
+        return storage_view.one(storage.thing(self.settings, kind, row), path, used)
+
+    def draw(self) -> list[Any]:
+        """Values of everything that the poll keeps fresh."""
+        survey = self.surveys.get()
+        tail = [self.chore.words, self.round_html()]
+        if survey is None:
+            words = self.surveys.problem or COUNTING
+            return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
+        shown = [storage_view.overview(survey), storage_view.parts(survey, self.settings), storage_view.things(survey)]
+        return [self.signature(), *shown, storage_view.leftovers(survey.leftovers, str(self.settings.home)), *tail]
+
+    def poll(self, seen: str) -> Any:
+        """What changed since `seen`."""
+        self.surveys.get()
+        return gr.skip() if self.signature() == seen else self.draw()
+
+    def signature(self) -> str:
+        """Changes when another count has ended, or a chore has something to say."""
+        last = self.surveys.last
+        return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.words)}"
+
+    def round_html(self) -> str:
+        try:
+            with reading(self.settings) as rows:
+                return storage_view.last_round(retention.last_round(rows))
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad")
+
+    def look(self) -> str:
+        """Say what cleaning up would remove."""
+
+        def work() -> str:
+            words = retention.in_words(retention.clean(self.settings, dry_run=True))
+            return f"These would go: {words}." if words else "Nothing would go: all of it is to be kept."
+
+        self.chore.start("Looking …", work)
+        return self.chore.words
+
+    def clean(self) -> str:
+        """Apply the rules now."""
+
+        def work() -> str:
+            words = retention.in_words(retention.clean(self.settings))
+            self.surveys.count()
+            return f"Removed {words}." if words else "Nothing had to go."
+
+        self.chore.start("Cleaning up; the page may be closed …", work)
+        return self.chore.words
+
+    def sweep(self) -> tuple[str, Any]:
+        """Remove the leftovers."""
+
+        def work() -> str:
+            words = retention.in_words(retention.sweep(self.settings))
+            self.surveys.count()
+            return f"Removed {words}." if words else "Nothing was left over."
+
+        self.chore.start("Removing leftovers …", work)
+        return self.chore.words, gr.Column(visible=False)
+
+    def count(self) -> Any:
+        """Count anew; the poll shows the result."""
+        self.surveys.count()
+        return tag("p", COUNTING, class_="sp-lead")
+
+    def ask(self, row_id: str) -> tuple[Any, str]:
+        """Before something goes: what depends on it."""
+
+        def words() -> str:
+            with reading(self.settings) as rows:
+                kind, row = find(rows, row_id)
+            return question(self.settings, type(row), storage_view.KINDS[kind], row_id)
+
+        return gr.Column(visible=True), said(words, "warn")
+
+    def remove(self, row_id: str) -> tuple[str, str, Any]:
+        """Delete the row, its files, and what depends on it; the reader was asked."""
+        try:
+            with reading(self.settings) as rows:
+                kind, row = find(rows, row_id)
+            words = delete(self.settings, type(row), storage_view.KINDS[kind], row_id)
+        except SpeculoosError as error:
+            return row_id, notice(sentence(error), "bad"), gr.Column(visible=False)
+        self.surveys.count().join(timeout=5)
+        return "", notice(words, "good"), gr.Column(visible=False)
+
+    def after_removal(self, row_id: str, words: str) -> list[Any]:
+        """The list again, with the sentence on top; the thing when it could not go."""
+        if row_id:
+            return [gr.skip()] * (7 + len(self.drawn))
+        frame = self.open("")
+        return [*frame[:3], words, *frame[4:], *self.draw()]
+
+
+def find(rows: Session, row_id: str) -> tuple[str, Any]:
+    """(kind, row) of a model, data set or checkpoint. Raises NotFound."""
+    for kind, table in storage.TABLES.items():
+        if found := rows.get(table, row_id):
+            return kind, found
+    raise NotFound("This is gone; it was deleted, or the address is wrong.")

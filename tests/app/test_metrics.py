@@ -1,0 +1,238 @@
+"""/metrics and /readyz: what they say of rows and requests, who may read them, and that asking costs little."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from app import metrics
+from app.main import PAGES, make_app
+from speculoos.health import Part
+from speculoos.settings import Settings, load
+from tests.tools.databases import database, postgres  # noqa: F401
+from tracking import counters, db, leases, processes, workload
+from tracking.tables import Job, Preference, Run, now
+from upkeep.storage import Surveys
+from workers import reconcile
+
+TOKEN, PASSWORD = "scrape-me-please", "open sesame"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """An application behind a password, with a token for metrics."""
+    home = tmp_path_factory.mktemp("home")
+    environment = {"SPECULOOS_PASSWORD": PASSWORD, "SPECULOOS_METRICS_TOKEN": TOKEN}
+    settings = load({"SPECULOOS_HOME": str(home), **environment})
+    db.upgrade(settings)
+    return TestClient(make_app(settings), base_url="http://127.0.0.1:7860")
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """(name, label values…) → value."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def rows(settings: Settings, fresh: float = 0.0) -> metrics.Rows:
+    return metrics.Rows(settings, Surveys(settings), fresh)
+
+
+def collected(found: metrics.Rows) -> dict[tuple[str, ...], float]:
+    return {(s.name, *s.labels.values()): s.value for family in found.collect() for s in family.samples}
+
+
+def test_figures_are_those_of_the_rows(database: Settings) -> None:  # noqa: F811
+    with db.session(database) as session:
+        session.add(Job(name="a", kind="train", queue="gpu", queued_at=now() - timedelta(seconds=90)))
+        first = Job(name="b", kind="train", queue="gpu", state="RUNNING", attempt=3, heartbeat_at=now())
+        session.add(first)
+        session.flush()
+        waits = Job(name="c", kind="train", queue="io", after_id=first.id, queued_at=now() - timedelta(hours=3))
+        session.add_all([waits, Job(name="d", kind="x", queue="io", state="FAILED", attempt=2)])
+        session.add(Run(kind="chat", model="m", state="SUCCEEDED"))
+        processes.beat(session, "web")
+        old = now() - timedelta(seconds=500)
+        session.add(Preference(key="process:worker-gpu@h:1", value={"name": "worker-gpu"}, updated_at=old))
+        assert leases.acquire(session, "cuda:0", "job:" + first.id, 60)
+        counters.add(session, counters.LEASE_LOST)
+        counters.add(session, counters.LEASE_LOST)
+    found = collected(rows(database))
+    assert found["speculoos_jobs", "gpu", "QUEUED"] == 1 and found["speculoos_jobs", "gpu", "RUNNING"] == 1
+    assert found["speculoos_jobs", "io", "FAILED"] == 1 and found["speculoos_jobs", "io", "CANCELLED"] == 0
+    assert 89 < found["speculoos_job_oldest_wait_seconds", "gpu"] < 120
+    assert found["speculoos_job_oldest_wait_seconds", "io"] == 0, "it waits for a job, not for a worker"
+    assert found["speculoos_job_attempts_total", "gpu"] == 3 and found["speculoos_job_attempts_total", "io"] == 2
+    assert found["speculoos_attempts_lost_total", "lease_lost"] == 2
+    assert found["speculoos_attempts_lost_total", "worker_gone"] == 0
+    assert found["speculoos_heartbeat_age_seconds", "worker-gpu"] > 499
+    assert found["speculoos_processes_alive", "web"] == 1 and found["speculoos_processes_alive", "worker-gpu"] == 0
+    assert found["speculoos_device_held", "cuda:0", "job"] == 1 and found["speculoos_device_held", "cuda:0", "run"] == 0
+    assert found["speculoos_runs", "SUCCEEDED"] == 1 and found[("speculoos_database_up",)] == 1
+    assert found[("speculoos_database_bytes",)] > 50_000 and found[("speculoos_disk_free_bytes",)] > 0
+    assert not any(first.id in str(value) for key in found for value in key), "no label holds an id"
+
+
+def test_a_worker_that_fell_silent_is_counted(home: Settings) -> None:
+    with db.session(home) as session:
+        old = now() - timedelta(seconds=90)
+        session.add(Job(name="a", kind="t", queue="gpu", state="RUNNING", attempt=1, lease_until=old, owner="x"))
+    with db.session(home) as session:
+        reconcile.interrupt_lost(session)
+    assert collected(rows(home))["speculoos_attempts_lost_total", "lease_lost"] == 1
+
+
+def test_each_start_is_counted_once_in_the_queue_waits(home: Settings) -> None:
+    waits, long_ago = metrics.Waits(), now() - timedelta(days=1)
+
+    def count() -> float:
+        with db.reading(home) as session:
+            waits.read(session)
+        (family,) = waits.histogram.collect()
+        return next(s.value for s in family.samples if s.name.endswith("_count") and s.labels["queue"] == "gpu")
+
+    def start(created: float) -> None:
+        with db.session(home) as session:
+            job = Job(name="a", kind="t", queue="gpu", state="RUNNING", started_at=now())
+            job.created_at = now() - timedelta(seconds=created)
+            session.add(job)
+
+    with db.session(home) as session:
+        session.add(Job(name="old", kind="t", queue="gpu", state="SUCCEEDED", created_at=long_ago, started_at=long_ago))
+    assert count() == 0, "what was started before this process is not its to count"
+    start(10)
+    start(100)
+    assert [count(), count()] == [2, 2]
+    start(1)
+    assert count() == 3
+    (family,) = waits.histogram.collect()
+    total = next(s.value for s in family.samples if s.name.endswith("_sum") and s.labels["queue"] == "gpu")
+    assert 110 < total < 130
+
+
+def test_asking_often_reads_the_rows_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    plain = workload.workload
+    monkeypatch.setattr(workload, "workload", lambda session: (asked.append(1), plain(session))[1])
+    found = rows(home, fresh=60)
+    for _ in range(20):
+        collected(found)
+    assert len(asked) == 1
+
+
+def test_a_database_that_is_away_is_a_figure_too(home: Settings, tmp_path: Path) -> None:
+    away = load({"SPECULOOS_HOME": str(home.home), "DATABASE_URL": "postgresql://me:sesame@127.0.0.1:9/none"})
+    found = collected(rows(away))
+    assert found[("speculoos_database_up",)] == 0 and ("speculoos_disk_free_bytes",) in found
+
+
+def test_many_jobs_cost_little(home: Settings) -> None:
+    with db.session(home) as session:
+        session.add_all(Job(name=str(n), kind="t", queue="gpu", state="SUCCEEDED", attempt=1) for n in range(5000))
+    with db.reading(home) as session:
+        begun = time.process_time()
+        workload.workload(session)
+        assert time.process_time() - begun < 0.5
+
+
+def test_who_may_read_the_metrics(guarded: TestClient) -> None:
+    """Behind the password like everything else; the token opens this one address and nothing else."""
+    with guarded as client:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        refused = client.get("/metrics", follow_redirects=False)
+        assert refused.status_code == 401 and "speculoos_jobs" not in refused.text
+        assert client.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert client.get("/metrics", headers={"Authorization": f"Basic {TOKEN}"}).status_code == 401
+        seen = client.get("/metrics", headers=bearer)
+        assert seen.status_code == 200 and seen.headers["content-type"].startswith("text/plain")
+        assert ("speculoos_jobs", "gpu", "QUEUED") in samples(seen.text)
+        for path in ("/", "/jobs", "/api/runs/x", "/metrics/../jobs"):
+            assert client.get(path, headers=bearer, follow_redirects=False).status_code != 200, path
+        assert client.post("/metrics", headers=bearer).status_code in (401, 403, 405)
+        assert client.get("/metrics", headers={**bearer, "Host": "evil.example"}).status_code == 403
+        client.post("/login", data={"password": PASSWORD})
+        assert client.get("/metrics").status_code == 200
+
+
+def test_requests_are_measured_by_route_and_few_names(guarded: TestClient) -> None:
+    guarded.cookies.clear()
+    with guarded as client:
+        for path in ("/healthz", "/api/runs/abc", "/api/runs/def", "/nowhere/1", "/nowhere/2", "/gradio_api/x/y"):
+            client.get(path, follow_redirects=False)
+        text = client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    found = samples(text)
+    count = "speculoos_http_request_seconds_count"
+    assert found[count, "GET", "/healthz", "200"] >= 1
+    assert found[count, "GET", "/api/runs/{run_id}", "401"] >= 2
+    assert found[count, "GET", "other", "303"] >= 2
+    assert found[count, "GET", "/gradio_api/other", "401"] >= 1
+    assert "abc" not in text and "nowhere" not in text
+
+
+def test_every_route_of_ours_has_a_name_of_its_own(guarded: TestClient) -> None:
+    name = metrics.route_names(guarded.app, PAGES)
+
+    def scope(path: str) -> dict:
+        return {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
+
+    for path in ("/", "/jobs", "/storage", "/healthz", "/readyz", "/metrics"):
+        assert name(scope(path)) == path
+    assert name(scope("/api/runs/1/events")) == "/api/runs/{run_id}/events"
+    assert name(scope("/gradio_api/queue/data")) == "/gradio_api/queue/data"
+    assert name(scope("/gradio_api/file=/etc/passwd")) == "/gradio_api/file"
+    assert name(scope("/" + "x" * 500)) == "other"
+
+
+def test_open_event_streams_are_counted_until_they_end() -> None:
+    import asyncio
+
+    made = metrics.Metrics.__new__(metrics.Metrics)
+    from prometheus_client import CollectorRegistry, Gauge, Histogram
+
+    registry = CollectorRegistry()
+    made.streams = Gauge("streams", "x", ["route"], registry=registry)
+    made.seconds = Histogram("seconds", "x", ["method", "route", "status"], registry=registry)
+
+    async def stream(scope, receive, send) -> None:  # noqa: ANN001
+        head = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        assert registry.get_sample_value("streams", {"route": "/x"}) == 1
+        raise ConnectionError("the browser went away")
+
+    async def ask() -> None:
+        async def send(message) -> None:  # noqa: ANN001
+            pass
+
+        measured = metrics.Measured(stream, made, lambda scope: "/x")
+        with pytest.raises(ConnectionError):
+            await measured({"type": "http", "method": "GET"}, None, send)
+
+    asyncio.run(ask())
+    assert registry.get_sample_value("streams", {"route": "/x"}) == 0
+
+
+def test_readiness_names_what_is_missing_without_addresses(guarded: TestClient) -> None:
+    """Without a login, as a load balancer asks."""
+    with guarded as client:
+        answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert set(answer.json()["reasons"]) == {"broker", "worker-gpu", "worker-io"}
+    assert "/tmp" not in answer.text and "sock" not in answer.text
+
+
+def test_ready_when_all_parts_are(home: Settings) -> None:
+    asked = []
+
+    def look(settings: Settings, names: tuple[str, ...]) -> dict[str, Part]:
+        asked.append(names)
+        return {name: Part(True, "fine") for name in names}
+
+    ready = metrics.Readiness(home, look, fresh=60)
+    assert ready.missing() == [] and ready.missing() == [] and len(asked) == 1
+    assert set(asked[0]) == set(metrics.REASONS)

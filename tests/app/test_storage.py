@@ -1,0 +1,132 @@
+"""The Storage page's functions: what is shown of a survey, what depends on a thing, deleting, and chores."""
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from app.components import storage_view
+from app.pages.storage import Chore, StoragePage, find
+from speculoos.errors import Conflict, NotFound
+from speculoos.settings import Settings
+from tests.upkeep.conftest import Filled, write
+from tracking import db
+from tracking.tables import Base, Checkpoint, Preference, now
+from upkeep import retention, storage
+
+NASTY = "<img src=x onerror=alert(1)> ${7*7}"
+
+
+@pytest.fixture
+def filled(home: Settings) -> Filled:
+    return Filled(home)
+
+
+@pytest.fixture
+def page(filled: Filled) -> StoragePage:
+    """Without components; counted once."""
+    made = StoragePage(filled.settings)
+    made.surveys = storage.Surveys(filled.settings)
+    made.surveys.count().join(30)
+    return made
+
+
+def test_every_part_has_a_size_and_words(filled: Filled) -> None:
+    survey = storage.survey(filled.settings)
+    html = storage_view.parts(survey, filled.settings)
+    for title in ("Models", "Data sets", "Checkpoints", "Log files", "Uploads", "Database", "Automatic copies"):
+        assert title in html
+    assert "kept 90 days" in html and "2 turns and columns with 1 steps" in html
+    assert "kept for ever" in storage_view.parts(survey, replace(filled.settings, keep_runs_days=0))
+
+
+def test_names_are_never_markup(filled: Filled) -> None:
+    with db.session(filled.settings) as session:
+        session.get_one(Base, filled.ids["base"]).name = NASTY
+    write(filled.settings.home / "models" / NASTY.replace("/", "") / "x", b"x")
+    survey = storage.survey(filled.settings)
+    left = [storage.Leftover(filled.settings.home / "models" / NASTY.replace("/", ""), 5, now())]
+    thing = next(t for t in survey.things if t.name == NASTY)
+    for html in (
+        storage_view.things(survey),
+        storage_view.leftovers(left, str(filled.settings.home)),
+        storage_view.one(thing, NASTY, [NASTY]),
+    ):
+        assert "<img" not in html and "${" not in html and "onerror" in html
+
+
+def test_the_largest_come_first_and_the_list_is_bounded() -> None:
+    things = [storage.Thing("models", f"{n:032x}", f"model-{n}", bytes=n * 1000) for n in range(500)]
+    survey = storage.Survey(now(), things, [], {"leftovers": 0}, {}, 10, 100)
+    html = storage_view.things(survey)
+    assert html.index("model-499") < html.index("model-498") and "model-100<" not in html
+    assert "60 largest of 500" in html
+
+
+def test_a_thing_says_what_depends_on_it_and_goes_with_its_files(page: StoragePage, filled: Filled) -> None:
+    html = page.thing_html(filled.ids["data"])
+    assert "the checkpoint “heads” trained on it" in html and "data set" in html
+    _, question = page.ask(filled.ids["heads"])
+    assert "cannot be undone" in question
+    row_id, said, _ = page.remove(filled.ids["heads"])
+    assert row_id == "" and "Deleted “heads”" in said
+    assert not (filled.settings.home / "checkpoints" / filled.ids["heads"]).exists()
+    with db.reading(filled.settings) as session:
+        assert session.get(Checkpoint, filled.ids["heads"]) is None
+    assert filled.ids["heads"] not in {t.id for t in page.surveys.last.things}, "counted anew"
+
+
+def test_what_a_job_uses_stays_with_a_sentence(page: StoragePage, filled: Filled) -> None:
+    row_id, said, _ = page.remove(filled.ids["half"])
+    assert row_id == filled.ids["half"] and "cancel it first" in said
+    assert "This is gone" in page.remove("nothing")[1]
+    with db.reading(filled.settings) as session, pytest.raises(NotFound):
+        find(session, "nothing")
+
+
+def test_the_page_draws_at_once_and_again_when_something_was_counted(filled: Filled) -> None:
+    page = StoragePage(filled.settings)
+    page.surveys = storage.Surveys(filled.settings)
+    first = page.draw()
+    assert "Counting" in first[1] or page.surveys.last
+    page.surveys.count().join(30)
+    drawn = page.poll(first[0])
+    assert "Used by this home" in drawn[1]
+    assert not isinstance(page.poll(drawn[0]), list), "nothing new, nothing drawn"
+
+
+def test_a_chore_runs_beside_the_page_once_at_a_time_and_says_how_it_went() -> None:
+    chore, go, runs = Chore(), threading.Event(), []
+
+    def work() -> str:
+        go.wait(30)
+        runs.append(1)
+        return "Removed 3 runs."
+
+    chore.start("Cleaning …", work)
+    chore.start("Cleaning …", work)
+    assert chore.busy and "Cleaning" in chore.words
+    go.set()
+    chore._thread.join(30)
+    assert runs == [1] and "Removed 3 runs." in chore.words
+
+    def refuse() -> str:
+        raise Conflict("It is used.")
+
+    chore.start("Cleaning …", refuse)
+    chore._thread.join(30)
+    assert "It is used." in chore.words and "sp-bad" in chore.words
+
+
+def test_what_would_go_and_what_went(page: StoragePage, filled: Filled) -> None:
+    page.look()
+    page.chore._thread.join(30)
+    assert "These would go: 1 states" in page.chore.words
+    page.clean()
+    page.chore._thread.join(30)
+    assert "Removed 1 states" in page.chore.words
+    assert "Last removed, just now: 1 states" in page.round_html()
+    old = storage_view.last_round(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
+    assert "Last looked 1 h 0 min ago. Nothing had to go so far." in old
+    assert "not put in order yet" in storage_view.last_round(None) or "Nothing was put" in storage_view.last_round(None)

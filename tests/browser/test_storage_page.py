@@ -1,0 +1,41 @@
+"""The Storage page in a browser: sizes come up by themselves, a thing is opened and deleted, leftovers go."""
+
+import os
+import re
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.services import HOSTILE
+from tests.browser.workbench import Workbench, add_base, add_heads
+
+
+def test_sizes_a_things_dependents_deletion_and_leftovers(workbench: Workbench, page: Page) -> None:
+    base = add_base(workbench, f"for storage {HOSTILE}")
+    heads = add_heads(workbench, base, "to delete")
+    lost = workbench.settings.home / "datasets" / "nobodys"
+    lost.mkdir(parents=True)
+    (lost / "shard-00000.jsonl").write_bytes(bytes(123_456))
+    for path in (lost / "shard-00000.jsonl", lost):
+        os.utime(path, (1.7e9, 1.7e9))
+    page.goto(f"{workbench.url}/storage")
+    expect(page.locator("#storage-parts")).to_contain_text("Checkpoints")
+    page.locator("#storage-count").click()
+    row = page.locator("#storage-things a", has_text="to delete")
+    expect(row).to_be_visible()
+    row.click()
+    expect(page.locator("#storage-one")).to_contain_text("checkpoint")
+    assert page.url.endswith(f"?id={heads}")
+    page.locator("#storage-delete").click()
+    expect(page.locator("#storage-question")).to_contain_text("cannot be undone")
+    page.locator("#storage-really").click()
+    expect(page.locator("#storage-problem")).to_contain_text("Deleted “to delete”")
+    expect(page.locator("#storage-things a", has_text="to delete")).to_have_count(0)
+    assert not (workbench.settings.home / "checkpoints" / heads).exists()
+    expect(page.locator("#storage-leftovers")).to_contain_text("nobodys")
+    page.locator("#storage-sweep").click()
+    page.locator("#storage-sweep-really").click()
+    expect(page.locator("#storage-chore")).to_contain_text(re.compile("Removed .*leftovers"))
+    expect(page.locator("#storage-leftovers")).not_to_contain_text("nobodys")
+    assert not lost.exists()
+    page.goto(f"{workbench.url}/storage?id={base}")
+    expect(page.locator("#storage-one")).to_contain_text(HOSTILE)

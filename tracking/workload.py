@@ -1,0 +1,91 @@
+"""How much there is to do and who does it, in a few grouped queries: what metrics and readiness are made of."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from tracking import counters, jobs
+from tracking.states import JobState
+from tracking.tables import DeviceLease, Job, Preference, Run, now
+
+QUEUES = ("gpu", "io")
+LATE = timedelta(seconds=60)
+"""How much later than its time a start may be seen: clocks differ, and transactions take a while."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Of one moment. Jobs by (queue, state); seconds the longest waiting job could have begun already, by queue;
+    attempts there ever were of the jobs that are listed; ages of heartbeats in seconds, by process; who holds which
+    device (`job`, `run` or "")."""
+
+    jobs: dict[tuple[str, str], int]
+    oldest_wait: dict[str, float]
+    attempts: dict[str, int]
+    silent_jobs: dict[str, float]
+    runs: dict[str, int]
+    heartbeats: dict[str, list[float]]
+    devices: dict[str, str]
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+def workload(session: Session) -> Workload:
+    """Everything above, from rows."""
+    return Workload(
+        jobs=_jobs(session),
+        oldest_wait=_oldest_wait(session),
+        attempts=_by_queue(session, func.sum(Job.attempt)),
+        silent_jobs=_silent_jobs(session),
+        runs={state: count for state, count in session.execute(select(Run.state, func.count()).group_by(Run.state))},
+        heartbeats=heartbeats(session),
+        devices=_devices(session),
+        counters=counters.read(session),
+    )
+
+
+def heartbeats(session: Session) -> dict[str, list[float]]:
+    """Seconds since each process was heard of, the freshest first, by name."""
+    found: dict[str, list[float]] = {}
+    rows = session.scalars(select(Preference).where(Preference.key.startswith("process:")))
+    for row in rows:
+        name = row.key.removeprefix("process:").partition("@")[0]
+        found.setdefault(name, []).append(max(0.0, (now() - row.updated_at).total_seconds()))
+    return {name: sorted(ages) for name, ages in found.items()}
+
+
+def started_since(session: Session, since: datetime) -> list[tuple[str, str, float]]:
+    """(id, queue, seconds it waited) of jobs first started after `since`, or shortly before it."""
+    query = select(Job.id, Job.queue, Job.created_at, Job.started_at).where(Job.started_at > since - LATE)
+    found = session.execute(query)
+    return [(job_id, queue, max(0.0, (begun - made).total_seconds())) for job_id, queue, made, begun in found]
+
+
+def _jobs(session: Session) -> dict[tuple[str, str], int]:
+    query = select(Job.queue, Job.state, func.count()).group_by(Job.queue, Job.state)
+    found = {(queue, state): count for queue, state, count in session.execute(query)}
+    return {(queue, state): 0 for queue in QUEUES for state in JobState} | found
+
+
+def _oldest_wait(session: Session) -> dict[str, float]:
+    """Only of jobs that could start now: one that waits for another job waits for no worker."""
+    query = select(Job.queue, func.min(Job.queued_at)).where(jobs.ready(), Job.state.in_(jobs.WAITING))
+    found = session.execute(query.group_by(Job.queue))
+    return dict.fromkeys(QUEUES, 0.0) | {queue: max(0.0, (now() - at).total_seconds()) for queue, at in found}
+
+
+def _silent_jobs(session: Session) -> dict[str, float]:
+    query = select(Job.queue, func.min(Job.heartbeat_at)).where(Job.state == JobState.RUNNING).group_by(Job.queue)
+    return {queue: max(0.0, (now() - at).total_seconds()) for queue, at in session.execute(query) if at}
+
+
+def _by_queue(session: Session, value) -> dict[str, int]:  # noqa: ANN001 - an aggregate
+    found = session.execute(select(Job.queue, value).group_by(Job.queue))
+    return dict.fromkeys(QUEUES, 0) | {queue: int(number) for queue, number in found}
+
+
+def _devices(session: Session) -> dict[str, str]:
+    """`job` or `run` by device; "" for one that nobody holds now."""
+    rows = session.scalars(select(DeviceLease))
+    return {r.device: r.holder.partition(":")[0] if r.until and r.until > now() else "" for r in rows}

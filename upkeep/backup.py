@@ -1,0 +1,146 @@
+"""Writing a backup while the workbench runs: rows from one snapshot of the database, then the files they name.
+
+Rows come first, so what they call ready was whole before its files are read. What a job is making comes along as far
+as it is whole (finished shards, training states), and the job goes on from there in the home it is restored into.
+"""
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.orm import Session
+
+from speculoos.errors import Conflict, Unavailable
+from speculoos.settings import Settings
+from tracking import db, revisions
+from tracking.tables import now
+from upkeep import archive, contents, rows
+
+SECRET_TABLES = ("logins",)
+"""Tables left out with the secrets: who has a cookie of the old home is not let into the new one."""
+PASSING = ("device_leases",)
+Say = Callable[[str], None]
+
+
+@dataclass
+class Report:
+    """What went into a backup. `wrong` says, one phrase each, what was damaged or gone already; `outside` names models
+    whose files lie outside the home and are not in it."""
+
+    revision: str
+    rows: int = 0
+    files: int = 0
+    things: int = 0
+    bytes: int = 0
+    secrets: bool = False
+    wrong: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+
+
+def back_up(settings: Settings, target: Path, *, secrets: bool = False, say: Say = lambda _: None) -> Report:
+    """Write the backup to a file of mode 0600 that appears whole or not at all. Raises BadInput for a name that is no
+    tar's, Conflict when the file is there already, Unavailable when the disk is full."""
+    archive.check_ending(target.name)
+    if target.exists():
+        raise Conflict(f"{target} is there already; choose another name, such as one with the date.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(target) as out, archive.compressed(out, target.name) as packed:
+        report = stream(settings, packed, secrets=secrets, say=say)
+    report.bytes = target.stat().st_size
+    return report
+
+
+def stream(
+    settings: Settings, out: IO[bytes], *, secrets: bool = False, files: bool = True, say: Say = lambda _: None
+) -> Report:
+    """Write the backup to an open file or pipe. Without `files` it holds the database alone."""
+    writer = archive.Writer(out)
+    try:
+        with db.snapshot(settings) as connection:
+            report = Report(revisions.current(connection), secrets=secrets)
+            writer.data(archive.HEAD, json.dumps(_head(settings, report, files)).encode())
+            report.rows = _write_rows(writer, connection, secrets, say)
+            found = contents.contents(Session(connection), settings) if files else None
+        if found:
+            _write_files(writer, settings, found, report, say)
+        report.files = sum(name.startswith(archive.HOME) for name in writer.sums)
+        writer.end(rows=report.rows, files=report.files, wrong=report.wrong, outside=report.outside)
+    except BaseException:
+        writer.drop()
+        raise
+    return report
+
+
+def _head(settings: Settings, report: Report, files: bool) -> dict[str, Any]:
+    return {
+        **{"format": archive.FORMAT, "revision": report.revision, "home": str(settings.home), "files": files},
+        **{"made_at": now().isoformat(), "database": db.engine(settings).dialect.name, "secrets": report.secrets},
+    }
+
+
+def _write_rows(writer: archive.Writer, connection: Connection, secrets: bool, say: Say) -> int:
+    count = 0
+    for table in rows.tables(connection):
+        if table.name in PASSING or (table.name in SECRET_TABLES and not secrets):
+            continue
+        counted = _Counted(rows.read_rows(connection, table))
+        for number, piece in enumerate(rows.pieces(counted)):
+            writer.data(f"{archive.ROWS}/{table.name}/{number:05d}.jsonl", piece)
+        count += counted.count
+    say(f"{count:,} rows")
+    return count
+
+
+def _write_files(
+    writer: archive.Writer, settings: Settings, found: contents.Contents, report: Report, say: Say
+) -> None:
+    home = settings.home
+    for thing in found.things:
+        if contents.is_outside(thing, home) and thing.kind == "models":
+            report.outside.append(f"{thing.name} ({thing.path})")
+        say(f"{thing.kind}: {thing.name}")
+        report.things += 1
+        if problem := contents.copy_thing(writer, thing, home):
+            report.wrong.append(f"{thing.kind[:-1]} “{thing.name}”: {problem}")
+    single = [home / "logs" / f"{job_id}.log" for job_id in found.logs]
+    single += [home / "settings.toml", home / "starter-head", *found.uploads]
+    if secrets := report.secrets:
+        single += sorted(path for path in (home / "secrets").glob("[!.]*") if path.is_file())
+    for path in single:
+        contents.copy_file(writer, path, home)
+    say(f"settings{' and secrets' if secrets else ''}")
+
+
+class _Counted:
+    def __init__(self, found: Iterator[dict[str, Any]]):
+        self._found, self.count = found, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in self._found:
+            self.count += 1
+            yield row
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[IO[bytes]]:
+    """A file for its owner alone, under a name with a dot until the block ends well. Raises Unavailable for a full
+    disk."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise Unavailable(f"The disk of {target.parent} is full, so {target.name} was not written.") from None
+    finally:
+        temporary.unlink(missing_ok=True)

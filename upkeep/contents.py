@@ -1,0 +1,194 @@
+"""What of a home goes into a backup: folders that rows name, logs, uploads that jobs still need, settings, secrets.
+
+Half-made things have names that begin with a dot; they stay out. A folder of a row that is ready must be whole: its
+sums are checked as it is copied, and it is copied again when it was changed meanwhile.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from speculoos.settings import Settings
+from tracking.states import FINISHED
+from tracking.tables import Base, Checkpoint, Dataset, Job
+from upkeep.archive import HOME, Writer
+
+KINDS = {"models": Base, "datasets": Dataset, "checkpoints": Checkpoint}
+TRIES, PAUSE = 4, 0.25
+STATE = "state-"
+"""Beginning of the name of a training state's folder; it is copied whole or not at all."""
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A row's files. `path` is what its row names, `ready` whether the row says that they are whole."""
+
+    kind: str
+    id: str
+    name: str
+    path: Path | None
+    ready: bool
+    rows: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the rows of a snapshot name."""
+
+    things: list[Thing]
+    logs: list[str]
+    uploads: list[Path]
+
+
+def contents(session: Session, settings: Settings) -> Contents:
+    """Everything that is to be copied, as the snapshot behind `session` has it."""
+    things = []
+    for kind, table in KINDS.items():
+        for row in session.scalars(select(table).order_by(table.created_at)):
+            path = (settings.home / row.path) if row.path else None
+            facts = {"rows": getattr(row, "rows", 0), "sha256": getattr(row, "sha256", "")}
+            things.append(Thing(kind, row.id, row.name, path, row.state == "ready", **facts))
+    active = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
+    wanted = [settings.home / str(request.get("path", "")) for request in active if request.get("path")]
+    uploads = [path for path in wanted if path.is_relative_to(settings.home / "uploads")]
+    return Contents(things, list(session.scalars(select(Job.id).order_by(Job.created_at))), uploads)
+
+
+def folders(thing: Thing, home: Path) -> list[Path]:
+    """The thing's folder in the home, and the one its row names where that is another one of the home."""
+    own = home / thing.kind / thing.id
+    named = thing.path
+    other = named is not None and named.is_relative_to(home / thing.kind) and not named.is_relative_to(own)
+    return [own, named] if other and named else [own]
+
+
+def is_outside(thing: Thing, home: Path) -> bool:
+    """Whether its files lie elsewhere (a model in a folder of one's own, what came with the installation)."""
+    return thing.path is not None and not thing.path.is_relative_to(home)
+
+
+def copy_thing(writer: Writer, thing: Thing, home: Path) -> str:
+    """Copy a thing's files; returns what is wrong with them, "" for nothing. Tries again while they change."""
+    problem = ""
+    for attempt in range(TRIES):
+        copy = _Copy(writer, home)
+        for folder in folders(thing, home):
+            copy.folder(folder)
+        problem = copy.problem(thing) if thing.ready and not is_outside(thing, home) else ""
+        if not problem or attempt == TRIES - 1:
+            return problem
+        for folder in folders(thing, home):
+            writer.forget(f"{_member(folder, home)}/")
+        time.sleep(PAUSE)
+    return problem
+
+
+def copy_file(writer: Writer, path: Path, home: Path) -> bool:
+    """Copy one file; False when there is none."""
+    with suppress(OSError), path.open("rb") as handle:
+        writer.file(_member(path, home), handle)
+        return True
+    return False
+
+
+class _Copy:
+    """One pass over the folders of a thing."""
+
+    def __init__(self, writer: Writer, home: Path):
+        self.writer, self.home = writer, home
+        self.changed = False
+        self.sums: dict[str, str] = {}
+        self.lines: Counter[Path] = Counter()
+        self.claims: list[Path] = []
+
+    def folder(self, folder: Path) -> None:
+        for place, files in walk(folder):
+            if place.name.startswith(STATE):
+                self._together(files)
+            else:
+                for path in files:
+                    self._one(path)
+                self.claims += [path for path in files if path.name == "SHA256SUMS"]
+
+    def problem(self, thing: Thing) -> str:
+        """What is wrong with what was copied, against its row and its own sums."""
+        root = _member(thing.path, self.home) if thing.path else ""
+        if not any(name.startswith(f"{root}/") for name in self.sums):
+            return "its files are gone"
+        if self.changed:
+            return "its files changed while they were read"
+        if thing.sha256 and self.sums.get(f"{root}/model.safetensors") != thing.sha256:
+            return "model.safetensors is not what its row says"
+        for claim in self.claims:
+            if wrong := self._differs(claim):
+                return f"{wrong} differs from SHA256SUMS"
+        found = sum(count for path, count in self.lines.items() if thing.path in path.parents)
+        if found < thing.rows:  # more of them, where a job goes on with what was stopped
+            return f"{found} of {thing.rows} rows are there"
+        return ""
+
+    def _differs(self, claim: Path) -> str:
+        try:
+            lines = claim.read_text().splitlines()
+        except OSError:
+            return claim.name
+        pairs = (line.split(maxsplit=1) for line in lines if line.strip())
+        place = _member(claim.parent, self.home)
+        return next((name for digest, name in pairs if self.sums.get(f"{place}/{name.lstrip('*')}") != digest), "")
+
+    def _one(self, path: Path) -> None:
+        try:
+            with path.open("rb") as handle:
+                self._write(path, handle)
+        except FileNotFoundError:
+            self.changed = True
+
+    def _together(self, files: list[Path]) -> None:
+        """All of them are open before the first is copied: a state that is removed meanwhile is still read whole."""
+        with ExitStack() as stack:
+            try:
+                opened = [(path, stack.enter_context(path.open("rb"))) for path in files]
+            except FileNotFoundError:
+                return
+            for path, handle in opened:
+                self._write(path, handle)
+
+    def _write(self, path: Path, handle) -> None:  # noqa: ANN001 - an open file
+        counted = _Lines(handle) if path.name.startswith("shard-") else handle
+        name = _member(path, self.home)
+        self.changed |= not self.writer.file(name, counted)
+        self.sums[name] = self.writer.sums[name]
+        if isinstance(counted, _Lines):
+            self.lines[path] = counted.count
+
+
+class _Lines:
+    """An open file that counts the lines that are read from it."""
+
+    def __init__(self, handle) -> None:  # noqa: ANN001
+        self._handle, self.count = handle, 0
+        self.fileno: Callable[[], int] = handle.fileno
+
+    def read(self, size: int) -> bytes:
+        piece = self._handle.read(size)
+        self.count += piece.count(b"\n")
+        return piece
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Each folder with its files in order, without those whose name begins with a dot."""
+    for place, inner, names in os.walk(folder):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield Path(place), [Path(place, name) for name in sorted(names) if not name.startswith(".")]
+
+
+def _member(path: Path, home: Path) -> str:
+    return f"{HOME}/{path.relative_to(home).as_posix()}"

@@ -1,0 +1,82 @@
+"""Bringing a home's database to today's tables, after a copy of it was made. `python -m upkeep.migrate` in containers.
+
+SQLite's copy is a database file; PostgreSQL's a backup without files, for `speculoos restore`.
+"""
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from speculoos.errors import SpeculoosError
+from speculoos.private import keep_private, tighten
+from speculoos.settings import Settings, load
+from tracking import db, revisions
+from upkeep import archive
+from upkeep.backup import new_file, stream
+from upkeep.restore import check_whole
+
+
+def migrate(settings: Settings) -> Path | None:
+    """Upgrade the tables; returns the copy that was made of those before, None where there was nothing to do.
+
+    Raises Unavailable, changing nothing, when the database is damaged, newer than this code, or cannot be copied.
+    """
+    check_whole(settings)
+    copy = None
+    if (found := db.revision(settings)) and found != revisions.head():
+        copy = keep_copy(settings, f"before-{revisions.head()}-from-{found}")
+    db.upgrade(settings)
+    return copy
+
+
+def keep_copy(settings: Settings, why: str) -> Path:
+    """Copy the database into home/backups and remove the oldest copies beyond `keep_copies`."""
+    folder = settings.home / db.BACKUPS
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sqlite = db.engine(settings).dialect.name == "sqlite"
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    target = folder / f"{why}-{stamp}{'.db' if sqlite else '.tar.gz'}"
+    if sqlite:
+        _copy_sqlite(settings, target)
+    else:
+        with new_file(target) as out, archive.compressed(out, target.name) as packed:
+            stream(settings, packed, secrets=True, files=False)
+    for old in copies(settings)[settings.keep_copies or None :]:
+        old.unlink(missing_ok=True)
+    return target
+
+
+def copies(settings: Settings) -> list[Path]:
+    """The automatic copies, the newest first."""
+    found = (settings.home / db.BACKUPS).glob("before-*")
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+
+
+def _copy_sqlite(settings: Settings, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        db.copy_file(settings, temporary)
+        temporary.rename(target)
+    finally:
+        for path in temporary.parent.glob(f"{temporary.name}*"):
+            path.unlink(missing_ok=True)
+
+
+def main() -> int:
+    """What a container runs once, before the rest starts."""
+    keep_private()
+    try:
+        settings = load()
+        tighten(settings)
+        if copy := migrate(settings):
+            print(f"Copied the database to {copy}, then migrated it.")
+    except SpeculoosError as error:
+        print(f"{error} {error.hint}".strip(), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
