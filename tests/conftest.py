@@ -24,6 +24,7 @@ from tests.tools.databases import (  # noqa: E402, F401, F811
     postgres,
     postgres_server,
 )
+from tests.tools.figures import Figures  # noqa: E402
 
 CLONE = Path(__file__).resolve().parent.parent
 SHARED_DATA = CLONE.parent / "shared" / "data"
@@ -81,6 +82,13 @@ def home(
     yield settings
     databases.drop(url)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """What a drill measures, under its name. Of short forms, which have no marker `drill`, it is printed only."""
+    name = request.node.name.removeprefix("test_")
+    return Figures(name, short=request.node.get_closest_marker("drill") is None)
 
 
 @pytest.fixture

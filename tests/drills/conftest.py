@@ -1,4 +1,4 @@
-"""The fixtures of the job tests, for the drills; a place for their figures; a home under a real `speculoos up`."""
+"""The fixtures of the job tests, for the drills, and a home under a real `speculoos up`."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.figures import Figures
 from tests.tools.running import Up
 from tests.workers.conftest import broker  # noqa: F401
-
-
-@pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Figures:
-    """Named after the test. Those of short forms, which have no marker `drill`, are printed only."""
-    name = request.node.name.removeprefix("test_")
-    return Figures(name, short=request.node.get_closest_marker("drill") is None)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The stores go away under running jobs: Redis restarted and emptied, PostgreSQL restarted, SQLite with many writers."""
+"""The stores go away under running jobs: Redis restarted and emptied, PostgreSQL restarted; SQLite has many writers."""
 
 import json
 import os

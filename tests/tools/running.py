@@ -14,6 +14,7 @@ from speculoos import health
 from speculoos.settings import Settings, load
 from speculoos.supervision import end_survivors, program_states, survivors
 from tests.tools.ports import free_ports
+from tracking.db import session
 
 CLONE = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "speculoos.cli"]
@@ -77,6 +78,13 @@ class Up:
         """A `speculoos` command in this home."""
         full = [*COMMAND, *words]
         return subprocess.run(full, capture_output=True, text=True, timeout=seconds, env=self.environment, cwd=CLONE)
+
+    def add(self, row: Any) -> str:
+        """Store a row; returns its id."""
+        with session(self.settings) as rows:
+            rows.add(row)
+            rows.flush()
+            return row.id
 
     def pid(self, name: str) -> int:
         """Process of one part now; 0 when it has none."""
