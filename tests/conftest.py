@@ -14,10 +14,37 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 from speculoos.settings import Settings, load  # noqa: E402
+from tests.tools.databases import (  # noqa: E402, F401, F811
+    ALL,
+    POSTGRESQL,
+    SQLITE,
+    Databases,
+    database,
+    databases,
+    postgres,
+    postgres_server,
+)
+from tests.tools.figures import Figures  # noqa: E402
 
 CLONE = Path(__file__).resolve().parent.parent
 SHARED_DATA = CLONE.parent / "shared" / "data"
 OUTSIDE = ("DATABASE_URL", "REDIS_URL", "HF_TOKEN")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With DATABASES=all, whatever has rows runs on both databases; what is about SQLite itself (marker) on that."""
+    if ALL and "databases" in metafunc.fixturenames:
+        about_sqlite = metafunc.definition.get_closest_marker(SQLITE)
+        kinds = [SQLITE] if about_sqlite else [SQLITE, POSTGRESQL]
+        metafunc.parametrize("databases", kinds, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With DATABASES=all, only what has rows is run."""
+    if ALL:
+        without = [item for item in items if "databases" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item in items if "databases" in getattr(item, "fixturenames", ())]
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +65,30 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path, clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+def home(
+    tmp_path: Path,
+    clean_environment: None,
+    monkeypatch: pytest.MonkeyPatch,
+    databases: Databases,  # noqa: F811
+) -> Iterator[Settings]:
     """Settings of a temporary SPECULOOS_HOME whose database is migrated; the environment names it too."""
     from tracking.db import upgrade
 
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
+    if url := databases.url():
+        monkeypatch.setenv("DATABASE_URL", url)
     settings = load()
     upgrade(settings)
     yield settings
+    databases.drop(url)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """What a drill measures, under its name. Of short forms, which have no marker `drill`, it is printed only."""
+    name = request.node.name.removeprefix("test_")
+    return Figures(name, short=request.node.get_closest_marker("drill") is None)
 
 
 @pytest.fixture

@@ -9,21 +9,8 @@ import pytest
 
 CLONE = Path(__file__).resolve().parent.parent
 LEAVES = {
-    f"speculoos.{name}"
-    for name in (
-        "settings",
-        "errors",
-        "reporting",
-        "guard",
-        "faults",
-        "private",
-        "limited",
-        "sums",
-        "redaction",
-        "logs",
-        "room",
-    )
-    if (CLONE / "speculoos" / f"{name}.py").exists()
+    *("speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"),
+    *("speculoos.private", "speculoos.limited", "speculoos.sums"),
 }
 MAY_IMPORT = {
     "models": set(),

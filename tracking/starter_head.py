@@ -40,6 +40,7 @@ def ensure_starter_head(session: Session, settings: Settings, base: Base) -> Non
     row.note = "Comes with the starter model."
     session.add(row)
     session.flush()
+    given.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
     given.write_text(sha256 + "\n", encoding="utf-8")
 
 

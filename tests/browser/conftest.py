@@ -7,15 +7,16 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
+from tests.tools.databases import Databases
 
 TIMEOUT_MS = 30_000
 expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture(scope="session")
-def workbench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+def workbench(tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[Workbench]:
     """Web and inference server of a home with base `tiny` and its checkpoint `heads`. Other tests may add rows."""
-    bench = make_workbench(tmp_path_factory.mktemp("workbench") / "home")
+    bench = make_workbench(tmp_path_factory.mktemp("workbench") / "home", DATABASE_URL=databases.url())
     add_heads(bench, add_base(bench), "heads")
     try:
         bench.start("inference", "web")

@@ -1,4 +1,19 @@
-"""The fixtures of the job tests, for the long drills."""
+"""The fixtures of the job tests, for the drills, and a home under a real `speculoos up`."""
 
-from tests.tools.databases import database, postgres  # noqa: F401
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tools.running import Up
 from tests.workers.conftest import broker  # noqa: F401
+
+
+@pytest.fixture
+def up(tmp_path: Path, clean_environment: None) -> Iterator[Up]:
+    """A home that is not started yet; whatever runs of it is ended after the test."""
+    made = Up(tmp_path / "home")
+    yield made
+    made.end()
+    shutil.rmtree(made.settings.run_dir, ignore_errors=True)

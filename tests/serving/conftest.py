@@ -22,7 +22,7 @@ from models.tiny import make_tiny_base
 from serving.engine import Engine
 from serving.main import create_app
 from speculoos.settings import Settings, load
-from tests.tools.databases import database, postgres  # noqa: F401
+from tests.tools.databases import Databases
 from tracking.db import session, upgrade
 from tracking.tables import Base, Checkpoint
 
@@ -143,10 +143,10 @@ def register(settings: Settings, root: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def served(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(model_files: Path, tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[Served]:
     """One server for all tests of this room that do not need their own."""
     home = tmp_path_factory.mktemp("home")
-    yield from serve(home, model_files)
+    yield from serve(home, model_files, databases.url())
 
 
 def serve(

@@ -1,4 +1,7 @@
-"""Fixture `database`: settings of a fresh migrated database, once on SQLite and once on a throw-away PostgreSQL."""
+"""Databases for tests: fixture `database` is a fresh migrated one, once on SQLite and once on a throw-away PostgreSQL.
+
+With DATABASES=all (`make test-databases`) every test with rows runs on both, and a server that is missing is an error.
+"""
 
 import os
 import shutil
@@ -17,6 +20,12 @@ from speculoos.settings import Settings
 from tracking import db
 from tracking.tables import Table
 
+ALL = os.environ.get("DATABASES", "") == "all"
+SQLITE, POSTGRESQL = "sqlite", "postgresql"
+HELP = "no PostgreSQL server binaries here; on Debian: apt-get install postgresql"
+TEMPLATE = "migrated"
+START_SECONDS = 30.0
+
 
 def postgres_binaries() -> Path | None:
     """Folder of `postgres` and `initdb`, if this machine has them."""
@@ -24,6 +33,84 @@ def postgres_binaries() -> Path | None:
     if found := shutil.which("postgres"):
         folders.append(Path(found).resolve().parent)
     return next((f for f in folders if (f / "postgres").exists() and (f / "initdb").exists()), None)
+
+
+class Missing(Exception):
+    """No server can be made here; the text says why, and what to install."""
+
+
+class Postgres:
+    """A server on a private Unix socket, which can be killed and started again."""
+
+    def __init__(self) -> None:
+        found = postgres_binaries()
+        if found is None:
+            raise Missing(HELP)
+        self._binaries = found
+        self.folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
+        if os.getuid() == 0:
+            shutil.chown(self.folder, "postgres", "postgres")
+        self._made = 0
+        self._init()
+        self.start()
+
+    def url(self, name: str) -> str:
+        """The URL of one of its databases."""
+        return f"postgresql+psycopg://tester@/{name}?host={self.folder}"
+
+    def start(self) -> None:
+        """Start and wait until it takes connections."""
+        flags = ["-k", str(self.folder), "-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200"]
+        command = [str(self._binaries / "postgres"), "-D", str(self.folder / "data"), *flags]
+        with (self.folder / "server.log").open("a") as log:
+            self._server = subprocess.Popen(_as_postgres(command), stdout=log, stderr=log)
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if time.monotonic() > deadline or self._server.poll() is not None:
+                raise Missing(f"PostgreSQL does not start: {(self.folder / 'server.log').read_text()[-500:]}")
+            time.sleep(0.1)
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """End it: at once and without tidying up (QUIT), or ending connections first (INT)."""
+        self._server.send_signal(how)
+        self._server.wait(30)
+
+    def new(self, template: str = "template1") -> str:
+        """URL of a fresh database, a copy of another one."""
+        self._made += 1
+        name = f"made{self._made}"
+        self.run(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return self.url(name)
+
+    def run(self, statement: str) -> None:
+        """One statement outside any transaction."""
+        admin = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+        try:
+            with admin.connect() as connection:
+                connection.execute(sa.text(statement))
+        finally:
+            admin.dispose()
+
+    def end(self) -> None:
+        """Stop it and throw its data away."""
+        db.dispose()
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _init(self) -> None:
+        data = str(self.folder / "data")
+        command = [str(self._binaries / "initdb"), "-D", data, "-A", "trust", "-U", "tester", "--no-sync"]
+        made = subprocess.run(_as_postgres(command), capture_output=True, text=True)
+        if made.returncode:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise Missing(f"initdb does not run here: {made.stderr.strip().splitlines()[-1]}")
+
+    def _answers(self) -> bool:
+        try:
+            self.run("SELECT 1")
+        except sa.exc.OperationalError:
+            return False
+        return True
 
 
 def _as_postgres(command: list[str]) -> list[str]:
@@ -34,52 +121,58 @@ def _as_postgres(command: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """URL of a server on a private Unix socket, gone after the tests. Skips with the reason where there is none."""
-    binaries = postgres_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server binaries here; on Debian: apt-get install postgresql")
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
-    if os.getuid() == 0:
-        shutil.chown(folder, "postgres", "postgres")
-    data = folder / "data"
-    initdb = [str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", "tester", "--no-sync"]
-    made = subprocess.run(_as_postgres(initdb), capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"initdb does not run here: {made.stderr.strip().splitlines()[-1]}")
-    flags = ["-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=200"]
-    with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            _as_postgres([str(binaries / "postgres"), "-D", str(data), *flags]), stdout=log, stderr=log
-        )
+def postgres_server() -> Iterator[Postgres]:
+    """A server, gone after the tests. Skips with the reason where there is none; with DATABASES=all it fails."""
     try:
-        yield from _serve(folder)
-    finally:
-        db.dispose()
-        server.send_signal(signal.SIGQUIT)  # at once; the data is thrown away
-        server.wait(30)
-        shutil.rmtree(folder, ignore_errors=True)
+        made = Postgres()
+    except Missing as reason:
+        pytest.fail(str(reason)) if ALL else pytest.skip(str(reason))
+    yield made
+    made.end()
 
 
-def _serve(folder: Path) -> Iterator[str]:
-    url = f"postgresql+psycopg://tester@/{{name}}?host={folder}"
-    admin = sa.create_engine(url.format(name="postgres"), isolation_level="AUTOCOMMIT")
-    for _ in range(100):
-        try:
-            admin.connect().close()
-            break
-        except sa.exc.OperationalError:
-            time.sleep(0.1)
-    with admin.connect() as connection:
-        connection.execute(sa.text("CREATE DATABASE speculoos"))
-    admin.dispose()
-    yield url.format(name="speculoos")
+@pytest.fixture(scope="session")
+def postgres(postgres_server: Postgres) -> str:
+    """URL of a database that tests share."""
+    return postgres_server.new()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+class Databases:
+    """Makes the databases of one kind that tests ask for."""
+
+    def __init__(self, server: Postgres | None):
+        self._server, self._has_template = server, False
+
+    def url(self) -> str:
+        """DATABASE_URL of a fresh migrated database; "" means SQLite in the home, as without any setting."""
+        if self._server is None:
+            return ""
+        if not self._has_template:
+            self._server.run(f"CREATE DATABASE {TEMPLATE}")
+            settings = Settings(home=self._server.folder, database_url=self._server.url(TEMPLATE), redis_url="")
+            db.upgrade(settings)
+            db.dispose()  # a template is copied only while nobody uses it
+            self._has_template = True
+        return self._server.new(TEMPLATE)
+
+    def drop(self, url: str) -> None:
+        """Forget a database; each takes some MB."""
+        if self._server is not None and url:
+            db.dispose()
+            self._server.run(f"DROP DATABASE {sa.make_url(url).database} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def databases(request: pytest.FixtureRequest) -> Databases:
+    """SQLite; with DATABASES=all each test that has rows is run with it and with PostgreSQL."""
+    wanted = getattr(request, "param", SQLITE)
+    return Databases(request.getfixturevalue("postgres_server") if wanted == POSTGRESQL else None)
+
+
+@pytest.fixture(params=[None] if ALL else [SQLITE, POSTGRESQL])
 def database(request: pytest.FixtureRequest, home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """Settings of an empty migrated database; the environment names it too."""
-    if request.param == "sqlite":
+    if request.param != POSTGRESQL:
         yield home
         return
     url = request.getfixturevalue("postgres")

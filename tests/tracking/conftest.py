@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from speculoos.settings import Settings
-from tests.tools.databases import database, postgres  # noqa: F401
 from tracking import db, jobs
 from tracking.tables import Job
 
 
 @pytest.fixture
-def make_job(database: Settings) -> Callable[..., Job]:  # noqa: F811
+def make_job(database: Settings) -> Callable[..., Job]:
     """Makes a committed job; keyword arguments set its columns afterwards."""
 
     def make(name: str = "work", after: Job | None = None, **columns: Any) -> Job:
@@ -28,7 +27,7 @@ def make_job(database: Settings) -> Callable[..., Job]:  # noqa: F811
 
 
 @pytest.fixture
-def read(database: Settings) -> Callable[[Job], Job]:  # noqa: F811
+def read(database: Settings) -> Callable[[Job], Job]:
     """The job as it is stored now."""
 
     def again(job: Job) -> Job:

@@ -203,6 +203,7 @@ def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_agai
         assert session.get(Preference, "beat").value == {"n": 2039}
 
 
+@pytest.mark.sqlite
 def test_the_log_of_many_rows_stays_short(home: Settings) -> None:
     for number in range(1500):
         with db.session(home) as session:

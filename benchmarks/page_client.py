@@ -1,0 +1,180 @@
+"""A page of the workbench as a browser sees it, without drawing it: opened, polled by its own timers, clicked.
+
+Follows Gradio's own client: the page brings its configuration (components, events), what it shows is kept as the
+components' values, and every event is one POST to `run/predict` with the values of its inputs. Timers tick while the
+page is open, whatever their pace is now. `follow` reads a run's event stream as `EventSource` does.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+CONFIG = re.compile(r"window\.gradio_config = (\{.*?\});\s*</script>", re.DOTALL)
+AGAIN_SECONDS = 1.0
+"""Pause before a lost event stream is asked for again; browsers take a few seconds, which only makes a test longer."""
+Noted = Callable[[str, float], None]
+
+
+@dataclass
+class Page:
+    """One open page. `noted(action, seconds)` hears how long each opening, poll and click took."""
+
+    client: httpx.AsyncClient
+    path: str
+    noted: Noted = lambda action, seconds: None
+    session: str = field(default_factory=lambda: secrets.token_hex(6))
+    values: dict[int, Any] = field(default_factory=dict)
+    props: dict[int, dict[str, Any]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    async def open(self) -> float:
+        """The document and the events it loads itself with; seconds until both are there."""
+        began = time.perf_counter()
+        answer = await self.client.get(self.path)
+        answer.raise_for_status()
+        self._read(json.loads(CONFIG.search(answer.text).group(1)))
+        await asyncio.gather(*(self.run(event) for event in self._on("load")))
+        taken = time.perf_counter() - began
+        self.noted(f"open {self.path.partition('?')[0]}", taken)
+        return taken
+
+    async def stay(self, until: float) -> None:
+        """Keep the page open to this moment of `time.monotonic`, its timers ticking."""
+        await asyncio.gather(*(self._tick(event, until) for event in self._on("tick")))
+
+    async def act(self, elem_id: str, trigger: str, value: Any = None, about: dict[str, Any] | None = None) -> float:
+        """What a choice (`value`) or a click (`about` says at what) at a component does. Seconds it took."""
+        component = self.find(elem_id)
+        if value is not None:
+            self.values[component] = value
+        began = time.perf_counter()
+        for event in self._on(trigger, component):
+            await self.run(event, about)
+        taken = time.perf_counter() - began
+        self.noted(f"{trigger} {elem_id}", taken)
+        return taken
+
+    def find(self, elem_id: str) -> int:
+        """The component with this id of the document."""
+        return next(number for number, props in self.props.items() if props.get("elem_id") == elem_id)
+
+    def value(self, elem_id: str) -> Any:
+        """What that component shows now."""
+        return self.values[self.find(elem_id)]
+
+    async def run(self, event: dict[str, Any], about: dict[str, Any] | None = None) -> None:
+        """One event: its inputs sent, what comes back kept. The address' query goes along, as in the browser."""
+        if not event["backend_fn"]:
+            return
+        data = [self.values.get(number) for number in event["inputs"]]
+        body = {"data": data, "event_data": about, "fn_index": event["id"], "session_hash": self.session}
+        query = self.path.partition("?")[2]
+        address = f"/gradio_api/run/predict{'?' if query else ''}{query}"
+        answer = await self.client.post(address, json={**body, "trigger_id": event["targets"][0][0]})
+        answer.raise_for_status()
+        for number, fresh in zip(event["outputs"], answer.json().get("data", []), strict=False):
+            self._show(number, fresh)
+
+    def _read(self, config: dict[str, Any]) -> None:
+        self.props = {component["id"]: dict(component["props"]) for component in config["components"]}
+        self.values = {number: props.get("value") for number, props in self.props.items()}
+        self.events = config["dependencies"]
+
+    def _on(self, trigger: str, component: int | None = None) -> Iterator[dict[str, Any]]:
+        for event in self.events:
+            if any(name == trigger and component in (None, number) for number, name in event["targets"]):
+                yield event
+
+    def _show(self, number: int, fresh: Any) -> None:
+        if isinstance(fresh, dict) and fresh.get("__type__") == "update":
+            changed = {key: value for key, value in fresh.items() if key != "__type__"}
+            self.props.setdefault(number, {}).update(changed)
+            if "value" in changed:
+                self.values[number] = changed["value"]
+        else:
+            self.values[number] = fresh
+
+    async def _tick(self, event: dict[str, Any], until: float) -> None:
+        """As the browser's timer: at a steady pace, and not again while an answer is still out."""
+        timer, due = event["targets"][0][0], time.monotonic()
+        while (due := max(due + float(self.values[timer] or 1.0), time.monotonic())) < until:
+            await asyncio.sleep(due - time.monotonic())
+            if self.props[timer].get("active", True):
+                asked = time.perf_counter()
+                await self.run(event)
+                self.noted("poll", time.perf_counter() - asked)
+
+
+@dataclass
+class Followed:
+    """What came through a run's stream: records by index in the order they came, and how it ended."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    end: dict[str, Any] = field(default_factory=dict)
+    reconnected: int = 0
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between the loss of each connection and the first word of the next."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token["id"] for record in self.records for token in record["tokens"]]
+
+
+async def follow(
+    client: httpx.AsyncClient, run_id: str, seconds: float = 300.0, begun: Callable[[], None] = lambda: None
+) -> Followed:
+    """Read a run's events to its end, asking again after the last one seen whenever the connection is lost.
+
+    `begun` is called when the first record is here.
+    """
+    found, last, lost_at = Followed(), "", 0.0
+    deadline = time.monotonic() + seconds
+    while not found.end:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"run {run_id} did not end; {len(found.records)} records came")
+        try:
+            headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
+            async with client.stream("GET", f"/api/runs/{run_id}/events", headers=headers) as answer:
+                answer.raise_for_status()
+                async for name, number, data in _events(answer):
+                    if lost_at:
+                        found.gaps.append(time.monotonic() - lost_at)
+                        lost_at = 0.0
+                    last = number or last
+                    if name == "step":
+                        if not found.records:
+                            begun()
+                        found.records.append(data)
+                    elif name == "end":
+                        found.end = data
+        except (httpx.TransportError, httpx.HTTPStatusError):
+            pass
+        if not found.end:
+            lost_at = lost_at or time.monotonic()
+            found.reconnected += 1
+            await asyncio.sleep(AGAIN_SECONDS)
+    return found
+
+
+async def _events(answer: httpx.Response) -> Any:
+    """(name, id, data) of every whole event; half of one, cut off by a lost connection, does not count."""
+    name, number, data = "", "", ""
+    async for line in answer.aiter_lines():
+        if not line:
+            if name and data:
+                yield name, number, json.loads(data)
+            name, number, data = "", "", ""
+        elif not line.startswith(":"):
+            key, _, value = line.partition(": ")
+            name, number, data = (
+                value if key == "event" else name,
+                value if key == "id" else number,
+                value if key == "data" else data,
+            )

@@ -1,0 +1,123 @@
+"""The web process dies in the middle of a live answer: every reader reconnects and misses no token."""
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+import time
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, TimeoutError, expect
+
+from app import turns
+from benchmarks.load import Streams, Target, idle
+from benchmarks.page_client import Followed, follow
+from tests.browser.workbench import Workbench
+from tests.tools.figures import Figures, spread
+from tests.tools.loops import run_async
+from tracking import runs
+from tracking.db import reading
+
+pytestmark = pytest.mark.browser
+KILLS = int(os.environ.get("DRILLS_KILLS", "20"))
+READERS = 8
+LONG = turns.Sampling(max_tokens=1500)
+FAST_TOKENS = 20
+
+
+@pytest.mark.timeout(300)
+def test_the_web_process_killed_in_a_stream(workbench: Workbench, browser: Browser) -> None:
+    check([killed_in_a_stream(workbench, browser, 0.0)])
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(2400)
+def test_the_web_process_killed_again_and_again_in_streams(
+    workbench: Workbench, browser: Browser, figures: Figures
+) -> None:
+    chance = random.Random(17)
+    found = [killed_in_a_stream(workbench, browser, chance.uniform(0, 1)) for _ in range(KILLS)]
+    readers = [reader for one in found for reader in one["readers"]]
+    figures.record(
+        kills=KILLS,
+        streams=len(readers) + KILLS,
+        tokens=sum(len(reader.token_ids) for reader in readers),
+        lost=sum(one["lost"] for one in found),
+        doubled=0 if all(one["shown"] == one["text"] for one in found) else 1,
+        recovery={"streams": spread(gap for reader in readers for gap in reader.gaps)},
+    )
+    check(found)
+
+
+def test_pages_poll_and_streams_are_whole_while_others_read_too(workbench: Workbench) -> None:
+    """The short form of the load drill."""
+    target, streams = Target(workbench.url, workbench.settings), Streams()
+
+    async def together() -> dict:
+        async with target.client() as client:
+            until = time.monotonic() + 3
+            reading_them = [streams.read(target, client, n, until) for n in range(4)]
+            polled, *_ = await asyncio.gather(idle(target, 6, 3.0), *reading_them)
+        return polled
+
+    polled = run_async(together())
+    assert (streams.dropped, target.failed) == (0, [])
+    assert streams.runs >= 4 and streams.tokens > 100
+    assert polled["polls_per_second"] > 2
+
+
+def killed_in_a_stream(workbench: Workbench, browser: Browser, pause: float) -> dict:
+    """One answer, read by a Chromium and by others; the web process is killed in its middle and started again."""
+    run, refused = turns.next_turn(workbench.settings, "", "tiny@heads", "Tell me a long story.", LONG)
+    assert not refused
+    page = browser.new_page()
+    page.goto(f"{workbench.url}/playground?chat={run.group_id}")
+    page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length > {FAST_TOKENS}")
+    readers, thread = start_readers(workbench, run.id)
+    time.sleep(pause)
+    workbench.kill("web")
+    workbench.start("web")
+    expect(page.locator('.sp-turn[data-state="SUCCEEDED"]')).to_have_count(1, timeout=120_000)
+    thread.join(120)
+    with reading(workbench.settings) as rows:
+        stored = runs.get_run(rows, run.id)
+        kept = runs.token_ids(rows, run.id)
+    shown = shown_in_the_end(page, stored.text)
+    page.close()
+    lost = sum(reader.token_ids != kept for reader in readers) + (len(readers) != READERS)
+    return {"readers": readers, "lost": lost, "shown": shown, "text": stored.text}
+
+
+def shown_in_the_end(page: Page, text: str) -> str:
+    """What stands in the answer; given time to become `text`, since a page that lost its server loads itself anew."""
+    with contextlib.suppress(TimeoutError):
+        page.wait_for_function(
+            "text => document.querySelector('.sp-turn .tr-tokens')?.textContent === text", arg=text, timeout=15_000
+        )
+    return page.locator(".sp-turn .tr-tokens").evaluate("node => node.textContent")
+
+
+def start_readers(workbench: Workbench, run_id: str) -> tuple[list[Followed], threading.Thread]:
+    """Clients that read the run's events, in a thread; returns once each has its first."""
+    found: list[Followed] = []
+    begun = threading.Semaphore(0)
+
+    async def read() -> None:
+        async with httpx.AsyncClient(base_url=workbench.url, timeout=60, trust_env=False) as client:
+            found.extend(await asyncio.gather(*(follow(client, run_id, begun=begun.release) for _ in range(READERS))))
+
+    thread = threading.Thread(target=lambda: asyncio.run(read()), daemon=True)
+    thread.start()
+    for _ in range(READERS):
+        assert begun.acquire(timeout=60)
+    return found, thread
+
+
+def check(found: list[dict]) -> None:
+    for one in found:
+        assert one["lost"] == 0
+        assert one["shown"] == one["text"] and one["text"]
+        assert all(reader.end["state"] == "SUCCEEDED" for reader in one["readers"])
+        assert any(reader.reconnected for reader in one["readers"]), "the answer had ended before the kill"
