@@ -83,7 +83,7 @@ class Guard:
         if len(hosts) != 1 or not self._host_allowed(hosts[0], scope):
             return 403, (
                 f"Host {_shown(hosts)} is not served here; use the address that was printed at the start, "
-                "or add the name to SPECULOOS_ALLOWED_HOSTS."
+                "or add the name to SPECULOOS_ALLOWED_HOSTS (a container's published port: SPECULOOS_PUBLISH_PORT)."
             )
         origins = headers.get("origin", [])
         if any(not self._origin_allowed(origin, hosts[0], scope) for origin in origins):

@@ -199,7 +199,9 @@ def test_the_login_comes_before_the_pages_own_routes(home: Settings) -> None:
     """Gradio has a /login of its own, which would take the form's place."""
     from app.main import make_app
 
-    client = TestClient(make_app(replace(home, password="cinnamon")), base_url="http://127.0.0.1:7860")
+    pages = make_app(replace(home, password="cinnamon", publish_port=9000))
+    assert TestClient(pages, base_url="http://127.0.0.1:9000").get("/healthz").status_code == 200
+    client = TestClient(pages, base_url="http://127.0.0.1:7860")
     assert 'name="password"' in client.get("/jobs").text
     assert client.get("/gradio_api/info").status_code == 401
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403

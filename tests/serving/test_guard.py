@@ -1,6 +1,7 @@
 """The guard refuses what a foreign web page or a rebound name could send, and lets our own clients through."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,7 +12,10 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from serving.engine import Engine
+from serving.main import create_app
 from speculoos.guard import PAGES_POLICY, Guard
+from speculoos.settings import Settings
 from tests.tools.loops import run_async
 
 PORT = 7861
@@ -156,3 +160,19 @@ def test_a_body_past_the_bound_is_refused_before_and_while_it_is_read() -> None:
     answer = run_async(send())
     assert answer.status_code == 413
     assert "larger than" in answer.json()["error"]["message"]
+
+
+def test_the_inference_server_is_served_at_its_published_port_and_asks_for_its_token_there(home: Settings) -> None:
+    settings = replace(
+        home, inference_token="x", inference_host="0.0.0.0", publish_inference_port=9001, publish_address="192.168.7.5"
+    )
+    engine = Engine(settings)
+    try:
+        app = create_app(settings, engine)
+        for host, status in (("192.168.7.5:9001", 401), ("localhost:9001", 401), ("192.168.7.5:9002", 403)):
+            asked = TestClient(app, base_url=f"http://{host}")
+            assert asked.get("/v1/models").status_code == status
+        right = TestClient(app, base_url="http://127.0.0.1:9001", headers={"Authorization": "Bearer x"})
+        assert right.get("/v1/models").status_code == 200
+    finally:
+        engine.close()

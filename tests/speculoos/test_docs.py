@@ -17,7 +17,7 @@ SETTINGS_PAGE = (CLONE / "docs" / "settings.md").read_text()
 def settings_read() -> set[str]:
     """Names of environment variables that settings.load asks for."""
     source = (CLONE / "speculoos" / "settings.py").read_text()
-    return set(re.findall(r'_(?:value|int|port)\(env, "([A-Z_]+)"', source))
+    return set(re.findall(r'_(?:value|int|port|one_of)\(env, "([A-Z_]+)"', source))
 
 
 def test_every_setting_is_in_the_documentation() -> None:
