@@ -117,7 +117,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
         max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
-        stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120),
+        stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120, least=0),
         endpoints=_endpoints(home / "settings.toml"),
     )
 
@@ -150,12 +150,15 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _int(env: Mapping[str, str], name: str, default: int) -> int:
+def _int(env: Mapping[str, str], name: str, default: int, least: int | None = None) -> int:
     text = _value(env, name)
     try:
-        return int(text) if text else default
+        value = int(text) if text else default
     except ValueError:
         raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
+    if least is not None and value < least:
+        raise BadInput(f"{name}: expected a whole number, {least} or more, got {value}.")
+    return value
 
 
 def _port(env: Mapping[str, str], name: str, default: int) -> int:
