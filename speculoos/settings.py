@@ -164,7 +164,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
         max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
-        stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120),
+        stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120, least=0),
         metrics_token=_value(env, "SPECULOOS_METRICS_TOKEN"),
         keep_runs_days=_int(env, "SPECULOOS_KEEP_RUNS_DAYS", 90, least=0),
         keep_logs_days=_int(env, "SPECULOOS_KEEP_LOGS_DAYS", 90, least=0),

@@ -1,11 +1,14 @@
-"""The settings page: what was set from outside, where things lie, and whether every process is well. Reads only."""
+"""The settings page: what was set from outside, where things lie, whether every process is well, and API keys.
+
+Only the keys can be changed here.
+"""
 
 from collections.abc import Mapping
 
 import gradio as gr
 from sqlalchemy.engine import make_url
 
-from app.components import access
+from app.components import access, api_keys
 from app.components.manage import SMALL
 from app.components.picker import table
 from app.components.pieces import QUIET, badge, block, facts, notice, on_load, page_header, section
@@ -27,6 +30,8 @@ def build(settings: Settings) -> None:
     access.build(settings)
     section("Storage")
     block(storage_facts(settings), elem_id="settings-storage")
+    section("API keys", "For programs that ask the inference server: one key for each, to be revoked alone.")
+    api_keys.build(settings)
     section("Endpoints", "OpenAI-compatible servers that may write training data. Pages choose a name, never a URL.")
     block(endpoints(settings), elem_id="settings-endpoints")
     section("Tokens and limits")

@@ -18,6 +18,7 @@ from serving.main import _end_leftovers
 from serving.queueing import DeviceQueue
 from serving.upkeep import Upkeep
 from serving.watch import EXIT_CODE, Watch
+from speculoos.errors import BadInput
 from speculoos.settings import CLONE, Settings, load
 from tests.serving.conftest import Served, free_port, register, serve, until
 from tests.serving.test_process import PROMPT, Server
@@ -37,6 +38,11 @@ def test_a_heart_is_late_after_the_limit_of_what_it_does() -> None:
     with heart.during("loading a base model", 60):
         assert heart.doing == "loading a base model" and not heart.late
     assert heart.doing == "decoding" and heart.age < 1
+
+
+def test_a_limit_below_zero_is_refused() -> None:
+    with pytest.raises(BadInput, match="SPECULOOS_STUCK_SECONDS: expected a whole number, 0 or more"):
+        load({"SPECULOOS_STUCK_SECONDS": "-1"})
 
 
 def test_an_idle_thread_beats(monkeypatch: pytest.MonkeyPatch) -> None:
