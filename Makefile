@@ -9,10 +9,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
+AUDIT := .make/audit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: up install test drills lint bench clean
+.PHONY: up install test drills lint bench audit clean
 .DEFAULT_GOAL := up
 
 up: install ## install if needed, then run everything in the foreground until Ctrl-C
@@ -43,6 +44,11 @@ lint: install
 bench: install ## speed beside transformers, and whether the output is the same, on the starter model
 	$(BIN)/python -m benchmarks.decode --questions $(QUESTIONS)
 	$(BIN)/python -m benchmarks.exactness --questions $(QUESTIONS)
+
+audit: install ## known vulnerabilities and licences of what is installed; needs the internet
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q $(PIP_ARGS) pip-audit; } \
+	  || { rm -rf $(AUDIT); echo "make audit: pip-audit cannot be installed here; it needs the internet."; exit 2; }
+	$(BIN)/python -m tests.tools.audit $(AUDIT)/bin/pip-audit
 
 clean: ## forget the virtual environment; data stays
 	rm -rf $(VENV) *.egg-info

@@ -37,6 +37,8 @@ class Thing:
     ready: bool
     rows: int = 0
     sha256: str = ""
+    done: int | None = None
+    """How far the job that makes it was by its row, while it goes on."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,17 @@ class Contents:
 
 def contents(session: Session, settings: Settings) -> Contents:
     """Everything that is to be copied, as the snapshot behind `session` has it."""
+    active = select(Job.id, Job.done).where(Job.state.not_in(FINISHED))
+    going_on = {job_id: done for job_id, done in session.execute(active)}
     things = []
     for kind, table in KINDS.items():
         for row in session.scalars(select(table).order_by(table.created_at)):
             path = (settings.home / row.path) if row.path else None
             facts = {"rows": getattr(row, "rows", 0), "sha256": getattr(row, "sha256", "")}
+            facts["done"] = going_on.get(row.job_id)
             things.append(Thing(kind, row.id, row.name, path, row.state == "ready", **facts))
-    active = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
-    wanted = [settings.home / str(request.get("path", "")) for request in active if request.get("path")]
+    requests = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
+    wanted = [settings.home / str(request.get("path", "")) for request in requests if request.get("path")]
     uploads = [path for path in wanted if path.is_relative_to(settings.home / "uploads")]
     return Contents(things, list(session.scalars(select(Job.id).order_by(Job.created_at))), uploads)
 
@@ -79,7 +84,7 @@ def copy_thing(writer: Writer, thing: Thing, home: Path) -> str:
     """Copy a thing's files; returns what is wrong with them, "" for nothing. Tries again while they change."""
     problem = ""
     for attempt in range(TRIES):
-        copy = _Copy(writer, home)
+        copy = _Copy(writer, home, _too_new(home / thing.kind / thing.id, thing.done))
         for folder in folders(thing, home):
             copy.folder(folder)
         problem = copy.problem(thing) if thing.ready and not is_outside(thing, home) else ""
@@ -89,6 +94,17 @@ def copy_thing(writer: Writer, thing: Thing, home: Path) -> str:
             writer.forget(f"{_member(folder, home)}/")
         time.sleep(PAUSE)
     return problem
+
+
+def _too_new(folder: Path, done: int | None) -> frozenset[Path]:
+    """Training states that were made after the rows were read, where an older one is there: a training that went on
+    from such a one would lack the figures of the steps between. Where all are newer, the oldest is nearest."""
+    if done is None:
+        return frozenset()
+    numbers = {path: path.name.removeprefix(STATE) for path in folder.glob(f"attempt-*/{STATE}*")}
+    steps = {path: int(number) for path, number in numbers.items() if number.isdigit()}
+    newest_kept = max((step for step in steps.values() if step <= done), default=min(steps.values(), default=0))
+    return frozenset(path for path, step in steps.items() if step > newest_kept)
 
 
 def copy_file(writer: Writer, path: Path, home: Path) -> bool:
@@ -102,8 +118,8 @@ def copy_file(writer: Writer, path: Path, home: Path) -> bool:
 class _Copy:
     """One pass over the folders of a thing."""
 
-    def __init__(self, writer: Writer, home: Path):
-        self.writer, self.home = writer, home
+    def __init__(self, writer: Writer, home: Path, left_out: frozenset[Path]):
+        self.writer, self.home, self.left_out = writer, home, left_out
         self.changed = False
         self.sums: dict[str, str] = {}
         self.lines: Counter[Path] = Counter()
@@ -112,7 +128,7 @@ class _Copy:
     def folder(self, folder: Path) -> None:
         for place, files in walk(folder):
             if place.name.startswith(STATE):
-                self._together(files)
+                self._together(files if place not in self.left_out else [])
             else:
                 for path in files:
                     self._one(path)

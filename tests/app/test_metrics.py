@@ -236,3 +236,17 @@ def test_ready_when_all_parts_are(home: Settings) -> None:
     ready = metrics.Readiness(home, look, fresh=60)
     assert ready.missing() == [] and ready.missing() == [] and len(asked) == 1
     assert set(asked[0]) == set(metrics.REASONS)
+
+
+def test_the_documentation_names_every_metric_and_no_other(home: Settings) -> None:
+    import re
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    made = metrics.Metrics(home, surveys := Surveys(home))
+    surveys.count().join(30)
+    found = {family.name for family in made.registry.collect() if family.name.startswith("speculoos_")}
+    found |= {f"{name}_total" for name in found if name in ("speculoos_job_attempts", "speculoos_attempts_lost")}
+    found -= {"speculoos_job_attempts", "speculoos_attempts_lost"}
+    rows = [line for line in page.splitlines() if line.startswith("| `speculoos_")]
+    written = {name for line in rows for name in re.findall(r"`(speculoos_\w+)`", line.split("|")[1])}
+    assert written == found

@@ -53,7 +53,9 @@ def test_documented_defaults_of_settings_are_the_real_ones(tmp_path: Path) -> No
         assert f"| `{name}` | `{value}` |" in SETTINGS_PAGE, name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/settings.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/architecture.md", "docs/settings.md", "docs/operations.md", "CHANGELOG.md"]
+)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = re.sub(r"`[^`]*`", "", (CLONE / page).read_text())
     for target in re.findall(r"(?<!\.png)\]\(([^)#]+)(?<!\.png)\)", text):

@@ -172,6 +172,20 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert (other.home / "checkpoints" / ids["heads"] / "attempt-1" / "config.json").read_bytes() == b'{"drafting": {}}'
 
 
+def test_states_newer_than_the_rows_stay_out_where_an_older_one_is_there(
+    filled_sqlite: Filled, other: Settings
+) -> None:
+    """Otherwise the restored training would lack the figures of the steps between."""
+    ids = filled_sqlite.ids
+    filled_sqlite.state(ids["half"], 2, 35)
+    packed = names(made(filled_sqlite.settings))
+    assert any("state-30" in name for name in packed) and not any("state-35" in name for name in packed)
+    with db.session(filled_sqlite.settings) as session:
+        jobs.get(session, ids["going"]).done = 7
+    packed = names(made(filled_sqlite.settings))
+    assert any("state-30" in name for name in packed), "the nearest, where all are newer"
+
+
 def test_a_state_that_is_removed_while_it_is_read_is_whole(
     filled_sqlite: Filled, other: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

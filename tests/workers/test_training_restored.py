@@ -1,0 +1,41 @@
+"""A training that is backed up in the middle goes on in the restored home, from its last state to the same weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from speculoos.settings import load
+from tests.workers.conftest import Bench
+from tests.workers.training_bench import submit_training
+from tracking import db, reports
+from tracking.tables import Checkpoint
+from upkeep.backup import back_up
+from upkeep.restore import restore
+
+STEPS = 50
+
+
+def test_a_training_goes_on_in_a_restored_home(bench: Bench, tiny_base: Path, tmp_path: Path, broker: str) -> None:
+    job = submit_training(bench, tiny_base, steps=STEPS, save_every=5)
+    bench.worker("gpu")
+    bench.wait_for(job.id, lambda j: j.done >= 8, "eight steps")
+    report = back_up(bench.settings, tmp_path / "home.tar")
+    assert not report.wrong
+    first = bench.wait(job.id, "SUCCEEDED", 240)
+    other = replace(load({"SPECULOOS_HOME": str(tmp_path / "other")}), redis_url=f"{broker}?virtual_host=7")
+    with (tmp_path / "home.tar").open("rb") as source:
+        assert restore(other, source, "home.tar").jobs_going_on == 1
+    second = Bench(other)
+    try:
+        second.worker("gpu")
+        done = second.wait(job.id, "SUCCEEDED", 240)
+        with db.reading(other) as session:
+            made = session.get_one(Checkpoint, done.request["checkpoint_id"])
+            resumed = [line.message for line in reports.logs(session, job.id) if line.message.startswith("Resumed")]
+            losses = reports.metrics(session, job.id)["train/loss"]
+    finally:
+        second.end()
+    assert (first.attempt, done.attempt) == (1, 2) and len(resumed) == 1, "it went on, it did not begin anew"
+    assert [step for step, _ in losses] == list(range(1, STEPS + 1))
+    assert made.path.startswith(str(other.home))
+    with db.reading(bench.settings) as session:
+        assert made.sha256 == session.get_one(Checkpoint, made.id).sha256, "the same weights, byte for byte"
