@@ -67,7 +67,7 @@ def under_load(one: dict[str, Any]) -> list[str]:
     return [
         f"Load ({one['date']}, {one['load'][0]} to {one['load'][1]}): {busy['clients']} clients, "
         f"{streams['at_once']} streams and one Chromium for {busy['seconds']} s. {streams['runs']} answers with "
-        f"{streams['tokens']} tokens were read, {streams['dropped']} of them otherwise than stored; 95 % of page actions "
+        f"{streams['tokens']} tokens were read, {streams['dropped']} otherwise than stored; 95 % of page actions "
         f"took less than {busy['action_p95_ms']:.0f} ms. {polling['pages']} idle Jobs pages "
         f"({polling['polls_per_second']} polls a second) cost {polling['cpu_share']['web']:.0%} of a core.",
         "",

@@ -59,7 +59,7 @@ def test_the_clock_stepped_while_jobs_run(home: Settings, broker: str, tmp_path:
 
 
 def test_the_clock_of_real_processes_is_stepped(tmp_path: Path) -> None:
-    """The short form of the drill's own tool: a process sees the step, and the date of the machine's start moves too."""
+    """The drill's own tool: a process sees the step, and the date of the machine's start moves along."""
     if reason := clock.missing():
         pytest.skip(reason)
     stepped = clock.Clock(tmp_path)

@@ -15,7 +15,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT.partition("## Figures")[0])
 
 
-def tests_in(path: str) -> dict[str, bool]:
+def functions_of(path: str) -> dict[str, bool]:
     """Names of a file's tests; True for those with the marker `drill`."""
     tree = ast.parse((CLONE / path).read_text())
     whole = any(isinstance(node, ast.Assign) and "mark.drill" in ast.unparse(node) for node in tree.body)
@@ -26,7 +26,7 @@ def tests_in(path: str) -> dict[str, bool]:
 @pytest.mark.parametrize(("path", "name"), sorted(set(NAMED)))
 def test_every_test_it_names_exists(path: str, name: str) -> None:
     assert (CLONE / path).exists()
-    assert not name or name in tests_in(path)
+    assert not name or name in functions_of(path)
 
 
 def test_every_drill_is_in_its_table() -> None:
@@ -34,7 +34,7 @@ def test_every_drill_is_in_its_table() -> None:
     drills = {
         (str(path.relative_to(CLONE)), name)
         for path in files
-        for name, is_drill in tests_in(str(path.relative_to(CLONE))).items()
+        for name, is_drill in functions_of(str(path.relative_to(CLONE))).items()
         if is_drill
     }
     assert len(drills) > 12
@@ -46,7 +46,9 @@ def test_every_row_has_a_short_form_that_make_test_runs() -> None:
     for cells in rows:
         short = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", cells[4])
         assert short, cells[1]
-        assert not any(name and tests_in(path)[name] for path, name in short), f"{cells[1]}: a drill is no short form"
+        assert not any(name and functions_of(path)[name] for path, name in short), (
+            f"{cells[1]}: a drill is no short form"
+        )
 
 
 def test_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
