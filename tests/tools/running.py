@@ -56,7 +56,11 @@ class Up:
     @property
     def output(self) -> str:
         """What it printed, for the message of a test that fails."""
-        file = self._words()
+        return self.words()
+
+    def words(self, which: str = "") -> str:
+        """What one of several starts printed."""
+        file = self._words(which)
         return file.read_text(errors="replace") if file.exists() else ""
 
     def start(self) -> "Up":
@@ -66,9 +70,9 @@ class Up:
         assert self.process.poll() is None, self.output
         return self
 
-    def begin(self) -> subprocess.Popen[bytes]:
+    def begin(self, which: str = "") -> subprocess.Popen[bytes]:
         """Start without waiting."""
-        with self._words().open("wb") as file:
+        with self._words(which).open("wb") as file:
             self.process = subprocess.Popen(
                 [*COMMAND, "up"], stdout=file, stderr=file, env=self.environment, cwd=CLONE, start_new_session=True
             )
@@ -116,9 +120,9 @@ class Up:
                 self.process.wait()
         end_survivors(self.settings, patience=0)
 
-    def _words(self) -> Path:
-        """Beside the home, which may be on a full disk."""
-        return Path(str(self.home).rstrip("/") + ".out")
+    def _words(self, which: str = "") -> Path:
+        """Beside the home; where that is a disk's top folder, on the disk above."""
+        return Path(f"{self.home}{which}.out")
 
 
 def _is_supervisor(process: Any) -> bool:

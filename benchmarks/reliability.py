@@ -1,0 +1,119 @@
+"""The figures of `make drills` as the tables of docs/reliability.md, put between its two marks.
+
+python -m benchmarks.reliability drills.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
+BEGIN, END = "<!-- figures: written by benchmarks/reliability.py -->", "<!-- end of figures -->"
+LOAD = "load"
+ALWAYS = ("date", "seconds", "load")
+OUTCOME = ("kills", "jobs", "lost", "doubled")
+"""Columns of the first table; what else a drill counted is written in words."""
+
+
+def page(text: str, found: dict[str, Any]) -> str:
+    """The page's text with these figures in the place of the old ones."""
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{tables(found)}\n{END}{after}"
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Machine, what each drill counted, how long recovery took, and the load."""
+    machine, drills = found["machine"], found["drills"]
+    lines = [
+        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}; "
+        f"by `make drills`, each drill on the day and under the load (average of the last minute, before and after) of "
+        f"its row.",
+        "",
+        *counted({name: one for name, one in drills.items() if name != LOAD}),
+        "",
+        *recovered(drills),
+    ]
+    return "\n".join(lines + (["", *under_load(drills[LOAD])] if LOAD in drills else []))
+
+
+def counted(drills: dict[str, Any]) -> list[str]:
+    """One row a drill."""
+    made = ["| drill | kills | jobs | lost | doubled | also | took | date, load |", "| --- " * 8 + "|"]
+    for name, one in drills.items():
+        also = [f"{words(key)} {plain(value)}" for key, value in one.items() if is_also(key)]
+        when = f"{one['date']}, {one['load'][0]} to {one['load'][1]}"
+        cells = [words(name), *(one.get(key, "") for key in OUTCOME), "; ".join(also), f"{one['seconds']} s", when]
+        made.append(row(cells))
+    return made
+
+
+def recovered(drills: dict[str, Any]) -> list[str]:
+    """Seconds until everything went on, by what was broken."""
+    made = ["| seconds to recover | times | median | 95 % | most |", "| --- " * 5 + "|"]
+    for name, one in drills.items():
+        for part, taken in one.get("recovery", {}).items():
+            figures = [taken.get(key, "") for key in ("count", "median", "p95", "max")]
+            made.append(row([f"{part} ({words(name)})", *figures]))
+    return made
+
+
+def under_load(one: dict[str, Any]) -> list[str]:
+    """The three parts of benchmarks/load.py."""
+    busy, polling, queue = one["busy"], one["polling"], one["queue"]
+    streams = busy["streams"]
+    acted = {name: taken for name, taken in busy["actions_ms"].items() if name != "poll"}
+    return [
+        f"Load ({one['date']}, {one['load'][0]} to {one['load'][1]}): {busy['clients']} clients, "
+        f"{streams['at_once']} streams and one Chromium for {busy['seconds']} s. {streams['runs']} answers with "
+        f"{streams['tokens']} tokens were read, {streams['dropped']} otherwise than stored; 95 % of page actions "
+        f"took less than {busy['action_p95_ms']:.0f} ms. {polling['pages']} idle Jobs pages "
+        f"({polling['polls_per_second']} polls a second) cost {polling['cpu_share']['web']:.0%} of a core.",
+        "",
+        "| action under load, ms | times | median | 95 % | most |",
+        "| --- " * 5 + "|",
+        *(row([name, *(taken[key] for key in ("count", "median", "p95", "max"))]) for name, taken in acted.items()),
+        "",
+        "| process | cores used | MB at the start | warm | at the end | MB a minute since |",
+        "| --- " * 6 + "|",
+        *(
+            row([name, busy["cpu_share"][name], *(mb[k] for k in ("start_mb", "warm_mb", "end_mb", "mb_per_minute"))])
+            for name, mb in busy["memory"].items()
+        ),
+        "",
+        f"| with {queue['jobs']} queued jobs, ms | median | most |",
+        "| --- " * 3 + "|",
+        *(row([name, taken["median"], taken["max"]]) for name, taken in queue["open_ms"].items()),
+    ]
+
+
+def is_also(key: str) -> bool:
+    return key not in (*ALWAYS, *OUTCOME, "recovery")
+
+
+def words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def plain(value: Any) -> str:
+    """A figure, or a spread as its median and largest."""
+    if isinstance(value, dict) and "median" in value:
+        return f"{value['median']} (95 % {value.get('p95', '')}, most {value['max']})"
+    return str(value)
+
+
+def row(cells: list[Any]) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figures", type=Path, help="the file DRILLS_OUT named")
+    asked = parser.parse_args(arguments)
+    found = json.loads(asked.figures.read_text(encoding="utf-8"))
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

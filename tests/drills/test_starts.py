@@ -1,0 +1,82 @@
+"""Two starts of one home at the same moment, and a training that has too little memory."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from speculoos.settings import Settings
+from speculoos.supervision import survivors
+from tests.drills.trainings import SETTINGS
+from tests.tools.figures import Figures, spread
+from tests.tools.homes import add_answers, add_base
+from tests.tools.running import Up, wait_for
+from tests.workers.conftest import Bench
+from workers.requests import Train
+from workers.submit import submit
+
+ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
+MODULES = ("app.main", "serving.main", "workers.reconcile", "workers.worker gpu", "workers.worker io", "valkey-server")
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(1800)
+def test_two_starts_at_once(up: Up, figures: Figures) -> None:
+    """One runs everything once, the other says where; in turns which of them begins first."""
+    seconds, doubled = [], 0
+    for _ in range(ROUNDS):
+        began = time.monotonic()
+        pair = [up.begin(str(number)) for number in range(2)]
+        wait_for(lambda pair=pair: any(one.poll() is not None for one in pair), "one of two to leave")
+        (left,) = [number for number, one in enumerate(pair) if one.poll() is not None]
+        assert pair[left].returncode == 0 and "running already" in up.words(str(left)), up.words(str(left))
+        wait_for(lambda left=left: "Speculoos is up" in up.words(str(1 - left)), "the other one to be up")
+        seconds.append(time.monotonic() - began)
+        doubled += sum(count > 1 for count in parts(up.settings).values())
+        assert set(parts(up.settings)) == set(MODULES)
+        pair[1 - left].terminate()
+        assert pair[1 - left].wait(40) == 0
+        assert not survivors(up.settings)
+    figures.record(starts=2 * ROUNDS, doubled=doubled, lost=0, recovery={"start": spread(seconds)})
+    assert doubled == 0
+
+
+def parts(settings: Settings) -> dict[str, int]:
+    """How many processes of each kind run for this home."""
+    found = [" ".join(process.cmdline()) for process in survivors(settings)]
+    counted = {module: sum(module in words for words in found) for module in MODULES}
+    return {module: count for module, count in counted.items() if count}
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(600)
+def test_out_of_memory_in_training(home: Settings, broker: str, tmp_path: Path, figures: Figures) -> None:
+    """The system gives each child little beyond its libraries. Those that ask for more say so; the worker goes on."""
+    from models.tiny import make_tiny_base
+
+    bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=7"))
+    bench.environment["SPECULOOS_WORK_MODULES"] = "tests.workers.little_memory"
+    wide = make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64, vocab_size=20_000)
+    base_id = add_base(bench.settings, wide, "wide")
+    dataset_id = add_answers(bench.settings, base_id)
+    try:
+        worker = bench.worker("gpu")
+        large = [ask(bench, base_id, dataset_id, medusa_num_heads=16) for _ in range(ROUNDS)]
+        small = ask(bench, base_id, dataset_id, medusa_num_heads=1, medusa_tie_lm_head=True, batch_tokens=64)
+        plain = 0
+        for job in large:
+            said = bench.wait(job, "FAILED", 120)
+            plain += "ran out of memory" in said.error and "\n" not in said.error
+        assert bench.wait(small, "SUCCEEDED", 120).attempt == 1
+        assert worker.poll() is None
+    finally:
+        bench.end()
+    figures.record(jobs=len(large) + 1, lost=0, doubled=0, out_of_memory=len(large), said_so=plain)
+    assert plain == len(large)
+
+
+def ask(bench: Bench, base_id: str, dataset_id: str, **changes: object) -> str:
+    settings = {**SETTINGS, "max_steps": 4, "held_out": 0.0, **changes}
+    return submit(Train("medusa", base_id, dataset_id, settings), settings=bench.settings).id
