@@ -17,6 +17,7 @@ from app import auth, downloads, events
 from app.components import shell
 from app.head import PageHead
 from app.theme import STATIC, head, theme
+from speculoos import logs
 from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
 from speculoos.settings import Settings, load
@@ -99,13 +100,14 @@ def main() -> int:
     """Serve the pages where the settings say. One sentence on standard error when they cannot be served there."""
     try:
         settings = load()
+        logs.configure(settings, "web")
         auth.check_bind(settings)
     except SpeculoosError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     register_starter(settings)
     with beating(settings, "web"):
-        uvicorn.run(make_app(settings), host=settings.host, port=settings.port, log_level="warning")
+        uvicorn.run(make_app(settings), host=settings.host, port=settings.port, log_config=None, log_level="warning")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A JSON array, or an object that holds one, read element by element: a large file needs its largest element's memory."""
+"""JSON arrays, and objects that hold one, read element by element: a file needs the memory of its largest element."""
 
 import io
 import json

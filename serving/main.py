@@ -22,6 +22,7 @@ from serving.live import LiveRuns
 from serving.protocol import ChatRequest
 from serving.token import TokenRequired, with_token
 from serving.upkeep import Upkeep
+from speculoos import logs
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.guard import Guard
 from speculoos.settings import Settings, load
@@ -115,15 +116,17 @@ def _add_runs(app: FastAPI, settings: Settings, live: LiveRuns) -> None:
 
 def main() -> int:
     """Serve until told to stop. One sentence on standard error when the settings or the port are wrong."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = with_token(load())
+        logs.configure(settings, "inference")
         listening = _listen(settings)  # before anything is touched: a second server must not end this one's runs
         app = create_app(settings)
     except SpeculoosError as error:
         print(f"{error} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=STOP_SECONDS)
+    config = uvicorn.Config(
+        app, log_config=None, log_level="warning", server_header=False, timeout_graceful_shutdown=STOP_SECONDS
+    )
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
     uvicorn.Server(config).run(sockets=[listening])
     return 0

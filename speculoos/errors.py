@@ -6,6 +6,7 @@ SpeculoosError
 ├── Conflict          the thing exists already, or something depends on it
 ├── Unsupported       this base or draft cannot do that, and why
 ├── Unavailable       a service, endpoint, disk or memory that is not there now
+│   └── OutOfMemory   the work needs more memory than there is, or than it may take
 ├── Cancelled         the user asked the work to stop
 ├── Unexpected        an error nobody foresaw, at the edge
 └── Fenced            another attempt owns the job now; leave at once
@@ -52,6 +53,10 @@ class Unsupported(SpeculoosError):
 
 class Unavailable(SpeculoosError):
     """A service, endpoint, disk or memory that is not there now."""
+
+
+class OutOfMemory(Unavailable):
+    """The work needs more memory than there is, or than it may take."""
 
 
 class Cancelled(SpeculoosError):

@@ -72,6 +72,14 @@ class Settings:
     """SPECULOOS_MAX_UPLOAD_MB: largest prompt file accepted by the pages."""
     max_rows: int = 1_000_000
     """SPECULOOS_MAX_ROWS: most rows read from one prompt file."""
+    min_disk_mb: int | None = None
+    """SPECULOOS_MIN_DISK_MB: free space below which jobs pause; None for the default (see speculoos.room)."""
+    min_memory_mb: int | None = None
+    """SPECULOOS_MIN_MEMORY_MB: available memory below which jobs pause; None for the default."""
+    job_memory_mb: int = 0
+    """SPECULOOS_JOB_MEMORY_MB: most memory the processes of one job may take; 0 for what the machine has."""
+    log_format: str = "text"
+    """SPECULOOS_LOG_FORMAT: text or json, one line each."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
 
@@ -114,6 +122,10 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
         max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
+        min_disk_mb=_least(env, "SPECULOOS_MIN_DISK_MB", None),
+        min_memory_mb=_least(env, "SPECULOOS_MIN_MEMORY_MB", None),
+        job_memory_mb=_least(env, "SPECULOOS_JOB_MEMORY_MB", 0) or 0,
+        log_format=_one_of(env, "SPECULOOS_LOG_FORMAT", ("text", "json")),
         endpoints=_endpoints(home / "settings.toml"),
     )
 
@@ -152,6 +164,23 @@ def _int(env: Mapping[str, str], name: str, default: int) -> int:
         return int(text) if text else default
     except ValueError:
         raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
+
+
+def _least(env: Mapping[str, str], name: str, default: int | None) -> int | None:
+    """A whole number, 0 or more; `default` where nothing is set."""
+    if not _value(env, name):
+        return default
+    if (number := _int(env, name, 0)) < 0:
+        raise BadInput(f"{name}: expected 0 or more, got {number}.")
+    return number
+
+
+def _one_of(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """One of `choices`, the first where nothing is set."""
+    text = _value(env, name).lower() or choices[0]
+    if text not in choices:
+        raise BadInput(f"{name}: expected {' or '.join(choices)}, got {text!r}.")
+    return text
 
 
 def _port(env: Mapping[str, str], name: str, default: int) -> int:

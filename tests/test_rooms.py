@@ -9,6 +9,7 @@ import pytest
 
 CLONE = Path(__file__).resolve().parent.parent
 LEAVES = {"speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"}
+LEAVES |= {"speculoos.redaction", "speculoos.logs", "speculoos.room"}
 MAY_IMPORT = {
     "models": set(),
     "decoding": {"models"},

@@ -12,7 +12,9 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
+from speculoos import logs
 from speculoos.errors import Fenced, SpeculoosError
+from speculoos.room import keep_reserve
 from speculoos.settings import Settings, load
 from tracking import db, jobs, processes, reports
 from tracking.tables import Job, now
@@ -63,13 +65,14 @@ def is_due(session: Session, job: Job, timing: Timing) -> bool:
 
 def main() -> int:
     """Reconcile until told to end."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings, pace, ended = load(), timing(), threading.Event()
+    logs.configure(settings, "reconciler")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with processes.beating(settings, "reconciler"):
         recover(settings)
         while not ended.wait(pace.reconcile_seconds):
+            keep_reserve(settings)
             try:
                 reconcile(settings, pace)
             except SpeculoosError as error:
@@ -83,7 +86,8 @@ def _interrupt(session: Session, job: Job, reason: str) -> None:
     except Fenced:
         return  # it ended, or was taken, between our reading and our writing
     reports.add_log(session, job.id, job.attempt, reason, "warning")
-    log.info("Job %s (%s) is now %s: %s", job.id, job.name, state, reason)
+    with logs.about(job=job.id, attempt=job.attempt):
+        log.info("%s is now %s: %s", job.name, state, reason)
 
 
 if __name__ == "__main__":
