@@ -8,16 +8,17 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from speculoos.redaction import RedactingStream, redact, secrets
 from speculoos.settings import Settings
 
-_about: ContextVar[dict[str, Any]] = ContextVar("about", default={})
+_about: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))
 HEAD = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ \S+ \S+( \[[^\]]*\])? ")
 _everywhere: dict[str, Any] = {}
 """What every line of this process is about: a job's child has no other subject, whichever thread speaks."""
@@ -78,7 +79,7 @@ class Text(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, process, logger, message, subjects, and a traceback if there is one."""
+    """One JSON object a line: time (UTC), level, process, logger, subjects, message, and the traceback if any."""
 
     def __init__(self, process: str, known: list[str]):
         super().__init__()

@@ -26,7 +26,8 @@ MEMORY_SECONDS = 5.0
 """Memory must have been short for so long: what a process takes for a moment pauses nothing."""
 LOOK_SECONDS = 0.5
 RESERVE = "reserve"
-RESERVE_BYTES, RESERVE_SHARE = 16 * MB, 50
+RESERVE_BYTES, RESERVE_LEAST, RESERVE_SHARE = 16 * MB, 5 * MB // 4, 200
+"""On a small disk a part of it, but never less than what SQLite's log needs to be put back (tracking.db)."""
 FULL_BYTES, FULL_SHARE = 8 * MB, 100
 """With less free space than this a disk counts as full: SQLite and the logs cannot go on with it."""
 CGROUP = Path("/sys/fs/cgroup")
@@ -41,7 +42,7 @@ class Shortage:
 
     @property
     def counts(self) -> bool:
-        """Whether a pause for it is an attempt of its own: a job that eats the memory itself must not pause for ever."""
+        """Whether a pause is an attempt of its own: a job that eats the memory itself must not pause for ever."""
         return self.kind == "memory"
 
     @property
@@ -138,7 +139,7 @@ def keep_reserve(settings: Settings) -> bool:
         give_reserve_up(home)
         return False
     disk = shutil.disk_usage(home)
-    size = min(RESERVE_BYTES, disk.total // RESERVE_SHARE)
+    size = min(RESERVE_BYTES, max(RESERVE_LEAST, disk.total // RESERVE_SHARE))
     if not file.exists() and disk.free > 4 * size:
         _fill(file, size)
     return file.exists()
@@ -200,13 +201,9 @@ def _floor(asked: int | None, default_mb: int, share: int) -> int:
 
 
 def _size(count: float) -> str:
-    return (
-        f"{count / 1e9:.1f} GB"
-        if count >= 1e9
-        else f"{count / 1e6:.0f} MB"
-        if count >= 1e7
-        else f"{count / 1e6:.1f} MB"
-    )
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{count / 1e6:.{0 if count >= 1e7 else 1}f} MB"
 
 
 def _number(path: Path) -> int | None:

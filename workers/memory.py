@@ -6,6 +6,7 @@ far more than it uses (CUDA reserves address space by the hundred gigabytes), so
 really hold (resident memory) and ends them.
 """
 
+import os
 import resource
 import sys
 from contextlib import suppress
@@ -30,6 +31,9 @@ def bound_child(kind: str, settings: Settings) -> None:
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     if kind in READERS:
+        os.environ.setdefault(
+            "ARROW_DEFAULT_MEMORY_POOL", "system"
+        )  # its own one takes a gigabyte of addresses at once
         most = min(filter(None, (IMPORT_MB, settings.job_memory_mb))) * 2**20
         with suppress(ValueError, OSError):  # a lower limit was set from outside
             resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))

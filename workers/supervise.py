@@ -62,6 +62,7 @@ class Supervisor:
         try:
             self._end_last_child()
             child = self._start()
+            log.info("Process %d begins.", child.pid)
             try:
                 self._watch(child)
             finally:

@@ -10,7 +10,7 @@ import gradio as gr
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.components.pieces import block, on_load, on_tick
+from app.components.pieces import block, notice, on_load, on_tick
 from app.components.text import safe, tag
 from app.components.words import duration, size
 from speculoos import room
@@ -120,8 +120,7 @@ def no_room(settings: Settings) -> str:
         words = f"Jobs pause: {short.sentence}. {largest_words(settings.home)}"
     else:
         return ""
-    link = tag("a", "Make room", href=ROOM_PAGE)
-    return tag("div", safe(words) + " " + link, class_="sp-notice sp-bad", role="alert", id="no-room")
+    return notice(words, "bad", ROOM_PAGE, "Make room")
 
 
 def largest_words(home: Path) -> str:
