@@ -23,6 +23,7 @@ from app.head import PageHead
 from app.sessions import session_key
 from app.theme import STATIC, head, theme
 from app.uploads import Uploads
+from speculoos import logs
 from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
 from speculoos.private import keep_private
@@ -119,13 +120,14 @@ def main() -> int:
     keep_private()
     try:
         settings = load()
+        logs.configure(settings, "web")
         auth.check_bind(settings)
     except SpeculoosError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     register_starter(settings)
     with beating(settings, "web"):
-        uvicorn.run(make_app(settings), host=settings.host, port=settings.port, log_level="warning")
+        uvicorn.run(make_app(settings), host=settings.host, port=settings.port, log_config=None, log_level="warning")
     return 0
 
 

@@ -12,6 +12,10 @@ from speculoos.errors import BadInput
 from speculoos.reporting import Reporter, check_stop
 
 REPORTED = 200
+CATEGORIES = 10_000
+"""Most categories that are counted."""
+UNPACKED, UNPACKED_TIMES = 1 << 30, 100
+"""A file may become a data set of so many bytes, or of so many times its own size."""
 EVERY = 500
 
 
@@ -32,10 +36,13 @@ def import_prompts(
     """
     name = original_name or Path(path).name
     report = _Report()
+    most = max(UNPACKED, UNPACKED_TIMES * _size(path))
     with new_folder(Path(folder), replace=True) as building, new_file(building / "bad.jsonl") as bad:
         with ShardWriter(building) as shards:
             for row in read_prompts(path, limit, max_rows):
                 report.add(row)
+                if report.size > most:
+                    raise BadInput(f"{name}: unpacks to more than {most >> 20:,} MiB; give a smaller part of it.")
                 if isinstance(row, Row):
                     shards.add(row.to_json())
                 else:
@@ -54,7 +61,7 @@ class _Report:
     """Counts of an import."""
 
     def __init__(self) -> None:
-        self.rows = self.bad_rows = self.characters = 0
+        self.rows = self.bad_rows = self.characters = self.size = 0
         self.bad: list[dict[str, Any]] = []
         self.turns: Counter[str] = Counter()
         self.categories: Counter[str] = Counter()
@@ -72,7 +79,8 @@ class _Report:
         self.rows += 1
         self.turns[str(sum(m["role"] == "user" for m in row.messages))] += 1
         self.characters += sum(len(m["content"]) for m in row.messages)
-        if row.category:
+        self.size += sum(len(m["content"]) for m in row.messages) + sum(map(len, row.reference))
+        if row.category and (row.category in self.categories or len(self.categories) < CATEGORIES):
             self.categories[row.category] += 1
 
     def to_json(self) -> dict[str, Any]:
@@ -85,6 +93,13 @@ class _Report:
             "categories": dict(self.categories.most_common(50)),
             "characters": self.characters,
         }
+
+
+def _size(path: str | Path) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0  # the reader says what is wrong with it
 
 
 def _check(name: str, report: dict[str, Any]) -> None:

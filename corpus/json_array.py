@@ -1,13 +1,16 @@
-"""A JSON array read element by element, so that a large file needs the memory of its largest element only."""
+"""JSON arrays, and objects that hold one, read element by element: a file needs the memory of its largest element."""
 
 import io
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from corpus.records import MAX_ROW_BYTES, Broken, Record
+from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
 
 CHUNK = 1 << 16
+HALVES = re.compile("[\udc80-\udcff]")
 
 
 class JsonArray:
@@ -15,6 +18,7 @@ class JsonArray:
 
     def __init__(self, text: io.TextIOBase):
         self.text, self.buffer, self.at, self.line = text, "", 0, 1
+        self.taken = 0  # characters passed so far
         self.decoder = json.JSONDecoder()
 
     def opens(self, mark: str) -> bool:
@@ -24,21 +28,48 @@ class JsonArray:
         self._advance(self.at + 1)
         return True
 
-    def rest(self) -> str:
-        return self.buffer[self.at :] + self.text.read()
+    def members(self) -> Iterator[Record | Broken]:
+        """One JSON object: a single record, or {"data": [record, …]} as some exports have it, numbered from 1.
+
+        Raises ValueError or RecursionError where the object is broken or, without such a list, too long.
+        """
+        found: dict[str, Any] = {}
+        size, more = 0, not self.opens("}")
+        while more:
+            self._peek()
+            key = self._value()
+            if not isinstance(key, str) or not self.opens(":"):
+                raise ValueError(f"a name and a colon are missing in line {self.line}")
+            if key == "data" and self.opens("["):
+                for number, record in enumerate(self.elements(), 1):
+                    yield replace(record, line=number, **({"part": 0} if isinstance(record, Record) else {}))
+                return
+            self._peek()
+            before = self.taken
+            found[key] = self._value()
+            size += self.taken - before
+            if size > MAX_ROW_BYTES:
+                raise ValueError(f"one object {too_long()}")
+            more = self.opens(",")
+            if not more and not self.opens("}"):
+                raise ValueError(f"a comma or }} is missing in line {self.line}")
+        if self._peek():
+            raise ValueError(f"something follows the object in line {self.line}")
+        yield _checked(1, found)
 
     def elements(self) -> Iterator[Record | Broken]:
         if self.opens("]"):
             return
+        start = part = 0
         while True:
             self._peek()
-            start = self.line
+            start, part = self.line, part + 1 if self.line == start else 0
             try:
                 value = self._value()
             except (ValueError, RecursionError) as error:
                 yield Broken(start, _array_reason(error))
                 return
-            yield _checked(start, value)
+            yield _checked(start, value, part)
             if not self.opens(","):
                 if not self.opens("]"):
                     yield Broken(self.line, "broken JSON: a comma or ] is missing, the rest of the file is not read")
@@ -60,9 +91,9 @@ class JsonArray:
                 if end < len(self.buffer) or not self._more():  # a number at the buffer's end may go on
                     self._advance(end)
                     return value
-            except ValueError:
+            except json.JSONDecodeError:
                 if len(self.buffer) - self.at > MAX_ROW_BYTES:
-                    raise ValueError(f"longer than {MAX_ROW_BYTES >> 20} MiB, or broken") from None
+                    raise ValueError(f"{too_long()}, or broken") from None
                 if not self._more():
                     raise
 
@@ -73,6 +104,7 @@ class JsonArray:
 
     def _advance(self, end: int) -> None:
         self.line += self.buffer.count("\n", self.at, end)
+        self.taken += end - self.at
         self.at = end
 
 
@@ -82,8 +114,12 @@ def _array_reason(error: Exception) -> str:
     return f"{text}; the rest of the file is not read"
 
 
-def _checked(line: int, value: Any) -> Record | Broken:
+def _checked(line: int, value: Any, part: int = 0) -> Record | Broken:
     """Bytes that are not UTF-8 came through as lone surrogates; they belong to this record alone."""
-    if any("\udc80" <= c <= "\udcff" for c in json.dumps(value, ensure_ascii=False)):
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return Broken(line, "nested too deeply")
+    if HALVES.search(text):
         return Broken(line, "wrong encoding: some bytes are not UTF-8")
-    return Record(line, value)
+    return Record(line, value, part)

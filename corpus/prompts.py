@@ -12,12 +12,12 @@ A `system` field goes first. Answers that came along are kept as `reference`, on
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from corpus.readers import read_records
-from corpus.records import MAX_ROW_BYTES, Broken, Record
+from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
 from speculoos.errors import BadInput
 
 ROLES = {
@@ -26,7 +26,16 @@ ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
 }
 ANSWER_KEYS = ("output", "response", "answer", "completion", "reference", "chosen")
+FIELDS = frozenset(
+    (
+        *("conversations", "conversation", "messages", "turns", "instruction", "input", "prompt", "question"),
+        *("system", "category", "id", "question_id", "conversation_id", "dataset", "source", *ANSWER_KEYS),
+    )
+)
+"""Every key that is looked at, in lower case: what a file of columns holds besides is never read."""
 MAX_TURNS = 200
+MAX_LABEL = 200
+"""Most characters of a category, and of what says where a row came from."""
 DEFAULT_MAX_ROWS = 1_000_000
 
 
@@ -39,10 +48,11 @@ class Row:
     reference: list[str] = field(default_factory=list)
     category: str = ""
     source: dict[str, Any] = field(default_factory=dict)
+    part: int = 0
 
     @property
     def id(self) -> str:
-        return f"line-{self.line:07d}"
+        return f"line-{self.line:07d}" + (f"-{self.part}" if self.part else "")
 
     def to_json(self) -> dict[str, Any]:
         """The line of a data set folder."""
@@ -71,7 +81,7 @@ def read_prompts(
     Raises BadInput when the file cannot be read at all, or has more than `max_rows` rows and no `limit` was given.
     """
     good = 0
-    for count, record in enumerate(read_records(path), 1):
+    for count, record in enumerate(read_records(path, FIELDS), 1):
         if limit is not None and good >= limit:
             return
         if count > max_rows:
@@ -87,7 +97,7 @@ def _row(record: Record | Broken) -> Row | BadRow:
     if isinstance(record, Broken):
         return BadRow(record.line, record.reason)
     try:
-        return parse(record.line, record.value)
+        return replace(parse(record.line, record.value), part=record.part)
     except _Bad as bad:
         return BadRow(record.line, str(bad))
 
@@ -107,7 +117,7 @@ def parse(line: int, value: Any) -> Row:
     messages = [{"role": "system", "content": s} for s in system[:1] if s.strip()]
     messages += [{"role": "user", "content": u} for u in users]
     category = record.get("category")
-    row = Row(line, messages, answers, str(category) if _filled(category) else "", _origin(record))
+    row = Row(line, messages, answers, str(category)[:MAX_LABEL] if _filled(category) else "", _origin(record))
     _check_text(row)
     return row
 
@@ -235,13 +245,14 @@ def _check_size(*texts: list[str]) -> None:
     if len(texts[0]) > MAX_TURNS:
         raise _Bad(f"{len(texts[0])} user turns; at most {MAX_TURNS} are taken")
     if sum(len(text) for group in texts for text in group) > MAX_ROW_BYTES:
-        raise _Bad(f"longer than {MAX_ROW_BYTES >> 20} MiB")
+        raise _Bad(too_long())
 
 
 def _origin(record: dict[str, Any]) -> dict[str, Any]:
     """Where the row came from, as far as it says: its own id and data set."""
     keys = ("id", "question_id", "conversation_id", "dataset", "source")
-    return {k: record[k] for k in keys if isinstance(record.get(k), str | int) and _filled(record[k])}
+    found = {k: record[k] for k in keys if isinstance(record.get(k), str | int) and _filled(record[k])}
+    return {k: value[:MAX_LABEL] if isinstance(value, str) else value for k, value in found.items()}
 
 
 def _filled(value: Any) -> bool:

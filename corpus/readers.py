@@ -7,24 +7,33 @@ with a reason, and reading goes on with the next one.
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from corpus.json_array import JsonArray
-from corpus.records import MAX_ROW_BYTES, Broken, Record
+from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
 from speculoos.errors import BadInput
 
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 KNOWN = "JSONL, JSON, CSV or parquet"
+RECORD_LINES = 10_000
+"""Most lines of one CSV row: a quote that is never closed would swallow the file."""
+BLANK_LINES = 1_000_000
+"""Most blank lines of a file, which are no rows and are not counted as such."""
 
 
-def read_records(path: str | Path) -> Iterator[Record | Broken]:
-    """Every record of a file, in order. Raises BadInput when the file as a whole cannot be read."""
+def read_records(path: str | Path, fields: Collection[str] | None = None) -> Iterator[Record | Broken]:
+    """Every record of a file, in order. Raises BadInput when the file as a whole cannot be read.
+
+    Where a file has columns that can be left unread, only those whose name in lower case is in `fields` are read.
+    """
     path = Path(path)
     try:
-        return READERS[detect(path)](path)
+        kind = detect(path)
+        return _parquet(path, fields) if kind == "parquet" else READERS[kind](path)
     except OSError as error:
         raise BadInput(f"{path.name}: cannot be read ({error.strerror or error}).") from None
 
@@ -35,6 +44,8 @@ def detect(path: Path) -> str:
         head = handle.read(4096)
     if head[:4] == b"PAR1":
         return "parquet"
+    if packed := next((name for mark, name in PACKED.items() if head.startswith(mark)), ""):
+        raise BadInput(f"{path.name}: is packed ({packed}); unpack it, and give the {KNOWN} file that is in it.")
     if head[:2] in UTF16:
         raise BadInput(f"{path.name}: is UTF-16; save it as UTF-8.")
     if not head.removeprefix(BOM).strip() and not _has_text(path):
@@ -85,12 +96,27 @@ def lines_of(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _jsonl(path: Path) -> Iterator[Record | Broken]:
+    blank = _Blanks(path)
     with open(path, "rb") as handle:
         for number, line in lines_of(handle):
             if line is None:
-                yield Broken(number, f"longer than {MAX_ROW_BYTES >> 20} MiB")
+                yield Broken(number, too_long())
             elif line.strip():
                 yield _json_line(number, line.removeprefix(BOM) if number == 1 else line)
+            else:
+                blank.count()
+
+
+class _Blanks:
+    """Counts blank lines. Raises BadInput at too many: they take time and are nothing."""
+
+    def __init__(self, path: Path):
+        self.path, self.found = path, 0
+
+    def count(self) -> None:
+        self.found += 1
+        if self.found > BLANK_LINES:
+            raise BadInput(f"{self.path.name}: has more than {BLANK_LINES:,} blank lines; remove them.")
 
 
 def _json_line(number: int, line: bytes) -> Record | Broken:
@@ -116,39 +142,38 @@ def _json(path: Path) -> Iterator[Record | Broken]:
         yield from reader.elements() if reader.opens("[") else _whole(path, reader)
 
 
-def _whole(path: Path, reader: "JsonArray") -> Iterator[Record | Broken]:
-    """One JSON object: either a single record or {"data": [record, …]} as some exports have it."""
+def _whole(path: Path, reader: JsonArray) -> Iterator[Record | Broken]:
+    """A file that is no array: one object, or nothing that has a record."""
+    if not reader.opens("{"):
+        raise BadInput(f"{path.name}: broken JSON: neither an array nor an object.")
     try:
-        value = json.loads(reader.rest())
+        yield from reader.members()
     except RecursionError:
         raise BadInput(f"{path.name}: nested too deeply.") from None
     except ValueError as error:
         raise BadInput(f"{path.name}: broken JSON: {error}.") from None
-    inner = value.get("data") if isinstance(value, dict) else None
-    if not isinstance(inner, list):
-        yield Record(1, value)
-        return
-    for number, record in enumerate(inner, 1):
-        yield Record(number, record)
 
 
 def _csv(path: Path) -> Iterator[Record | Broken]:
     csv.field_size_limit(MAX_ROW_BYTES)
+    blank = _Blanks(path)
     with open(path, "rb") as handle:
         source = _CsvLines(handle)
         reader = csv.reader(source, delimiter=_delimiter(path), strict=True)
-        header = _header(path, reader)
+        header = _header(path, reader, source)
         while (item := _csv_row(reader, source, header)) is not None:
             if item:
                 yield item
+            else:
+                blank.count()
 
 
-def _header(path: Path, reader: Any) -> list[str]:
+def _header(path: Path, reader: Any, source: "_CsvLines") -> list[str]:
     """Names of the columns. Without them no row means anything, so a broken header ends the reading."""
     try:
         return [name.strip() for name in next(reader, [])]
     except csv.Error as error:
-        raise BadInput(f"{path.name}: broken CSV: {error}, in the header.") from None
+        raise BadInput(f"{path.name}: broken CSV: {_csv_reason(error, source)}, in the header.") from None
 
 
 def _delimiter(path: Path) -> str:
@@ -161,18 +186,38 @@ def _delimiter(path: Path) -> str:
 
 
 class _CsvLines:
-    """Decoded lines for csv.reader, which joins them into rows; `problem` is what was wrong since the last row."""
+    """Decoded lines for csv.reader, which joins them into rows; `problem` is what was wrong since the last row.
+
+    Knows where the last quote was opened that is not closed yet, and ends a row that grows without end because of it.
+    """
 
     def __init__(self, handle: BinaryIO):
-        self.lines, self.number, self.problem = lines_of(handle), 0, ""
+        self.lines, self.number = lines_of(handle), 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A new row."""
+        self.problem, self.size, self.first, self.read = "", 0, self.number + 1, []
 
     def __iter__(self) -> "_CsvLines":
         return self
 
     def __next__(self) -> str:
+        if self.size > MAX_ROW_BYTES or self.number - self.first >= RECORD_LINES:
+            raise csv.Error(self.unclosed(f"within {MAX_ROW_BYTES >> 20} MiB or {RECORD_LINES:,} lines"))
         self.number, line = next(self.lines)
+        self.read.append(self._text(line))
+        self.size += len(line or b"")
+        return self.read[-1]
+
+    def unclosed(self, where: str) -> str:
+        """The sentence on a quote that was not closed: the last one of the row, doubled ones (text) aside."""
+        before = "".join(self.read).replace('""', "").rpartition('"')[0]
+        return f"a quote that opens in line {self.first + before.count(chr(10))} is not closed {where}"
+
+    def _text(self, line: bytes | None) -> str:
         if line is None:
-            self.problem = f"longer than {MAX_ROW_BYTES >> 20} MiB"
+            self.problem = too_long()
             return "\n"
         try:
             return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
@@ -181,16 +226,21 @@ class _CsvLines:
             return line.decode("utf-8", errors="replace")
 
 
+def _csv_reason(error: csv.Error, source: _CsvLines) -> str:
+    return source.unclosed("by the end of the file") if "end of data" in str(error) else str(error)
+
+
 def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | Broken | bool | None:
     """The next row; False for a blank line, None at the end."""
-    start, source.problem = source.number + 1, ""
+    source.begin()
+    start = source.first
     try:
         cells = next(reader)
     except StopIteration:
         return None
     except csv.Error as error:
-        lines = f", lines {start} to {source.number}" if source.number > start else ""
-        return Broken(start, f"broken CSV: {error}{lines}")
+        lines = f", lines {start} to {source.number} are left out" if source.number > start else ""
+        return Broken(start, f"broken CSV: {_csv_reason(error, source)}{lines}")
     if source.problem:
         return Broken(start, source.problem)
     if not cells:
@@ -200,20 +250,10 @@ def _csv_row(reader: Any, source: _CsvLines, header: list[str]) -> Record | Brok
     return Record(start, dict(zip(header, cells, strict=False)))
 
 
-def _parquet(path: Path) -> Iterator[Record | Broken]:
-    import pyarrow
-    import pyarrow.parquet
+def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[Record | Broken]:
+    from corpus.parquet_rows import read_parquet  # numpy and pyarrow, for those who have such files
 
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256):
-                for value in batch.to_pylist():
-                    number += 1
-                    yield Record(number, value)
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"{path.name}: broken parquet file after row {number} ({reason}).") from None
+    return read_parquet(path, fields)
 
 
-READERS = {"jsonl": _jsonl, "json": _json, "csv": _csv, "parquet": _parquet}
+READERS = {"jsonl": _jsonl, "json": _json, "csv": _csv}

@@ -27,6 +27,7 @@ from serving.timing import Timed
 from serving.token import Keys, TokenRequired, with_token
 from serving.upkeep import Upkeep
 from serving.watch import Watch, end_process
+from speculoos import logs
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.guard import Guard
 from speculoos.private import keep_private
@@ -153,9 +154,9 @@ def _add_runs(app: FastAPI, settings: Settings, live: LiveRuns) -> None:
 def main() -> int:
     """Serve until told to stop. One sentence on standard error when the settings or the port are wrong."""
     keep_private()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = with_token(load())
+        logs.configure(settings, "inference")
         listening = _listen(settings)  # before anything is touched: a second server must not end this one's runs
         app = create_app(settings, on_stuck=end_process)
     except SpeculoosError as error:
@@ -164,6 +165,7 @@ def main() -> int:
     # Headers of a proxy are not believed: whoever can write them would choose whose place in the queue to take.
     config = uvicorn.Config(
         app,
+        log_config=None,
         log_level="warning",
         server_header=False,
         proxy_headers=False,

@@ -6,6 +6,7 @@ SpeculoosError
 ├── Conflict          the thing exists already, or something depends on it
 ├── Unsupported       this base or draft cannot do that, and why
 ├── Unavailable       a service, endpoint, disk or memory that is not there now
+│   └── OutOfMemory   the work needs more memory than there is, or than it may take
 ├── Damaged           a file of ours is not what was written; verify names all such files
 ├── Cancelled         the user asked the work to stop
 ├── Unexpected        an error nobody foresaw, at the edge
@@ -53,6 +54,10 @@ class Unsupported(SpeculoosError):
 
 class Unavailable(SpeculoosError):
     """A service, endpoint, disk or memory that is not there now."""
+
+
+class OutOfMemory(Unavailable):
+    """The work needs more memory than there is, or than it may take."""
 
 
 class Damaged(SpeculoosError):

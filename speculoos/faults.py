@@ -6,7 +6,7 @@ MEMORY_SIGNS = (
     *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
     *("memory allocation", "bad allocation", "bad_alloc", "failed to map segment"),
 )
-DISK_SIGNS = ("no space left", "disk quota exceeded", "file too large", "disk is full")
+DISK_SIGNS = ("no space left", "disk quota exceeded", "file too large", "disk is full", "is full; make room")
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
+from speculoos import room
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import CLONE, Settings
 
@@ -181,17 +182,21 @@ def _disk(settings: Settings) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
+    if short := room.disk_shortage(settings):
+        raise Unavailable(f"{short.note}.", "Jobs go on by themselves; SPECULOOS_MIN_DISK_MB sets the floor.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
     return f"{free:.1f} GB free in {settings.home}"
 
 
 def _memory(settings: Settings) -> str:
-    memory = psutil.virtual_memory()
-    free = memory.available / 1e9
+    if short := room.memory_shortage(settings):
+        raise Unavailable(f"{short.note}.", "Jobs go on by themselves; SPECULOOS_MIN_MEMORY_MB sets the floor.")
+    available, total = room.memory()
+    free = available / 1e9
     if free < MIN_MEMORY_GB:
         raise Unavailable(f"{free:.1f} GB of memory available.", f"Close something; {MIN_MEMORY_GB:g} GB are needed.")
-    return f"{free:.1f} of {memory.total / 1e9:.1f} GB available"
+    return f"{free:.1f} of {total / 1e9:.1f} GB available"
 
 
 def _device(settings: Settings) -> str:

@@ -98,6 +98,14 @@ class Settings:
     """SPECULOOS_KEEP_STATES_DAYS: states of failed and cancelled trainings, from which a retry goes on."""
     keep_copies: int = 5
     """SPECULOOS_KEEP_COPIES: how many automatic copies of the database are kept."""
+    min_disk_mb: int | None = None
+    """SPECULOOS_MIN_DISK_MB: free space below which jobs pause; None for the default (see speculoos.room)."""
+    min_memory_mb: int | None = None
+    """SPECULOOS_MIN_MEMORY_MB: available memory below which jobs pause; None for the default."""
+    job_memory_mb: int = 0
+    """SPECULOOS_JOB_MEMORY_MB: most memory the processes of one job may take; 0 for what the machine has."""
+    log_format: str = "text"
+    """SPECULOOS_LOG_FORMAT: text or json, one line each."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
 
@@ -172,6 +180,10 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         keep_uploads_days=_int(env, "SPECULOOS_KEEP_UPLOADS_DAYS", 2, least=0),
         keep_states_days=_int(env, "SPECULOOS_KEEP_STATES_DAYS", 14, least=0),
         keep_copies=_int(env, "SPECULOOS_KEEP_COPIES", 5, least=0),
+        min_disk_mb=_optional(env, "SPECULOOS_MIN_DISK_MB"),
+        min_memory_mb=_optional(env, "SPECULOOS_MIN_MEMORY_MB"),
+        job_memory_mb=_int(env, "SPECULOOS_JOB_MEMORY_MB", 0, least=0),
+        log_format=_one_of(env, "SPECULOOS_LOG_FORMAT", ("text", "json")),
         endpoints=_endpoints(home / "settings.toml"),
     )
 
@@ -215,11 +227,29 @@ def _int(env: Mapping[str, str], name: str, default: int, least: int | None = No
     return number
 
 
+def _optional(env: Mapping[str, str], name: str) -> int | None:
+    """A whole number, 0 or more, or None where nothing is set."""
+    return _int(env, name, 0, least=0) if _value(env, name) else None
+
+
+def _one_of(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """One of `choices`, the first where nothing is set."""
+    text = _value(env, name).lower() or choices[0]
+    if text not in choices:
+        raise BadInput(f"{name}: expected {' or '.join(choices)}, got {text!r}.")
+    return text
+
+
 def _port(env: Mapping[str, str], name: str, default: int) -> int:
     port = _int(env, name, default)
     if not 0 < port < 2**16 and _value(env, name):
         raise BadInput(f"{name}: expected a port from 1 to 65535, got {port}.")
     return port
+
+
+def _optional(env: Mapping[str, str], name: str) -> int | None:
+    """A whole number, 0 or more, or None where nothing is set."""
+    return _int(env, name, 0, least=0) if _value(env, name) else None
 
 
 def _one_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

@@ -13,13 +13,14 @@ import sys
 import xmlrpc.client
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from speculoos.errors import BadInput, Unavailable
 from speculoos.private import keep_private
 from speculoos.programs import Program
+from speculoos.room import keep_reserve
 from speculoos.settings import CLONE, Settings
 
 MARK = "SPECULOOS_SUPERVISED"
@@ -80,11 +81,16 @@ class Supervisor:
     def start(self) -> None:
         """Write the configuration and start. Raises Unavailable when supervisord does not come up."""
         home, run = self.settings.home, self.settings.run_dir
+        keep_reserve(self.settings)
         for folder in (home / "logs", home / "broker"):
             folder.mkdir(parents=True, exist_ok=True)
         config = run / "supervisord.conf"
-        config.write_text(supervisor_config(self.settings, self.programs))
-        with open(home / "logs" / "supervisord.out", "wb") as output:
+        text = supervisor_config(self.settings, self.programs)
+        try:
+            config.write_text(text)
+        except OSError as error:
+            raise Unavailable(f"{config} cannot be written ({error.strerror}); make room there.") from None
+        with _output(home / "logs" / "supervisord.out") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "speculoos.supervision", str(config), str(os.getpid())],
                 **{"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL, "cwd": CLONE},
@@ -125,6 +131,14 @@ class Supervisor:
     def kill(self) -> None:
         """End everything at once."""
         end_survivors(self.settings, patience=0)
+
+
+def _output(path: Path) -> IO[bytes]:
+    """Where supervisord's own words go; nowhere on a disk that has no room for them."""
+    try:
+        return open(path, "wb")
+    except OSError:
+        return open(os.devnull, "wb")
 
 
 class Starts:
@@ -229,8 +243,12 @@ def end_with_parent(parent: int) -> None:
 def main() -> None:
     from supervisor import supervisord
 
+    from speculoos import steady_log
+
     keep_private()
     config, parent = sys.argv[1:3]
+    steady_log.install()
+    sys.stdout, sys.stderr = steady_log.Dropping(sys.stdout), steady_log.Dropping(sys.stderr)
     end_with_parent(int(parent))
     supervisord.main(["-n", "-c", config])
 

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 
@@ -44,7 +45,8 @@ def up(settings: Settings) -> int:
         _say("Starting …")
         supervisor.start()
         if wait_healthy(supervisor, ALL, stop):
-            print(_welcome(settings), flush=True)
+            with suppress(OSError):
+                print(_welcome(settings), flush=True)
             _watch(supervisor, stop)
     finally:
         if supervisor:
@@ -198,8 +200,17 @@ def _watch(supervisor: Supervisor, stop: threading.Event) -> None:
             tried = time.monotonic()
         if not supervisor.alive:
             _say("The supervisor ended; starting it again …")
-            end_survivors(supervisor.settings)
-            supervisor.start()
+            _start_again(supervisor, stop)
+
+
+def _start_again(supervisor: Supervisor, stop: threading.Event) -> None:
+    """Once what it left is ended; where the machine has no room for it now, a little later."""
+    end_survivors(supervisor.settings)
+    try:
+        supervisor.start()
+    except (Unavailable, OSError) as error:
+        _say(f"Not yet: {error}")
+        stop.wait(REVIVE_SECONDS / 6)
 
 
 def _welcome(settings: Settings) -> str:
@@ -210,4 +221,5 @@ def _welcome(settings: Settings) -> str:
 
 
 def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+    with suppress(OSError):  # standard error may be a file on a full disk
+        print(words, file=sys.stderr, flush=True)

@@ -10,7 +10,8 @@ import pytest
 CLONE = Path(__file__).resolve().parent.parent
 LEAVES = {
     *("speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"),
-    *("speculoos.private", "speculoos.limited", "speculoos.sums"),
+    *("speculoos.private", "speculoos.limited", "speculoos.sums", "speculoos.redaction", "speculoos.logs"),
+    "speculoos.room",
 }
 MAY_IMPORT = {
     "models": set(),

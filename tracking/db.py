@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.faults import disk_full
+from speculoos.room import give_reserve_up
 from speculoos.settings import Settings
 from tracking import revisions
 from tracking.places import tell_home
@@ -209,7 +210,8 @@ def _translated(settings: Settings) -> Iterator[None]:
 
 def _shorten_log(settings: Settings) -> None:
     """Put SQLite's log back into the file and cut it to nothing: most often its pages have a place there already, so
-    that the next row can be written although the disk is still full."""
+    that the next row can be written although the disk is still full. The reserve is given up for it too."""
+    give_reserve_up(settings.home)
     bind = engine(settings)
     if bind.dialect.name == "sqlite":
         with suppress(DBAPIError, sqlite3.Error), bind.connect() as connection:

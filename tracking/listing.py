@@ -65,6 +65,8 @@ def waits_for(session: Session, job: Job) -> str:
         return f"Waits for “{before.name}”, which is {_how_far(before)}."
     if not processes.capacity(session, job.queue):
         return f"Waits for a worker of the {job.queue} queue: {_last_heard(session, job.queue)}."
+    if reason := processes.paused(session, job.queue):
+        return reason
     others = ahead(session, job)
     if len(others) >= processes.capacity(session, job.queue):
         return _behind(others)

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -40,15 +40,18 @@ def beat(session: Session, name: str, **details: Any) -> None:
 
 
 @contextmanager
-def beating(settings: Settings, name: str, **details: Any) -> Iterator[None]:
-    """Beat from a thread for as long as the block lasts, then leave. A database that is away stops nothing."""
+def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = dict, **details: Any) -> Iterator[None]:
+    """Beat from a thread for as long as the block lasts, then leave. A database that is away stops nothing.
+
+    `news` is asked for further details before every beat.
+    """
     ended = threading.Event()
 
     def beats() -> None:
         while True:
             try:
                 with db.session(settings) as session:
-                    beat(session, name, **details)
+                    beat(session, name, **details, **news())
             except SpeculoosError as error:
                 log.warning("No heartbeat of %s: %s", name, error)
             if _pause(ended):
@@ -96,6 +99,12 @@ def last_seen(session: Session, name: str) -> datetime | None:
 def capacity(session: Session, queue: str) -> int:
     """How many jobs of `queue` (gpu or io) the living workers run at once."""
     return sum(int(p.value.get("concurrency", 1)) for p in alive(session, f"worker-{queue}"))
+
+
+def paused(session: Session, queue: str) -> str:
+    """Why the workers of `queue` start nothing, in one sentence; "" when one of them has room."""
+    notes = [str(p.value.get("paused", "")) for p in alive(session, f"worker-{queue}")]
+    return notes[0] if notes and all(notes) else ""
 
 
 def _called(name: str) -> Any:

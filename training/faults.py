@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from speculoos.errors import BadInput, SpeculoosError, Unavailable
+from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.faults import disk_full, out_of_memory
 
 MEMORY_HINT = "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
@@ -19,7 +19,7 @@ def plain_errors() -> Iterator[None]:
         raise
     except Exception as error:
         if out_of_memory(error):
-            raise Unavailable("Training ran out of memory.", MEMORY_HINT) from None
+            raise OutOfMemory("Training ran out of memory.", MEMORY_HINT) from None
         if disk_full(error):
             raise Unavailable("Training stopped because the disk is full.", DISK_HINT) from None
         raise

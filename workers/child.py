@@ -6,6 +6,7 @@ when its supervisor dies, when the job belongs to another attempt, or when it is
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -16,19 +17,25 @@ from types import FrameType
 
 from sqlalchemy.orm import Session
 
+from speculoos import logs, room
 from speculoos.errors import Cancelled, Fenced, SpeculoosError, Unavailable
 from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import keep_private
 from speculoos.settings import load
 from tracking import db, jobs
 from workers.context import Context
+from workers.memory import bound_child
 from workers.redaction import RedactingStream, redact, secrets
 from workers.reporter import EXIT_FENCED, PARENT
 from workers.requests import from_json
 from workers.timing import timing
 from workers.work import WORK, load_extras
 
+log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
+PAUSE = signal.SIGUSR1
+"""What a worker sends when its machine is short of disk or memory: stop at the next safe point, to go on later."""
+ROOM_HINT = "Make room (the Settings page lists what is large), then retry: it goes on from the last saved state."
 
 
 def main(job_id: str, attempt: int) -> int:
@@ -36,10 +43,12 @@ def main(job_id: str, attempt: int) -> int:
     die_with_parent()
     keep_private()
     settings = load()
+    logs.configure(settings, "job", sys.stdout, job=job_id, attempt=attempt)
     sys.stdout, sys.stderr = (RedactingStream(s, secrets(settings)) for s in (sys.stdout, sys.stderr))
     context = Context(settings, job_id, attempt, timing(), int(os.environ.get(PARENT, "0")) or None)
     context.check_parent()
     signal.signal(signal.SIGTERM, _interrupt(context))
+    signal.signal(PAUSE, _pause(context))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to translate
     try:
         with context:
@@ -50,9 +59,13 @@ def main(job_id: str, attempt: int) -> int:
     except Cancelled as error:
         _stopped(context, str(error))
     except SpeculoosError as error:
+        if _paused(context, error):
+            return 0
         _failed(context, error.code, str(error), error.hint)
     except Exception as error:
         traceback.print_exc()
+        if _paused(context, error):
+            return 0
         _failed(context, *describe(error))
     return 0
 
@@ -79,6 +92,7 @@ def _work(context: Context) -> dict[str, object]:
     load_extras()
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
+    bound_child(job.kind, context.settings)
     return WORK[job.kind](from_json(job.kind, job.request), context) or {}
 
 
@@ -89,12 +103,33 @@ def _interrupt(context: Context) -> Callable[[int, FrameType | None], None]:
     return handle
 
 
+def _pause(context: Context) -> Callable[[int, FrameType | None], None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        context.short = room.shortage(context.settings) or room.Shortage("disk", "there was no room for a moment")
+        context.interrupted.set()
+
+    return handle
+
+
+def _paused(context: Context, error: Exception) -> bool:
+    """Whether the work failed for want of the room its worker asked it to pause for, or of a disk below its floor."""
+    short = room.disk_shortage(context.settings) if disk_full(error) else None
+    if short is None and not (context.short and out_of_memory(error)):
+        return False
+    note = (short or context.short).note
+    log.warning("%s.", note)
+    _say(context, lambda rows: jobs.interrupt(rows, context.job_id, context.attempt, note, hint=ROOM_HINT))
+    return True
+
+
 def _stopped(context: Context, message: str) -> None:
     """Work that stopped when asked: for good if the user asked, for now if the worker goes down."""
 
     def end(session: Session) -> None:
         if context.cancel_requested():
             jobs.cancelled(session, context.job_id, context.attempt, message)
+        elif short := context.short:
+            jobs.interrupt(session, context.job_id, context.attempt, short.note, counts=short.counts, hint=ROOM_HINT)
         else:
             jobs.interrupt(session, context.job_id, context.attempt, "The worker was stopped.", counts=False)
 
@@ -104,7 +139,7 @@ def _stopped(context: Context, message: str) -> None:
 def _failed(context: Context, code: str, error: str, hint: str) -> None:
     known = secrets(context.settings)
     sentence, hint = redact(error, known), redact(hint, known)
-    print(f"FAILED ({code}): {sentence} {hint}".rstrip(), flush=True)
+    log.error("FAILED (%s): %s %s", code, sentence, hint)
     _say(context, lambda s: jobs.fail(s, context.job_id, context.attempt, code, sentence, hint))
 
 

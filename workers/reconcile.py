@@ -14,8 +14,10 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
+from speculoos import logs
 from speculoos.errors import Fenced, SpeculoosError
 from speculoos.private import keep_private
+from speculoos.room import keep_reserve
 from speculoos.settings import Settings, load
 from tracking import counters, db, jobs, leases, processes, reports
 from tracking.tables import Job, now
@@ -87,8 +89,8 @@ def is_due(session: Session, job: Job, timing: Timing) -> bool:
 def main() -> int:
     """Reconcile until told to end."""
     keep_private()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings, pace, ended = load(), timing(), threading.Event()
+    logs.configure(settings, "reconciler")
     silence = Silence(pace.lease_seconds, longest_step=max(1.0, 3 * pace.reconcile_seconds))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -96,6 +98,7 @@ def main() -> int:
         recover(settings)
         tidied = time.monotonic() - TIDY_SECONDS
         while not ended.wait(pace.reconcile_seconds):
+            keep_reserve(settings)
             try:
                 reconcile(settings, pace, silence)
             except SpeculoosError as error:
@@ -114,7 +117,8 @@ def _interrupt(session: Session, job: Job, reason: str) -> bool:
     leases.release(session, f"job:{job.id}", job.attempt)
     reports.add_log(session, job.id, job.attempt, reason, "warning")
     counters.add(session, counters.LEASE_LOST if reason == SILENT else counters.WORKER_GONE)
-    log.info("Job %s (%s) is now %s: %s", job.id, job.name, state, reason)
+    with logs.about(job=job.id, attempt=job.attempt):
+        log.info("%s is now %s: %s", job.name, state, reason)
     return True
 
 

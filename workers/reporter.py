@@ -4,14 +4,15 @@ The same thread is the child's heartbeat and its fence: when the job belongs to 
 is gone, or when the database could not be reached for as long as a lease lasts, the process leaves at once.
 """
 
+import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
+from speculoos.room import Shortage
 from speculoos.settings import Settings
 from tracking import db, reports
 from tracking.tables import now
@@ -20,6 +21,8 @@ from workers.timing import Timing
 
 PARENT = "SPECULOOS_SUPERVISOR_PID"
 """Environment variable that tells a child which process must be its parent."""
+log = logging.getLogger("job")
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 EXIT_FENCED = 75
 EXIT_ORPHANED = 76
 SMOOTHING = 0.2
@@ -31,7 +34,8 @@ class JobReporter:
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing, parent: int | None = None):
         self.settings, self.job_id, self.attempt = settings, job_id, attempt
-        self.interrupted = threading.Event()  # the worker is going down: stop, to go on later
+        self.interrupted = threading.Event()  # the worker is going down, or short of room: stop, to go on later
+        self.short: Shortage | None = None  # what the worker is short of
         self.on_beat: Callable[[], None] = lambda: None  # called after every heartbeat, in the thread
         self._timing, self._parent = timing, parent
         self._known = secrets(settings)
@@ -69,7 +73,7 @@ class JobReporter:
 
     def log(self, message: str, level: str = "info") -> None:
         message = redact(str(message), self._known)
-        print(message if level == "info" else f"{level}: {message}", flush=True)
+        log.log(LEVELS.get(level, logging.INFO), "%s", message)
         with self._lock:
             self._report.logs.append((now(), level, message))
 
@@ -106,7 +110,7 @@ class JobReporter:
         except Fenced:
             raise
         except SpeculoosError as error:
-            print(f"warning: not stored yet: {error}", flush=True)
+            log.warning("Not stored yet: %s", error)
 
     def check_parent(self) -> None:
         """Leave at once when the supervisor that started this process is gone."""
@@ -169,7 +173,7 @@ class Eta:
 
 def leave(reason: str, code: int) -> None:
     """End this process without unwinding: nothing may be written any more."""
-    print(f"Leaving: {reason}.", file=sys.stderr, flush=True)
+    log.warning("Leaving: %s.", reason)
     os._exit(code)
 
 

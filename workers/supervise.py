@@ -12,15 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
-from speculoos import faults
+from speculoos import faults, logs, room
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports
 from tracking.states import JobState
-from workers import identity
-from workers.child import describe
+from workers import identity, joblog, memory
+from workers.child import PAUSE, ROOM_HINT, describe
 from workers.publish import publish_ready
 from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, EXIT_ORPHANED, PARENT
@@ -37,12 +36,13 @@ MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, 
 def run(settings: Settings, job_id: str, timing: Timing) -> None:
     """Work on a job until it is no longer ours: ended, taken by another, or interrupted by the worker's end."""
     try:
-        while not stopping.is_set():
+        while not stopping.is_set() and not room.watch(settings).look():
             with db.session(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.owner(), timing.lease_seconds)
             if attempt is None:
                 return
-            Supervisor(settings, job_id, attempt, timing).run()
+            with logs.about(attempt=attempt):
+                Supervisor(settings, job_id, attempt, timing).run()
     finally:
         publish_ready(settings)
 
@@ -53,6 +53,8 @@ class Supervisor:
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing):
         self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
         self._asked_at: float | None = None  # when the child was asked to stop
+        self._short: room.Shortage | None = None  # what it was asked to pause for
+        self._log = joblog.path(settings, job_id)
         self._renewed_at = time.monotonic()
 
     def run(self) -> None:
@@ -60,47 +62,49 @@ class Supervisor:
         try:
             self._end_last_child()
             child = self._start()
+            log.info("Process %d begins.", child.pid)
             try:
                 self._watch(child)
             finally:
                 self._end(child)
             self._conclude(child.returncode)
         except Fenced:
-            log.info("Job %s: attempt %d is no longer ours.", self.job_id, self.attempt)
+            log.info("The attempt is no longer ours.")
         except Unavailable as error:
             self._not_now(error)
         except SpeculoosError as error:
-            log.warning("Job %s: %s", self.job_id, error)
+            log.warning("%s", error)
         except OSError as error:
             self._cannot(error)
 
     def _not_now(self, error: Unavailable) -> None:
         """An earlier attempt's process that does not end, or a database that is away: the job is tried again later."""
-        log.warning("Job %s: %s", self.job_id, error)
+        log.warning("%s", error)
         with contextlib.suppress(SpeculoosError), db.session(self.settings) as session:
             jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
         stopping.wait(self.timing.kill_seconds)
 
     def _cannot(self, error: OSError) -> None:
         """No room for the log, or none for a process. Said in the row: its worker has not fallen silent."""
-        log.warning("Job %s: %s", self.job_id, error)
+        log.warning("%s", error)
         try:
             with db.session(self.settings) as session:
-                jobs.fail(session, self.job_id, self.attempt, *describe(error))
+                if short := room.shortage(self.settings):
+                    jobs.interrupt(session, self.job_id, self.attempt, short.note, hint=ROOM_HINT)
+                else:
+                    jobs.fail(session, self.job_id, self.attempt, *describe(error))
         except SpeculoosError as problem:
-            log.warning("Job %s: %s", self.job_id, problem)
+            log.warning("%s", problem)
 
     def _end_last_child(self) -> None:
         with db.reading(self.settings) as session:
             last = jobs.get(session, self.job_id).child
         if identity.end_group(last, self.timing.kill_seconds):
-            log.warning("Job %s: ended process %s of an earlier attempt.", self.job_id, last["pid"])
+            log.warning("Ended process %s of an earlier attempt.", last["pid"])
         if left := identity.end_attempts(self.job_id, self.attempt - 1, self.timing.kill_seconds):
             raise Unavailable(f"Process {left[0]} of an earlier attempt does not end; the job goes on once it has.")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        path = log_path(self.settings, self.job_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "workers.child", self.job_id, str(self.attempt)]
         environment = {
             **os.environ,
@@ -109,9 +113,7 @@ class Supervisor:
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        with path.open("ab") as out:
-            out.write(f"--- attempt {self.attempt} ---\n".encode())
-            out.flush()
+        with joblog.begin(self._log, self.attempt) as out:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
             )
@@ -126,13 +128,31 @@ class Supervisor:
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         """Return when the child has ended, when the job is not ours any more, or when patience is over."""
         while not _ended(child, self.timing.poll_seconds):
-            if not self._renew():
+            joblog.bound(self._log)
+            if not self._renew() or self._takes_too_much(child):
                 return
+            self._pause_if_short(child)
             if stopping.is_set() and self._asked_at is None:
                 self._asked_at = time.monotonic()
                 identity.signal_group(child.pid, signal.SIGTERM)
             if self._asked_at is not None and time.monotonic() - self._asked_at > self._patience():
                 return
+
+    def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
+        """Below a floor, ask the child to stop at its next safe point, to go on when there is room."""
+        if self._asked_at is None and (short := room.watch(self.settings).look()):
+            self._short, self._asked_at = short, time.monotonic()
+            log.warning("%s.", short.note)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, PAUSE)  # not its group: what it started would end before it could save
+
+    def _takes_too_much(self, child: subprocess.Popen[bytes]) -> bool:
+        """Whether the job held more memory than it may; it has FAILED then."""
+        if not (sentence := memory.too_much(self.settings, child.pid)):
+            return False
+        with db.session(self.settings) as session:
+            jobs.fail(session, self.job_id, self.attempt, "out_of_memory", sentence, memory.HINT)
+        return True
 
     def _renew(self) -> bool:
         """Keep the lease and note when the user asked to stop; False when the job has ended or is not ours."""
@@ -142,7 +162,7 @@ class Supervisor:
         except Fenced:
             return False
         except SpeculoosError as error:
-            log.warning("Job %s: the lease could not be renewed: %s", self.job_id, error)
+            log.warning("The lease could not be renewed: %s", error)
             return time.monotonic() - self._renewed_at < self.timing.lease_seconds
         self._renewed_at = time.monotonic()
         if asked and self._asked_at is None:
@@ -174,6 +194,10 @@ class Supervisor:
                 jobs.cancelled(session, self.job_id, self.attempt)
             elif stopping.is_set():
                 jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", counts=False)
+            elif self._short:
+                jobs.interrupt(session, self.job_id, self.attempt, self._short.note, counts=self._short.counts)
+            elif status < 0 and faults.says_no_memory(reason):
+                jobs.fail(session, self.job_id, self.attempt, "out_of_memory", reason, hint(reason))
             elif status < 0 or status in (EXIT_FENCED, EXIT_ORPHANED):
                 jobs.interrupt(session, self.job_id, self.attempt, reason, hint=hint(reason))
             else:
@@ -184,7 +208,7 @@ class Supervisor:
         how = f"ended with exit status {status}"
         if status < 0:
             how = "ended without a result: " + SIGNALS.get(-status, f"it was ended by {signal.Signals(-status).name}")
-        last = last_line(log_path(self.settings, self.job_id)) if status != -signal.SIGKILL else ""
+        last = joblog.last_line(self._log) if status != -signal.SIGKILL else ""
         said = f"; its last line was: {redact(last, secrets(self.settings)).rstrip('.')}" if last else ""
         return f"The process of attempt {self.attempt} {how}{said}."
 
@@ -192,23 +216,6 @@ class Supervisor:
 def hint(reason: str) -> str:
     """What to do about a process that ended so."""
     return MEMORY_HINT if KILLED in reason or faults.says_no_memory(reason) else jobs.SEE_LOG
-
-
-def log_path(settings: Settings, job_id: str) -> Path:
-    """Where everything a job's processes print is kept."""
-    return settings.home / "logs" / f"{job_id}.log"
-
-
-def last_line(path: Path, limit: int = 300) -> str:
-    """The last non-empty line of a log file that was not written by the supervisor."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 8192))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
-    return said[-1][:limit] if said else ""
 
 
 def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -6,10 +6,11 @@ Its pool has threads, so that it answers while a job runs. Told to end (TERM, Ct
 import argparse
 import sys
 
-from celery.signals import worker_ready, worker_shutting_down
+from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
+from speculoos import logs, room
 from speculoos.private import keep_private
-from speculoos.settings import load
+from speculoos.settings import Settings, load
 from tracking import processes
 from workers import supervise
 from workers.celery_app import QUEUES, app
@@ -24,6 +25,8 @@ def main(queue: str, concurrency: int | None = None) -> int:
     keep_private()
     count = concurrency or CONCURRENCY[queue]
     settings = load()
+    logs.configure(settings, f"worker-{queue}")
+    setup_logging.connect(lambda **_: None, weak=False)  # Celery then leaves our configuration as it is
     worker_shutting_down.connect(stop, weak=False)
     worker_ready.connect(lambda **_: recover(settings), weak=False)
     flags = [
@@ -34,11 +37,17 @@ def main(queue: str, concurrency: int | None = None) -> int:
         "--loglevel=INFO",
     ]
     try:
-        with processes.beating(settings, f"worker-{queue}", queue=queue, concurrency=count):
+        with processes.beating(settings, f"worker-{queue}", lambda: news(settings), queue=queue, concurrency=count):
             app.worker_main(["worker", *flags, *QUIET])
     finally:
         supervise.stopping.set()
     return 0
+
+
+def news(settings: Settings) -> dict[str, str]:
+    """What the pages should know of this worker: why it starts nothing, for want of room."""
+    short = room.watch(settings).look()
+    return {"paused": short.note + "."} if short else {}
 
 
 def stop(**_: object) -> None:

@@ -31,9 +31,16 @@ def kind_words(kind: str) -> str:
 
 def state_words(job: Job) -> tuple[str, Tone | str]:
     """The state's name on the pages, and its tone."""
+    if paused(job):
+        return "Paused", "warn"
     if job.cancel_requested and job.state == "RUNNING":
         return "Stopping…", "warn"
     return STATES.get(job.state, (job.state, ""))
+
+
+def paused(job: Job) -> bool:
+    """Interrupted for want of room on its worker's machine; the note says of what."""
+    return job.state == "INTERRUPTED" and job.progress_note.startswith("Paused: ")
 
 
 def state_badge(job: Job) -> str:
@@ -85,6 +92,8 @@ def banner(job: Job, waits_for: str = "") -> str:
         return notice(" ".join(filter(None, (job.error or "The job failed without a message.", job.hint))), "bad")
     if job.state == "QUEUED":
         return notice(waits_for or "Waiting for a worker.", "warn")
+    if paused(job):
+        return notice(waits_for or f"{job.progress_note}.", "warn")
     if job.state == "INTERRUPTED":
         return notice("Its worker went away; it goes on from its last checkpoint as soon as a worker is free.", "warn")
     if job.state == "CANCELLED":

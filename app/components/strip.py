@@ -1,16 +1,19 @@
 """The strip on top of every page: the running job, whether the processes are alive, the disk. Read from rows only."""
 
 import shutil
+import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import gradio as gr
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.components.pieces import block, on_load, on_tick
+from app.components.pieces import block, notice, on_load, on_tick
 from app.components.text import safe, tag
 from app.components.words import duration, size
+from speculoos import room
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -19,6 +22,10 @@ from tracking.tables import Job, Preference, now
 
 LOW_DISK = 2 * 10**9
 """Free bytes under which the strip warns."""
+ROOM_PAGE = "/settings"
+"""Where people see what is large and make room."""
+WEIGH_SECONDS = 60
+"""How long the sizes of the largest things are kept: looking at every file takes time."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ def render(settings: Settings) -> str:
             parts = job_chip(session) + process_dot(processes(session))
     except SpeculoosError as error:
         parts = tag("span", safe(error), class_="sp-chip sp-bad")
-    return tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label="Workbench")
+    strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label="Workbench")
+    return strip + no_room(settings)
 
 
 def job_chip(session: Session) -> str:
@@ -102,3 +110,25 @@ def disk_chip(home: Path) -> str:
     existing = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
+
+
+def no_room(settings: Settings) -> str:
+    """What every page says while the disk is full or below the floor at which jobs pause; "" while there is room."""
+    if room.full(settings.home):
+        words = f"The disk that holds {settings.home} is full; nothing new can be kept. {largest_words(settings.home)}"
+    elif short := room.disk_shortage(settings):
+        words = f"Jobs pause: {short.sentence}. {largest_words(settings.home)}"
+    else:
+        return ""
+    return notice(words, "bad", ROOM_PAGE, "Make room")
+
+
+def largest_words(home: Path) -> str:
+    """`The largest here: models 12.0 GB, checkpoints 3.1 GB, logs 200 MB.`"""
+    found = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // WEIGH_SECONDS))]
+    return f"The largest here: {', '.join(found)}." if found else ""
+
+
+@lru_cache(maxsize=4)
+def _largest(home: Path, period: int) -> list[tuple[str, int]]:
+    return room.largest(home)

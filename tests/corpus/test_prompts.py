@@ -156,7 +156,10 @@ def test_a_quote_left_open_is_told_with_the_lines_it_swallowed(tmp_path: Path) -
     (tmp_path / "x.csv").write_text('prompt\none\n"two\nthree\nfour\n')
     good, bad = rows_of(tmp_path / "x.csv")
     assert good.messages[0]["content"] == "one"
-    assert bad.line == 3 and "unexpected end of data, lines 3 to 5" in bad.reason
+    assert (
+        bad.line == 3
+        and "a quote that opens in line 3 is not closed by the end of the file, lines 3 to 5" in bad.reason
+    )
 
 
 def test_csv_of_a_european_spreadsheet_and_tsv_are_read(tmp_path: Path) -> None:

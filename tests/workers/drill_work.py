@@ -40,6 +40,8 @@ def run(request: Count, context: Context) -> dict[str, Any]:
     done = int(place.read_text()) if place.exists() else 0
     context.progress(done, request.steps, "steps")
     for step in range(done, request.steps):
+        if request.trick == "flood":
+            print(f"line {step} " + "x" * 100_000, flush=True)
         if request.trick != "deaf":
             check_stop(context)
         time.sleep(request.seconds)
@@ -67,6 +69,12 @@ def play(request: Count, context: Context) -> None:
         context.log(f"token {os.environ['HF_TOKEN']} was used")
         print(f"printing {os.environ['HF_TOKEN']} too")
         raise RuntimeError(f"401 for token {os.environ['HF_TOKEN']}")
+    if request.trick == "hoard":
+        context.held = bytearray(os.urandom(1)) * (300 * 2**20)  # written, so really held
+    if request.trick == "fill" and context.attempt == 1:
+        with (Path(request.folder) / "ballast").open("ab", buffering=0) as ballast:
+            while True:
+                ballast.write(b"0" * 2**16)
     if request.trick in ("grandchild", "detached"):
         code = "import time; time.sleep(600)"
         child = subprocess.Popen([sys.executable, "-c", code], start_new_session=request.trick == "detached")

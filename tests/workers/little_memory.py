@@ -7,7 +7,7 @@ import psutil
 import torch  # noqa: F401
 import transformers  # noqa: F401
 
-ROOM = 250 * 2**20
+ROOM = 600 * 2**20
 
 used = psutil.Process().memory_info().vms
 resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, resource.getrlimit(resource.RLIMIT_AS)[1]))

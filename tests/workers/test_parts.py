@@ -20,11 +20,12 @@ from tracking.tables import Base, Job, now
 from workers import identity
 from workers.celery_app import VISIBILITY_SECONDS, make_app
 from workers.context import Context
+from workers.joblog import last_line
 from workers.reconcile import interrupt_lost, is_due
 from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, Eta
 from workers.silence import Silence
-from workers.supervise import KILLED, MEMORY_HINT, Supervisor, hint, last_line
+from workers.supervise import KILLED, MEMORY_HINT, Supervisor, hint
 from workers.timing import Timing, timing
 
 

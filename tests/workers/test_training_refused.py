@@ -101,16 +101,20 @@ def test_a_method_the_base_cannot_take(
 
 
 def test_no_memory(bench: Bench, tmp_path: Path) -> None:
-    """The system gives the child no more than a little beyond its libraries; the heads need ten times that."""
+    """The system gives the child no more than a little beyond its libraries. The next, smaller training works."""
     wide = make_tiny_base(tmp_path / "wide", hidden_size=256, intermediate_size=64, vocab_size=20_000)
     base_id = add_base(bench.settings, wide, "wide")
+    data_id = add_answers(bench.settings, base_id)
     bench.environment["SPECULOOS_WORK_MODULES"] = "tests.workers.little_memory"
     bench.worker("gpu")
-    job = train(bench.settings, base_id, add_answers(bench.settings, base_id), medusa_num_heads=16, held_out=0.0)
+    job = train(bench.settings, base_id, data_id, medusa_num_heads=16, held_out=0.0)
+    small = train(bench.settings, base_id, data_id, medusa_num_heads=1, held_out=0.0, batch_tokens=128)
     assert shown(bench, job) == (
         "Training ran out of memory. "
         "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
     )
+    assert (bench.job(job.id).error_code, bench.job(job.id).attempt) == ("out_of_memory", 1)
+    assert bench.wait(small.id, "SUCCEEDED", 120).done == 4
 
 
 def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Rows out of a parquet file, in bounded memory: a file of a few hundred bytes can stand for gigabytes.
+
+Repeated values are written once and counted, so a value of 4 MB a thousand times takes no more room in the file than
+one. Strings are therefore read as dictionaries (each value once), the length of every row is told from them, and only
+rows that are short enough become Python objects, a few megabytes at a time.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
+from speculoos.errors import BadInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+BATCH_ROWS = 256
+BATCH_BYTES = 16 << 20
+"""About how much of a row group is decoded at once, by the sizes the file gives."""
+PIECE_BYTES = 8 << 20
+"""How much of a batch becomes Python objects at once."""
+GROUP_BYTES = 64 << 20
+"""A row group with rows longer than MAX_ROW_BYTES on average is read up to this size."""
+VALUES, VALUES_A_ROW = 4_000_000, 1000
+"""Most values of one column in a row group: so many, or so many for each of its rows."""
+ELEMENT_BYTES = 16
+"""What an element of a list counts beside its own bytes: a million empty texts are not nothing."""
+
+
+def read_parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[Record | Broken]:
+    """Every row, numbered from 1; of the columns only those whose name, in lower case, is in `fields`.
+
+    Raises BadInput where the file is broken, MemoryError where its pages are larger than they say.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = 0
+    try:
+        with _open(path, fields) as file:
+            for number in range(file.num_row_groups):
+                yield from _group(file, number, rows, _columns(file, fields))
+                rows += file.metadata.row_group(number).num_rows
+    except MemoryError:
+        raise
+    except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"{path.name}: broken parquet file after row {rows} ({reason}).") from None
+
+
+def _open(path: Path, fields: Collection[str] | None) -> "pq.ParquetFile":
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(path)
+    leaves = [column.path for column in map(metadata.schema.column, range(metadata.num_columns))]
+    return pq.ParquetFile(path, metadata=metadata, read_dictionary=leaves, pre_buffer=False, buffer_size=1 << 20)
+
+
+def _columns(file: "pq.ParquetFile", fields: Collection[str] | None) -> list[str]:
+    return [name for name in file.schema_arrow.names if fields is None or name.strip().lower() in fields]
+
+
+def _group(file: "pq.ParquetFile", number: int, before: int, columns: list[str]) -> Iterator[Record | Broken]:
+    """The rows of one row group, `before` of the file's rows coming before it."""
+    group = file.metadata.row_group(number)
+    mine = [i for i in range(group.num_columns) if _belongs(group.column(i).path_in_schema, columns)]
+    chunks = [group.column(i) for i in mine]
+    size = sum(_size(group.column(i), file.schema.column(i).length) for i in mine)
+    if reason := _refused(group.num_rows, size, chunks):
+        yield Broken(before + 1, f"{reason}; rows {before + 1} to {before + group.num_rows} are left out")
+        return
+    rows = max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(size, 1)))
+    at = before + 1
+    for batch in file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False):
+        yield from _rows(batch, at)
+        at += batch.num_rows
+
+
+def _belongs(path: str, columns: list[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for name in columns)
+
+
+def _size(chunk: Any, width: int | None) -> int:
+    """Bytes of a column chunk decoded with each text there once; values of a fixed `width` are there each time."""
+    return chunk.total_uncompressed_size + max(width or 0, 8) * chunk.num_values
+
+
+def _refused(rows: int, size: int, chunks: list[Any]) -> str:
+    """Why a row group cannot be read in bounded memory; "" when it can."""
+    if size > GROUP_BYTES and size > MAX_ROW_BYTES * rows:
+        return too_long()
+    for chunk in chunks:
+        if chunk.num_values > max(VALUES, VALUES_A_ROW * rows):
+            return f"{chunk.num_values:,} values of {chunk.path_in_schema} in {rows:,} rows are too many"
+    return ""
+
+
+def _rows(batch: "pa.RecordBatch", first: int) -> Iterator[Record | Broken]:
+    """A batch's rows as objects, a piece at a time; those that are too long never become one."""
+    sizes = sum((_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
+    start = 0
+    while start < len(sizes):
+        if sizes[start] > MAX_ROW_BYTES:
+            yield Broken(first + start, too_long())
+            start += 1
+            continue
+        end = start + _fitting(sizes[start:])
+        for offset, value in enumerate(batch.slice(start, end - start).to_pylist()):
+            yield Record(first + start + offset, value)
+        start = end
+
+
+def _fitting(sizes: np.ndarray) -> int:
+    """How many rows, at least one, come before a long one and before PIECE_BYTES are full."""
+    long = np.flatnonzero(sizes > MAX_ROW_BYTES)
+    short = sizes[: long[0]] if len(long) else sizes
+    return max(1, int(np.searchsorted(np.cumsum(short), PIECE_BYTES, side="right")))
+
+
+def _bytes(array: "pa.Array") -> np.ndarray:
+    """Bytes of each entry of a column: of its texts, and ELEMENT_BYTES for each element of a list."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    kind = array.type
+    if types.is_dictionary(kind):
+        known = np.append(_bytes(array.dictionary), 0)
+        return known[array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        inner = _bytes(array.keys) + _bytes(array.items) if types.is_map(kind) else _bytes(array.values)
+        ends = np.concatenate(([0], np.cumsum(inner + ELEMENT_BYTES)))
+        return np.diff(ends[array.offsets.to_numpy()])
+    if types.is_struct(kind):
+        return sum(map(_bytes, array.flatten()), np.zeros(len(array), np.int64))
+    if hasattr(array, "storage"):
+        return _bytes(array.storage)
+    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+        return pc.binary_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.full(len(array), array.nbytes // max(len(array), 1), np.int64)

@@ -1,0 +1,61 @@
+"""Keeping secrets out of rows and log files: known values are replaced before anything is written."""
+
+import os
+import re
+from contextlib import suppress
+from typing import TextIO
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from speculoos.settings import Settings
+
+MASK = "•••"
+SHORTEST = 6
+"""Shorter values are no secrets, and would mask ordinary words."""
+LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=://)([^/\s:@]+:[^/\s@]+)(?=@)")
+
+
+def secrets(settings: Settings) -> list[str]:
+    """Every secret value this process knows, longest first."""
+    known = {settings.hf_token, settings.inference_token, settings.password, os.environ.get("HF_TOKEN", "")}
+    known |= {endpoint.key for endpoint in settings.endpoints.values()}
+    known |= {_password(settings.database_url), _password(settings.redis_url)}
+    return sorted((s for s in known if len(s) >= SHORTEST), key=len, reverse=True)
+
+
+def redact(text: str, known: list[str]) -> str:
+    """The text without known secrets, and without what looks like a token or a password in a URL."""
+    for secret in known:
+        text = text.replace(secret, MASK)
+    return LOOKS_SECRET.sub(MASK, text)
+
+
+class RedactingStream:
+    """A text stream that hides secrets from what libraries print; everything else is the wrapped stream's.
+
+    What cannot be written (a full disk, a reader that is gone) is dropped: no work fails for a line it printed.
+    """
+
+    def __init__(self, stream: TextIO, known: list[str]):
+        self._stream = stream
+        self._known = known
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(redact(text, self._known))
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def _password(url: str) -> str:
+    try:
+        return make_url(url).password or ""
+    except ArgumentError:
+        return ""

@@ -1,0 +1,175 @@
+"""Files that are small and mean much, or never end: read in bounded memory and time, with one sentence for each.
+
+Each is read as the import does, in a process of its own whose peak memory is measured.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from corpus.importing import import_prompts
+from corpus.prompts import BadRow, Row, read_prompts
+from corpus.records import MAX_ROW_BYTES
+from corpus.shards import read_rows
+from speculoos.errors import BadInput
+from speculoos.reporting import Silent
+
+MIB = 2**20
+READ = """
+import json, sys
+from corpus.prompts import BadRow, read_prompts
+from speculoos.errors import BadInput
+found, bad, said = 0, [], ""
+try:
+    for row in read_prompts(sys.argv[1]):
+        found += 1
+        bad += [[row.line, row.reason]] if isinstance(row, BadRow) and len(bad) < 3 else []
+except BadInput as error:
+    said = str(error)
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([found, bad, said, peak / 1024]))
+"""
+
+
+def read(path: Path) -> tuple[int, list[list], str, float]:
+    """Rows, the first bad ones, the error of the whole file, and the reading process's peak in MiB."""
+    made = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    return tuple(json.loads(made.stdout))
+
+
+def repeated(text: str, times: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(times, np.int8)), pa.array([text]))
+
+
+def bombs(folder: Path) -> dict[str, Path]:
+    long = pa.array(["x" * (64 * MIB)])
+    tables = {
+        "one value of 4 MiB in 300 rows": pa.table({"prompt": repeated("x" * (4 * MIB), 300)}),
+        "a thousand values of 1 MiB in one row": pa.table(
+            {"turns": pa.ListArray.from_arrays([0, 1000], repeated("x" * MIB, 1000))}
+        ),
+        "ten million values in one row": pa.table(
+            {"turns": pa.ListArray.from_arrays([0, 10_000_000], repeated("a", 10_000_000))}
+        ),
+        "one value of 64 MiB": pa.table({"prompt": long}),
+    }
+    paths = {}
+    for name, table in tables.items():
+        paths[name] = folder / f"{len(paths)}.parquet"
+        pq.write_table(table, paths[name], compression="zstd", write_statistics=False)
+    return paths
+
+
+def test_a_parquet_file_of_some_hundred_bytes_takes_no_gigabyte(tmp_path: Path) -> None:
+    for name, path in bombs(tmp_path).items():
+        assert path.stat().st_size < 3000, name
+        found, bad, said, peak = read(path)
+        assert found in (1, 300) and not said and peak < 300, (name, found, said, peak)
+        assert any(words in bad[0][1] for words in ("longer than 1 MiB", "are too many")), (name, bad)
+
+
+def test_rows_beside_a_long_one_are_kept_and_other_columns_are_not_read(tmp_path: Path) -> None:
+    rows = [{"prompt": "one", "picture": b"0" * (3 * MIB)}, {"prompt": "x" * (2 * MIB)}, {"prompt": "three"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    first, second, third = read_prompts(tmp_path / "x.parquet")
+    assert isinstance(first, Row) and (third.line, third.messages[0]["content"]) == (3, "three")
+    assert second == BadRow(2, "longer than 1 MiB")
+
+
+@pytest.mark.parametrize("groups", [1, 7, 10_000])
+def test_every_shape_of_column_gives_what_was_written(tmp_path: Path, groups: int) -> None:
+    """Structs in lists, maps, nulls, numbers and times, in row groups of any size."""
+    rows = [
+        {
+            "messages": [{"role": "user", "content": f"{n} é"}, {"role": "assistant", "content": None}][: 1 + n % 2],
+            "Category ": "even" if n % 2 == 0 else None,
+            "id": n,
+            "source": f"set {n % 3}",
+        }
+        for n in range(50)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=groups)
+    found = list(read_prompts(tmp_path / "x.parquet"))
+    assert [row.line for row in found] == list(range(1, 51))
+    even = [row for row in found if isinstance(row, Row)]
+    assert [row.messages[0]["content"] for row in even] == [f"{n} é" for n in range(0, 50, 2)]
+    assert even[3].category == "even" and even[3].source == {"id": 6, "source": "set 0"}
+    assert "expected text, found nothing" in found[1].reason
+
+
+def test_a_quote_that_is_never_closed_is_told_by_its_line_and_costs_no_time(tmp_path: Path) -> None:
+    text = 'prompt\nfine\n"two lines,\nclosed"\nhe said "hi"\n"never closed\n' + "\n" * 300_000 + "x\n" * 20_000
+    (tmp_path / "x.csv").write_text(text)
+    began = time.process_time()
+    rows = list(read_prompts(tmp_path / "x.csv"))
+    assert time.process_time() - began < 6
+    (bad,) = [row for row in rows if isinstance(row, BadRow)]
+    assert bad.line == 6 and "a quote that opens in line 6 is not closed within 1 MiB or 10,000 lines" in bad.reason
+    assert "lines 6 to 10006 are left out" in bad.reason
+    assert [row.messages[0]["content"] for row in rows if isinstance(row, Row)][:2] == ["fine", "two lines,\nclosed"]
+    assert len(rows) > 20_000, "reading went on behind it"
+
+
+def test_the_quote_is_found_behind_others_in_its_row(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('prompt,category\n"a\nb","c\nd\n')
+    with pytest.raises(BadInput, match="line 2, broken CSV: a quote that opens in line 3 is not closed by the end"):
+        import_prompts(tmp_path / "x.csv", tmp_path / "out", Silent())
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv"])
+def test_a_file_of_blank_lines_ends_soon(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("prompt\n" + "\n" * 1_000_100)
+    with pytest.raises(BadInput, match="more than 1,000,000 blank lines; remove them"):
+        list(read_prompts(tmp_path / name))
+
+
+def test_json_is_read_in_the_memory_of_its_largest_record(tmp_path: Path) -> None:
+    many = "[" + "[]," * 1000 + "0],"
+    (tmp_path / "many.json").write_text('{"version": 1, "data": [' + many * 3000 + '{"prompt": "last"}]}')
+    (tmp_path / "line.jsonl").write_text('{"prompt": "' + "x" * (16 * MIB) + '"}\n{"prompt": "b"}\n')
+    (tmp_path / "one.json").write_text('{"prompt": "' + "x" * (16 * MIB) + '"}')
+    (tmp_path / "wide.json").write_text("{" + ",".join(f'"{n}": {n}' for n in range(200_000)) + "}")
+    (tmp_path / "deep.json").write_text('{"data": [' + "[" * 100_000)
+    found, bad, _, peak = read(tmp_path / "many.json")
+    assert found == 3001 and bad[0] == [1, "expected an object, found a list"] and peak < 100
+    found, bad, _, peak = read(tmp_path / "line.jsonl")
+    assert (found, bad) == (2, [[1, "longer than 1 MiB"]]) and peak < 100
+    for name in ("one.json", "wide.json"):
+        found, _, said, peak = read(tmp_path / name)
+        assert found == 0 and "longer than 1 MiB" in said and peak < 200, (name, said, peak)
+    found, bad, _, peak = read(tmp_path / "deep.json")
+    assert "nested too deeply" in bad[0][1] and peak < 100
+
+
+def test_an_array_on_one_line_keeps_every_record(tmp_path: Path) -> None:
+    """`json.dump` writes no line breaks; rows that share a line must not share an id."""
+    (tmp_path / "x.json").write_text(json.dumps([{"prompt": str(n)} for n in range(5)]))
+    assert import_prompts(tmp_path / "x.json", tmp_path / "out", Silent())["rows"] == 5
+    kept = list(read_rows(tmp_path / "out"))
+    assert [row["messages"][0]["content"] for row in kept] == list("01234")
+    assert kept[0]["id"] == "line-0000001" and len({row["id"] for row in kept}) == 5
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"), [(b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "zip"), (b"\x28\xb5\x2f\xfd", "zstd")]
+)
+def test_packed_files_are_never_unpacked_here(tmp_path: Path, start: bytes, kind: str) -> None:
+    (tmp_path / "x.jsonl").write_bytes(start + b"0" * 100)
+    with pytest.raises(BadInput, match=rf"is packed \({kind}\); unpack it"):
+        list(read_prompts(tmp_path / "x.jsonl"))
+
+
+def test_what_unpacks_to_a_hundred_times_its_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corpus.importing.UNPACKED", 10 * MIB)
+    pq.write_table(pa.table({"prompt": repeated("x" * (MAX_ROW_BYTES // 2), 100)}), tmp_path / "x.parquet")
+    with pytest.raises(BadInput, match=r"x\.parquet: unpacks to more than \d+ MiB; give a smaller part"):
+        import_prompts(tmp_path / "x.parquet", tmp_path / "out", Silent())
+    assert not (tmp_path / "out").exists()

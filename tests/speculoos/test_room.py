@@ -1,0 +1,231 @@
+"""Floors of disk and memory, the reserve, logs of a supervisor on a full disk, and what the pages say of it."""
+
+import contextlib
+import html
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from app.components import strip
+from speculoos import health, logs, room
+from speculoos.errors import BadInput
+from speculoos.homelock import private_run_dir
+from speculoos.programs import Program
+from speculoos.settings import Settings, load
+from speculoos.supervision import Supervisor, end_survivors
+from tests.speculoos.test_supervision import wait_until
+from tracking import db
+
+MB = 2**20
+CHATTY = str(Path(__file__).resolve().parent.parent / "tools" / "chatty.py")
+
+
+def fill(disk: Path, left: int = 0) -> Path:
+    """Leave `left` bytes of a disk, in one file."""
+    ballast = disk / "ballast"
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (MB, 4096):
+            while shutil.disk_usage(disk).free >= left + size:
+                file.write(b"0" * size)
+    return ballast
+
+
+@pytest.fixture
+def small_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    monkeypatch.setenv("SPECULOOS_HOME", str(small_disk / "home"))
+    settings = load()
+    private_run_dir(settings)
+    yield settings
+    end_survivors(settings, patience=0)
+    shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home: Settings, small_disk: Path) -> None:
+    """supervisord's own handler raises on a full disk, prints that to a file on it, and takes every program along."""
+    supervisor = Supervisor(small_home, [Program("chatty", (sys.executable, CHATTY), "one", 1, 1)])
+    supervisor.start()
+    log = small_home.home / "logs" / "chatty.log"
+    wait_until(lambda: log.exists() and "line 3 " in log.read_text())
+    ballast = fill(small_disk)
+    pid = supervisor.states()["chatty"]["pid"]
+    wait_until(lambda: shutil.disk_usage(small_disk).free == 0)
+    size = log.stat().st_size
+    os.kill(supervisor._process.pid, 0)
+    for _ in range(20):  # supervisord has its own lines to write too
+        assert supervisor.states()["chatty"]["pid"] == pid and supervisor.alive
+    assert log.stat().st_size <= size + 8192
+    ballast.unlink()
+    wait_until(lambda: "bytes of log are missing here: they could not be written]" in log.read_text())
+    assert supervisor.states()["chatty"]["pid"] == pid
+    supervisor.stop()
+    assert "line" in log.read_text().rpartition("missing here")[2], "lines are kept again"
+
+
+def test_logs_of_programs_are_rotated(small_home: Settings) -> None:
+    from supervisor.loggers import LogRecord
+
+    from speculoos.steady_log import SteadyHandler
+
+    file = small_home.home / "logs" / "x.log"
+    file.parent.mkdir(parents=True)
+    handler = SteadyHandler(str(file), maxBytes=1000, backupCount=2)
+    for number in range(100):
+        handler.emit(LogRecord(20, f"{number:03} {'x' * 45}\n".encode()))
+    kept = sorted(file.parent.iterdir())
+    assert [p.name for p in kept] == ["x.log", "x.log.1", "x.log.2"]
+    assert "099" in file.read_text() + kept[1].read_text() and sum(p.stat().st_size for p in kept) < 3100
+    handler.reopen()
+    handler.remove()
+    assert not file.exists()
+
+
+def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, small_disk: Path) -> None:
+    db.upgrade(small_home)
+    assert room.keep_reserve(small_home)
+    reserve = small_home.home / room.RESERVE
+    assert MB < reserve.stat().st_size < 2 * MB
+    ballast = fill(small_disk)
+    assert room.full(small_home.home)
+
+    def write() -> None:
+        with db.session(small_home) as session:
+            session.merge(db_row("x" * 400_000))
+
+    from speculoos.errors import Unavailable
+    from tracking.tables import Preference
+
+    def db_row(text: str) -> Preference:
+        return Preference(key="large", value={"text": text})
+
+    with pytest.raises(Unavailable, match="is full; make room there"):
+        write()
+    assert not reserve.exists()
+    write()
+    assert not room.keep_reserve(small_home), "there is no room for it yet"
+    ballast.unlink()
+    assert room.keep_reserve(small_home) and reserve.exists()
+
+
+def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> None:
+    settings = load({"SPECULOOS_HOME": str(small_disk)})
+    fill(small_disk, MB)
+    assert room.disk_shortage(settings) is None, "on 16 MB the floor is a 50th, not a gigabyte"
+    strict = replace(settings, min_disk_mb=4)
+    watch = room.Watch(strict)
+    short = watch.look()
+    assert short.kind == "disk" and not short.counts
+    assert short.note == (
+        f"Paused: 1.0 MB free on the disk that holds {small_disk}, the floor is 4.2 MB; "
+        "make room and it goes on by itself"
+    )
+    for left, goes_on in ((4.5, False), (5.5, True), (4.5, True)):
+        (small_disk / "ballast").unlink()
+        fill(small_disk, int(left * MB))
+        watch._looked_at = 0.0
+        assert (watch.look() is None) == goes_on, left
+    assert room.disk_shortage(replace(settings, min_disk_mb=0)) is None
+
+
+def test_memory_must_be_short_for_some_seconds_before_it_counts(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = replace(home, min_memory_mb=10**9)
+    watch = room.Watch(greedy)
+    assert watch.look() is None
+    watch._short_since -= room.MEMORY_SECONDS
+    watch._looked_at = 0.0
+    short = watch.look()
+    assert short.kind == "memory" and short.counts and "of memory available, the floor is" in short.note
+    assert room.memory_shortage(replace(home, min_memory_mb=0)) is None
+
+
+def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"max": "1073741824", "current": "900000000", "stat": "anon 5\ninactive_file 100000000"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(room, "CGROUP", tmp_path)
+    assert room.memory() == (1073741824 - 800000000, 1073741824)
+    (tmp_path / "memory.max").write_text("max")
+    assert room.memory()[1] > 1073741824
+
+
+def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Settings, small_disk: Path) -> None:
+    db.upgrade(small_home)
+
+    def words() -> str:
+        return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", strip.render(small_home))).split())
+
+    assert "is full" not in words()
+    (small_home.home / "models").mkdir()
+    shutil.move(fill(small_disk), small_home.home / "models" / "large")
+    shown = words()
+    assert f"The disk that holds {small_home.home} is full; nothing new can be kept." in shown
+    assert re.search(r"The largest here: models 1\d\.\d MB, ", shown) and shown.endswith("Make room")
+    assert 'href="/settings"' in strip.render(small_home)
+    assert "Paused: 0.0 MB free" in health.check(small_home, ["disk"])["disk"].detail
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SPECULOOS_MIN_DISK_MB", "-1"), ("SPECULOOS_MIN_MEMORY_MB", "much"), ("SPECULOOS_LOG_FORMAT", "xml")],
+)
+def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+    with pytest.raises(BadInput, match=f"{name}: expected"):
+        load({name: value})
+
+
+@pytest.fixture
+def heard(home: Settings) -> Iterator[tuple[Settings, StringIO]]:
+    """Settings with a secret, and what is logged; logging is put back after it."""
+    root, raising = logging.getLogger(), logging.raiseExceptions
+    before, level = root.handlers[:], root.level
+    yield replace(home, hf_token="hf_" + "Sesame" * 6), StringIO()
+    root.handlers[:], logging.raiseExceptions = before, raising
+    root.setLevel(level)
+
+
+def test_a_line_has_time_level_process_and_what_it_is_about(heard: tuple[Settings, StringIO]) -> None:
+    settings, out = heard
+    logs.configure(settings, "web", out)
+    with logs.about(job="j1", attempt=2), logs.about(run="r1"):
+        logging.getLogger("app.x").warning("the token is %s", settings.hf_token)
+    logging.getLogger("app.x").info("later")
+    first, second = out.getvalue().splitlines()
+    assert re.fullmatch(r"[\d-]+ [\d:,]+ WARNING web app\.x \[job=j1 attempt=2 run=r1\] the token is •••", first)
+    assert re.fullmatch(r"[\d-]+ [\d:,]+ INFO web app\.x later", second)
+    assert [logs.message_of(line) for line in (first, second, "a library's")] == [
+        "the token is •••",
+        "later",
+        "a library's",
+    ]
+
+
+def test_the_same_as_json_with_a_traceback_without_secrets(heard: tuple[Settings, StringIO]) -> None:
+    settings, out = heard
+    logs.configure(replace(settings, log_format="json"), "inference", out, job="j1")
+    try:
+        raise ValueError(settings.hf_token)
+    except ValueError:
+        logging.getLogger("serving").exception("it broke:\nhere")
+    (line,) = out.getvalue().splitlines()
+    found = json.loads(line)
+    assert (found["level"], found["process"], found["logger"], found["job"]) == ("error", "inference", "serving", "j1")
+    assert found["message"] == "it broke:\nhere" and "ValueError: •••" in found["exception"]
+    assert settings.hf_token not in line and logs.message_of(line) == "it broke:\nhere"
+
+
+def test_a_line_that_cannot_be_written_ends_nothing(heard: tuple[Settings, StringIO]) -> None:
+    settings, _ = heard
+    with open("/dev/full", "w", buffering=1) as full:
+        logs.configure(settings, "web", full)
+        logging.getLogger("app").warning("nobody hears this")
+        with contextlib.suppress(OSError):
+            full.close()

@@ -1,0 +1,179 @@
+"""Short of disk or memory: jobs pause and go on by themselves, ends are plain, logs stay bounded. Real processes."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from app.components.job_view import banner, state_words
+from speculoos import room
+from speculoos.settings import load
+from tests.workers.conftest import Bench, wait_until
+from tests.workers.test_drills import order, some_steps, steps
+from tracking import db, listing
+from workers import joblog
+from workers.requests import ImportPrompts
+from workers.submit import request_cancel, submit
+
+MB = 2**20
+
+
+def fill(disk: Path, left: int) -> None:
+    """Leave `left` bytes of a disk."""
+    free = room.shutil.disk_usage(disk).free
+    with (disk / f"ballast-{free}").open("wb") as file:
+        file.write(b"0" * max(0, free - left))
+
+
+def make_room(disk: Path) -> None:
+    [file.unlink() for file in disk.glob("ballast-*")]
+
+
+@pytest.fixture
+def small(broker: str, small_disk: Path) -> Iterator[Bench]:
+    """A home on a disk of 16 MB whose floor is 4."""
+    settings = replace(load({"SPECULOOS_HOME": str(small_disk / "home")}), redis_url=f"{broker}?virtual_host=4")
+    settings = replace(settings, min_disk_mb=4)
+    db.upgrade(settings)
+    made = Bench(settings, SPECULOOS_MIN_DISK_MB="4")
+    yield made
+    made.end()
+
+
+def waits(bench: Bench, job_id: str) -> str:
+    with db.reading(bench.settings) as session:
+        return listing.waits_for(session, bench.job(job_id))
+
+
+def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_disk: Path, tmp_path: Path) -> None:
+    small.worker()
+    small.reconciler()
+    job = order(small, tmp_path / "w", steps=60)
+    some_steps(small, job)
+    fill(small_disk, 3 * MB)
+    paused = small.wait(job.id, "INTERRUPTED")
+    assert paused.progress_note == (
+        f"Paused: 3.1 MB free on the disk that holds {small.settings.home}, the floor is 4.2 MB; "
+        "make room and it goes on by itself"
+    )
+    assert paused.attempt_cap > 5, "its attempt is given back"
+    assert state_words(paused) == ("Paused", "warn") and "the floor is 4.2 MB" in banner(paused)
+    other = order(small, tmp_path / "other", steps=2)
+    wait_until(lambda: waits(small, other.id).startswith("Paused: "), 15, "the reason on the pages")
+    assert small.job(other.id).attempt == 0 and small.job(job.id).attempt == 1
+    make_room(small_disk)
+    assert small.wait(job.id, "SUCCEEDED").attempt == 2
+    small.wait(other.id, "SUCCEEDED")
+    assert steps(tmp_path / "w") == list(range(60)), "it stopped at a safe point and went on from there"
+
+
+def test_work_that_meets_the_full_disk_before_its_worker_does_pauses_too(small: Bench, small_disk: Path) -> None:
+    """The reserve is given up, so the row can say so; then it goes on by itself, as the other way round."""
+    assert room.keep_reserve(small.settings)
+    small.worker()
+    small.reconciler()
+    job = order(small, small_disk / "w", steps=3, trick="fill")
+    paused = small.wait(job.id, "INTERRUPTED")
+    assert re.fullmatch(
+        r"Paused: \d\.\d MB free on the disk that holds .*, the floor is 4\.2 MB; .*", paused.progress_note
+    )
+    assert not (small.settings.home / room.RESERVE).exists()
+    (small_disk / "w" / "ballast").unlink()
+    assert small.wait(job.id, "SUCCEEDED").attempt == 2
+    wait_until((small.settings.home / room.RESERVE).exists, 10, "a new reserve")
+
+
+def test_an_import_that_would_take_all_memory_ends_in_one_sentence(bench: Bench, tmp_path: Path) -> None:
+    """One value of 60 MiB in a file of 2 kB is within the bounds of reading, and more than this child may take."""
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"prompt": ["x" * (60 * MB)]}), path, compression="zstd", write_statistics=False)
+    bench.environment["SPECULOOS_JOB_MEMORY_MB"] = "220"
+    bench.worker()
+    request = ImportPrompts(path=str(path), original_name="bomb.parquet")
+    job = submit(request, name="bomb", settings=bench.settings)
+    failed = bench.wait(job.id, "FAILED")
+    assert failed.error_code == "out_of_memory" and failed.attempt == 1
+    assert failed.error.startswith("The memory was not enough") and failed.hint
+
+
+def test_a_job_that_takes_more_memory_than_it_may_is_ended_and_says_so(bench: Bench, tmp_path: Path) -> None:
+    bench.environment["SPECULOOS_JOB_MEMORY_MB"] = "250"
+    bench.worker()
+    greedy, modest = (order(bench, tmp_path / t, trick=t, steps=200 if t else 3) for t in ("hoard", ""))
+    failed = bench.wait(greedy.id, "FAILED")
+    assert failed.error_code == "out_of_memory" and "SPECULOOS_JOB_MEMORY_MB" in failed.hint
+    assert failed.error.startswith("The memory was not enough for this job: it took 0.")
+    assert failed.error.endswith("and may take 0.3 GB.")
+    bench.wait(modest.id, "SUCCEEDED")
+
+
+def test_a_child_that_the_system_would_end_first(steady: Bench, tmp_path: Path) -> None:
+    """Where memory runs out, the choice falls on a job and not on the pages, the database or the worker."""
+    job = order(steady, tmp_path / "w", steps=2000)
+    running = some_steps(steady, job)
+    score = Path(f"/proc/{running.child['pid']}/oom_score_adj")
+    assert int(score.read_text()) == 500 > int(Path("/proc/self/oom_score_adj").read_text())
+    os.kill(running.child["pid"], signal.SIGKILL)
+    wait_until(lambda: steady.job(job.id).attempt == 2, 30, "the next attempt")
+    request_cancel(job.id, steady.settings)
+    steady.wait(job.id, "CANCELLED")
+
+
+def test_a_job_that_prints_without_end_fills_no_disk(steady: Bench, tmp_path: Path) -> None:
+    """400 lines of 100 kB are 40 MB; the worker keeps at most the newest 10, and 10 older ones."""
+    job = order(steady, tmp_path / "w", steps=400, seconds=0.005, trick="flood")
+    steady.wait(job.id, "SUCCEEDED")
+    log = joblog.path(steady.settings, job.id)
+    kept = log.stat().st_size + joblog.older(log).stat().st_size
+    assert kept < 2.5 * joblog.MAX_BYTES
+    assert "line 399 " in log.read_text() + joblog.older(log).read_text()
+
+
+def test_what_a_child_said_last_is_kept_when_its_worker_is_killed(bench: Bench, tmp_path: Path) -> None:
+    worker = bench.worker()
+    job = order(bench, tmp_path / "w", steps=2000, seconds=0.01, trick="flood")
+    running = some_steps(bench, job, 20)
+    worker.kill()
+    wait_until(lambda: not Path(f"/proc/{running.child['pid']}").exists(), 10, "the child's end")
+    log = joblog.path(bench.settings, job.id)
+    said = max(int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("line "))
+    assert said >= max(steps(tmp_path / "w")), "every line it printed before its end"
+    assert "BrokenPipe" not in log.read_text()
+
+
+def test_a_log_is_rotated_in_place_and_given_up_on_a_full_disk(small_disk: Path) -> None:
+    log = small_disk / "job.log"
+    with log.open("ab", buffering=0) as child:
+        child.write(b"old\n" * 100)
+        assert not joblog.bound(log, 1000)
+        child.write(b"new\n" * 200)
+        assert joblog.bound(log, 1000) and log.stat().st_size == 0
+        assert joblog.older(log).read_bytes() == b"old\n" * 50 + b"new\n" * 200
+        child.write(b"after\n")
+        assert log.read_bytes() == b"after\n", "the child goes on at the beginning"
+        child.write(b"x" * (8 * MB))
+        fill(small_disk, 0)
+        assert joblog.bound(log, MB) and log.stat().st_size == 0, "its room is what is needed most"
+    assert joblog.last_line(log) == ""
+
+
+def test_lines_of_a_job_name_it_as_text_and_as_json(bench: Bench, tmp_path: Path) -> None:
+    bench.environment["SPECULOOS_LOG_FORMAT"] = "json"
+    bench.worker()
+    job = order(bench, tmp_path / "w", trick="bad_input")
+    bench.wait(job.id, "FAILED")
+    lines = joblog.path(bench.settings, job.id).read_text().splitlines()
+    said = json.loads(next(line for line in lines if "FAILED" in line))
+    assert (said["job"], said["attempt"], said["process"], said["level"]) == (job.id, 1, "job", "error")
+    assert "prompts.jsonl, line 7" in said["message"] and said["time"].endswith("+00:00")
+    worker = (bench.settings.home / "workers.worker.log").read_text().splitlines()
+    ours = [json.loads(line) for line in worker if line.startswith("{")]
+    assert ours and all(line["process"] == "worker-io" for line in ours)
+    assert any(line.get("job") == job.id for line in ours)
