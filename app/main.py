@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 
-from app import auth, downloads, events
+from app import auth, changes, downloads, events
 from app.components import shell
 from app.head import PageHead
 from app.theme import STATIC, head, theme
@@ -39,6 +39,7 @@ def make_app(settings: Settings) -> FastAPI:
 
     app.include_router(events.routes(settings))
     app.include_router(downloads.routes(settings))
+    app.include_router(changes.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     auth.add_login(app, settings)
     mount_pages(app, settings)  # after every route of ours: Gradio takes all that is left, a /login of its own too
