@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware import Middleware
 
-from app import auth, downloads, events, metrics
+from app import auth, changes, downloads, events, metrics
 from app.components import shell
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
@@ -47,6 +47,7 @@ def make_app(settings: Settings) -> FastAPI:
 
     app.include_router(events.routes(settings))
     app.include_router(downloads.routes(settings))
+    app.include_router(changes.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     measured = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)

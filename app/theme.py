@@ -13,7 +13,10 @@ STATIC = Path(__file__).parent / "static"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto Sans", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
 STYLES = ("style.css", "pages.css")
-SCRIPTS = ("shell.js", "dom.js", "stream.js", "trace.js", "tokens.js", "turn.js", "side.js", "chat.js", "compare.js")
+SCRIPTS = (
+    *("shell.js", "changes.js", "dom.js", "stream.js", "trace.js", "tokens.js", "turn.js"),
+    *("side.js", "chat.js", "compare.js"),
+)
 
 TOKENS = {
     "body_background_fill": "bg",

@@ -1,14 +1,17 @@
 """Lists of jobs, their place in the queue, and in words what each waits for."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, case, func, select
 from sqlalchemy.orm import Session
 
 from tracking import processes
-from tracking.jobs import get
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Job, now
+
+IN_ORDER = (case((Job.state == JobState.RUNNING, 0), else_=1), Job.queued_at, Job.id)
+"""Running ones first, then the waiting ones as the queue has them."""
 
 
 def jobs(
@@ -21,70 +24,113 @@ def jobs(
     offset: int = 0,
 ) -> list[Job]:
     """Newest first, narrowed by any of the arguments."""
-    query = select(Job).order_by(Job.created_at.desc(), Job.id).limit(limit).offset(offset)
-    if states:
-        query = query.where(Job.state.in_(states))
+    query = newest(states)
     if kind:
         query = query.where(Job.kind == kind)
     if experiment_id:
         query = query.where(Job.experiment_id == experiment_id)
-    return list(session.scalars(query.execution_options(populate_existing=True)))
+    return list(session.scalars(query.limit(limit).offset(offset)))
 
 
-def active(session: Session) -> list[Job]:
+def newest(states: Sequence[str] = ()) -> Select[Any]:
+    """The query of all jobs (in these states), newest first, freshly read."""
+    query = select(Job).order_by(Job.created_at.desc(), Job.id).execution_options(populate_existing=True)
+    return query.where(Job.state.in_(states)) if states else query
+
+
+def active(session: Session, *, without_experiment: str = "", limit: int | None = None) -> list[Job]:
     """Running ones first, then the waiting ones in queue order."""
-    found = session.scalars(select(Job).where(Job.state.not_in(FINISHED)).order_by(Job.queued_at, Job.id))
-    return sorted(found, key=lambda job: job.state != JobState.RUNNING)
+    query = select(Job).where(Job.state.not_in(FINISHED)).order_by(*IN_ORDER).limit(limit)
+    if without_experiment:
+        query = query.where(func.coalesce(Job.experiment_id, "") != without_experiment)
+    return list(session.scalars(query))
 
 
 def signature(session: Session) -> str:
     """A short text that changes whenever any job does: pages compare it before they redraw."""
-    count, versions = session.execute(select(func.count(Job.id), func.coalesce(func.sum(Job.version), 0))).one()
-    return f"{count}.{versions}.{session.scalar(select(func.max(Job.created_at)))}"
+    count, versions, last = session.execute(
+        select(func.count(Job.id), func.coalesce(func.sum(Job.version), 0), func.max(Job.created_at))
+    ).one()
+    return f"{count}.{versions}.{last}"
 
 
-def ahead(session: Session, job: Job) -> list[Job]:
-    """Jobs of the same queue that run, or come before `job`, in order."""
-    before = (Job.state == JobState.RUNNING) | (Job.state.in_(WAITING) & (Job.queued_at < job.queued_at))
-    query = select(Job).where(Job.queue == job.queue, Job.id != job.id, before)
-    return sorted(session.scalars(query.order_by(Job.queued_at)), key=lambda j: j.state != JobState.RUNNING)
+class Queues:
+    """Who runs and who waits, as of one moment: read with a few queries, however many jobs there are."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        found = session.execute(_brief().where(Job.state.not_in(FINISHED)).order_by(*IN_ORDER)).all()
+        self._known = {job.id: job for job in found}
+        self._running = {job.queue: [] for job in found}
+        self._waiting = {job.queue: [] for job in found}
+        for job in found:
+            (self._running if job.state == JobState.RUNNING else self._waiting)[job.queue].append(job)
+        self._place = {job.id: place for jobs in self._waiting.values() for place, job in enumerate(jobs, 1)}
+        before = {job.after_id for job in found if job.after_id} - set(self._known)
+        if before:
+            self._known |= {job.id: job for job in session.execute(_brief().where(Job.id.in_(before)))}
+        self._capacity = processes.capacities(session) if found else {}
+        self._heard: dict[str, str] = {}
+        self._paused: dict[str, str] = {}
+
+    @property
+    def running(self) -> int:
+        """How many run."""
+        return sum(map(len, self._running.values()))
+
+    @property
+    def active(self) -> int:
+        """How many run or wait."""
+        return self.running + len(self._place)
+
+    def place(self, job: Job) -> int | None:
+        """1 for the next one of its queue to start; None when the job is not waiting."""
+        return self._place.get(job.id)
+
+    def waits_for(self, job: Job) -> str:
+        """One sentence on why a job is not running yet; "" when it is, or has ended."""
+        if job.state not in WAITING or (place := self.place(job)) is None:
+            return ""
+        before = self._known.get(job.after_id)
+        if before and before.state != JobState.SUCCEEDED:
+            return f"Waits for “{before.name}”, which is {_how_far(before)}."
+        if not (capacity := self._capacity.get(job.queue, 0)):
+            return f"Waits for a worker of the {job.queue} queue: {self._last_heard(job.queue)}."
+        if reason := self._pause(job.queue):
+            return reason
+        running = self._running[job.queue]
+        ahead = len(running) + place - 1
+        if ahead >= capacity:
+            return _behind((running or self._waiting[job.queue])[0], ahead - 1)
+        return "Goes on in a moment." if job.state == JobState.INTERRUPTED else "Starts in a moment."
+
+    def _pause(self, queue: str) -> str:
+        if queue not in self._paused:
+            self._paused[queue] = processes.paused(self._session, queue)
+        return self._paused[queue]
+
+    def _last_heard(self, queue: str) -> str:
+        if queue not in self._heard:
+            self._heard[queue] = _last_heard(self._session, queue)
+        return self._heard[queue]
 
 
-def queue_place(session: Session, job: Job) -> int | None:
-    """1 for the next one to start; None when the job is not waiting."""
-    if job.state not in WAITING:
-        return None
-    return 1 + sum(other.state in WAITING for other in ahead(session, job))
-
-
-def waits_for(session: Session, job: Job) -> str:
-    """One sentence on why a job is not running yet; "" when it is, or has ended."""
-    if job.state not in WAITING:
-        return ""
-    if job.after_id and (before := get(session, job.after_id)).state != JobState.SUCCEEDED:
-        return f"Waits for “{before.name}”, which is {_how_far(before)}."
-    if not processes.capacity(session, job.queue):
-        return f"Waits for a worker of the {job.queue} queue: {_last_heard(session, job.queue)}."
-    if reason := processes.paused(session, job.queue):
-        return reason
-    others = ahead(session, job)
-    if len(others) >= processes.capacity(session, job.queue):
-        return _behind(others)
-    return "Goes on in a moment." if job.state == JobState.INTERRUPTED else "Starts in a moment."
-
-
-def percent(job: Job) -> int | None:
+def percent(job: Any) -> int | None:
     """Whole per cent done; None when the total is not known."""
     return min(100, int(100 * job.done / job.total)) if job.total else None
 
 
-def _behind(others: list[Job]) -> str:
-    first, more = others[0], len(others) - 1
+def _brief() -> Select[Any]:
+    """What is said of a job that another one waits for."""
+    return select(Job.id, Job.name, Job.queue, Job.state, Job.done, Job.total, Job.after_id)
+
+
+def _behind(first: Any, more: int) -> str:
     tail = f" and {more} more {'job' if more == 1 else 'jobs'}" if more else ""
     return f"Waits for “{first.name}” ({_how_far(first)}){tail}."
 
 
-def _how_far(job: Job) -> str:
+def _how_far(job: Any) -> str:
     done = f", {percent(job)} % done" if job.state == JobState.RUNNING and percent(job) is not None else ""
     return job.state.lower() + done
 

@@ -101,6 +101,15 @@ def capacity(session: Session, queue: str) -> int:
     return sum(int(p.value.get("concurrency", 1)) for p in alive(session, f"worker-{queue}"))
 
 
+def capacities(session: Session) -> dict[str, int]:
+    """`capacity` of every queue that a living worker serves."""
+    found: dict[str, int] = {}
+    for worker in alive(session):
+        queue = str(worker.value.get("name", "")).removeprefix("worker-")
+        found[queue] = found.get(queue, 0) + int(worker.value.get("concurrency", 1))
+    return found
+
+
 def paused(session: Session, queue: str) -> str:
     """Why the workers of `queue` start nothing, in one sentence; "" when one of them has room."""
     notes = [str(p.value.get("paused", "")) for p in alive(session, f"worker-{queue}")]

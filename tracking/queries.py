@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, Conflict, NotFound
@@ -89,22 +89,37 @@ def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
 
 def bases(session: Session, ready_only: bool = False) -> list[Base]:
     """All base models, the starter first, then in the order they came."""
-    query = select(Base).order_by(Base.source != STARTER, Base.created_at)
+    query = base_query()
     return list(session.scalars(query.where(Base.state == "ready") if ready_only else query))
+
+
+def base_query() -> Select[Any]:
+    """All base models in the order of `bases`."""
+    return select(Base).order_by(Base.source != STARTER, Base.created_at, Base.id)
 
 
 def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list[Dataset]:
     """Newest first; `kind` prompts or conversations."""
-    query = select(Dataset).order_by(Dataset.created_at.desc())
-    query = query.where(Dataset.kind == kind) if kind else query
+    query = dataset_query(kind)
     return list(session.scalars(query.where(Dataset.state == "ready") if ready_only else query))
+
+
+def dataset_query(kind: str = "") -> Select[Any]:
+    """All data sets (of one kind) in the order of `datasets`."""
+    query = select(Dataset).order_by(Dataset.created_at.desc(), Dataset.id)
+    return query.where(Dataset.kind == kind) if kind else query
 
 
 def checkpoints(session: Session, base_id: str = "", ready_only: bool = False) -> list[Checkpoint]:
     """Newest first, of one base or of all."""
-    query = select(Checkpoint).order_by(Checkpoint.created_at.desc())
+    query = checkpoint_query()
     query = query.where(Checkpoint.base_id == base_id) if base_id else query
     return list(session.scalars(query.where(Checkpoint.state == "ready") if ready_only else query))
+
+
+def checkpoint_query() -> Select[Any]:
+    """All checkpoints in the order of `checkpoints`."""
+    return select(Checkpoint).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
 
 
 def evaluations(session: Session, base_id: str = "", checkpoint_id: str = "") -> list[Evaluation]:

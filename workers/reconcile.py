@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from datetime import timedelta
 
@@ -43,8 +44,9 @@ def reconcile(settings: Settings, timing: Timing, silence: Silence | None = None
         jobs.cancel_stranded(session)
     end_fenced(lost, timing)
     with db.reading(settings) as session:
-        due = [job for job in jobs.publishable(session) if everything or is_due(session, job, timing)]
-    return publish(settings, due)
+        waiting = jobs.publishable(session)
+        wanted = waiting if everything else due(session, waiting, timing)
+    return publish(settings, wanted)
 
 
 def recover(settings: Settings) -> None:
@@ -76,14 +78,19 @@ def end_fenced(lost: Collection[Job], timing: Timing) -> None:
             log.warning("Job %s: processes %s of attempt %d do not end.", job.id, left, job.attempt)
 
 
-def is_due(session: Session, job: Job, timing: Timing) -> bool:
-    """Whether a waiting job needs a (new) message: none was sent, or workers idle although one was."""
-    if job.published_at is None:
-        return True
-    lately = timedelta(0) <= now() - job.published_at < timedelta(seconds=timing.republish_seconds)
-    if lately:  # not so when it was sent in the future: the clock was put back
-        return False
-    return len(jobs.running(session, job.queue)) < processes.capacity(session, job.queue)
+def due(session: Session, waiting: list[Job], timing: Timing) -> list[Job]:
+    """The waiting jobs that need a (new) message: none was sent, or workers idle although one was."""
+    capacity, busy = processes.capacities(session), Counter(job.queue for job in jobs.running(session))
+    return [
+        job
+        for job in waiting
+        if job.published_at is None or (not _lately(job, timing) and busy[job.queue] < capacity.get(job.queue, 0))
+    ]
+
+
+def _lately(job: Job, timing: Timing) -> bool:
+    """Its message was sent a moment ago (and not in the future: that was before the clock was put back)."""
+    return timedelta(0) <= now() - job.published_at < timedelta(seconds=timing.republish_seconds)
 
 
 def main() -> int:

@@ -1,16 +1,19 @@
 """Checkpoints as people see them: the list, one's figures and lineage. Pure functions over rows."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.components.picker import pick, table
+from app.components.picker import pager, pick, table
 from app.components.pieces import badge, empty_state, facts, notice, tiles
 from app.components.text import safe, tag
 from app.components.words import ago, figure, size
 from app.links import model_link
 from tracking import queries
+from tracking.paging import page
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 
 COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Made"]
@@ -22,30 +25,43 @@ def method_words(method: str) -> str:
     return METHODS.get(method, method)
 
 
-def checkpoints_table(rows: Session, _which: str = "") -> str:
-    """All checkpoints, newest first."""
-    found = queries.checkpoints(rows)
-    if not found:
+def checkpoints_table(rows: Session, _which: str = "", place: str = "") -> str:
+    """A page of all checkpoints, newest first."""
+    shown = page(rows, queries.checkpoint_query(), place)
+    if not shown.rows:
         return empty_state(
             "No checkpoint yet",
             "A checkpoint is what training leaves: a small network that drafts for one base model.",
             "/train",
             "Train one",
         )
-    listed = table(COLUMNS, [row_cells(rows, c) for c in found], "Checkpoints", named=COLUMNS[1:])
-    return tag("div", listed, class_="sp-checkpoints")
+    names, measured = names_of(rows, shown.rows), last_measured(rows, [c.id for c in shown.rows])
+    cells = [row_cells(c, names, {**c.figures, **measured.get(c.id, {})}) for c in shown.rows]
+    listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
+    return tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown)
 
 
-def row_cells(rows: Session, checkpoint: Checkpoint) -> list[str]:
+def names_of(rows: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
+    """The names of their bases and data sets by id."""
+    wanted = ((Base, {c.base_id for c in checkpoints}), (Dataset, {c.dataset_id for c in checkpoints}))
+    queries = (select(table.id, table.name).where(table.id.in_(ids - {None})) for table, ids in wanted)
+    return {row_id: name for query in queries for row_id, name in rows.execute(query)}
+
+
+def last_measured(rows: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the last evaluation of each found, by its id."""
+    query = select(Evaluation).where(Evaluation.checkpoint_id.in_(checkpoint_ids)).order_by(Evaluation.created_at)
+    return {e.checkpoint_id: e.result for e in rows.scalars(query) if e.result}
+
+
+def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
     """One line of the list."""
-    base, dataset = rows.get(Base, checkpoint.base_id), rows.get(Dataset, checkpoint.dataset_id or "")
-    figures = best_figures(rows, checkpoint)
     speedup = figures.get("speedup")
     return [
         pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name") + state_mark(checkpoint),
-        safe(base.name if base else "–"),
+        safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
-        safe(dataset.name if dataset else "–"),
+        safe(names.get(checkpoint.dataset_id or "", "–")),
         safe(figure(_number(figures.get("mean_accepted_length")))),
         safe(f"{speedup:.2f}×" if isinstance(speedup, int | float) else "–"),
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
@@ -61,8 +77,7 @@ def state_mark(checkpoint: Checkpoint) -> str:
 
 def best_figures(rows: Session, checkpoint: Checkpoint) -> dict[str, Any]:
     """What its last evaluation found, over what training measured."""
-    measured = queries.evaluations(rows, checkpoint_id=checkpoint.id)
-    return {**checkpoint.figures, **next((e.result for e in measured if e.result), {})}
+    return {**checkpoint.figures, **last_measured(rows, [checkpoint.id]).get(checkpoint.id, {})}
 
 
 def head(rows: Session, checkpoint: Checkpoint) -> str:

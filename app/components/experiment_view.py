@@ -34,11 +34,12 @@ def is_active(jobs: list[Job]) -> bool:
 
 def steps(rows: Session, jobs: list[Job]) -> str:
     """Every job as a numbered step."""
-    made = "".join(_step(rows, number, job) for number, job in enumerate(jobs, 1))
+    queues = listing.Queues(rows)
+    made = "".join(_step(queues, number, job) for number, job in enumerate(jobs, 1))
     return tag("div", made, class_="sp-steps")
 
 
-def _step(rows: Session, number: int, job: Job) -> str:
+def _step(queues: listing.Queues, number: int, job: Job) -> str:
     mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
     name = tag("a", safe(job.name), href=f"/jobs?id={job.id}", class_="sp-row-name")
     head = tag("div", name + state_badge(job), class_="sp-detail-head")
@@ -47,7 +48,7 @@ def _step(rows: Session, number: int, job: Job) -> str:
     if job.state in ("FAILED", "CANCELLED", "INTERRUPTED"):
         how += banner(job)
     elif job.state == "QUEUED":
-        note = tag("span", safe(listing.waits_for(rows, job)), class_="sp-row-note")
+        note = tag("span", safe(queues.waits_for(job)), class_="sp-row-note")
     body = tag("div", head + note + how, class_="sp-step-body")
     number_html = tag("span", mark, class_="sp-step-number", aria_hidden="true")
     return tag("div", number_html + body, class_=f"sp-step sp-{TONES.get(job.state, 'waiting')}", data_state=job.state)

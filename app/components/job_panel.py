@@ -20,7 +20,7 @@ from app.components.pieces import QUIET, block, notice
 from app.components.text import safe, tag
 from app.links import clone_form, go, model_link
 from speculoos.settings import Settings
-from tracking import jobs, reports, thinned
+from tracking import jobs, listing, reports, thinned
 from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
@@ -105,7 +105,7 @@ def head(rows: Session, job: Job) -> str:
         job_rows.title(job),
         note_line(job),
         job_view.progress(job),
-        job_view.banner(job, job_rows.waits_words(rows, job)),
+        job_view.banner(job, job_rows.waits_words(listing.Queues(rows), job)),
     ]
     return tag("div", "".join(parts) + made_links(rows, job), class_="sp-job-head", data_state=job.state)
 

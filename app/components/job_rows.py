@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping
 from textwrap import shorten
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from app.components.job_view import ACTIVE, kind_words, progress, seconds, state_badge
 from app.components.picker import pick, table
 from app.components.pieces import empty_state, facts
@@ -30,9 +28,9 @@ def jobs_table(jobs: Iterable[Job], waits: Mapping[str, str], filtered: bool = F
     )
 
 
-def waits_words(rows: Session, job: Job) -> str:
+def waits_words(queues: listing.Queues, job: Job) -> str:
     """A waiting job's place in its queue, and what it waits for."""
-    place, reason = listing.queue_place(rows, job), listing.waits_for(rows, job)
+    place, reason = queues.place(job), queues.waits_for(job)
     return f"No. {place} in the {job.queue} queue. {reason}" if place and place > 1 else reason
 
 

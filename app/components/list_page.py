@@ -1,6 +1,7 @@
-"""A page that lists rows and opens one by `?id=`: the frame Models, Data and Jobs share.
+"""A page that lists rows and opens one by `?id=`: the frame Models, Data, Jobs and Checkpoints share.
 
-What is shown comes from rows at every turn: opening, a click, and a poll that draws only when something changed.
+What is shown comes from rows at every turn: opening, a click, and a poll that draws only when something changed. A long
+list has pages (`?from=`), which stay where they are while rows are added.
 """
 
 import zlib
@@ -14,18 +15,19 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.components.hidden import hidden, hidden_json
-from app.components.picker import on_pick, pick, picker
-from app.components.pieces import QUIET, block, notice, on_load, on_tick
+from app.components.picker import address, on_pick, pick, picker
+from app.components.pieces import QUIET, block, notice, on_change, on_load
 from app.components.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Job, Table
 
-DRAWN = "\n"
+DRAWN = " # "
 """Stands between a signature and the checksums of what was drawn for it."""
 KEPT = ("base",)
 """What the address asked for that still counts when another row is picked."""
+Html = Callable[[Session, str, str], str]
 
 
 class Panel(Protocol):
@@ -42,16 +44,27 @@ class Panel(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """What is listed: rows of `table`, called `word`, on `page`; `html(rows, filter)` draws the list."""
+    """What is listed: rows of `table`, called `word`, on `page`; `html(rows, filter, place)` draws a page of the list.
+
+    `signature` is a text that changes when the list does; `row_signature`, where there is one, when the open row (its
+    id is given) does.
+    """
 
     page: str
     table: type[Table]
     word: str
-    html: Callable[[Session, str], str]
+    html: Html
     signature: Callable[[Session], str]
     filters: tuple[str, ...] = field(default=("All",))
     hint: Callable[[Session, Mapping[str, str]], str] = lambda rows, asked: ""
     """What to say above the list when the address asks for something; `KEPT` keys stay while rows are picked."""
+    row_signature: Callable[[Session, str], str] | None = None
+
+    def now(self, rows: Session, row_id: str) -> str:
+        """What a page remembers of what it shows: the list, or the row with this id."""
+        if row_id and self.row_signature:
+            return f"{row_id}|{self.row_signature(rows, row_id)}"
+        return f"{row_id}|{self.signature(rows)}"
 
 
 def signature_of(table: type[Table]) -> Callable[[Session], str]:
@@ -73,6 +86,8 @@ class ListPage:
         self.settings, self.what = settings, what
         self.chosen = hidden(f"{what.page}-chosen")
         self.seen = hidden(f"{what.page}-seen")
+        self.place = hidden(f"{what.page}-place")
+        self.search = hidden(f"{what.page}-search")
         self.asked = hidden_json(f"{what.page}-asked", {})
         self.problem = block(elem_id=f"{what.page}-problem")
 
@@ -101,27 +116,35 @@ class ListPage:
             yield
         self.frame = [self.chosen, self.seen, self.problem, self.list, self.detail, self.table, self.back]
 
-    def wire(self, panel: Panel, seconds: float = 1.0) -> None:
+    def wire(self, panel: Panel) -> None:
         """Opening, clicks and the poll."""
         self.panel = panel
         outputs = [*self.frame, *panel.outputs]
-        on_load(self.open_address, self.which, [*outputs, self.asked])
+        on_load(self.open_address, self.which, [*outputs, self.place, self.asked])
         for listed in (self.table, self.back):
-            on_pick(listed, self.open, [self.which, self.asked], outputs)
-        self.which.change(self.filtered, self.which, self.table, **QUIET)
-        on_tick(seconds, self.poll, [self.chosen, self.which, self.seen], [self.seen, self.table, *panel.live])
+            on_pick(listed, self.search, self.pick, [self.which, self.place, self.asked], [*outputs, self.place])
+        self.which.change(self.filtered, self.which, [self.table, self.place], **QUIET)
+        shown = [self.chosen, self.which, self.place, self.seen]
+        names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
+        on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
 
     @property
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:
         """(function, inputs, outputs) that draw everything anew but what someone may be writing in."""
-        return self.redraw, [self.chosen, self.which], [*self.frame, *self.panel.live]
+        return self.redraw, [self.chosen, self.which, self.place], [*self.frame, *self.panel.live]
 
     def open_address(self, which: str, request: gr.Request) -> list[Any]:
         """Show what the address asks for."""
         asked = {key: str(value)[:200] for key, value in request.query_params.items()}
-        return [*self.open(asked.get("id", ""), which, asked), {key: asked[key] for key in KEPT if key in asked}]
+        kept, place = {key: asked[key] for key in KEPT if key in asked}, asked.get("from", "")[:64]
+        return [*self.open(asked.get("id", ""), which, place, asked), place, kept]
 
-    def open(self, row_id: str, which: str, asked: Mapping[str, str] | None = None) -> list[Any]:
+    def pick(self, row_id: str, wanted: str, which: str, place: str, asked: Mapping[str, str]) -> list[Any]:
+        """Show the row that was clicked, remembering the place in the list, or the list from the `wanted` place on."""
+        place = place if row_id else wanted
+        return [*self.open(row_id, which, place, asked), place]
+
+    def open(self, row_id: str, which: str, place: str = "", asked: Mapping[str, str] | None = None) -> list[Any]:
         """Show one row, or the list when `row_id` is empty or unknown."""
         try:
             with reading(self.settings) as rows:
@@ -129,45 +152,43 @@ class ListPage:
                 lost = f"This {self.what.word} is gone; it was deleted, or the address is wrong."
                 lost_or_hint = notice(lost, "warn") if row_id else self.what.hint(rows, asked or {})
                 problem = "" if row else lost_or_hint
-                return [*self._frame(rows, row, which, problem), *self.panel.view(rows, row, asked or {})]
+                return [*self._frame(rows, row, which, place, problem), *self.panel.view(rows, row, asked or {})]
         except SpeculoosError as error:
             nothing = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
             return ["", "", notice(str(error), "bad"), *nothing]
 
-    def redraw(self, row_id: str, which: str) -> list[Any]:
+    def redraw(self, row_id: str, which: str, place: str) -> list[Any]:
         """As `open`, for the frame and the live parts."""
-        return self.open(row_id, which)[: len(self.frame) + len(self.panel.live)]
+        return self.open(row_id, which, place)[: len(self.frame) + len(self.panel.live)]
 
-    def filtered(self, which: str) -> str:
-        """The list under another filter."""
+    def filtered(self, which: str) -> list[str]:
+        """The list under another filter, from its beginning, and that place."""
         with reading(self.settings) as rows:
-            return self.what.html(rows, which)
+            return [self.what.html(rows, which, ""), ""]
 
-    def poll(self, row_id: str, which: str, seen: str) -> Any:
+    def poll(self, row_id: str, which: str, place: str, seen: str) -> Any:
         """What changed since `seen`; nothing when nothing did, or when the database does not answer now."""
         try:
             with reading(self.settings) as rows:
-                now = self._signature(rows, row_id)
+                now = self.what.now(rows, row_id)
                 if now == seen.partition(DRAWN)[0]:
                     return gr.skip()
-                return changed_parts(seen, now, self._parts(rows, row_id, which))
+                return changed_parts(seen, now, self._parts(rows, row_id, which, place))
         except SpeculoosError:
             return gr.skip()
 
-    def _parts(self, rows: Session, row_id: str, which: str) -> list[Any]:
+    def _parts(self, rows: Session, row_id: str, which: str, place: str) -> list[Any]:
         row = rows.get(self.what.table, row_id) if row_id else None
         live = self.panel.live_view(rows, row) if row else [gr.skip()] * len(self.panel.live)
-        return [gr.skip() if row else self.what.html(rows, which), *live]
+        return [gr.skip() if row else self.what.html(rows, which, place), *live]
 
-    def _frame(self, rows: Session, row: Any | None, which: str, problem: str) -> list[Any]:
+    def _frame(self, rows: Session, row: Any | None, which: str, place: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
-        listed = gr.skip() if row else self.what.html(rows, which)
-        back = pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back")
-        return [chosen, self._signature(rows, chosen), problem, *shown, listed, back]
-
-    def _signature(self, rows: Session, row_id: str) -> str:
-        return f"{row_id}|{self.what.signature(rows)}"
+        listed = gr.skip() if row else self.what.html(rows, which, place)
+        words = safe(f"← All {self.what.page}")
+        back = pick(self.what.page, "", words, class_="sp-back", href=address(self.what.page, place))
+        return [chosen, self.what.now(rows, chosen), problem, *shown, listed, back]
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:

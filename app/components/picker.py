@@ -1,15 +1,18 @@
 """Lists whose rows are real links of our own (`?id=…`), followed within the page where scripts run.
 
-A plain click tells the page which row was picked and writes the address, so reload, back and "open in new tab" work.
+A plain click writes the address and tells the page that it did, so reload, back and "open in new tab" work.
 New values keep the keyboard focus on the row that had it.
 """
 
 from collections.abc import Callable, Collection
 from typing import Any
+from urllib.parse import parse_qsl, quote
 
 import gradio as gr
 
+from app.components.pieces import QUIET
 from app.components.text import safe, tag
+from tracking.paging import Page
 
 KEEP_FOCUS = """
 let focused = '';
@@ -22,16 +25,15 @@ watch('value', () => {
 """
 FOLLOW = """
 const follow = (event) => {
-  const link = event.target.closest('a[data-pick]');
+  const link = event.target.closest('a[data-pick], a[data-place]');
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
   history.pushState({}, '', link.getAttribute('href'));
-  trigger('pick', {id: link.dataset.pick});
+  trigger('pick', {});
+  if (link.dataset.place !== undefined) element.scrollIntoView({block: 'start'});
 };
 element.addEventListener('click', follow);
-if (props.main) window.addEventListener('popstate', () => {
-  trigger('pick', {id: new URLSearchParams(location.search).get('id') || ''});
-});
+if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
 """
 
 
@@ -45,18 +47,46 @@ def picker(elem_id: str, main: bool = False) -> gr.HTML:
     return gr.HTML(elem_id=elem_id, js_on_load=FOLLOW + KEEP_FOCUS, main=main, apply_default_css=False)
 
 
-def on_pick(listed: gr.HTML, fn: Callable[..., Any], inputs: Any, outputs: list[Any]) -> None:
-    """Call `fn(id, *inputs)` when a row was picked; "" means none (back to the list)."""
+def on_pick(listed: gr.HTML, search: gr.Textbox, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
+    """Call `fn(id, place, *inputs)` when the address changed: a row was picked (the id "" means none, back to the
+    list), or another page of the list, which begins at `place`.
 
-    def picked(event: gr.EventData, *given: Any) -> Any:
-        return fn(str(event._data.get("id", ""))[:64], *given)
+    Read from the address when the event is sent, into the hidden text `search`: of events that come while one is
+    answered Gradio sends the last, but with what the first one said.
+    """
 
-    listed.pick(picked, inputs, outputs, queue=False, show_progress="hidden", api_visibility="private")
+    def picked(query: str, *given: Any) -> Any:
+        asked = dict(parse_qsl(str(query)[:2000].removeprefix("?")))
+        return fn(asked.get("id", "")[:64], asked.get("from", "")[:64], *given)
+
+    now = "(_, ...rest) => [window.location.search, ...rest]"
+    listed.pick(picked, [search, *inputs], outputs, js=now, trigger_mode="always_last", **QUIET)
 
 
 def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
     """A link to row `row_id` of `page` around `content` (HTML already)."""
-    return tag("a", content, href=f"/{page}?id={row_id}" if row_id else f"/{page}", data_pick=row_id, **attributes)
+    own = {"href": f"/{page}?id={row_id}" if row_id else f"/{page}", "data_pick": row_id}
+    return tag("a", content, **{**own, **attributes})
+
+
+def pager(name: str, page: Page[Any]) -> str:
+    """Which rows of page `name` are shown, and the ways to those before and after; nothing when these are all."""
+    if page.newer is None and page.older is None:
+        return ""
+    where = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
+    ways = _way(name, "← Newer", page.newer) + tag("span", safe(where)) + _way(name, "Older →", page.older)
+    return tag("nav", ways, class_="sp-pager", aria_label="Pages of this list")
+
+
+def _way(name: str, words: str, place: str | None) -> str:
+    if place is None:
+        return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
+    return tag("a", safe(words), href=address(name, place), data_place=place, class_="sp-small-button")
+
+
+def address(name: str, place: str = "") -> str:
+    """Of the list on page `name`, from `place` on."""
+    return f"/{name}?from={quote(place)}" if place else f"/{name}"
 
 
 def table(

@@ -85,8 +85,16 @@ def on_load(fn, inputs=None, outputs=None) -> None:
     Context.root_block.load(fn, inputs, outputs, **QUIET)
 
 
-def on_tick(seconds: float, fn, inputs=None, outputs=None) -> gr.Timer:
-    """Run `fn` every `seconds` while the page is visible. `fn` returns gr.skip() when nothing changed."""
-    timer = gr.Timer(seconds)
-    timer.tick(fn, inputs, outputs, **QUIET)
-    return timer
+HEAR = "element.addEventListener('sp-stale', () => trigger('stale', {}));"
+
+
+def on_change(page: str, fn, inputs=None, outputs=None, *, chosen: str, seen: str) -> None:
+    """Run `fn` when what `page` shows is not what rows say any more.
+
+    A script (static/changes.js) asks `/api/changes` for the page's signature, less often while nothing changes, and
+    compares it with what the hidden text `seen` remembers; `chosen` names the hidden text with the open row's id. Such
+    a question costs a tenth of an event of Gradio's. `fn` returns gr.skip() when nothing changed after all.
+    """
+    mark = tag("span", "", data_sp="changes", data_page=page, data_chosen=chosen, data_seen=seen)
+    heard = gr.HTML(mark, js_on_load=HEAR, apply_default_css=False, elem_classes="sp-hidden")
+    heard.stale(fn, inputs, outputs, **QUIET)

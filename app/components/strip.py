@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import gradio as gr
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.components.pieces import block, notice, on_load, on_tick
+from app.components.pieces import block, notice
 from app.components.text import safe, tag
 from app.components.words import duration, size
 from speculoos import room
@@ -22,7 +21,7 @@ from tracking.tables import Job, Preference, now
 
 LOW_DISK = 2 * 10**9
 """Free bytes under which the strip warns."""
-ROOM_PAGE = "/settings"
+ROOM_PAGE = "/storage"
 """Where people see what is large and make room."""
 WEIGH_SECONDS = 60
 """How long the sizes of the largest things are kept: looking at every file takes time."""
@@ -37,19 +36,12 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        return abs(self.silent) < FRESH.total_seconds()  # heard of in the future: the clock was put back
+        return self.silent < FRESH.total_seconds()
 
 
 def build(settings: Settings) -> None:
-    """The strip, kept fresh while the page is visible."""
-    html = block(elem_id="strip")
-
-    def refresh(shown: str | None):
-        fresh = render(settings)
-        return gr.skip() if fresh == shown else fresh
-
-    on_load(refresh, html, html)
-    on_tick(2.0, refresh, html, html)
+    """The strip's place; a script (static/changes.js) fills it from `/api/changes` and keeps it fresh."""
+    block(tag("div", "", data_sp="strip"), elem_id="strip")
 
 
 def render(settings: Settings) -> str:
@@ -87,7 +79,7 @@ def processes(session: Session) -> list[Process]:
     latest: dict[str, float] = {}
     for row in session.scalars(select(Preference).where(Preference.key.startswith("process:"))):
         name = str(row.value.get("name", row.key))
-        silent = (now() - row.updated_at).total_seconds()
+        silent = abs((now() - row.updated_at).total_seconds())  # in the future: the clock was put back
         latest[name] = min(silent, latest.get(name, silent))
     return [Process(name, silent) for name, silent in sorted(latest.items())]
 

@@ -15,7 +15,7 @@ from app.components.hidden import hidden
 from app.components.job_panel import names
 from app.components.list_page import Listing, ListPage, signature_of
 from app.components.manage import SMALL, Manage, note_line, sentence
-from app.components.picker import live
+from app.components.picker import live, pager
 from app.components.pieces import QUIET, block, notice, page_header, section
 from app.components.text import safe, tag
 from app.forms import import_request
@@ -23,6 +23,7 @@ from app.links import go
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
+from tracking.paging import page as page_of
 from tracking.tables import Base, Dataset, Job
 from workers.catalog import IMPORT_SHAPES
 from workers.quickstart import PROMPTS, PROMPTS_NAME
@@ -33,9 +34,10 @@ SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"]
 
 
-def table(rows: Session, which: str) -> str:
-    """The list of data sets under the filter `which`."""
-    return data_view.data_table(queries.datasets(rows, SHOWN.get(which, "")), filtered=which != "All")
+def table(rows: Session, which: str, place: str = "") -> str:
+    """A page of the list of data sets under the filter `which`."""
+    shown = page_of(rows, queries.dataset_query(SHOWN.get(which, "")), place)
+    return data_view.data_table(shown.rows, filtered=which != "All") + pager("data", shown)
 
 
 def hint(rows: Session, asked: Mapping[str, str]) -> str:
@@ -151,7 +153,7 @@ class DataPanel:
 def head(rows: Session, data: Dataset) -> str:
     """Name, state, and the next step."""
     job = rows.get(Job, data.job_id) if data.job_id else None
-    waits = listing.waits_for(rows, job) if job else ""
+    waits = listing.Queues(rows).waits_for(job) if job else ""
     parts = [data_view.title(data), note_line(data), data_view.state(data, job, waits), next_step(data)]
     return tag("div", "".join(parts), class_="sp-stack", data_state=data.state)
 

@@ -13,7 +13,7 @@ from app.components import experiment_view, job_rows
 from app.components.hidden import hidden
 from app.components.manage import sentence
 from app.components.picker import live, table
-from app.components.pieces import QUIET, block, notice, on_load, on_tick, page_header, section, tiles
+from app.components.pieces import QUIET, block, notice, on_change, on_load, page_header, section, tiles
 from app.components.text import safe, tag
 from app.components.words import figure, size
 from app.links import model_link
@@ -21,8 +21,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import jobs, listing, queries, starter_head
 from tracking.db import reading
-from tracking.states import JobState
-from tracking.tables import Base, Checkpoint, Experiment
+from tracking.tables import Base, Checkpoint, Experiment, Job
 from workers.quickstart import submit_quickstart
 
 LEAD = "Make a language model faster without changing a word it says: a small draft guesses, the model checks."
@@ -31,7 +30,8 @@ PROMISE = (
     "Trains small heads on the starter model and lets you watch them guess, in about six minutes on two processor "
     "cores. Nothing is downloaded, and you may close this page while it works."
 )
-BEST = 5
+BEST, ACTIVE = 5, 10
+"""Rows shown of each."""
 
 
 def build(settings: Settings) -> None:
@@ -78,7 +78,8 @@ class HomePage:
     def wire(self) -> None:
         """Loading, the poll, the button."""
         on_load(self.open_address, None, [self.experiment, *self.live])
-        on_tick(1.0, self.poll, [self.experiment, self.seen], self.live)
+        shown = {"chosen": "home-experiment", "seen": "home-seen"}
+        on_change("home", self.poll, [self.experiment, self.seen], self.live, **shown)
         self.start.click(self.begin, None, [self.said, self.experiment], **QUIET).then(
             self.redraw, self.experiment, self.live, js=REMEMBER, **QUIET
         )
@@ -107,17 +108,18 @@ class HomePage:
 
     def _view(self, rows: Session, wanted: str) -> list[Any]:
         shown = shown_experiment(rows, wanted)
-        active = [job for job in listing.active(rows) if not shown or job.experiment_id != shown.id]
-        best = best_drafts(rows)
+        elsewhere = shown.id if shown else ""
+        active = listing.active(rows, without_experiment=elsewhere, limit=ACTIVE + 1)
+        queues, best = listing.Queues(rows), best_drafts(rows)
         return [
             first_look(rows),
             experiment_view.view(rows, shown) if shown else last_job(rows),
             start_button(active_quickstart(rows) is not None),
             gr.Column(visible=bool(active)),
-            job_rows.jobs_table(active, {job.id: job_rows.waits_words(rows, job) for job in active}),
+            active_table(active, queues),
             gr.Column(visible=bool(best)),
             best_table(rows, best),
-            machine(rows, self.settings),
+            machine(rows, self.settings, queues.running),
         ]
 
     def begin(self) -> tuple[str, str]:
@@ -240,11 +242,20 @@ def _best_row(rows: Session, checkpoint: Checkpoint) -> list[str]:
     return [name + note, safe(checkpoint.method), safe(figure(tau(checkpoint))), safe(speedup), chat]
 
 
-def machine(rows: Session, settings: Settings) -> str:
+def active_table(found: list[Job], queues: listing.Queues) -> str:
+    """The first of the jobs that run or wait, and the way to the others."""
+    waits = {job.id: job_rows.waits_words(queues, job) for job in found[:ACTIVE]}
+    words = f"All {queues.active:,} jobs that run or wait"
+    more = (
+        tag("nav", tag("a", safe(words), href="/jobs", class_="sp-back"), class_="sp-pager") if found[ACTIVE:] else ""
+    )
+    return job_rows.jobs_table(found[:ACTIVE], waits) + more
+
+
+def machine(rows: Session, settings: Settings, running: int) -> str:
     """Processor, memory, disk, and what is here."""
     existing = next(p for p in (settings.home, *settings.home.parents) if p.exists())
     disk, memory = shutil.disk_usage(existing), psutil.virtual_memory()
-    running = sum(job.state == JobState.RUNNING for job in listing.active(rows))
     return tiles(
         [
             ("Device", device(rows), f"{os.cpu_count()} processor cores"),

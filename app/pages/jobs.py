@@ -1,15 +1,17 @@
 """The jobs page: what the workers do, have done and will do; `?id=` opens one."""
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.components import job_rows
 from app.components.job_panel import JobPanel
 from app.components.list_page import Listing, ListPage
+from app.components.picker import pager
 from app.components.pieces import page_header
-from app.components.text import safe, tag
 from speculoos.settings import Settings
 from tracking import listing
-from tracking.states import FINISHED, JobState
+from tracking.paging import page
+from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Job
 
 SHOWN = {
@@ -18,27 +20,31 @@ SHOWN = {
     "Done": (JobState.SUCCEEDED,),
     "Failed or cancelled": (JobState.FAILED, JobState.CANCELLED),
 }
-LIMIT = 200
 
 
-def table(rows: Session, which: str) -> str:
-    """The list of jobs under the filter `which`, newest first."""
-    found = listing.jobs(rows, states=SHOWN.get(which, ()), limit=LIMIT)
-    waits = {job.id: job_rows.waits_words(rows, job) for job in found if job.state == JobState.QUEUED}
-    more = tag("p", safe(f"These are the newest {LIMIT}."), class_="sp-lead") if len(found) == LIMIT else ""
-    return job_rows.jobs_table(found, waits, filtered=which != "All") + more
+def table(rows: Session, which: str, place: str = "") -> str:
+    """A page of the list of jobs under the filter `which`, newest first."""
+    shown, queues = page(rows, listing.newest(SHOWN.get(which, ())), place), listing.Queues(rows)
+    waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
+    return job_rows.jobs_table(shown.rows, waits, filtered=which != "All") + pager("jobs", shown)
 
 
-JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN))
+def row_signature(rows: Session, job_id: str) -> str:
+    """Changes when the job does; while it waits, when any job does: its place may."""
+    found = rows.execute(select(Job.state, Job.version).where(Job.id == job_id)).one_or_none()
+    return listing.signature(rows) if found and found.state in WAITING else str(found)
+
+
+JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_signature=row_signature)
 
 
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
     page_header("Jobs", "What the workers do, newest first. A job goes on when you close this page.")
-    page = ListPage(settings, JOBS)
-    with page.listing():
+    listed = ListPage(settings, JOBS)
+    with listed.listing():
         pass
-    with page.opened():
-        panel = JobPanel(settings, page.chosen)
-    page.wire(panel)
-    panel.wire(*page.again)
+    with listed.opened():
+        panel = JobPanel(settings, listed.chosen)
+    listed.wire(panel)
+    panel.wire(*listed.again)

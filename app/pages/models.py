@@ -12,7 +12,7 @@ from app.components.fold import folded
 from app.components.hidden import hidden
 from app.components.list_page import Listing, ListPage, signature_of
 from app.components.manage import SMALL, Manage, note_line, sentence
-from app.components.picker import live
+from app.components.picker import live, pager
 from app.components.pieces import QUIET, block, notice, page_header, section
 from app.components.text import tag
 from app.forms import SOURCES, fetch_request
@@ -21,6 +21,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.db import session
+from tracking.paging import page as page_of
 from tracking.tables import Base, Job
 from workers.submit import submit
 
@@ -32,9 +33,10 @@ HINTS = {
 }
 
 
-def table(rows: Session, which: str) -> str:
-    """The list of models."""
-    return model_view.cards(queries.bases(rows))
+def table(rows: Session, which: str, place: str = "") -> str:
+    """A page of the list of models."""
+    shown = page_of(rows, queries.base_query(), place)
+    return model_view.cards(shown.rows) + pager("models", shown)
 
 
 MODELS = Listing("models", Base, "model", table, signature_of(Base))
@@ -115,7 +117,7 @@ class ModelPanel:
     def live_view(self, rows: Session, base: Base) -> list[Any]:
         """Values of `live`."""
         job = rows.get(Job, base.job_id) if base.job_id else None
-        waits = listing.waits_for(rows, job) if job else ""
+        waits = listing.Queues(rows).waits_for(job) if job else ""
         parts = [model_view.title(base), note_line(base), model_view.state(base, job, waits), model_view.uses(base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
         known = model_view.methods(base) or tag("p", "Known once the model is here.", class_="sp-lead")

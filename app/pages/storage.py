@@ -11,7 +11,7 @@ from app.components import storage_view
 from app.components.hidden import hidden
 from app.components.manage import LEAVE_IF_EMPTY, SMALL, delete, question, said, sentence
 from app.components.picker import on_pick, picker
-from app.components.pieces import QUIET, block, notice, on_load, on_tick, page_header, section
+from app.components.pieces import QUIET, block, notice, on_load, page_header, section
 from app.components.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -21,6 +21,8 @@ from upkeep import retention, storage
 
 LEAD = "What each thing costs, what depends on it, and what can go."
 COUNTING = "Counting the files of this home …"
+
+POLL_SECONDS = 2.0
 
 
 def build(settings: Settings) -> None:
@@ -78,7 +80,7 @@ class StoragePage:
         on_load(self.open_address, None, [*frame, *self.drawn])
         for listed in (self.things, self.back):
             on_pick(listed, self.open, [], frame)
-        on_tick(2.0, self.poll, self.seen, self.drawn)
+        gr.Timer(POLL_SECONDS).tick(self.poll, self.seen, self.drawn, **QUIET)  # counts and chores are not rows
         self._wire_delete(frame)
 
     def _build_list(self) -> None:

@@ -29,12 +29,12 @@ def list_jobs(
     from tracking.db import reading
 
     with reading(open_home()) as session:
-        rows = listing.jobs(session, limit=limit)
+        rows, queues = listing.jobs(session, limit=limit), listing.Queues(session)
         found = [
             {
                 **columns(job, *HIDDEN),
-                "place": listing.queue_place(session, job),
-                "waits": listing.waits_for(session, job),
+                "place": queues.place(job),
+                "waits": queues.waits_for(job),
             }
             for job in rows
         ]
@@ -138,7 +138,8 @@ def _describe(reference: str) -> dict:
 
     with reading(open_home()) as session:
         job = jobs.find(session, reference)
-        place, waits = listing.queue_place(session, job), listing.waits_for(session, job)
+        queues = listing.Queues(session)
+        place, waits = queues.place(job), queues.waits_for(job)
         return {
             **columns(job, *HIDDEN),
             "place": place,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from app import downloads, events
+from app import changes, downloads, events
 from speculoos.settings import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pages.md"
@@ -12,7 +12,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "pages.md"
 def test_every_route_is_in_the_docs_and_no_other(home: Settings) -> None:
     made = {
         f"{method} {route.path}"
-        for router in (events.routes(home), downloads.routes(home))
+        for router in (events.routes(home), downloads.routes(home), changes.routes(home))
         for route in router.routes
         for method in route.methods
     }

@@ -169,7 +169,7 @@ def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Setting
     shown = words()
     assert f"The disk that holds {small_home.home} is full; nothing new can be kept." in shown
     assert re.search(r"The largest here: models 1\d\.\d MB, ", shown) and shown.endswith("Make room")
-    assert 'href="/settings"' in strip.render(small_home)
+    assert 'href="/storage"' in strip.render(small_home)
     assert "Paused: 0.0 MB free" in health.check(small_home, ["disk"])["disk"].detail
 
 

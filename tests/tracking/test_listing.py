@@ -11,7 +11,7 @@ Make = Callable[..., Job]
 
 def waits(database: Settings, job: Job) -> str:
     with db.reading(database) as session:
-        return listing.waits_for(session, jobs.get(session, job.id))
+        return listing.Queues(session).waits_for(jobs.get(session, job.id))
 
 
 def start_worker(database: Settings) -> None:
@@ -34,7 +34,7 @@ def test_a_waiting_job_says_what_it_waits_for(database: Settings, make_job: Make
     assert waits(database, third) == "Waits for “Train heads”, which is running, 45 % done."
     assert waits(database, running) == ""
     with db.reading(database) as session:
-        places = [listing.queue_place(session, jobs.get(session, j.id)) for j in (running, first, second, third)]
+        places = [listing.Queues(session).place(jobs.get(session, j.id)) for j in (running, first, second, third)]
     assert places == [None, 1, 2, 3]
 
 

@@ -21,7 +21,7 @@ from workers import identity
 from workers.celery_app import VISIBILITY_SECONDS, make_app
 from workers.context import Context
 from workers.joblog import last_line
-from workers.reconcile import interrupt_lost, is_due
+from workers.reconcile import due, interrupt_lost
 from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, Eta
 from workers.silence import Silence
@@ -122,19 +122,19 @@ def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: S
 def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
     pace = Timing(republish_seconds=10)
 
-    def due(job: Job) -> bool:
+    def is_due(job: Job) -> bool:
         with db.reading(home) as session:
-            return is_due(session, jobs.get(session, job.id), pace)
+            return bool(due(session, [jobs.get(session, job.id)], pace))
 
     old = make_job(home, published_at=now() - timedelta(seconds=60))
-    assert due(make_job(home))
-    assert not due(make_job(home, published_at=now()))
-    assert not due(old), "no worker lives, so the message may well be waiting for one"
+    assert is_due(make_job(home))
+    assert not is_due(make_job(home, published_at=now()))
+    assert not is_due(old), "no worker lives, so the message may well be waiting for one"
     with db.session(home) as session:
         processes.beat(session, "worker-gpu", queue="gpu", concurrency=1)
-    assert due(old)
+    assert is_due(old)
     make_job(home, state="RUNNING")
-    assert not due(old), "the worker is busy, the message waits its turn"
+    assert not is_due(old), "the worker is busy, the message waits its turn"
 
 
 def test_the_visibility_timeout_is_set_in_all_three_places() -> None:

@@ -1,0 +1,163 @@
+"""What it costs to keep pages fresh: few queries however long the queue is, and one look for many pages."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import event
+
+from app import changes
+from app.components.job_panel import head
+from app.pages import checkpoints, data, home, jobs, models
+from speculoos.settings import Settings
+from tests.tools.loops import run_async
+from tracking import db
+from tracking import jobs as rows_of_jobs
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
+
+QUEUED = 200
+
+
+@contextmanager
+def counted(settings: Settings) -> Iterator[list[str]]:
+    """The queries sent in the block."""
+    sent: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        if statement.startswith("SELECT"):
+            sent.append(statement)
+
+    engine = db.engine(settings)
+    event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(engine, "before_cursor_execute", note)
+
+
+def fill(settings: Settings, count: int) -> None:
+    """As many waiting jobs, each with a data set and a checkpoint that was measured; all of one experiment."""
+    with db.session(settings) as rows:
+        if rows.get(Base, "base") is None:
+            rows.add_all([Base(id="base", name="tiny", source="folder", location="/x", state="ready")])
+            rows.add(Experiment(id="all", name="all"))
+            rows.flush()
+        for _ in range(count):
+            job = rows_of_jobs.create(rows, kind="train", queue="gpu", request={}, name="train")
+            job.experiment_id = "all"
+            made = Dataset(name=job.id, kind="prompts", job_id=job.id)
+            rows.add(made)
+            rows.flush()
+            figures = {"mean_accepted_length": 2.0}
+            heads = Checkpoint(name=job.id, method="medusa", base_id="base", dataset_id=made.id, figures=figures)
+            rows.add(heads)
+            rows.flush()
+            rows.add(Evaluation(name=job.id, base_id="base", checkpoint_id=heads.id, result=figures))
+
+
+def looked(settings: Settings, look: Callable[..., object]) -> int:
+    with counted(settings) as sent, db.reading(settings) as rows:
+        assert look(rows)
+    return len(sent)
+
+
+def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Settings) -> None:
+    looks = {
+        "jobs": lambda rows: jobs.table(rows, "All"),
+        "second page": lambda rows: jobs.table(rows, "Active", "50.x" if rows.query(Job).count() > 50 else "0.x"),
+        "one job": lambda rows: head(rows, rows.query(Job).first()),
+        "home": lambda rows: home_page(home, rows),
+        "models": lambda rows: models.table(rows, "All"),
+        "data": lambda rows: data.table(rows, "All"),
+        "checkpoints": lambda rows: checkpoints.CHECKPOINTS.html(rows, "All", ""),
+        **{f"signature of {page}": lambda rows, page=page: changes.SIGNATURES[page](rows, "") for page in WATCHED},
+    }
+    fill(home, 20)
+    few = {name: looked(home, look) for name, look in looks.items()}
+    fill(home, QUEUED - 20)
+    many = {name: looked(home, look) for name, look in looks.items()}
+    assert many == few
+    assert max(many.values()) <= 15 and many["jobs"] <= 5 and many["signature of jobs"] == 1, many
+
+
+WATCHED = ("home", "jobs", "models", "data", "checkpoints")
+
+
+def home_page(settings: Settings, rows: db.Session) -> object:
+    """What Home draws; its components are not needed for that."""
+    return home.HomePage._view(type("Page", (), {"settings": settings})(), rows, "all")
+
+
+def ask(client: TestClient, **query: str) -> dict:
+    answer = client.get("/api/changes", params=query)
+    assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
+    return answer.json()
+
+
+@pytest.fixture
+def client(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    """The route, with nothing kept between two questions."""
+    monkeypatch.setattr(changes, "KEPT_SECONDS", 0.0)
+    app = FastAPI()
+    app.include_router(changes.routes(home))
+    with TestClient(app) as made:
+        yield made
+
+
+def test_the_answer_changes_when_rows_do_and_names_the_pause(client: TestClient, home: Settings) -> None:
+    first = ask(client, page="jobs")
+    assert first["wait"] == changes.IDLE and "sp-strip" in first["strip"]["html"]
+    again = ask(client, page="jobs", strip=first["strip"]["tag"])
+    assert again == {"page": first["page"], "wait": changes.IDLE}, "an idle page is told nothing"
+    with db.session(home) as rows:
+        job = rows_of_jobs.create(rows, kind="train", queue="gpu", request={}, name="<b>train")
+        other = rows_of_jobs.create(rows, kind="train", queue="gpu", request={}, name="other")
+        job.state = "RUNNING"
+    later = ask(client, page="jobs", strip=first["strip"]["tag"])
+    assert later["page"] != first["page"] and later["wait"] == changes.LISTED
+    assert "train" in later["strip"]["html"] and "<b>train" not in later["strip"]["html"]
+    opened = ask(client, page="jobs", id=job.id)
+    assert opened["wait"] == changes.OPEN
+    with db.session(home) as rows:
+        rows.get(Job, other.id).version += 1
+    assert ask(client, page="jobs", id=job.id)["page"] == opened["page"], "another job is no reason to draw this one"
+    with db.session(home) as rows:
+        rows.get(Job, job.id).version += 1
+    assert ask(client, page="jobs", id=job.id)["page"] != opened["page"]
+
+
+def test_pages_that_live_from_no_rows_get_the_strip_alone(client: TestClient) -> None:
+    for page in ("", "playground", "../etc"):
+        assert ask(client, page=page)["page"] == ""
+
+
+def test_the_signature_is_the_one_that_the_page_remembers(client: TestClient, home: Settings) -> None:
+    """Else every question would make it draw itself anew."""
+    fill(home, 2)
+    for what in (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS):
+        with db.reading(home) as rows:
+            row = rows.query(what.table).first().id
+            for row_id in ("", row):
+                assert ask(client, page=what.page, id=row_id)["page"] == what.now(rows, row_id)
+
+
+def test_many_pages_that_ask_at_once_are_answered_by_one_look(home: Settings) -> None:
+    fill(home, 3)
+
+    async def fifty() -> list[dict]:
+        board = changes.Board(home)
+        return await asyncio.gather(*(board.answer("jobs", "", "") for _ in range(50)))
+
+    with counted(home) as sent:
+        answers = run_async(fifty())
+    assert len(answers) == 50 and all(answer == answers[0] for answer in answers)
+    assert len(sent) <= 6, sent
+
+
+def test_a_database_that_is_away_is_said_in_the_strip(home: Settings) -> None:
+    from dataclasses import replace
+
+    away = replace(home, database_url="sqlite:////nonexistent-folder/x.db")
+    answer = run_async(changes.Board(away).answer("jobs", "", ""))
+    assert answer["page"] == "" and "cannot be used now" in answer["strip"]["html"]

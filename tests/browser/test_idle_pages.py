@@ -1,0 +1,102 @@
+"""Pages that are open while nothing happens cost next to nothing, and are fresh when something does."""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.workbench import Workbench
+from tracking.db import session
+from tracking.tables import Job, now
+
+pytestmark = pytest.mark.browser
+HIDE = """(hidden) => {
+  Object.defineProperty(document, 'hidden', {configurable: true, get: () => hidden});
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+def ended_jobs(bench: Workbench, count: int, prefix: str) -> list[str]:
+    """Rows that no worker touches, older than all others."""
+    old = now() - timedelta(days=9)
+    with session(bench.settings) as rows:
+        made = [
+            Job(name=f"{prefix} {n}", kind="train", queue="gpu", state="CANCELLED", created_at=old - timedelta(hours=n))
+            for n in range(count)
+        ]
+        rows.add_all(made)
+        rows.flush()
+        return [job.id for job in made]
+
+
+@pytest.fixture
+def many(workbench: Workbench) -> Iterator[list[str]]:
+    made = ended_jobs(workbench, 110, "ancient")
+    yield made
+    with session(workbench.settings) as rows:
+        rows.query(Job).filter(Job.id.in_(made)).delete()
+
+
+class Traffic:
+    """What a page asks of the server."""
+
+    def __init__(self, page: Page):
+        self.handlers = self.questions = 0
+        page.on("request", lambda request: self._note(request.url))
+
+    def _note(self, url: str) -> None:
+        self.handlers += "/gradio_api/run/" in url or "/gradio_api/queue/" in url
+        self.questions += "/api/changes" in url
+
+    def clear(self) -> None:
+        self.handlers = self.questions = 0
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/", "/checkpoints"])
+def test_an_idle_page_calls_no_handler_and_asks_ever_less_often(page: Page, workbench: Workbench, path: str) -> None:
+    page.goto(workbench.url + path)
+    expect(page.locator("#strip .sp-strip")).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    traffic = Traffic(page)
+    page.wait_for_timeout(6000)
+    assert traffic.handlers == 0
+    assert 1 <= traffic.questions <= 5, "once a second would be 6"
+    page.evaluate(HIDE, True)
+    page.wait_for_timeout(500)
+    traffic.clear()
+    page.wait_for_timeout(4000)
+    assert (traffic.handlers, traffic.questions) == (0, 0), "a hidden tab asks nothing"
+    with page.expect_request("**/api/changes*"):
+        page.evaluate(HIDE, False)
+
+
+def test_a_page_of_a_long_list_stays_while_the_list_grows(page: Page, workbench: Workbench, many: list[str]) -> None:
+    page.goto(f"{workbench.url}/jobs")
+    pager, links = page.locator("#jobs-table .sp-pager"), page.locator("#jobs-table a[data-pick]")
+    expect(pager).to_contain_text(re.compile("1–50 of"))
+    pager.get_by_role("link", name="Older").click()
+    expect(pager).to_contain_text(re.compile("51–100 of"))
+    shown = links.all_inner_texts()
+    with session(workbench.settings) as rows:
+        newest = Job(name="newest", kind="train", queue="gpu", state="CANCELLED")
+        rows.add(newest)
+    try:
+        expect(pager).to_contain_text(re.compile("52–101 of"))
+        assert links.all_inner_texts() == shown
+        links.nth(3).click()
+        expect(page.locator("#job-head h2")).to_be_visible()
+        page.locator("#jobs-back a").click()
+        expect(pager).to_contain_text(re.compile("52–101 of"))
+        page.reload()
+        expect(pager).to_contain_text(re.compile("52–101 of"))
+        page.go_back()
+        expect(page.locator("#job-head h2")).to_be_visible()
+        page.go_back()
+        page.go_back()
+        expect(pager).to_contain_text(re.compile("1–50 of"))
+        expect(links.first).to_have_text("newest")
+    finally:
+        with session(workbench.settings) as rows:
+            rows.delete(rows.get_one(Job, newest.id))

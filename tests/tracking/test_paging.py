@@ -1,0 +1,72 @@
+"""Long lists in pages that stay where they are while rows come and go."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.orm import Session
+
+from speculoos.settings import Settings
+from tracking import db, listing
+from tracking.paging import Page, page
+from tracking.tables import Job, now
+
+
+def add(session: Session, *names: str) -> None:
+    start = now() - timedelta(days=1)
+    session.add_all(
+        Job(id=name, name=name, kind="train", queue="gpu", created_at=start + timedelta(seconds=float(name)))
+        for name in names
+    )
+
+
+@pytest.fixture
+def twelve(database: Settings) -> Settings:
+    with db.session(database) as session:
+        add(session, *map(str, range(100, 112)))
+    return database
+
+
+def shown(settings: Settings, place: str | None = "") -> tuple[list[str], Page]:
+    assert place is not None
+    with db.reading(settings) as session:
+        found = page(session, listing.newest(), place, size=5)
+    return [job.id for job in found.rows], found
+
+
+def test_every_row_is_on_one_page_and_the_ways_lead_back(twelve: Settings) -> None:
+    first, here = shown(twelve)
+    assert (here.first, here.total, here.newer) == (1, 12, None)
+    second, middle = shown(twelve, here.older)
+    third, last = shown(twelve, middle.older)
+    assert first + second + third == [str(n) for n in range(111, 99, -1)]
+    assert (middle.first, middle.newer, last.first, last.total, last.older) == (6, "", 11, 12, None)
+    assert shown(twelve, last.newer)[0] == second and shown(twelve, middle.newer)[0] == first
+
+
+def test_a_page_stays_while_rows_come_before_it(twelve: Settings) -> None:
+    place = shown(twelve)[1].older
+    second, _ = shown(twelve, place)
+    with db.session(twelve) as session:
+        add(session, "120", "121", "122")
+    again, now_there = shown(twelve, place)
+    assert again == second
+    assert (now_there.first, now_there.total) == (9, 15)
+    assert shown(twelve, now_there.newer)[1].first == 4
+
+
+def test_where_the_first_row_is_gone_its_number_counts(twelve: Settings) -> None:
+    place = shown(twelve)[1].older
+    second, _ = shown(twelve, place)
+    with db.session(twelve) as session:
+        session.delete(session.get_one(Job, second[0]))
+    assert shown(twelve, place)[0] == [*second[1:], "101"]
+
+
+@pytest.mark.parametrize("place", ["x", "-1.x", "9.", "99999999.x", "9999999999999999999.x", "²."])
+def test_a_place_that_cannot_be_is_some_page(twelve: Settings, place: str) -> None:
+    rows, found = shown(twelve, place)
+    assert rows and found.total == 12
+
+
+def test_an_empty_list_has_one_page(database: Settings) -> None:
+    assert shown(database, "5.x")[1] == Page([], 0, 0, None, None) == shown(database)[1]

@@ -1,0 +1,56 @@
+"""One page of a long list. It begins at a row, not at a number: rows that are added meanwhile do not shift it."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+SIZE = 50
+"""Rows on a page."""
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Page(Generic[Row]):
+    """`rows`, the first of them number `first` of `total`; places of the pages beside it, None where there is none
+    (the first page's place is "")."""
+
+    rows: list[Row]
+    first: int
+    total: int
+    newer: str | None
+    older: str | None
+
+
+def page(session: Session, query: Select[Any], place: str = "", size: int = SIZE) -> Page[Any]:
+    """The page of an ordered `query` of one table's rows that begins at `place`.
+
+    A place is a number and the id of the row that was there: it is looked for first, so that the page stays while rows
+    come before it. Where that row is gone the number counts; a place that cannot be is the first page.
+    """
+    table = query.column_descriptions[0]["entity"]
+    if not place:
+        found = list(session.scalars(query.limit(size + 1)))
+        total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
+        return Page(found[:size], 1 if found else 0, total, None, f"{size}.{found[size].id}" if found[size:] else None)
+    ids = list(session.scalars(query.with_only_columns(table.id)))
+    start = _start(ids, place, size)
+    wanted = ids[start : start + size]
+    by_id = {row.id: row for row in session.scalars(select(table).where(table.id.in_(wanted)))}
+    newer, older = max(0, start - size), start + size
+    return Page(
+        [by_id[row_id] for row_id in wanted if row_id in by_id],
+        start + 1 if wanted else 0,
+        len(ids),
+        None if start == 0 else f"{newer}.{ids[newer]}" if newer else "",
+        f"{older}.{ids[older]}" if older < len(ids) else None,
+    )
+
+
+def _start(ids: list[str], place: str, size: int) -> int:
+    number, _, row_id = place.partition(".")
+    if row_id in ids:
+        return ids.index(row_id)
+    start = int(number) if number.isascii() and number.isdigit() and len(number) < 9 else 0
+    return min(start, max(0, len(ids) - 1)) // size * size
