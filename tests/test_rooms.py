@@ -9,7 +9,10 @@ import pytest
 
 CLONE = Path(__file__).resolve().parent.parent
 LEAVES = {"speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"}
+EVERYONE = {*LEAVES, "methods"}
+"""What any room may import."""
 MAY_IMPORT = {
+    "methods": set(),
     "models": set(),
     "decoding": {"models"},
     "training": {"decoding", "models"},
@@ -50,7 +53,7 @@ def allowed(module: str, permitted: set[str]) -> bool:
 
 @pytest.mark.parametrize("room", sorted(MAY_IMPORT))
 def test_rooms_import_only_downwards(room: str) -> None:
-    permitted = {room, *MAY_IMPORT[room], *LEAVES, "speculoos.__version__"}
+    permitted = {room, *MAY_IMPORT[room], *EVERYONE, "speculoos.__version__"}
     wrong = [
         f"{path.relative_to(CLONE)} imports {module}"
         for path in sources(room)
@@ -84,8 +87,8 @@ def modules(*rooms: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "names",
-    [modules("app"), modules("tracking"), modules("speculoos"), ["workers.submit", "workers.quickstart"]],
-    ids=["app", "tracking", "speculoos", "workers.submit"],
+    [*map(modules, ("app", "tracking", "speculoos", "methods")), ["workers.submit", "workers.quickstart"]],
+    ids=["app", "tracking", "speculoos", "methods", "workers.submit"],
 )
 def test_light_rooms_import_without_torch_and_transformers(names: list[str]) -> None:
     code = (
