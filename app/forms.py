@@ -10,7 +10,7 @@ from typing import Any
 
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from workers.catalog import SETTINGS, TrainConfig, config_for, read_recipe
+from workers.catalog import SETTINGS, TrainConfig, config_for, read_recipe, train_config
 from workers.requests import FetchModel, GenerateData, ImportPrompts, Train
 
 ENDPOINT = "endpoint:"
@@ -115,7 +115,7 @@ def train_request(base_id: str, dataset_id: str, method: str, recipe: str, value
         raise BadInput("Data: choose conversations to train on; generate some on the Data page.")
     recipe = "" if recipe == OWN_SETTINGS else recipe
     start = config_for(method, recipe, {}).to_json()
-    config = TrainConfig.from_json({**start, **shown(values)}).to_json()
+    config = train_config(**{**start, **shown(values)}).to_json()
     changed = {name: config[name] for name in values if config[name] != start[name]}
     return Train(method=method, base_id=base_id, dataset_id=dataset_id, settings=changed, recipe=recipe)
 
@@ -125,7 +125,7 @@ def shown(values: dict[str, Any]) -> dict[str, Any]:
     return {name: SETTINGS[name].default if value is None else value for name, value in values.items()}
 
 
-def train_config(request: Train) -> TrainConfig:
+def config_of(request: Train) -> TrainConfig:
     """Every setting a request comes to."""
     return config_for(request.method, request.recipe, request.settings)
 
@@ -133,7 +133,7 @@ def train_config(request: Train) -> TrainConfig:
 def recipe_values(method: str, recipe: str) -> dict[str, Any]:
     """The advanced settings' boxes for a recipe (or for the defaults)."""
     named = {} if not recipe or recipe == OWN_SETTINGS else read_recipe(recipe).settings
-    config = TrainConfig.from_json({**named, "method": method}).to_json()
+    config = train_config(**{**named, "method": method}).to_json()
     return {name: box(value) for name, value in config.items() if name != "method"}
 
 

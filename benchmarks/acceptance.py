@@ -25,12 +25,12 @@ from benchmarks.plan import Plan, Settings, conversations
 from benchmarks.race import PEERS, Contender, add_options, ours, peer, started
 from benchmarks.training import OURS
 from evaluation.machine import describe_machine
+from methods import train_config
 from models.base import load_base
 from models.eagle3 import Eagle3Draft
 from speculoos.errors import BadInput
 from training.acceptance import measure
 from training.batches import Conversation, collate, make_batches
-from training.config import TrainConfig
 from training.eagle3 import Eagle3Method
 
 
@@ -56,7 +56,7 @@ def judged(base: Any, weights: Path, rows: list[Conversation], batch_tokens: int
     if unexpected or set(missing) - {"lm_head.weight", "d2t", "t2d"}:
         raise BadInput(f"{weights}: not an EAGLE-3 draft of this shape; missing {missing}, unknown {unexpected}.")
     draft.lm_head.weight.copy_(base.lm_head.weight)
-    method = Eagle3Method(TrainConfig(method="eagle3", train_lm_head=False), base, draft=draft).eval()
+    method = Eagle3Method(train_config("eagle3", train_lm_head=False), base, draft=draft).eval()
     groups = make_batches(rows, batch_tokens, 0)
     got = measure(method, [method.features(collate([rows[i] for i in group])) for group in groups])
     return {"top1_by_depth": [round(x, 4) for x in got.top1()], "mean_accepted_length": round(got.tau, 4)}

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.peers.common import padded, serve
 from decoding.fast_layers import pack_known
+from methods import train_config
 from models.base import load_base
 from training.batches import Batch, Conversation
-from training.config import TrainConfig
 from training.method import make_method
 
 
@@ -20,7 +20,7 @@ class OurSide:
     def __init__(self, arguments: argparse.Namespace, plan: dict[str, Any]):
         settings = plan["settings"]
         self.versions = {"transformers": importlib.metadata.version("transformers")}
-        config = TrainConfig(
+        config = train_config(
             method=arguments.method,
             medusa_num_heads=settings["medusa_heads"],
             medusa_num_layers=settings["medusa_layers"],

@@ -1,30 +1,31 @@
 """Answers to a prompt set through an OpenAI-compatible endpoint that the operator named in the settings.
 
-Every row arrives once: retries are counted here (the client's own are off), finished rows are known by id, and rows
-may end in any order. The key is read from the environment when the client is made and appears nowhere else.
+Threads ask, with the client's own retries; this one writes, so every row arrives once, in any order, and rows that
+still come after a stop are dropped. The key is read from the environment when the client is made and appears nowhere
+else.
 """
 
-import asyncio
+import queue
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import openai
 
-from corpus import loops
 from corpus.conversations import Conversation, GenerateOptions, to_answer
-from corpus.retries import ask, plain_reason
 from corpus.sampling import row_seed
 from corpus.shards import ShardWriter, count_rows, write_summary
-from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
-from speculoos.reporting import Reporter
+from speculoos.errors import BadInput, Unavailable
+from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
 
 FLUSH_SECONDS = 10.0
 GIVE_UP_AFTER = 8
 WATCH_SECONDS = 0.5
+REFUSALS = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
 
 
 def generate_remote(
@@ -37,10 +38,10 @@ def generate_remote(
 ) -> dict[str, Any]:
     """Answer the prompts of data set `source` into `folder` with `model` (default the endpoint's); returns the report:
 
-    `rows`, `tokens` (as the endpoint counts them), `seconds`, `finish`, `failed` ([{id, reason}]), `retries`,
-    `complete`. Rows that failed after all retries are left out and tried again by the next call.
+    `rows`, `tokens` (as the endpoint counts them), `seconds`, `finish`, `failed` ([{id, reason}]), `retries` (of rows
+    that were answered), `complete`. Rows that failed after all retries are left out and tried again by the next call.
     Raises Unavailable when the endpoint refuses everything, Cancelled when the reporter says stop; what is finished
-    is kept. A notebook may call it too: beside a running event loop it runs its own in a thread.
+    is kept.
     """
     model = model or endpoint.model
     if not model:
@@ -48,7 +49,7 @@ def generate_remote(
     total = min(count_rows(source), options.limit or 1 << 62)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
         run = _Run(endpoint, model, shards, options, reporter, total)
-        _unwrapped(run.go(to_answer(source, options, set(shards.done))))
+        run.go(to_answer(source, options, set(shards.done)))
     report = run.report()
     config = {**asdict(options), "endpoint": endpoint.name, "model": model}
     name = str(Path(source).name)
@@ -58,16 +59,80 @@ def generate_remote(
     return report
 
 
-def _unwrapped(work: Any) -> None:
-    """Run the coroutine; of a group of errors raise the first one that has a sentence for the user."""
-    try:
-        loops.run(work)
-    except* SpeculoosError as group:
-        raise group.exceptions[0] from None
+@dataclass
+class _Row:
+    """A row on its way: what the endpoint counted, and why it failed, if it did."""
+
+    conversation: Conversation
+    tokens: int = 0
+    retries: int = 0
+    error: Exception | None = None
+
+
+class _Asking:
+    """Threads that share the rows and put each into `ended`, answered or not; None for a thread that found no more,
+    an error for one that could not read on."""
+
+    def __init__(self, endpoint: Endpoint, model: str, options: GenerateOptions, rows: Iterator[Conversation]):
+        self.endpoint, self.model, self.options = endpoint, model, options
+        self.ended: queue.SimpleQueue[_Row | Exception | None] = queue.SimpleQueue()
+        self.stopped = threading.Event()
+        self.threads = max(1, endpoint.concurrency)
+        self._rows, self._lock = rows, threading.Lock()
+        limits: dict[str, Any] = {"timeout": endpoint.timeout, "max_retries": endpoint.retries}
+        self._client = openai.OpenAI(base_url=endpoint.url, api_key=endpoint.key or "none", **limits)
+
+    def start(self) -> None:
+        for _ in range(self.threads):  # daemons: one that waits for an answer does not keep a stopped program
+            threading.Thread(target=self._ask_on, daemon=True).start()
+
+    def _ask_on(self) -> None:
+        end: Exception | None = None
+        try:
+            while not self.stopped.is_set() and (row := self._next()) is not None:
+                self.ended.put(self._answered(row))
+        except Exception as error:  # the prompts cannot be read on
+            end = error
+        self.ended.put(end)
+
+    def _next(self) -> Conversation | None:
+        with self._lock:
+            return next(self._rows, None)
+
+    def _answered(self, conversation: Conversation) -> _Row:
+        """All turns of one row."""
+        row = _Row(conversation)
+        try:
+            while not conversation.complete and not self.stopped.is_set():
+                raw = self._request(conversation)
+                made = raw.parse()
+                if not getattr(made, "choices", None):
+                    raise ValueError("an answer without choices")
+                conversation.answers.append(made.choices[0].message.content or "")
+                conversation.finish.append(made.choices[0].finish_reason or "stop")
+                row.retries += raw.retries_taken
+                row.tokens += made.usage.completion_tokens if made.usage else 0
+        except Exception as error:
+            row.error = error
+        return row
+
+    def _request(self, row: Conversation) -> Any:
+        """One chat completion. What has no effect is not sent: some servers refuse fields they do not know."""
+        options = self.options
+        extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
+        if options.temperature > 0:
+            extra["seed"] = row_seed(options.seed, row.id, len(row.answers)) & 0x7FFFFFFF
+        return self._client.chat.completions.with_raw_response.create(
+            model=self.model,
+            messages=row.messages(),
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            **extra,
+        )
 
 
 class _Run:
-    """One call's state: rows to hand out, what was counted."""
+    """One call's state: what was counted and written."""
 
     def __init__(
         self,
@@ -89,17 +154,28 @@ class _Run:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    async def go(self, rows: Iterator[Conversation]) -> None:
-        """`concurrency` workers share the rows; a watcher looks for a stop."""
-        key = self.endpoint.key or "none"
-        limits = {"timeout": self.endpoint.timeout, "max_retries": 0}
-        client = openai.AsyncOpenAI(base_url=self.endpoint.url, api_key=key, **limits)
-        async with client, asyncio.TaskGroup() as group:
-            watcher = group.create_task(self._watch())
-            count = max(1, self.endpoint.concurrency)
-            workers = [group.create_task(self._work(client, rows)) for _ in range(count)]
-            await asyncio.wait(workers)
-            watcher.cancel()
+    def go(self, rows: Iterator[Conversation]) -> None:
+        """Write rows as they end, until the threads find no more, the time is over or someone asks to stop."""
+        asking = _Asking(self.endpoint, self.model, self.options, rows)
+        asking.start()
+        try:
+            running = asking.threads
+            while running:
+                check_stop(self.reporter)
+                if self._out_of_time():
+                    asking.stopped.set()
+                try:
+                    row = asking.ended.get(timeout=WATCH_SECONDS)
+                except queue.Empty:
+                    continue
+                if isinstance(row, _Row):
+                    self._take(row)
+                elif row is not None:
+                    raise row
+                else:
+                    running -= 1
+        finally:
+            asking.stopped.set()
 
     def report(self) -> dict[str, Any]:
         """See `generate_remote`."""
@@ -114,56 +190,21 @@ class _Run:
             "complete": self.complete,
         }
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            if self.reporter.stop_requested():
-                raise Cancelled("Stopped at your request; what was finished is kept.")
-
-    async def _work(self, client: openai.AsyncOpenAI, rows: Iterator[Conversation]) -> None:
-        for row in rows:
-            if self._out_of_time():
-                return
-            try:
-                await self._answer(client, row)
-                self.failed_in_a_row = 0
-            except (openai.OpenAIError, ValueError) as error:
-                self._failed(row, error)
-            self._report_progress()
-
-    async def _answer(self, client: openai.AsyncOpenAI, row: Conversation) -> None:
-        """All turns of one row, then its line."""
-        while not row.complete:
-            made = await ask(lambda: self._request(client, row), self.endpoint.retries, self._retried)
-            choice = made.choices[0]
-            row.answers.append(choice.message.content or "")
-            row.finish.append(choice.finish_reason or "stop")
-            self.finish[row.finish[-1]] = self.finish.get(row.finish[-1], 0) + 1
-            self.tokens += made.usage.completion_tokens if made.usage else 0
-        self.shards.add(row.to_json())
-
-    async def _request(self, client: openai.AsyncOpenAI, row: Conversation) -> Any:
-        """One chat completion. What has no effect is not sent: some servers refuse fields they do not know."""
-        options = self.options
-        extra: dict[str, Any] = {"top_p": options.top_p} if options.top_p < 1 else {}
-        if options.temperature > 0:
-            extra["seed"] = row_seed(options.seed, row.id, len(row.answers)) & 0x7FFFFFFF
-        return await client.chat.completions.create(
-            model=self.model,
-            messages=row.messages(),
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            **extra,
-        )
-
-    def _retried(self, error: Exception, wait: float) -> None:
-        self.retries += 1
-        if self.retries <= 5 or self.retries % 100 == 0:
-            self.reporter.log(f"{self._reason(error)}; trying again in {wait:.1f} s ({self.retries} retries so far)")
+    def _take(self, row: _Row) -> None:
+        if row.error is not None:
+            self._failed(row.conversation, row.error)
+        elif row.conversation.complete:
+            self.failed_in_a_row = 0
+            self.tokens += row.tokens
+            self.retries += row.retries
+            for how in row.conversation.finish:
+                self.finish[how] = self.finish.get(how, 0) + 1
+            self.shards.add(row.conversation.to_json())
+        self._report_progress()
 
     def _failed(self, row: Conversation, error: Exception) -> None:
         reason = self._reason(error)
-        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError):
+        if isinstance(error, REFUSALS):
             raise Unavailable(f"Endpoint {self.endpoint.name!r} refuses: {reason}.", "Check its url, model and key.")
         self.failed.append({"id": row.id, "reason": reason})
         self.reporter.log(f"{row.id} is left out: {reason}", "warning")
@@ -189,3 +230,16 @@ class _Run:
     def _report_progress(self) -> None:
         note = f"{self.retries} retries, {len(self.failed)} failed" if self.retries or self.failed else ""
         self.reporter.progress(len(self.shards.done) + len(self.failed), self.total, "rows", note)
+
+
+def plain_reason(error: Exception) -> str:
+    """One short line: the status and what the endpoint said."""
+    if isinstance(error, openai.APITimeoutError):
+        return "no answer within the time limit"
+    if isinstance(error, openai.APIConnectionError):
+        return "no connection"
+    body = getattr(error, "body", None)
+    said = body.get("message") if isinstance(body, dict) else None
+    text = str(said or error).splitlines()[0][:200] if str(said or error) else type(error).__name__
+    status = getattr(error, "status_code", None)
+    return f"{status} {text}" if status and not text.startswith(str(status)) else text

@@ -4,7 +4,6 @@ A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft
 `README.md` (a model card) and `SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import.
 """
 
-import importlib
 import json
 import logging
 import math
@@ -14,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from methods import find_method
 from models.draft_card import draft_card
 from models.files import sync
 from models.identity import read_json
@@ -24,21 +24,12 @@ from speculoos.sums import SUMS, Sums, file_sha256
 FORMAT = 1
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 MEND = "Download or train the checkpoint again; `speculoos verify` checks all."
-METHODS = {
-    "medusa": ("models.medusa", "MedusaHeads"),
-    "eagle": ("models.eagle", "EagleDraft"),
-    "eagle3": ("models.eagle3", "Eagle3Draft"),
-    "draft": ("models.standalone", "StandaloneDraft"),
-}
 log = logging.getLogger(__name__)
 
 
 def draft_class(method: str) -> Any:
     """The draft network's class for a method name. Raises Unsupported for an unknown one."""
-    if method not in METHODS:
-        raise Unsupported(f"Unknown draft method {method!r}; known are {', '.join(METHODS)}.")
-    module, name = METHODS[method]
-    return getattr(importlib.import_module(module), name)
+    return find_method(method).load("network")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -209,8 +200,8 @@ def _replace(temporary: Path, folder: Path) -> None:
 def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:
     vocabulary, hidden = base.lm_head.weight.shape
     for key, actual in (("hidden_size", hidden), ("vocab_size", vocabulary)):
-        if config["speculoos_method"] == "draft" and key == "hidden_size":
-            continue  # a standalone draft only shares the vocabulary
+        if key == "hidden_size" and not find_method(config["speculoos_method"]).shares_hidden_size:
+            continue
         if config.get(key, actual) != actual:
             raise Unsupported(
                 f"The draft in {folder} was trained for a base with {key} {config[key]}, this base has {actual}; "

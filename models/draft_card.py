@@ -3,12 +3,7 @@
 import json
 from typing import Any
 
-NAMES = {
-    "medusa": "Medusa heads",
-    "eagle": "EAGLE-1 draft",
-    "eagle3": "EAGLE-3 draft",
-    "draft": "Standalone draft model",
-}
+from methods import METHODS
 
 
 def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
@@ -18,7 +13,7 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     return "\n".join(
         [
             "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + method + "\n---",
-            f"# {NAMES.get(method, method)} for {_line(base)}",
+            f"# {METHODS[method].noun if method in METHODS else method} for {_line(base)}",
             f"{parameters:,} stored parameters, {config.get('dtype')}, {size_bytes / 1e6:.1f} MB.\n",
             f"Base model: `{_line(base)}`, sha256 of its weights `{config.get('base_sha256') or 'not recorded'}`. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",

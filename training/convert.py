@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from methods import train_config
+from methods.settings import TrainConfig
 from models.base import Base
 from models.checkpoints import save_draft
 from speculoos.errors import BadInput
 from training.batches import Batch, Conversation, DataReport, collate, keep
-from training.config import TrainConfig
 from training.masks import mask_conversation
 from training.method import make_method
 
@@ -34,9 +35,9 @@ def collate_rows(rows: Sequence[Conversation]) -> dict[str, Tensor]:
 
 
 def convert(base: Base, method: str, conversations: Sequence[Conversation] = (), **settings: Any) -> "TrainableDraft":
-    """A fresh draft for `base`, ready to be trained. `settings` are those of TrainConfig; `conversations` are looked
+    """A fresh draft for `base`, ready to be trained. `settings` are the method's; `conversations` are looked
     at only to count a draft vocabulary."""
-    return TrainableDraft(base, TrainConfig.from_json({"method": method, **settings}), conversations)
+    return TrainableDraft(base, train_config(method, **settings), conversations)
 
 
 class TrainableDraft(nn.Module):

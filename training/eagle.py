@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from methods.settings import TrainConfig
 from models.draft_layers import ChainMemory
 from models.eagle import EagleDraft
 from training.batches import Batch
-from training.config import TrainConfig
 from training.losses import soft_loss
 from training.medusa import medusa_labels
 from training.method import Outcome, label_ranks, measured, scaled

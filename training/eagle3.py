@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoding.screen import best_ids
+from methods.settings import TrainConfig
 from models.base import aux_layers
 from models.draft_layers import ChainMemory
 from models.eagle3 import Eagle3Draft
 from speculoos.errors import BadInput
 from training.batches import Batch, Conversation
-from training.config import TrainConfig
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from decoding.fast_layers import pack_known
+from methods.settings import TrainConfig
 from models.base import load_base, pick_device
 from models.checkpoints import read_config, save_draft, verify_sums
 from models.damage import NO_SUMS, Known, check_base
@@ -27,7 +28,6 @@ from speculoos.reporting import Reporter, Silent
 from speculoos.sums import Sums
 from training.acceptance import Acceptance, measure
 from training.batches import DataReport, load_conversations, split_held_out
-from training.config import TrainConfig, settings_for
 from training.faults import not_finite, plain_errors
 from training.feature_store import FeatureStore, advice
 from training.method import make_method
@@ -379,8 +379,7 @@ class Trainer:
         return gathered(draft_tensors(self.method.draft), self.main)
 
     def _save_draft(self, name: str, figures: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        values = self.config.to_json()
-        settings = {s.name: values[s.name] for s in settings_for(self.config.method)}
+        settings = {name: value for name, value in self.config.to_json().items() if name != "method"}
         data = {"dataset": self.info.get("dataset", ""), **self.data.to_json()}
         info = {**self.info, "dataset": data, "settings": settings, "figures": figures}
         save_draft(self.out_dir / name, self.method.draft, info, self.config.save_dtype, tensors)

@@ -4,7 +4,8 @@
 2. The chat template's {% generation %} marks.
 3. The difference between the conversation rendered up to a turn and including it (templates without marks, for which
    transformers returns all zeros without a word).
-The end-of-turn token is in the loss, a newline after it is not. Knows tokenizers, no torch.
+The end-of-turn token is in the loss, a newline after it is not. Where an answer was cut by a limit (`finish` says
+`length`), the end of turn is the template's, not the base's, and stays out. Knows tokenizers, no torch.
 """
 
 import re
@@ -31,13 +32,19 @@ def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[
     eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
     if row.get("token_ids") and row.get("loss_spans") is not None:
         return from_spans(row["token_ids"], row["loss_spans"])
-    messages = _messages(row)
+    messages, cut = _messages(row), cut_answers(row)
     template = getattr(tokenizer, "chat_template", None)
     if not template:
-        return from_plain(tokenizer, messages, eos)
+        return from_plain(tokenizer, messages, eos, cut)
     if isinstance(template, str) and GENERATION_MARK.search(template):
-        return from_marks(tokenizer, messages, eos)
-    return from_prefixes(tokenizer, messages, eos)
+        return from_marks(tokenizer, messages, eos, cut)
+    return from_prefixes(tokenizer, messages, eos, cut)
+
+
+def cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
+    """Which answers of a row (0 the first) ended because a limit cut them."""
+    finish = row.get("finish") or ()
+    return frozenset(i for i, how in enumerate([finish] if isinstance(finish, str) else finish) if how == "length")
 
 
 def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Masked:
@@ -50,21 +57,32 @@ def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Mask
     return Masked([int(i) for i in token_ids], mask, "tokens")
 
 
-def from_marks(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
-    """Mask from the template's own marks, mended so that each span ends with its end-of-turn token."""
+def from_marks(
+    tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int], cut: frozenset[int] = frozenset()
+) -> Masked:
+    """Mask from the template's own marks, mended so that each span ends with its end-of-turn token, but for answers
+    that were `cut`: those end before it."""
     out = _templated(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     ids, marked = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
     mask = [False] * len(ids)
-    for start, end in _runs(marked):
-        if end < len(ids) and ids[end] in eos and ids[end - 1] not in eos:
+    runs = _runs(marked)
+    if cut and len(runs) != sum(m["role"] == "assistant" for m in messages):
+        cut = frozenset(range(len(runs)))  # which run is which answer cannot be told
+    for number, (start, end) in enumerate(runs):
+        if number in cut:
+            end = next((i for i in range(start, end) if ids[i] in eos), end)
+        elif end < len(ids) and ids[end] in eos and ids[end - 1] not in eos:
             end += 1
         end = _cut_after_eos(ids, start, end, eos)
         mask[start:end] = [True] * (end - start)
     return Masked(ids, mask, "marks")
 
 
-def from_prefixes(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
-    """Mask from rendered texts: an answer is what rendering its turn adds to the text that asks for it.
+def from_prefixes(
+    tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int], cut: frozenset[int] = frozenset()
+) -> Masked:
+    """Mask from rendered texts: an answer is what rendering its turn adds to the text that asks for it; of one that
+    was `cut` only the words themselves.
 
     Turns whose asking text is no prefix of the whole (templates that rewrite earlier turns) stay out of the loss. So
     does an answer that opens the conversation: nothing asks for it, and the engine never drafts there.
@@ -73,28 +91,33 @@ def from_prefixes(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     mask = [False] * len(ids)
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant" or not turn:
+    answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    for number, turn in enumerate(answers):
+        if not turn:
             continue
         asked, answered = _render(tokenizer, messages[:turn], True), _render(tokenizer, messages[: turn + 1], False)
         if not (text.startswith(asked) and text.startswith(answered) and answered.startswith(asked)):
             continue
-        inside = [i for i, (a, b) in enumerate(offsets) if a >= len(asked) and b <= len(answered) and b > a]
+        stop = _end_of_words(text, messages[turn]["content"], len(asked)) if number in cut else len(answered)
+        inside = [i for i, (a, b) in enumerate(offsets) if a >= len(asked) and b <= stop and b > a]
         if inside:
             end = _cut_after_eos(ids, inside[0], inside[-1] + 1, eos)
             mask[inside[0] : end] = [True] * (end - inside[0])
     return Masked(ids, mask, "prefixes")
 
 
-def from_plain(tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int]) -> Masked:
-    """Without a chat template: one text continued by one answer, ended by the tokenizer's own end of text."""
+def from_plain(
+    tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int], cut: frozenset[int] = frozenset()
+) -> Masked:
+    """Without a chat template: one text continued by one answer, ended, unless it was `cut`, by the tokenizer's own
+    end of text."""
     if [m["role"] for m in messages] != ["user", "assistant"]:
         raise BadInput("the base has no chat template, so a row needs exactly one prompt and one answer")
     prompt = list(tokenizer(messages[0]["content"])["input_ids"])
     if prompt and prompt[-1] in eos:
         prompt.pop()
     answer = list(tokenizer(messages[1]["content"], add_special_tokens=False)["input_ids"])
-    answer += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    answer += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None and not cut else []
     return Masked(prompt + answer, [False] * len(prompt) + [True] * len(answer), "prefixes")
 
 
@@ -118,6 +141,14 @@ def _templated(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -
         return tokenizer.apply_chat_template(messages, **options)
     except TemplateError as error:
         raise BadInput(f"the chat template refuses these messages ({error})") from None
+
+
+def _end_of_words(text: str, words: str, start: int) -> int:
+    """Where in the rendered `text` the answer `words`, looked for from `start` on, ends; `start` where a template
+    rewrote them: then nothing of it can be told from what was put around it."""
+    words = words.strip()
+    found = text.find(words, start)
+    return found + len(words) if found >= 0 else start
 
 
 def _cut_after_eos(ids: list[int], start: int, end: int, eos: frozenset[int]) -> int:

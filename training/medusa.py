@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from methods.settings import TrainConfig
 from models.medusa import MedusaConfig, MedusaHeads
 from training.batches import Batch, Conversation
-from training.config import TrainConfig
 from training.losses import hard_loss
 from training.method import Outcome, label_ranks, measured, scaled
 from training.vocabulary import DraftVocabulary, choose_vocabulary

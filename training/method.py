@@ -1,4 +1,4 @@
-"""What the loop asks of a training method, and the table of methods.
+"""What the loop asks of a training method.
 
 A method is an `nn.Module` whose parameters are the draft's, with `draft`, `names` and `weights` of its loss terms,
 `features(batch)` (frozen base, no gradient, may be kept), `counts(features)`,
@@ -7,7 +7,6 @@ the accepted length). The loop passes scale[k] = weight_k / count_k, the count o
 that losses divide by what counts.
 """
 
-import importlib
 from typing import Any, NamedTuple
 
 import torch
@@ -15,16 +14,11 @@ from torch import Tensor
 
 from decoding.fast import KEPT
 from decoding.packed import PackedLinear
+from methods import find_method
 from models.checkpoints import draft_to_train, is_checkpoint
 from speculoos.errors import Unsupported
 
 NO_RANK = 1 << 30
-METHODS = {
-    "medusa": ("training.medusa", "MedusaMethod"),
-    "eagle": ("training.eagle", "EagleMethod"),
-    "eagle3": ("training.eagle3", "Eagle3Method"),
-    "draft": ("training.standalone", "StandaloneMethod"),
-}
 
 
 class Outcome(NamedTuple):
@@ -72,8 +66,7 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
         raise Unsupported(
             f"{base.path}: its lm_head has a bias, which no draft here carries; train a draft for a base without one."
         )
-    module, name = METHODS[config.method]
-    cls = getattr(importlib.import_module(module), name)
+    cls = find_method(config.method).load("trainer")
     if KEPT in base.model.__dict__ or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
     given = config.draft_path

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from methods import train_config
+from methods.settings import TrainConfig
 from speculoos.errors import BadInput, NotFound
-from training.config import TrainConfig
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes"
 KEYS = {"about", "source", "method", "settings"}
@@ -17,7 +18,7 @@ KEYS = {"about", "source", "method", "settings"}
 
 @dataclass(frozen=True)
 class Recipe:
-    """One recipe. `settings` are fields of TrainConfig without `method`."""
+    """One recipe. `settings` are those of the method without `method`."""
 
     name: str
     method: str
@@ -27,7 +28,7 @@ class Recipe:
 
     def config(self, changes: Mapping[str, Any] | None = None) -> TrainConfig:
         """The settings, changed by `changes`, checked."""
-        return TrainConfig.from_json({"method": self.method, **self.settings, **(changes or {})})
+        return train_config(**{"method": self.method, **self.settings, **(changes or {})})
 
 
 def list_recipes(method: str = "") -> list[Recipe]:
@@ -64,7 +65,7 @@ def config_for(method: str, recipe: str, settings: Mapping[str, Any]) -> TrainCo
     start = load_recipe(recipe) if recipe and (FOLDER / f"{recipe}.yaml").is_file() else {}
     if start and start["method"] != method:
         raise BadInput(f"Recipe {recipe!r} is for {start['method']}, not for {method}.")
-    return TrainConfig.from_json({**start, **settings, "method": method})
+    return train_config(**{**start, **settings, "method": method})
 
 
 def parse_changes(pairs: Iterable[str]) -> dict[str, str]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from methods.settings import TrainConfig
 from models.base import has_bfloat16, pick_device
 from speculoos.errors import BadInput
-from training.config import TrainConfig
 from training.sharding import shard
 
 

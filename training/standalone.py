@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from methods.settings import TrainConfig
 from models.standalone import StandaloneDraft
 from training.batches import Batch
-from training.config import TrainConfig
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
 from training.method import NO_RANK, Outcome, label_ranks, measured, scaled

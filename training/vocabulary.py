@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from training.batches import Conversation
-from training.config import TrainConfig
 
 CURVE = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 

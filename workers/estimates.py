@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from methods import METHODS
 from speculoos.errors import NotFound
 from tracking.tables import Base, Dataset, Table
 from workers.requests import GenerateData, Train
@@ -75,23 +76,21 @@ def generation(rows: Session, request: GenerateData, home: Path) -> Estimate:
 def training(rows: Session, request: Train, config: Any, home: Path) -> Estimate:
     """A draft; `config` is the TrainConfig the request comes to."""
     base, data = _found(rows, Base, request.base_id, "model"), _found(rows, Dataset, request.dataset_id, "data set")
-    draft = draft_parameters(base.card, config)
+    draft = METHODS[config.method].size(hidden(base.card), base.card.get("vocabulary") or 0, config)
     count = expected_rows(rows, data)
     stored = total_tokens(data, count)
     tokens = trained_tokens(config, min(stored, count * config.max_length))
-    unrolled = config.ttt_steps if config.method == "eagle3" else 1
-    work = tokens * (2 * parameters(base) + 6 * trained_and_output(base.card, config, draft) * unrolled)
+    work = tokens * (2 * parameters(base) + 6 * draft.multiplied * draft.passes)
     seconds = START_SECONDS + work / rate() if count else None
     if config.max_minutes:
         seconds = min(seconds or config.max_minutes * 60, config.max_minutes * 60)
-    states = draft * 12 * (config.keep_last + 1)
+    states = draft.parameters * 12 * (config.keep_last + 1)
     logits = 4 * 3 * min(config.batch_tokens, 1024) * (base.card.get("vocabulary") or 0)
-    kept = 4 if config.method == "eagle3" else 1  # three fused layers and the last
-    features = stored * kept * hidden(base.card) * (4 if config.base_dtype == "float32" else 2)
+    features = stored * draft.features * hidden(base.card) * (4 if config.base_dtype == "float32" else 2)
     in_memory = min(config.cache_features_mb * 1e6, features)
     on_disk = min(config.cache_disk_gb * 1e9, features - in_memory)
-    memory = weights_bytes(base) * 1.1 + draft * 16 + logits + in_memory + 4e8
-    return _made(seconds, draft * 4 + states + on_disk, memory, ARITHMETIC if count else UNKNOWN, home)
+    memory = weights_bytes(base) * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
+    return _made(seconds, draft.parameters * 4 + states + on_disk, memory, ARITHMETIC if count else UNKNOWN, home)
 
 
 def generation_speed(rows: Session, base: Base) -> tuple[float, str]:
@@ -102,32 +101,6 @@ def generation_speed(rows: Session, base: Base) -> tuple[float, str]:
             return float(speed), f"the speed measured for “{made.name}”"
     count = parameters(base)
     return (rate() / (2 * count) if count else 0.0), ARITHMETIC
-
-
-def draft_parameters(card: dict[str, Any], config: Any) -> float:
-    """Parameters that are trained, by method (see models/)."""
-    d, vocabulary = hidden(card), columns(card, config)
-    layer = 12 * d * d
-    if config.method == "medusa":
-        output = 0 if config.medusa_tie_lm_head else d * vocabulary
-        return config.medusa_num_heads * (config.medusa_num_layers * (d * d + d) + output)
-    if config.method == "eagle":
-        return config.eagle_num_layers * layer + 2 * d * d
-    if config.method == "eagle3":
-        return layer + 7 * d * d + d * vocabulary
-    return config.draft_num_layers * layer
-
-
-def trained_and_output(card: dict[str, Any], config: Any, draft: float) -> float:
-    """Parameters a token passes while training: the draft's, and an output matrix for each head or step."""
-    outputs = config.medusa_num_heads if config.method == "medusa" and config.medusa_tie_lm_head else 1
-    return draft + outputs * hidden(card) * columns(card, config)
-
-
-def columns(card: dict[str, Any], config: Any) -> int:
-    """Tokens the draft can propose: its draft vocabulary where the method has one, else the base's."""
-    chosen = config.draft_vocab_size if config.method in ("medusa", "eagle3") else 0
-    return chosen or card.get("vocabulary") or 0
 
 
 def turns(data: Dataset) -> float:

@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import select
 
+from methods import SETTINGS
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from training.config import TrainConfig
 from training.recipes import load_recipe
 from workers.requests import Evaluate, GenerateData, ImportPrompts, Train
 from workers.submit import submit
@@ -77,7 +77,7 @@ def result(settings: Settings, chain: Chain) -> dict[str, Any]:
 def _fitting(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
     """What the recipe must leave out of its sizes for a smaller base, so that a test model goes the same way."""
     sizes = {"max_length": base.card.get("max_length"), "draft_vocab_size": base.card.get("vocabulary")}
-    wanted = {"max_length": TrainConfig.max_length, **recipe}
+    wanted = {"max_length": SETTINGS["max_length"].default, **recipe}
     return {key: int(size) for key, size in sizes.items() if size and size < wanted.get(key, 0)}
 
 

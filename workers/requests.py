@@ -67,7 +67,7 @@ class GenerateData(Request):
 
 @dataclass(frozen=True)
 class Train(Request):
-    """Train a draft with `training.config.TrainConfig(**settings)` for method `method`."""
+    """Train a draft with `methods.train_config(method, **settings)`."""
 
     kind: ClassVar[str] = "train"
     method: str

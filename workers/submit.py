@@ -5,13 +5,13 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from methods import train_config
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings, load
 from tracking import db, jobs, queries
 from tracking.names import WORDS
 from tracking.states import FINISHED
 from tracking.tables import Job
-from training.config import TrainConfig
 from workers.outputs import OUTPUT, input_ids, make_output
 from workers.publish import publish
 from workers.requests import GenerateData, Request, Train, from_json, queue_of
@@ -109,7 +109,7 @@ def _check_inputs(session: Session, request: Request) -> str | None:
     if isinstance(request, GenerateData) and not (request.endpoint or request.base_id):
         raise BadInput("Say which model answers: a base model, or the name of an endpoint.")
     if isinstance(request, Train):
-        TrainConfig.from_json({**request.settings, "method": request.method})
+        train_config(**{**request.settings, "method": request.method})
     makers = []
     for table, row_id in input_ids(request):
         row = session.get(table, row_id)

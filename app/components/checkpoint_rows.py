@@ -15,14 +15,14 @@ from app.links import model_link
 from tracking import queries
 from tracking.paging import page
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+from workers.catalog import METHODS
 
 COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Made"]
-METHODS = {"medusa": "Medusa heads", "eagle": "EAGLE-1", "eagle3": "EAGLE-3", "draft": "standalone draft"}
 
 
 def method_words(method: str) -> str:
     """`eagle3` → "EAGLE-3"."""
-    return METHODS.get(method, method)
+    return METHODS[method].title if method in METHODS else method
 
 
 def checkpoints_table(rows: Session, _which: str = "", place: str = "") -> str:

@@ -7,7 +7,7 @@ from app.components.text import safe, tag
 from app.components.words import ago, size
 from app.links import model_link
 from tracking.tables import Base, Job
-from workers.catalog import METHOD_NAMES
+from workers.catalog import METHODS
 
 SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
 STATE_BADGES = {"pending": ("Being fetched", "info"), "failed": ("Not fetched", "bad"), "ready": ("Ready", "good")}
@@ -80,7 +80,9 @@ def methods(base: Base) -> str:
 
 def _method(name: str, reason: str) -> str:
     mark = badge("no", "bad") if reason else badge("yes", "good")
-    return tag("li", mark + tag("b", safe(METHOD_NAMES.get(name, name))) + tag("span", safe(reason)))
+    return tag(
+        "li", mark + tag("b", safe(METHODS[name].title if name in METHODS else name)) + tag("span", safe(reason))
+    )
 
 
 def details(base: Base) -> str:

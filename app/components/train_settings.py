@@ -1,4 +1,4 @@
-"""The advanced training settings as controls, one for each field of TrainConfig, with its help text.
+"""The advanced training settings as controls, one for each field of each method's, with its help text.
 
 Fields of other methods are hidden with their group; `values` and `fill` keep the order of `names`.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.components.fold import folded
-from workers.catalog import METHOD_NAMES, METHODS, SETTINGS, Setting
+from workers.catalog import METHODS, SETTINGS, Setting
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "How long": ("epochs", "max_steps", "max_minutes", "patience"),
@@ -55,12 +55,12 @@ class SettingControls:
         return {k: v for k, v in found.items() if not SETTINGS[k].methods or method in SETTINGS[k].methods}
 
     def _method_group(self, method: str) -> gr.Column:
-        with gr.Column(visible=method == METHODS[0]) as group:
-            self._group(METHOD_NAMES[method], [s for s in SETTINGS.values() if s.methods == (method,)])
+        with gr.Column(visible=method == next(iter(METHODS))) as group:
+            self._group(METHODS[method].title, [s for s in SETTINGS.values() if s.methods == (method,)])
         return group
 
     def _group(self, title: str, settings: list[Setting]) -> None:
-        kind = gr.Accordion if title in METHOD_NAMES.values() else folded
+        kind = gr.Accordion if title in {method.title for method in METHODS.values()} else folded
         with kind(title, elem_classes="sp-settings"), gr.Row():
             for setting in settings:
                 self.controls[setting.name] = control(setting)

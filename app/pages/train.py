@@ -23,11 +23,13 @@ from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Job
 from workers import estimates
-from workers.catalog import METHOD_NAMES, METHOD_WORDS, METHODS, list_recipes, require_method
+from workers.catalog import METHODS, list_recipes, require_method
 from workers.requests import Train
 from workers.submit import submit
 
 FEW_ROWS = 50
+FIRST = next(iter(METHODS))
+"""The method a newcomer meets."""
 
 
 def build(settings: Settings) -> None:
@@ -58,11 +60,11 @@ class TrainPage:
         step(2, "Data", "Conversations whose answers this base wrote.")
         self.data = dropdown([], label="Data", show_label=False, elem_id="train-data")
         step(3, "Method and recipe", "What kind of draft, and how thoroughly it learns.")
-        named = [(METHOD_NAMES[m], m) for m in METHODS]
-        self.method = gr.Radio(named, value=METHODS[0], label="Method", show_label=False, elem_id="train-method")
-        self.method_note = block(method_note(METHODS[0]), elem_id="train-method-note")
-        found = recipe_choices(METHODS[0])
-        self.recipe = dropdown(found, value=usual(METHODS[0]), label="Recipe", elem_id="train-recipe")
+        named = [(method.title, name) for name, method in METHODS.items()]
+        self.method = gr.Radio(named, value=FIRST, label="Method", show_label=False, elem_id="train-method")
+        self.method_note = block(method_note(FIRST), elem_id="train-method-note")
+        found = recipe_choices(FIRST)
+        self.recipe = dropdown(found, value=usual(FIRST), label="Recipe", elem_id="train-recipe")
 
     def _build_review(self) -> None:
         step(4, "Review and start", "What it takes on this machine.")
@@ -164,7 +166,7 @@ def step(number: int, title: str, text: str) -> None:
 
 def method_note(method: str) -> str:
     """The method's trade-offs in a line."""
-    return tag("p", safe(METHOD_WORDS[method]), class_="sp-lead")
+    return tag("p", safe(METHODS[method].about), class_="sp-lead")
 
 
 def recipe_choices(method: str) -> list[tuple[str, str]]:
@@ -194,7 +196,7 @@ def wanted(rows: Session, asked: Mapping[str, str]) -> Train:
     """What the address asks for; data decides its base unless one is named."""
     data = rows.get(Dataset, asked.get("data", "")) if asked.get("data") else None
     base = asked.get("base") or (data.base_id if data else "") or ""
-    method = asked["method"] if asked.get("method") in METHODS else METHODS[0]
+    method = asked["method"] if asked.get("method") in METHODS else FIRST
     return Train(method, base, data.id if data else "", recipe=usual(method))
 
 
@@ -234,7 +236,7 @@ def reviewed(rows: Session, settings: Settings, request: Train, name: str) -> st
     data = rows.get(Dataset, request.dataset_id)
     if data is None:
         raise BadInput("Data: this data set is gone; choose another.")
-    estimate = estimates.training(rows, request, forms.train_config(request), settings.home)
+    estimate = estimates.training(rows, request, forms.config_of(request), settings.home)
     names = {data.id: data.name, request.base_id: rows.get_one(Base, request.base_id).name}
     notes = "".join(notice(text, "warn") for text in warnings(rows, request))
     return tag("div", notes + review(estimate, command_for(request, names, name.strip())), class_="sp-stack")

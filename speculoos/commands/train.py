@@ -4,11 +4,13 @@ from typing import Annotated
 
 import typer
 
+from methods import METHODS
 from speculoos.console import Json, Wait, figures, finish
+from speculoos.errors import BadInput
 
 
 def train(
-    what: Annotated[str, typer.Argument(help="A method (medusa, eagle, eagle3, draft), or a recipe's name or file.")],
+    what: Annotated[str, typer.Argument(help=f"A method ({', '.join(METHODS)}), or a recipe's name or file.")],
     model: Annotated[str, typer.Option(help="Base model to draft for.")],
     data: Annotated[str, typer.Option(help="Data set of conversations.")],
     name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
@@ -44,7 +46,7 @@ def train(
 
 def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes: dict):  # noqa: ANN201
     """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
-    from training.config import METHODS, TrainConfig
+    from methods import METHODS, train_config
     from training.recipes import load_recipe
     from workers.requests import Train
 
@@ -52,6 +54,8 @@ def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes:
         recipe, what = what, ""
     start = load_recipe(recipe) if recipe else {}
     chosen = {**start, **({"method": what} if what else {}), **changes}
-    config = TrainConfig.from_json(chosen)
+    config = train_config(**chosen)
+    if foreign := [name for name in changes if name not in type(config).model_fields]:
+        raise BadInput(f"--set {foreign[0]}: {config.method} has no such setting; docs/training.md lists those it has.")
     kept = {key: value for key, value in config.to_json().items() if key in chosen and key != "method"}
     return Train(method=config.method, base_id=base_id, dataset_id=dataset_id, settings=kept, recipe=recipe)

@@ -112,8 +112,8 @@ def test_only_what_differs_from_the_recipe_is_kept():
     assert plain == Train("medusa", "b", "d", recipe="medusa-smoke")
     changed = forms.train_request("b", "d", "medusa", "medusa-smoke", {**values, "medusa_num_heads": 5})
     assert changed.settings == {"medusa_num_heads": 5}
-    assert forms.train_config(changed).medusa_num_heads == 5
-    assert forms.train_config(changed).max_steps == 20
+    assert forms.config_of(changed).medusa_num_heads == 5
+    assert forms.config_of(changed).max_steps == 20
 
 
 def test_without_a_recipe_only_what_differs_from_the_defaults_is_kept():

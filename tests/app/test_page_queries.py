@@ -238,12 +238,12 @@ def test_what_does_not_fit_is_said_before_the_start(filled):
 
 
 def test_a_larger_draft_takes_more_of_everything(filled):
-    from workers.catalog import TrainConfig
+    from workers.catalog import train_config
 
     with reading(filled) as rows:
         tied, own = (
-            estimates.training(rows, Train("medusa", "base", "answers"), TrainConfig(medusa_tie_lm_head=t), filled.home)
-            for t in (True, False)
+            estimates.training(rows, Train("medusa", "base", "answers"), config, filled.home)
+            for config in (train_config(medusa_tie_lm_head=True), train_config(medusa_tie_lm_head=False))
         )
     assert own.disk > tied.disk
     assert own.memory > tied.memory
@@ -252,25 +252,25 @@ def test_a_larger_draft_takes_more_of_everything(filled):
 
 
 def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
-    from workers.catalog import TrainConfig
+    from workers.catalog import train_config
 
     with session(filled) as rows:
         answers = rows.get(Dataset, "answers")
         answers.rows, answers.report, answers.source_id, answers.config = 0, {}, "prompts", {"limit": 30}
     with reading(filled) as rows:
         assert estimates.expected_rows(rows, rows.get(Dataset, "answers")) == 30
-        assert estimates.training(rows, Train("medusa", "base", "answers"), TrainConfig(), filled.home).seconds > 10
+        assert estimates.training(rows, Train("medusa", "base", "answers"), train_config(), filled.home).seconds > 10
     with session(filled) as rows:
         rows.get(Dataset, "answers").source_id = None
     with reading(filled) as rows:
-        assert estimates.training(rows, Train("medusa", "base", "answers"), TrainConfig(), filled.home).seconds is None
+        assert estimates.training(rows, Train("medusa", "base", "answers"), train_config(), filled.home).seconds is None
 
 
 @pytest.mark.parametrize(("epochs", "steps", "tokens"), [(2, 0, 2000), (2, 3, 300), (9, 30, 3000), (0, 7, 700)])
 def test_the_step_limit_bounds_what_is_trained(epochs, steps, tokens):
-    from workers.catalog import TrainConfig
+    from workers.catalog import train_config
 
-    config = TrainConfig(epochs=epochs, max_steps=steps, batch_tokens=50, accumulate=2)
+    config = train_config(epochs=epochs, max_steps=steps, batch_tokens=50, accumulate=2)
     assert estimates.trained_tokens(config, 1000) == tokens
 
 

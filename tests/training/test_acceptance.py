@@ -7,11 +7,11 @@ from decoding.drafters import make_drafter
 from decoding.generate import GenerateConfig, generate
 from decoding.stats import summarize
 from decoding.target import Target
+from methods import train_config
 from models.base import load_base
 from tests.training.conftest import answer
 from training.acceptance import Acceptance, measure, walk
 from training.batches import collate, load_conversations
-from training.config import TrainConfig
 from training.method import NO_RANK, make_method, measured
 from training.samples import mirrored, sample
 
@@ -92,7 +92,7 @@ def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, fe
     """Overfit: loss within 0.05 of its floor, τ ≥ 0.95·(depth + 1) in the engine, equal to what training measured."""
     torch.manual_seed(0)
     settings = {"medusa_num_heads": 3, "ttt_steps": 3, "draft_num_layers": 2, "eagle_noise": 0.0, "draft_loss": "kl"}
-    method = make_method(TrainConfig(method=name, **settings), base, few)
+    method = make_method(train_config(method=name, **settings), base, few)
     features = method.features(collate(few))
     loss = learn(method, features)
     assert (loss - floor(method, base, features, few) < 0.05).all()
@@ -115,7 +115,7 @@ def test_a_draft_that_knows_the_answers_drafts_them_in_the_engine(name, base, fe
 def test_what_training_measures_is_what_the_engine_does(base, few):
     """A half-trained draft: the walk over the data gives the engine's own steps, answer by answer."""
     torch.manual_seed(0)
-    method = make_method(TrainConfig(method="eagle3", ttt_steps=3), base, few)
+    method = make_method(train_config(method="eagle3", ttt_steps=3), base, few)
     learn(method, method.features(collate(few)), steps=60)
     for conversation in few:
         walked = measure(method, [method.features(collate([conversation]))])
@@ -130,7 +130,7 @@ def test_what_training_measures_is_what_the_engine_does(base, few):
 
 @pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "draft"])
 def test_samples_show_where_tokens_came_from(name, base, few):
-    method = make_method(TrainConfig(method=name, draft_num_layers=2), base, few)
+    method = make_method(train_config(method=name, draft_num_layers=2), base, few)
     record = sample(base, method.draft, few[0])
     assert record["text"] == "".join(t["text"] for t in record["tokens"])
     assert {t["origin"] for t in record["tokens"]} <= {"draft", "target"}

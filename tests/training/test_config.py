@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from methods import SETTINGS, settings_for, train_config
+from methods.settings import TrainConfig
 from speculoos.errors import BadInput, NotFound
-from training.config import HELP, SETTINGS, TrainConfig, settings_for
 from training.recipes import config_for, list_recipes, load_recipe, parse_changes, read_recipe
 from training.schedule import lr_factor
 
@@ -26,35 +26,33 @@ from training.schedule import lr_factor
         {"medusa_num_layers": True},
         {"schedule": "zigzag"},
         {"draft_vocab_size": 8, "draft_vocab_coverage": 0.9},
-        {"aux_layers": "one"},
+        {"aux_layers": "one", "method": "eagle3"},
         {"medusa_tie_lm_head": "maybe"},
         {"held_out": 1.0},
     ],
 )
 def test_a_value_that_cannot_be_meant_names_its_field(bad):
     with pytest.raises(BadInput, match=next(iter(bad))):
-        TrainConfig.from_json(bad)
+        train_config(**bad)
 
 
 def test_typed_settings_are_read_as_their_fields_type():
-    config = TrainConfig.from_json(
-        {"lr": "1e-4", "medusa_num_heads": "3", "aux_layers": "1, 14 26", "medusa_tie_lm_head": "true", "epochs": 2}
-    )
-    assert (config.lr, config.medusa_num_heads, config.aux_layers) == (1e-4, 3, (1, 14, 26))
-    assert config.medusa_tie_lm_head is True
-    assert TrainConfig.from_json(config.to_json()) == config
+    config = train_config(lr="1e-4", medusa_num_heads="3", medusa_tie_lm_head="true", epochs=2)
+    assert (config.lr, config.medusa_num_heads, config.medusa_tie_lm_head) == (1e-4, 3, True)
+    assert train_config(**config.to_json()) == config
+    assert train_config("eagle3", aux_layers="1, 14 26").aux_layers == (1, 14, 26)
     with pytest.raises(BadInput, match="leraning_rate"):
-        TrainConfig.from_json({"leraning_rate": 1})
+        train_config(leraning_rate=1)
 
 
 def test_every_setting_has_a_help_text():
-    assert set(HELP) == {f.name for f in fields(TrainConfig)} == set(SETTINGS)
+    assert set(SETTINGS) >= set(TrainConfig.model_fields) - {"method"} and all(s.help for s in SETTINGS.values())
     medusa = {s.name for s in settings_for("medusa")}
     assert "medusa_num_heads" in medusa and "ttt_steps" not in medusa and "lr" in medusa
 
 
 def test_settings_and_recipes_import_without_torch():
-    code = "import training.config, training.recipes, training.states, models.checkpoints, sys\n"
+    code = "import methods, training.recipes, training.states, models.checkpoints, sys\n"
     code += "from training.recipes import list_recipes; list_recipes()\n"
     code += "assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

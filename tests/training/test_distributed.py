@@ -16,7 +16,7 @@ import json, sys, torch
 torch.set_num_threads(1)
 from speculoos.reporting import Silent
 from training import loop
-from training.config import TrainConfig
+from methods import train_config
 
 settings, base, data, out = json.loads(sys.argv[1])
 norms = []
@@ -24,7 +24,7 @@ class Keep(Silent):
     def metrics(self, step, values):
         if "train/loss" in values:
             norms.append([values["train/loss"], values["train/grad_norm"], values["train/top1_depth1"]])
-result = loop.train(TrainConfig(**settings), base, data, out, reporter=Keep())
+result = loop.train(train_config(**settings), base, data, out, reporter=Keep())
 if norms:
     print(json.dumps({"norms": norms, "tokens": result.figures["tokens"]}))
 """

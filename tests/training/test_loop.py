@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from methods import train_config
 from models.base import load_base
 from models.checkpoints import load_draft, read_config, verify_sums
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Silent
 from tests.training.conftest import answer, write_dataset
-from training.config import TrainConfig
 from training.feature_store import FeatureStore, advice
 from training.loop import Trainer, train
 from training.setup import make_accelerator
@@ -31,7 +31,7 @@ METHODS = ("medusa", "eagle", "eagle3", "draft")
 
 
 def config(method="medusa", **changes):
-    return TrainConfig(**{"method": method, **SHORT, **changes})
+    return train_config(**{"method": method, **SHORT, **changes})
 
 
 class Notebook(Silent):
@@ -124,7 +124,7 @@ def test_a_small_model_with_dropout_resumes_exactly_too(tmp_path):
 KILLED = """
 import json, sys, time
 from speculoos.reporting import Silent
-from training.config import TrainConfig
+from methods import train_config
 from training.feature_store import FeatureStore, advice
 from training.loop import train
 import torch
@@ -135,13 +135,13 @@ class Slow(Silent):
             print(json.dumps([step, values["train/loss"]]), flush=True)
             time.sleep(0.05)
 settings, base, data, out, resume = json.loads(sys.argv[1])
-train(TrainConfig(**settings), base, data, out, resume, Slow())
+train(train_config(**settings), base, data, out, resume, Slow())
 """
 
 
 def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset, tmp_path):
     settings = {"method": "medusa", **SHORT, "max_steps": 30, "save_every": 3}
-    straight = train(TrainConfig(**settings), tiny_base, dataset, tmp_path / "a", reporter=(whole := Notebook()))
+    straight = train(train_config(**settings), tiny_base, dataset, tmp_path / "a", reporter=(whole := Notebook()))
     arguments = json.dumps([settings, str(tiny_base), str(dataset), str(tmp_path / "b"), None])
     child = subprocess.Popen([sys.executable, "-c", KILLED, arguments], stdout=subprocess.PIPE, text=True)
     seen = [json.loads(child.stdout.readline()) for _ in range(11)]
@@ -149,7 +149,7 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset
     child.wait()
     assert [step for step, _ in seen] == list(range(1, 12))
     again = Notebook()
-    resumed = train(TrainConfig(**settings), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=again)
+    resumed = train(train_config(**settings), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=again)
     assert min(again.curve()) >= 10 and {**dict(seen), **again.curve()} == pytest.approx(whole.curve(), abs=1e-6)
     a, b = (load_file(r.folder / "model.safetensors") for r in (straight, resumed))
     assert all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from methods import train_config
 from models.eagle3 import Eagle3Draft
 from training.batches import collate
-from training.config import TrainConfig
 from training.eagle import EagleMethod
 from training.eagle3 import Eagle3Method, places_by_row
 from training.losses import hard_loss, soft_loss
@@ -138,7 +138,7 @@ def test_no_label_reaches_over_a_gap_between_answers():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_medusa_loss_equals_the_literal_one(base, batch, tied):
-    config = TrainConfig(medusa_num_heads=3, medusa_num_layers=2, medusa_tie_lm_head=tied)
+    config = train_config(medusa_num_heads=3, medusa_num_layers=2, medusa_tie_lm_head=tied)
     method = stirred(MedusaMethod(config, base))
     features = method.features(batch)
     hidden, _ = base.forward_hidden(batch.input_ids)
@@ -156,8 +156,8 @@ def test_the_medusa_loss_equals_the_literal_one(base, batch, tied):
 
 
 def test_medusa_labels_outside_the_draft_vocabulary_are_misses_not_losses(base, batch, conversations):
-    whole = MedusaMethod.prepare(TrainConfig(medusa_num_heads=2), base, conversations)
-    some = MedusaMethod.prepare(TrainConfig(medusa_num_heads=2, draft_vocab_size=20), base, conversations)
+    whole = MedusaMethod.prepare(train_config(medusa_num_heads=2), base, conversations)
+    some = MedusaMethod.prepare(train_config(medusa_num_heads=2, draft_vocab_size=20), base, conversations)
     all_features, features = whole.features(batch), some.features(batch)
     assert torch.equal(features["valid"], all_features["valid"])
     known = torch.isin(all_features["columns"], some.draft.draft_ids) & features["valid"]
@@ -167,7 +167,7 @@ def test_medusa_labels_outside_the_draft_vocabulary_are_misses_not_losses(base, 
 
 
 def test_the_eagle_loss_equals_the_literal_one(base, batch):
-    method = stirred(EagleMethod(TrainConfig(method="eagle", eagle_num_layers=2), base))
+    method = stirred(EagleMethod(train_config(method="eagle", eagle_num_layers=2), base))
     features = method.features(batch)
     hidden, _ = base.forward_hidden(batch.input_ids)
     w = base.lm_head.weight
@@ -186,7 +186,7 @@ def test_the_eagle_loss_equals_the_literal_one(base, batch):
 
 
 def test_eagle_noise_is_bounded_and_repeats(base, batch):
-    method = EagleMethod(TrainConfig(method="eagle", eagle_noise=0.1), base)
+    method = EagleMethod(train_config(method="eagle", eagle_noise=0.1), base)
     noise = method._noise(torch.zeros(3, 9, 32), torch.tensor([512, 1024, 2048]), seed=5)
     assert noise.abs().amax((1, 2)).tolist() == pytest.approx([0.1, 0.05, 0.025], rel=0.05)
     features = method.features(batch)
@@ -198,7 +198,7 @@ def test_eagle_noise_is_bounded_and_repeats(base, batch):
 @pytest.mark.parametrize("answers", [1, 2])
 @pytest.mark.parametrize("vocabulary", ["all", "some"])
 def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary, answers):
-    config = TrainConfig(method="eagle3", ttt_steps=3)
+    config = train_config(method="eagle3", ttt_steps=3)
     ids = None if vocabulary == "all" else torch.arange(0, base.vocab_size, 2)
     if answers == 2:  # a user's turn between two answers, elsewhere in every row
         batch = replace(batch, mask=batch.mask.clone())
@@ -234,11 +234,11 @@ def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary, answers
 
 
 def test_a_head_left_to_the_base_changes_no_loss_and_takes_no_gradient(base, batch):
-    config = TrainConfig(method="eagle3")
+    config = train_config(method="eagle3")
     torch.manual_seed(0)
     trained = Eagle3Method(config, base)
     torch.manual_seed(0)
-    frozen = Eagle3Method(replace(config, train_lm_head=False), base)
+    frozen = Eagle3Method(config.model_copy(update={"train_lm_head": False}), base)
     features = trained.features(batch)
     for method in (trained, frozen):
         method(features, scale=torch.tensor(method.weights)).loss.backward()
@@ -263,7 +263,7 @@ def test_a_chunked_gradient_is_taken_once():
 
 @pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
 def test_the_standalone_loss_equals_the_literal_one(base, batch, kind):
-    method = stirred(StandaloneMethod(TrainConfig(method="draft", draft_num_layers=2, draft_loss=kind), base))
+    method = stirred(StandaloneMethod(train_config(method="draft", draft_num_layers=2, draft_loss=kind), base))
     features = method.features(batch)
     total = torch.zeros(())
     for b in range(3):
@@ -288,7 +288,7 @@ def test_the_standalone_loss_equals_the_literal_one(base, batch, kind):
 @pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3", "draft"])
 def test_padding_and_company_change_no_loss(base, conversations, name):
     """Rows alone or together in a padded batch give the same sums."""
-    config = TrainConfig(method=name, draft_num_layers=2)
+    config = train_config(method=name, draft_num_layers=2)
     method = stirred(make_method(config, base, conversations))
     together = method(method.features(collate(conversations[:3]))).sums
     alone = sum(method(method.features(collate([c]))).sums for c in conversations[:3])

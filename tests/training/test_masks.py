@@ -58,6 +58,30 @@ def test_answers_with_their_end_of_turn_and_nothing_else(base, monkeypatch, mark
     assert masked.source == ("marks" if marked else "prefixes")
 
 
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    ("finish", "learnt"),
+    [
+        (["stop", "stop"], ["lazy dog<|im_end|>", "3 + 1<|im_end|>"]),
+        (["stop", "length"], ["lazy dog<|im_end|>", "3 + 1"]),
+        (["length", "stop"], ["lazy dog", "3 + 1<|im_end|>"]),
+    ],
+)
+def test_an_answer_that_a_limit_cut_teaches_no_end_of_turn(base, monkeypatch, marked, finish, learnt):
+    if marked:
+        monkeypatch.setattr(base.tokenizer, "chat_template", MARKED)
+    masked = mask_conversation({"messages": TWO_TURNS, "finish": finish}, base.tokenizer)
+    assert shown(masked, base.tokenizer) == learnt
+
+
+def test_a_cut_answer_without_a_template_teaches_no_end_of_text(base, monkeypatch):
+    monkeypatch.setattr(base.tokenizer, "chat_template", None)
+    row = {"messages": [{"role": "user", "content": "a fox"}, {"role": "assistant", "content": "lazy dog"}]}
+    whole = mask_conversation({**row, "finish": ["stop"]}, base.tokenizer)
+    cut = mask_conversation({**row, "finish": ["length"]}, base.tokenizer)
+    assert whole.token_ids == [*cut.token_ids, base.tokenizer.eos_token_id] and all(cut.mask[-2:])
+
+
 def test_kept_token_ids_win_over_text(base):
     row = {"messages": TWO_TURNS, "token_ids": [1, 2, 3, 4, 5], "loss_spans": [[2, 3], [4, 5]]}
     masked = mask_conversation(row, base.tokenizer)

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from methods import train_config
 from models.checkpoints import load_draft, verify_sums
 from models.eagle3 import ScaledLinear
 from speculoos.errors import BadInput, Cancelled, Unsupported
 from tests.tools.ports import free_ports
 from tests.training.test_loop import SHORT, Notebook
 from training import sharding
-from training.config import TrainConfig
 from training.loop import train
 from training.method import make_method
 
@@ -30,7 +30,7 @@ WORKER = """
 import json, os, sys, torch
 from speculoos.errors import Cancelled
 from training import loop, sharding
-from training.config import TrainConfig
+from methods import train_config
 from tests.training.test_loop import Notebook
 
 torch.set_num_threads(1)
@@ -50,7 +50,7 @@ for run in runs:
     notes.samples, before = [], split
     notes.sample = lambda step, record: notes.samples.append(record["text"])
     try:
-        loop.train(TrainConfig(**run["settings"]), base, data, run["out"], run["resume"], notes)
+        loop.train(train_config(**run["settings"]), base, data, run["out"], run["resume"], notes)
         assert run["stop_after"] is None
     except Cancelled:
         assert run["stop_after"]
@@ -104,7 +104,7 @@ def runs(tiny_base, dataset, tmp_path_factory):
         plan(method, "resumed", resume="stopped")
         plan(method, "over", resume="sharded")
         with pytest.raises(Cancelled):
-            alone = TrainConfig(**settings(method, accumulate=4))
+            alone = train_config(**settings(method, accumulate=4))
             train(alone, tiny_base, dataset, folder / f"{method}-alone", reporter=Notebook(HALF))
         plan(method, "alone-resumed", resume="alone")
     launch(tiny_base, dataset, planned)
@@ -162,7 +162,7 @@ def test_a_sharded_run_stopped_and_resumed_equals_one_that_was_not(method, runs)
 def test_states_hold_whole_tensors_for_any_number_of_processes(method, runs, tiny_base, dataset, tmp_path):
     """Stopped sharded over two processes, gone on with in one that accumulates twice as much; and the other way."""
     straight, notes = read(runs / f"{method}-sharded"), Notebook()
-    alone = TrainConfig(**settings(method, accumulate=4))
+    alone = train_config(**settings(method, accumulate=4))
     train(alone, tiny_base, dataset, tmp_path / "out", runs / f"{method}-stopped", notes)
     values = {str(step): row for step, row in notes.values.items()}
     check_close((values, [], tensors_in(tmp_path / "out")), straight)
@@ -174,12 +174,12 @@ def test_states_hold_whole_tensors_for_any_number_of_processes(method, runs, tin
 
 
 def test_eagle3_is_sharded_with_its_scaled_inputs(base, conversations):
-    fc = make_method(TrainConfig(**settings("eagle3")), base, conversations).draft.fc
+    fc = make_method(train_config(**settings("eagle3")), base, conversations).draft.fc
     assert isinstance(fc, ScaledLinear) and len(fc.scale.unique()) > 1
 
 
 def test_a_state_of_other_batches_per_step_is_refused(runs, tiny_base, dataset, tmp_path):
-    config = TrainConfig(**settings("medusa", accumulate=2))
+    config = train_config(**settings("medusa", accumulate=2))
     with pytest.raises(BadInput, match="accumulate: .* 2 batches in each of 2 processes, not 2 in each of 1"):
         train(config, tiny_base, dataset, tmp_path, runs / "medusa-stopped")
 

@@ -1,0 +1,55 @@
+"""What is known of a drafting method before anything of it is loaded: names, words, settings, sizes, and where its
+network, trainer and drafter are. No torch: classes are named as `module:Name` and imported when they are needed.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from methods.settings import TrainConfig
+
+
+@dataclass(frozen=True)
+class DraftSize:
+    """What a draft costs, for estimates. `parameters` are trained; a token passes `multiplied` of them in each of the
+    `passes` of a training step, and `features` hidden states of the base are kept for it."""
+
+    parameters: float
+    multiplied: float
+    passes: int = 1
+    features: int = 1
+
+
+@dataclass(frozen=True)
+class Method:
+    """One drafting method. `docs/architecture.md` says what each part has to offer."""
+
+    name: str
+    """In files, rows and requests: `eagle3`."""
+    title: str
+    """On pages: `EAGLE-3`."""
+    noun: str
+    """What a checkpoint of it is: `EAGLE-3 draft`."""
+    about: str
+    """One line of trade-offs."""
+    network: str
+    """The draft network (models/)."""
+    trainer: str
+    """The network with its loss (training/)."""
+    drafter: str
+    """Module with `make(target, draft, options)` and `tuning(draft)` (decoding/drafters/)."""
+    drafting: tuple[str, ...]
+    """Options its drafter takes."""
+    config: type[TrainConfig]
+    """Its training settings."""
+    size: Callable[[float, int, Any], DraftSize]
+    """(hidden size and vocabulary of the base, settings) → what the draft costs."""
+    shares_hidden_size: bool = True
+    """Whether the draft is as wide as its base: false for a model that shares only the tokens."""
+
+    def load(self, part: str) -> Any:
+        """The class or module that `network`, `trainer` or `drafter` names."""
+        module, _, name = getattr(self, part).partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, name) if name else found
