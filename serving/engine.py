@@ -18,6 +18,7 @@ from serving.reference import PlainReferences
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.settings import Settings
+from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
@@ -61,7 +62,8 @@ class Engine:
         self.settings = settings
         self.device = lease.device_name(str(pick_device(settings.device)))
         self.dtype = dtype or ("float32" if self.device == "cpu" else "bfloat16")
-        self.pool = Pool(self.device, self.dtype, default_budget(self.device) if budget is None else budget)
+        budget = default_budget(self.device) if budget is None else budget
+        self.pool = Pool(self.device, self.dtype, budget, Sums.of(settings))
         self.references = PlainReferences()
         self.queue = DeviceQueue(self.device, depth)
         self.queue.submit("upkeep", lambda _: _import_models())

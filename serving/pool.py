@@ -15,7 +15,6 @@ from typing import Any
 
 from serving.catalog import ModelRef
 from speculoos.errors import NotFound, Unavailable, Unsupported
-from speculoos.settings import load
 from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
@@ -88,10 +87,12 @@ class Loaded:
 
 
 class Pool:
-    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits)."""
+    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums` remembers
+    the sums of their files."""
 
-    def __init__(self, device: str, dtype: str, budget: int):
+    def __init__(self, device: str, dtype: str, budget: int, sums: Sums | None = None):
         self.device, self.dtype, self.budget = device, dtype, budget
+        self.sums = sums or Sums()
         self._bases: OrderedDict[tuple[str, str], WarmBase] = OrderedDict()
 
     def get(self, ref: ModelRef) -> Loaded:
@@ -131,7 +132,7 @@ class Pool:
         from models.base import load_base
         from models.damage import check_base
 
-        check_base(ref.base_path, ref.base_known, Sums.of(load()))  # before other models give way to it
+        check_base(ref.base_path, ref.base_known, self.sums)  # before other models give way to it
         self._make_room(_weight_bytes(ref.base_path, self.dtype), keep=None)
         log.info("Loading base %s", ref.name.split("@")[0])
         loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
@@ -155,7 +156,7 @@ class Pool:
 
         self._make_room(_weight_bytes(ref.checkpoint_path, self.dtype), keep=base)
         log.info("Loading draft %s", ref.name)
-        draft = load_draft(ref.checkpoint_path, base.target.base, ref.base_sha256, sums=Sums.of(load()))
+        draft = load_draft(ref.checkpoint_path, base.target.base, ref.base_sha256, sums=self.sums)
         return WarmDraft(draft, _module_bytes(draft))
 
     def _make_room(self, needed: int, keep: WarmBase | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 from typer import _click
 
-from speculoos.commands import data, evaluate, export, generate, jobs, models, quickstart, services, train
+from speculoos.commands import data, evaluate, export, generate, jobs, models, quickstart, services, train, verify
 from speculoos.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
 
@@ -27,7 +27,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.add_typer(jobs.app, name="jobs")
-for command in (generate.generate, evaluate.evaluate, export.export, services.serve, services.worker):
+for command in (generate.generate, evaluate.evaluate, export.export, verify.verify, services.serve, services.worker):
     app.command()(command)
 
 

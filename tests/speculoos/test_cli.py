@@ -14,8 +14,8 @@ from tracking import db, leases
 from tracking.tables import Base, Checkpoint, Dataset, Job
 
 COMMANDS = (
-    *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "serve"),
-    *("worker", "quickstart"),
+    *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "verify"),
+    *("serve", "worker", "quickstart"),
 )
 
 
@@ -45,6 +45,7 @@ def test_without_a_command_the_help_is_shown_and_names_every_part(capsys: pytest
         "generate",
         "evaluate",
         "export",
+        "verify",
         "serve",
         "worker",
         "quickstart",
@@ -65,6 +66,7 @@ def test_without_a_command_the_help_is_shown_and_names_every_part(capsys: pytest
         (["generate", "--model", "nothing", "--prompt", "x"], "There is no model 'nothing'"),
         (["evaluate", "--model", "nothing"], "There is no model 'nothing'"),
         (["export", "nothing"], "There is no checkpoint 'nothing'"),
+        (["verify", "nothing"], "There is no model, checkpoint or data set 'nothing'"),
         (["worker", "cpu"], "There is no queue 'cpu'"),
         (["models", "add", "x", "--source", "web"], "expected one of hub"),
     ],
