@@ -48,8 +48,9 @@ def check_base(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> None:
         raise Damaged(f"{folder}: {name} {wrong}.", MEND)
 
 
-def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS) -> dict[str, str]:
-    """{file: what is wrong with it} of a data set, by the sums of its shards and the rows its dataset.json counts.
+def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS, rows: int | None = None) -> dict[str, str]:
+    """{file: what is wrong with it} of a data set, by the sums of its shards and the rows its dataset.json counts (a
+    set that was stopped has none: then `rows`).
 
     Sets of earlier versions have no sums: their rows are counted all the same.
     """
@@ -59,12 +60,12 @@ def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS) -> dict[str, str]:
         summary = identity.read_json(folder / "dataset.json")
     except SpeculoosError as error:
         return {**found, "dataset.json": f"cannot be read ({str(error).rstrip('.')})"}
-    shards, wanted = sorted(folder.glob("shard-*.jsonl")), summary.get("rows")
+    shards, wanted = sorted(folder.glob("shard-*.jsonl")), summary.get("rows", rows)
     if found or not shards or type(wanted) is not int:
         return found
-    rows = int(sums.remembered(f"rows:{folder.absolute()}", shards, lambda: str(sum(map(_rows, shards)))))
-    if rows < wanted or (rows > wanted and summary.get("complete", True)):
-        found["dataset.json"] = f"counts {wanted} rows, the shards hold {rows}"
+    count = int(sums.remembered(f"rows:{folder.absolute()}", shards, lambda: str(sum(map(_rows, shards)))))
+    if count < wanted or (count > wanted and summary.get("complete", True)):
+        found["dataset.json"] = f"counts {wanted} rows, the shards hold {count}"
     return found
 
 

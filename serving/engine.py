@@ -22,6 +22,7 @@ from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.limited import START_SECONDS
 from speculoos.settings import Settings
+from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
@@ -76,7 +77,7 @@ class Engine:
         self.queue = DeviceQueue(self.device, depth, total, limit, self.metrics.queue_wait.observe, panics)
         self.heart = self.queue.heart
         budget = default_budget(self.device) if budget is None else budget
-        self.pool = Pool(self.device, self.dtype, budget, self.heart)
+        self.pool = Pool(self.device, self.dtype, budget, self.heart, Sums.of(settings))
         self.references = PlainReferences()
         self.prompts = Prompts(
             self.metrics.prompt.observe, self.metrics.prompts_failed.inc, depth=depth, total=total, on_panic=panics

@@ -16,7 +16,6 @@ from typing import Any
 from serving.catalog import ModelRef
 from serving.heartbeat import Heart
 from speculoos.errors import NotFound, Unavailable, Unsupported
-from speculoos.settings import load
 from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
@@ -105,12 +104,13 @@ class Loaded:
 
 
 class Pool:
-    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits)."""
+    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums` remembers
+    the sums of their files."""
 
-    def __init__(self, device: str, dtype: str, budget: int, heart: Heart | None = None):
+    def __init__(self, device: str, dtype: str, budget: int, heart: Heart | None = None, sums: Sums | None = None):
         """`heart` of the device's thread, which is told what is loaded and how long that may take."""
         self.device, self.dtype, self.budget = device, dtype, budget
-        self.heart = heart or Heart()
+        self.heart, self.sums = heart or Heart(), sums or Sums()
         self._itemsize = 4 if dtype == "float32" else 2
         self.counted = 0
         """`nbytes` when they were last counted; for other threads."""
@@ -175,7 +175,7 @@ class Pool:
 
         stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
         with self.heart.during("checking a base model's files", loading_seconds(self.heart.limit, stored)):
-            check_base(ref.base_path, ref.base_known, Sums.of(load()))  # before other models give way to it
+            check_base(ref.base_path, ref.base_known, self.sums)  # before other models give way to it
         needed = _needed_bytes(ref.base_path, self._itemsize)
         self._make_room(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
@@ -202,7 +202,7 @@ class Pool:
         self._make_room(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heart.during("loading a draft", loading_seconds(self.heart.limit, needed)):
-            draft = load_draft(ref.checkpoint_path, base.target.base, ref.base_sha256, sums=Sums.of(load()))
+            draft = load_draft(ref.checkpoint_path, base.target.base, ref.base_sha256, sums=self.sums)
         return WarmDraft(draft, needed // self._itemsize)
 
     def _make_room(self, needed: int, keep: WarmBase | None, used: int = 0) -> None:

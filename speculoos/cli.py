@@ -22,6 +22,7 @@ from speculoos.commands import (
     quickstart,
     services,
     train,
+    verify,
 )
 from speculoos.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
@@ -42,7 +43,7 @@ app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
-for command in (generate.generate, evaluate.evaluate, export.export, services.serve, services.worker):
+for command in (generate.generate, evaluate.evaluate, export.export, verify.verify, services.serve, services.worker):
     app.command()(command)
 for command in (backup.backup, backup.restore, cleanup.cleanup):
     app.command()(command)

@@ -137,11 +137,11 @@ class Trainer:
 
     def _resume(self, resume_from: str | Path | None) -> None:
         state = whole_state([resume_from], self._warn)
+        if state is None and latest_state(resume_from):
+            self._warn("No whole state is left, so the training starts from the beginning.")
         if self.main:
             remove_damaged(self.out_dir)
         if state is None:
-            if latest_state(resume_from):
-                self._warn("No whole state is left, so the training starts from the beginning.")
             return
         facts = read_facts(state)
         check_same(facts, self._shaped_by(), state)

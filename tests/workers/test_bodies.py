@@ -6,17 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from corpus.shards import read_rows
+from models import trial
 from speculoos.errors import BadInput, Cancelled
 from speculoos.settings import Settings
-from tracking import db, jobs
+from tests.models import hostile
+from tests.models.gguf_file import write_gguf
+from tests.tools.damage import cut, flip
+from tracking import db, jobs, reports
 from tracking.tables import Base, Dataset, Job
+from training.states import save_state
 from workers.context import Context
 from workers.requests import FetchModel, GenerateData, ImportPrompts, Request
 from workers.submit import submit
 from workers.timing import Timing
 from workers.work import WORK, fetch_model, generate_data, import_prompts
+from workers.work.train import resume_from
 
 Begin = Callable[[Request], tuple[Any, Context]]
 
@@ -131,3 +138,40 @@ def test_every_kind_of_request_has_its_work() -> None:
     from workers.requests import REQUESTS
 
     assert set(WORK) >= {kind for kind, made in REQUESTS.items() if made.__module__ == "workers.requests"}
+
+
+def test_a_refused_model_leaves_nothing_but_its_sentence(
+    begin: Begin, home: Settings, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "TEMPLATE_SECONDS", 3.0)
+    folder = hostile.copy(tiny_base, tmp_path / "foreign")
+    (folder / "chat_template.jinja").write_text(hostile.ENDLESS)
+    request, context = begin(FetchModel(source="folder", location=str(folder)))
+    with pytest.raises(BadInput, match=r"foreign: chat_template\.jinja: .* did not end within 3 s; correct the chat"):
+        fetch_model.run(request, context)
+    file = write_gguf(folder, tmp_path / "foreign.gguf")
+    request, context = begin(FetchModel(source="gguf", location=str(file)))
+    with pytest.raises(BadInput, match=r"foreign\.gguf: chat_template\.jinja: .* did not end within 3 s"):
+        fetch_model.run(request, context)
+    assert list((home.home / "models").iterdir()) == []
+    assert row(context, Base, request.base_id).state == "pending"  # the job's end marks it failed
+
+
+def test_a_training_falls_back_to_the_newest_whole_state_and_its_log_says_so(begin: Begin, home: Settings) -> None:
+    _request, context = begin(ImportPrompts(path="/nowhere"))
+    folders = [home.home / "checkpoints" / "c" / f"attempt-{n}" for n in (2, 1)]
+    for folder, steps in zip(folders, ((30,), (10, 20)), strict=True):
+        for step in steps:
+            save_state(folder, {"w": torch.zeros(64)}, {"0.step": torch.zeros(1)}, {"step": step}, keep=2)
+    assert resume_from(tuple(folders), context) == folders[0] / "state-30"
+    cut(folders[0] / "state-30" / "draft.safetensors")
+    assert resume_from(tuple(folders), context) == folders[1] / "state-20"
+    flip(folders[1] / "state-20" / "optimizer.safetensors", 1)
+    assert resume_from(tuple(folders), context) == folders[1] / "state-10"
+    cut(folders[1] / "state-10" / "state.json")
+    assert resume_from(tuple(folders), context) is None
+    context.keep()
+    with db.reading(home) as session:
+        said = [line.message for line in reports.logs(session, context.job_id)]
+    assert said[0].startswith("attempt-2/state-30 is damaged (draft.safetensors is damaged")
+    assert said[-1] == "No whole state is left, so the training starts from the beginning."

@@ -17,6 +17,8 @@ from models.base import load_base
 from models.tiny import make_tiny_base, tiny_tokenizer
 from speculoos.reporting import Silent
 from speculoos.settings import Settings, load
+from tests.models import hostile
+from tests.tools.damage import flip
 from tests.tools.homes import add_answers, add_base
 from tests.workers.conftest import Bench
 from tests.workers.test_bodies import write_prompts
@@ -69,6 +71,21 @@ def test_data_of_another_tokenizer(workbench: Bench, tiny_base: Path, tmp_path: 
         r"or train the base the data was made with\.",
         shown(workbench, job),
     )
+
+
+def test_data_and_bases_that_are_damaged(workbench: Bench, tiny_base: Path, tmp_path: Path) -> None:
+    folder = hostile.copy(tiny_base, tmp_path / "base")
+    base_id = add_base(workbench.settings, folder, "damaged")
+    data_id = add_answers(workbench.settings, base_id, "cut", rows=60)
+    shard = workbench.settings.home / "datasets" / data_id / "shard-00000.jsonl"
+    whole = shard.read_text()
+    shard.write_text("".join(whole.splitlines(keepends=True)[:10]))
+    said = shown(workbench, train(workbench.settings, base_id, data_id))
+    assert "dataset.json counts 60 rows, the shards hold 10. Make the data set again" in said
+    shard.write_text(whole)
+    flip(folder / "model.safetensors")
+    said = shown(workbench, train(workbench.settings, base_id, data_id))
+    assert "the weights changed: another sha256 than when the model came. Put the original files back" in said
 
 
 def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) -> None:

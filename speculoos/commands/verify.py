@@ -1,0 +1,26 @@
+"""speculoos verify: are the files of models, checkpoints and data sets still what they were?"""
+
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, finish
+
+
+def verify(
+    references: Annotated[
+        list[str] | None, typer.Argument(help="Models, MODEL@CHECKPOINT or data sets; default everything.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Take the sums of all files anew and say which are damaged and what to do; exit code 1 when any is."""
+    from speculoos.homes import open_home
+    from speculoos.verify import check
+
+    found = check(open_home(), references or ())
+    damaged = [one for one in found if one.damage]
+    lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in found]
+    end = f"{len(damaged)} of {len(found)} damaged." if damaged else f"{len(found)} checked, all whole."
+    result = {"healthy": not damaged, "checked": len(found), "things": [one.to_json() for one in found]}
+    finish(result, as_json, "\n".join([*lines, end]))
+    return 1 if damaged else 0

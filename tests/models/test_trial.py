@@ -1,0 +1,168 @@
+"""Foreign models through the real import: what never ends, eats memory or makes no sense is one sentence, and gone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from models import trial
+from models.fetch import fetch_base
+from models.tiny import CHATML, make_tiny_base
+from speculoos.errors import BadInput, SpeculoosError, Unsupported
+from speculoos.reporting import Silent
+from tests.models import hostile
+from tests.models.gguf_file import write_gguf
+
+
+@pytest.fixture
+def folder(tiny_base: Path, tmp_path: Path) -> Path:
+    return hostile.copy(tiny_base, tmp_path / "copy")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends at all ends in milliseconds here."""
+    monkeypatch.setattr(trial, "TEXT_SECONDS", 3.0)
+    monkeypatch.setattr(trial, "TEMPLATE_SECONDS", 3.0)
+
+
+def imported(folder: Path) -> dict[str, Any]:
+    return fetch_base("folder", str(folder), folder.parent / "unused", Silent())[1]
+
+
+def refused(folder: Path, says: str) -> None:
+    with pytest.raises((BadInput, Unsupported), match=says) as caught:
+        imported(folder)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (hostile.ENDLESS, "did not end within 3 s"),
+        ("{{ 'a' * 10**11 }}", "took more memory than it may"),
+        ("{{ 1 + 'a' }}", "failed .TypeError"),
+        ("{% for", "failed .Refusal"),
+        ("{{ messages[0].nothing.more }}", "failed .Refusal"),
+    ],
+    ids=["endless", "memory", "type", "syntax", "undefined"],
+)
+def test_a_chat_template_that_cannot_be_rendered_is_refused(folder: Path, template: str, says: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    refused(folder, rf"chat_template\.jinja: rendering a question {says}.*; correct the chat template")
+
+
+def test_a_template_may_refuse_a_system_text(folder: Path) -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('none here') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(refusing + CHATML)
+    assert imported(folder)["chat_template"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [("a{0,2000}a{0,2000}b", "did not end within 3 s"), ("(a+)+$", "PanicException"), (r"((\s+)+)+x", "retry-limit")],
+)
+def test_a_catastrophic_regular_expression_is_refused(folder: Path, pattern: str, says: str) -> None:
+    hostile.split_by(folder, pattern)
+    refused(folder, rf"tokenizer\.json: turning a run of \w+ .*{says}.* pattern or normalizer is at fault")
+
+
+def test_a_tokenizer_that_eats_memory_is_refused(folder: Path) -> None:
+    refused(hostile.growing(folder), r"tokenizer\.json: .* took more memory than it may")
+
+
+def test_a_model_that_eats_memory_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_base(tmp_path / "gptj", "gptj", rotary_dim=8, num_hidden_layers=2)
+    assert imported(folder)["layers"] == 2
+    hostile.put(folder, "config.json", n_positions=10**8)  # a table of places that no weight belongs to
+    refused(folder, r"config\.json: loading the model took more memory than it may; a size in it")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder: Path) -> None:
+    def add(value: dict[str, Any]) -> None:
+        value["added_tokens"].append({**value["added_tokens"][0], "id": 5000, "content": "fox"})
+
+    hostile.edit(folder / "tokenizer.json", add)
+    refused(folder, r"tokenizer\.json gives token ids up to \d+, the weights know 320 tokens")
+
+
+def test_families_that_cannot_be_a_base_are_told(folder: Path) -> None:
+    hostile.put(folder, "config.json", model_type="t5", architectures=["T5ForConditionalGeneration"])
+    refused(folder, "'t5' models are no decoder-only text models")
+
+
+def test_a_gguf_file_is_converted_and_tried_in_the_child(tiny_base: Path, tmp_path: Path) -> None:
+    file = write_gguf(tiny_base, tmp_path / "tiny.gguf")
+    data = file.read_bytes()
+    for number, at in enumerate(range(24, min(len(data), 3000), 379)):
+        spoilt = tmp_path / f"{number}.gguf"
+        spoilt.write_bytes(data[:at] + bytes(255 - byte for byte in data[at : at + 16]) + data[at + 16 :])
+        try:
+            fetch_base("gguf", str(spoilt), tmp_path / f"made-{number}", Silent())
+        except SpeculoosError as error:
+            assert "\n" not in str(error)
+            assert not [p for p in tmp_path.iterdir() if f"made-{number}" in p.name]
+
+
+@pytest.mark.parametrize("value", [[], [1], "text", 5, None, True, {}, {"model_type": 5}, {"model_type": ["llama"]}])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_json_file_of_another_shape_is_a_sentence(folder: Path, name: str, value: Any) -> None:
+    (folder / name).write_text(json.dumps(value))
+    if name == "config.json" or not isinstance(value, dict):
+        refused(folder, name)
+    else:
+        imported(folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ({"weight_map": {"a": "../model.safetensors"}}, "names '../model.safetensors', which is no safetensors file"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "names '/etc/passwd', which is no"),
+        ({"weight_map": {"a": "pytorch_model.bin"}}, "names 'pytorch_model.bin', which is no safetensors file"),
+        ({"weight_map": {"a": "lost.safetensors"}}, "names lost.safetensors, which is not there"),
+        ({"weight_map": ["model.safetensors"]}, "weight_map: expected an object"),
+        ({"weight_map": {"a": 5}}, "weight_map: expected an object"),
+        ([1], "expected a JSON object, found a list"),
+        ({}, "weight_map: expected an object"),
+    ],
+)
+def test_an_index_that_leads_astray_is_a_sentence(folder: Path, index: Any, says: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, rf"model\.safetensors\.index\.json: {says}")
+
+
+NAMES = ("config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json", "special_tokens_map.json")
+KEYS = (
+    *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("text_config", "rope_parameters", "dtype", "eos_token_id", "bos_token_id", "hidden_act", "tie_word_embeddings"),
+    *("max_position_embeddings", "layer_types", "chat_template", "tokenizer_class", "added_tokens_decoder", "model"),
+    *("pre_tokenizer", "normalizer", "decoder", "added_tokens", "extra_special_tokens", "model_max_length", "head_dim"),
+)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8)
+MANY = {"max_size": 3}
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, **MANY) | st.dictionaries(st.sampled_from(KEYS), inner, **MANY),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(name=st.sampled_from(NAMES), key=st.sampled_from(KEYS), value=VALUES, whole=st.booleans())
+def test_no_shape_of_a_file_leads_to_more_than_a_sentence(
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, name: str, key: str, value: Any, whole: bool
+) -> None:
+    folder = hostile.copy(tiny_base, tmp_path_factory.mktemp("shapes") / "copy")
+    if whole:
+        (folder / name).write_text(json.dumps(value))
+    else:
+        hostile.put(folder, name, **{key: value})
+    try:
+        imported(folder)
+    except SpeculoosError as error:
+        assert isinstance(error, BadInput | Unsupported) and len(str(error)) < 1000
+        assert "\n" not in str(error)

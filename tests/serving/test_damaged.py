@@ -1,0 +1,30 @@
+"""512 flipped bytes in a base or a draft are one sentence to a client, not 200 with an empty text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.models import hostile
+from tests.serving.conftest import Served, serve
+from tests.tools.damage import flip
+
+
+@pytest.fixture
+def own(model_files: Path, tmp_path: Path) -> Iterator[Served]:
+    """A server whose model files may be spoilt."""
+    yield from serve(tmp_path / "home", hostile.copy(model_files, tmp_path / "models"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("cycle", "the weights changed"), ("right", "model.safetensors is damaged")]
+)
+def test_a_damaged_model_is_refused_by_name_and_the_others_serve(own: Served, name: str, says: str) -> None:
+    flip(own.root / name / "model.safetensors")
+    with own.client() as client:
+        answer = client.post("/v1/chat/completions", json=own.ask("cycle@right"))
+        assert answer.status_code == 500 and answer.json()["error"]["code"] == "damaged"
+        message = answer.json()["error"]["message"]
+        assert says in message and "speculoos verify" in message and "\n" not in message
+        assert client.post("/v1/chat/completions", json=own.ask("org/cycle2", max_tokens=2)).status_code == 200
+        assert (own.settings.home / "sums.json").is_file()
