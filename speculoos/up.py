@@ -15,6 +15,7 @@ import psutil
 
 from speculoos import health
 from speculoos.errors import BadInput, Conflict, Unavailable
+from speculoos.faults import disk_full
 from speculoos.homelock import COMMAND, UP, HomeLock
 from speculoos.login_links import make_link
 from speculoos.people import access_warning
@@ -30,7 +31,20 @@ REVIVE_SECONDS = 30.0
 
 
 def up(settings: Settings) -> int:
-    """Run the workbench in the foreground; returns the exit code. A second start says where the first one is."""
+    """Run the workbench in the foreground; returns the exit code. A second start says where the first one is.
+
+    Raises Unavailable where a full disk lets nothing start.
+    """
+    try:
+        return _run(settings)
+    except OSError as error:
+        if not disk_full(error):
+            raise
+        where = error.filename or settings.home
+        raise Unavailable(f"The disk that holds {where} is full; make room there and start again.") from None
+
+
+def _run(settings: Settings) -> int:
     lock = HomeLock(settings)
     if not _take(lock):
         print(f"Speculoos is running already: {address(settings)}")

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from textwrap import shorten
 from typing import Any
 
-from app.components.job_view import ACTIVE, kind_words, progress, seconds, state_badge
+from app.components.job_view import ACTIVE, PAUSED, kind_words, progress, seconds, state_badge
 from app.components.picker import pick, table
-from app.components.pieces import empty_state, facts
+from app.components.pieces import badge, empty_state, facts
 from app.components.text import safe, tag
 from app.components.words import ago, duration
 from tracking import listing
@@ -42,7 +42,8 @@ def _row(job: Job, waits_for: str) -> list[str]:
         how += tag(
             "span", safe(shorten(job.error or "", 160, placeholder=" …")), class_="sp-row-note sp-why", title=job.error
         )
-    return [state_badge(job), name + kind, how, tag("span", safe(time_words(job)), class_="sp-row-note")]
+    state = badge("Paused", "warn") if waits_for.startswith(PAUSED) else state_badge(job)
+    return [state, name + kind, how, tag("span", safe(time_words(job)), class_="sp-row-note")]
 
 
 def kind_and_user(job: Job) -> str:

@@ -6,6 +6,8 @@ from app.components.words import duration, size
 from tracking.tables import Job
 
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
+PAUSED = "Paused: "
+"""How the reason begins of a job that waits for room on its worker's machine."""
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 KINDS = {
     "fetch_model": "Fetch model",
@@ -40,7 +42,7 @@ def state_words(job: Job) -> tuple[str, Tone | str]:
 
 def paused(job: Job) -> bool:
     """Interrupted for want of room on its worker's machine; the note says of what."""
-    return job.state == "INTERRUPTED" and job.progress_note.startswith("Paused: ")
+    return job.state == "INTERRUPTED" and job.progress_note.startswith(PAUSED)
 
 
 def state_badge(job: Job) -> str:

@@ -1,0 +1,99 @@
+"""`speculoos up` on a disk that fills to the last byte, and on a start when it is full already (`make drills`)."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from speculoos import room
+from speculoos.settings import Settings, load
+from speculoos.supervision import end_survivors, program_states
+from tests.speculoos.test_room import fill
+from tests.speculoos.test_up import start, wait_until
+from tests.tools.ports import free_ports
+from tracking import db, jobs
+from tracking.tables import Job
+from workers.requests import ImportPrompts
+from workers.submit import submit
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
+PAGES = ("/", "/jobs", "/data", "/settings", "/healthz")
+FULL_SECONDS = 60
+
+
+@pytest.fixture
+def small(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    port, inference_port = free_ports(2)
+    values = {"HOME": small_disk / "home", "PORT": port, "INFERENCE_PORT": inference_port, "DEVICE": "cpu"}
+    for name, value in {**values, "MIN_DISK_MB": 3}.items():
+        monkeypatch.setenv(f"SPECULOOS_{name}", str(value))
+    settings = load()
+    settings.home.mkdir()
+    yield settings
+    end_survivors(settings, patience=0)
+    shutil.rmtree(settings.run_dir, ignore_errors=True)
+
+
+def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
+    small: Settings, small_disk: Path, tmp_path: Path
+) -> None:
+    """For a minute not a byte is free, while every process logs and beats; then room is made."""
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "hi"}\n')
+    running = start(small)
+    try:
+        running.wait_until_up()
+        wait_until((small.home / room.RESERVE).exists)
+        before = {name: running.pid(name) for name in program_states(small)}
+        fill(small_disk, 2 * 2**20)
+        wait_until(lambda: "Paused: " in paused(small), 60)
+        job = submit(ImportPrompts(path=str(prompts), original_name="p.jsonl"), name="p", settings=small)
+        end = time.monotonic() + FULL_SECONDS
+        while time.monotonic() < end:
+            fill(small_disk)
+            the_pages_answer(small)
+            time.sleep(1)
+        assert {name: running.pid(name) for name in program_states(small)} == before, "no process had to be replaced"
+        assert state(small, job) == "QUEUED"
+        (small_disk / "ballast").unlink()
+        wait_until(lambda: state(small, job) == "SUCCEEDED", 120)
+        wait_until((small.home / room.RESERVE).exists, 60)
+        assert {name: running.pid(name) for name in program_states(small)} == before
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(30) == 0
+    finally:
+        running.process.kill()
+        running.process.wait()
+
+
+def test_a_start_on_a_full_disk_is_one_sentence(small: Settings, small_disk: Path) -> None:
+    fill(small_disk)
+    command = [sys.executable, "-m", "speculoos.cli", "up"]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert made.returncode == 1 and "Traceback" not in made.stderr
+    assert "is full" in made.stderr.splitlines()[-1], made.stderr
+
+
+def the_pages_answer(settings: Settings) -> None:
+    for path in PAGES:
+        answer = httpx.get(f"http://127.0.0.1:{settings.port}{path}", trust_env=False, timeout=30)
+        assert answer.status_code == 200, path
+
+
+def paused(settings: Settings) -> str:
+    from tracking import processes
+
+    with db.reading(settings) as session:
+        return processes.paused(session, "io")
+
+
+def state(settings: Settings, job: Job) -> str:
+    with db.reading(settings) as session:
+        return jobs.get(session, job.id).state
