@@ -32,6 +32,8 @@ from upkeep.storage import Surveys, database_bytes
 
 FRESH_SECONDS = 5.0
 """How long what was read from rows is shown again."""
+SURVEY_SECONDS = 600.0
+"""The same for what needs a walk through all files."""
 READY = ("database", "broker", "worker-gpu", "worker-io")
 """What must answer before work can be done."""
 REASONS = {
@@ -144,7 +146,7 @@ class Rows:
         disk = shutil.disk_usage(folder)
         yield gauge("speculoos_disk_free_bytes", "Free where the home is.", [], {(): disk.free})
         yield gauge("speculoos_disk_total_bytes", "Size of that disk.", [], {(): disk.total})
-        if survey := self.surveys.get():
+        if survey := self.surveys.get(SURVEY_SECONDS):
             parts = by_one(survey.parts)
             yield gauge("speculoos_storage_bytes", "What the parts of the home take.", ["part"], parts)
 

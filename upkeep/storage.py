@@ -4,6 +4,7 @@ row names.
 Counting walks the whole home, so it is done by one thread once in a while; everybody else reads the last result.
 """
 
+import math
 import os
 import shutil
 import threading
@@ -28,6 +29,8 @@ TABLES = {"models": Base, "datasets": Dataset, "checkpoints": Checkpoint}
 YOUNG = timedelta(days=1)
 """What changed lately is no leftover: someone may be making it."""
 FRESH_SECONDS = 60.0
+SHARE = 50
+"""Counting takes at most about a fiftieth of the time."""
 STATE = "state-"
 
 
@@ -141,18 +144,20 @@ def database_bytes(session: Session) -> int:
 class Surveys:
     """The last survey of a home, made anew by a thread when it is older than a minute and someone asks."""
 
-    def __init__(self, settings: Settings, fresh: float = FRESH_SECONDS):
-        self.settings, self.fresh = settings, fresh
+    def __init__(self, settings: Settings):
+        self.settings = settings
         self.last: Survey | None = None
         self.problem = ""
         self._lock = threading.Lock()
         self._wanted = 0
         self._thread: threading.Thread | None = None
 
-    def get(self) -> Survey | None:
-        """What is known now, at once; None before the first count has ended."""
+    def get(self, fresh: float = FRESH_SECONDS) -> Survey | None:
+        """What is known now, at once; None before the first count has ended. What is older than `fresh` seconds is
+        counted anew beside the caller; where that takes long, less often."""
         last = self.last
-        if not self._wanted and (last is None or (now() - last.at).total_seconds() > self.fresh):
+        age = (now() - last.at).total_seconds() if last else math.inf
+        if not self._wanted and age > max(fresh, SHARE * last.seconds if last else 0.0):
             self.count()
         return last
 
