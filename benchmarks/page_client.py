@@ -1,8 +1,9 @@
 """A page of the workbench as a browser sees it, without drawing it: opened, polled by its own timers, clicked.
 
 Follows Gradio's own client: the page brings its configuration (components, events), what it shows is kept as the
-components' values, and every event is one POST to `run/predict` with the values of its inputs. Timers tick while the
-page is open, whatever their pace is now. `follow` reads a run's event stream as `EventSource` does.
+components' values, and every event is one POST to `run/predict` with the values of its inputs. A page is kept fresh in
+whatever way it asks for: by timers of Gradio's, or by static/changes.js, whose questions and pauses `Changes` imitates.
+`follow` reads a run's event stream as `EventSource` does.
 """
 
 import asyncio
@@ -19,6 +20,10 @@ import httpx
 CONFIG = re.compile(r"window\.gradio_config = (\{.*?\});\s*</script>", re.DOTALL)
 AGAIN_SECONDS = 1.0
 """Pause before a lost event stream is asked for again; browsers take a few seconds, which only makes a test longer."""
+FIRST_SECONDS, GROWTH = 1.0, 1.5
+"""Pauses of static/changes.js: the first one, and how much longer the next one is while nothing changes."""
+DRAWN = " # "
+"""app/components/list_page.py: what stands between a signature and what was drawn for it."""
 Noted = Callable[[str, float], None]
 
 
@@ -33,27 +38,33 @@ class Page:
     values: dict[int, Any] = field(default_factory=dict)
     props: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    changes: "Changes | None" = None
 
     async def open(self) -> float:
-        """The document and the events it loads itself with; seconds until both are there."""
+        """The document, the events it loads itself with and the strip; seconds until all are there."""
         began = time.perf_counter()
         answer = await self.client.get(self.path)
         answer.raise_for_status()
         self._read(json.loads(CONFIG.search(answer.text).group(1)))
-        await asyncio.gather(*(self.run(event) for event in self._on("load")))
+        self.changes = Changes.of(self)
+        first = [self.changes.look()] if self.changes else []
+        await asyncio.gather(*(self.run(event) for event in self._on("load")), *first)
         taken = time.perf_counter() - began
         self.noted(f"open {self.path.partition('?')[0]}", taken)
         return taken
 
     async def stay(self, until: float) -> None:
         """Keep the page open to this moment of `time.monotonic`, its timers ticking."""
-        await asyncio.gather(*(self._tick(event, until) for event in self._on("tick")))
+        asked = [self.changes.keep_asking(until)] if self.changes else []
+        await asyncio.gather(*(self._tick(event, until) for event in self._on("tick")), *asked)
 
     async def act(self, elem_id: str, trigger: str, value: Any = None, about: dict[str, Any] | None = None) -> float:
         """What a choice (`value`) or a click (`about` says at what) at a component does. Seconds it took."""
         component = self.find(elem_id)
         if value is not None:
             self.values[component] = value
+        if self.changes:
+            self.changes.pause = FIRST_SECONDS
         began = time.perf_counter()
         for event in self._on(trigger, component):
             await self.run(event, about)
@@ -65,9 +76,19 @@ class Page:
         """The component with this id of the document."""
         return next(number for number, props in self.props.items() if props.get("elem_id") == elem_id)
 
+    async def pick(self, elem_id: str, row_id: str) -> float:
+        """A click on a row: the address changes, then the list says so. Seconds it took."""
+        self.path = f"{self.path.partition('?')[0]}?id={row_id}"
+        return await self.act(elem_id, "pick", about={"id": row_id})
+
     def value(self, elem_id: str) -> Any:
         """What that component shows now."""
         return self.values[self.find(elem_id)]
+
+    @property
+    def strip(self) -> str:
+        """The strip on top, as HTML."""
+        return self.changes.strip if self.changes else str(self.value("strip") or "")
 
     async def run(self, event: dict[str, Any], about: dict[str, Any] | None = None) -> None:
         """One event: its inputs sent, what comes back kept. The address' query goes along, as in the browser."""
@@ -76,6 +97,8 @@ class Page:
         data = [self.values.get(number) for number in event["inputs"]]
         body = {"data": data, "event_data": about, "fn_index": event["id"], "session_hash": self.session}
         query = self.path.partition("?")[2]
+        if data and "location.search" in str(event.get("js") or ""):
+            data[0] = f"?{query}" if query else ""
         address = f"/gradio_api/run/predict{'?' if query else ''}{query}"
         answer = await self.client.post(address, json={**body, "trigger_id": event["targets"][0][0]})
         answer.raise_for_status()
@@ -110,6 +133,60 @@ class Page:
                 asked = time.perf_counter()
                 await self.run(event)
                 self.noted("poll", time.perf_counter() - asked)
+
+
+@dataclass
+class Changes:
+    """What static/changes.js does for a page: ask what rows say, have Gradio draw what is no longer true."""
+
+    page: Page
+    mark: dict[str, str]
+    component: int
+    pause: float = FIRST_SECONDS
+    tag: str = ""
+    strip: str = ""
+
+    @classmethod
+    def of(cls, page: Page) -> "Changes | None":
+        """The page's, or None for one that is kept fresh by timers."""
+        places = [value for value in page.values.values() if isinstance(value, str) and 'data-sp="' in value]
+        if not any('data-sp="strip"' in value for value in places):
+            return None
+        for number, value in page.values.items():
+            if isinstance(value, str) and 'data-sp="changes"' in value:
+                return cls(page, dict(re.findall(r'data-(page|chosen|seen)="([^"]*)"', value)), number)
+        return cls(page, {}, -1)
+
+    async def look(self) -> None:
+        """One question, and what follows from its answer."""
+        row = self._field("chosen")
+        query = {"page": self.mark.get("page", ""), "id": row, "strip": self.tag}
+        answer = await self.page.client.get("/api/changes", params=query)
+        answer.raise_for_status()
+        found = answer.json()
+        if "strip" in found:
+            self.tag, self.strip = found["strip"]["tag"], found["strip"]["html"]
+        stale = self._is_stale(found["page"], row)
+        if stale:
+            for event in self.page._on("stale", self.component):
+                await self.page.run(event)
+        self.pause = FIRST_SECONDS if stale else min(self.pause * GROWTH, float(found["wait"]))
+
+    async def keep_asking(self, until: float) -> None:
+        """For as long as the page is open and seen."""
+        while time.monotonic() + self.pause < until:
+            await asyncio.sleep(self.pause)
+            asked = time.perf_counter()
+            await self.look()
+            self.page.noted("poll", time.perf_counter() - asked)
+        await asyncio.sleep(max(0.0, until - time.monotonic()))
+
+    def _is_stale(self, signature: str, row: str) -> bool:
+        seen = self._field("seen").split(DRAWN)[0]
+        return bool(signature and seen and signature != seen and row == self._field("chosen"))
+
+    def _field(self, name: str) -> str:
+        return str(self.page.value(self.mark[name]) or "") if self.mark.get(name) else ""
 
 
 @dataclass

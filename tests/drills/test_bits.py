@@ -169,7 +169,7 @@ def test_bits_flipped_in_states(home: Settings, broker: str, tiny_base: Path, fi
     bench = Bench(replace(home, redis_url=f"{broker}?virtual_host=9"), SPECULOOS_WORK_MODULES="")
     base_id = homes.add_base(bench.settings, tiny_base)
     dataset_id = homes.add_answers(bench.settings, base_id)
-    trainings = Trainings(bench.settings, base_id, dataset_id, steps=1500, save_every=50)
+    trainings = Trainings(bench.settings, base_id, dataset_id, steps=600, save_every=50)
     chance = random.Random(41)
     try:
         worker = bench.worker("gpu")

@@ -182,7 +182,7 @@ def look_at_pages(up: Up, seconds: float) -> tuple[int, int, int]:
                     with contextlib.suppress(httpx.HTTPError):
                         await page.open()
                         answered += 1
-                        said += bool(SAID.search(str(page.value("strip"))))
+                        said += bool(SAID.search(page.strip))
                     await asyncio.sleep(0.2)
         return answered, asked, said
 
