@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.forward import Scored
 from decoding.sampling import Warp, draw, normalised
 from decoding.tree import DraftTree, TreeShape
+from runtime.interface import Scored
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from decoding.forward import TransformersForward, layer_windows
 from decoding.target import Target
 from decoding.tree import DraftTree, shape_from_choices
 from models.base import Base
+from runtime.attention import layer_windows
+from runtime.transformers import TransformersForward
 from speculoos.errors import Unsupported
 
 SHAPE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])

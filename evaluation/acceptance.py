@@ -11,11 +11,10 @@ from typing import Any
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.fast import fast_target
 from decoding.generate import generate
 from decoding.stats import Summary, summarize
 from decoding.step import Step
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from evaluation.ties import TIE, gap_at

@@ -9,9 +9,9 @@ from typing import Any
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.forward import Scored
 from decoding.generate import generate
 from decoding.target import Target
+from runtime.interface import Scored
 
 TIE = 1e-3
 

@@ -32,6 +32,8 @@ class Base:
     device: torch.device
     eos_ids: frozenset[int]
     """Every id that ends an answer, from the generation config, the config and the tokenizer."""
+    forward: Any = None
+    """What runs this base fast, once it has taken the weights over (`runtime.forward.fastest`)."""
 
     @property
     def config(self) -> Any:

@@ -125,7 +125,7 @@ class Pool:
                 del base.drafts[key]
 
     def _load_base(self, ref: ModelRef) -> WarmBase:
-        from decoding.fast import fast_target
+        from decoding.target import fast_target
         from models.base import load_base
 
         self._make_room(_weight_bytes(ref.base_path, self.dtype), keep=None)

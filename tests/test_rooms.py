@@ -11,14 +11,15 @@ CLONE = Path(__file__).resolve().parent.parent
 LEAVES = {"speculoos.settings", "speculoos.errors", "speculoos.reporting", "speculoos.guard", "speculoos.faults"}
 MAY_IMPORT = {
     "models": set(),
-    "decoding": {"models"},
-    "training": {"decoding", "models"},
-    "corpus": {"decoding", "models"},
-    "evaluation": {"decoding", "models", "corpus"},
+    "runtime": {"models"},
+    "decoding": {"runtime", "models"},
+    "training": {"decoding", "runtime", "models"},
+    "corpus": {"runtime", "models"},
+    "evaluation": {"decoding", "runtime", "models", "corpus"},
     "tracking": {"migrations"},
     "migrations": {"tracking"},
-    "workers": {"training", "corpus", "evaluation", "models", "tracking", "decoding"},
-    "serving": {"decoding", "models", "tracking"},
+    "workers": {"training", "corpus", "evaluation", "models", "tracking", "decoding", "runtime"},
+    "serving": {"decoding", "runtime", "models", "tracking"},
     "app": {
         *("workers.submit", "workers.requests", "workers.quickstart", "workers.catalog", "workers.estimates"),
         *("tracking", "speculoos.command_line", "speculoos.health"),

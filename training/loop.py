@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from decoding.fast_layers import pack_known
 from models.base import load_base, pick_device
 from models.checkpoints import read_config, save_draft
 from models.identity import tokenizer_sha256, weights_sha256
+from runtime.weights import pack_known
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import Reporter, Silent
 from training.acceptance import Acceptance, measure

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.fast import KEPT
-from decoding.packed import PackedLinear
 from models.checkpoints import draft_to_train, is_checkpoint
+from runtime.forward import FastForward
+from runtime.linear import PackedLinear
 from speculoos.errors import Unsupported
 
 NO_RANK = 1 << 30
@@ -74,7 +74,7 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
         )
     module, name = METHODS[config.method]
     cls = getattr(importlib.import_module(module), name)
-    if KEPT in base.model.__dict__ or any(isinstance(part, PackedLinear) for part in base.model.modules()):
+    if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
     given = config.draft_path
     started = bool(given) and (config.method != "draft" or is_checkpoint(given))

@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(self, ref: Any, device: str, drafting: dict[str, Any]):
         from decoding.drafters import make_drafter
-        from decoding.fast import fast_target
+        from decoding.target import fast_target
         from models.base import load_base
         from models.checkpoints import load_draft
 

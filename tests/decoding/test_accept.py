@@ -12,9 +12,9 @@ from decoding.accept import (
     typical_threshold,
 )
 from decoding.config import GenerateConfig
-from decoding.forward import Scored
 from decoding.generate import seeded
 from decoding.tree import DraftTree, TreeShape
+from runtime.interface import Scored
 
 SHAPE = TreeShape((-1, 0, 0, 1, 2, 2))
 TOKENS = (7, 1, 2, 3, 4, 5)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.fast import fast_target
 from decoding.step import Emitted, Step
+from decoding.target import fast_target
 from evaluation import acceptance
 from evaluation.acceptance import evaluate, first_difference, result
 from evaluation.questions import built_in, read_questions, turns
