@@ -72,7 +72,7 @@ class _Batch:
         self.answers: list[Answer] = []
 
     def admit(self, fresh: Sequence[Answer]) -> list[Answer]:
-        """Prefill new answers' prompts and put them beside the running ones; those that ended with their first token."""
+        """Prefill new answers' prompts and put them beside the running ones; those that ended at once."""
         for group in _groups(fresh):
             first = self.cache.admit(len(group))
             self._forward([answer.prompt for answer in group], first, group)

@@ -111,21 +111,27 @@ class StepView:
     """One new row for each of B sequences: one attention over all of them, each seeing its own rows."""
 
     def __init__(self, cache: KVCache, inputs: Inputs, windows: Iterable[int | None], dtype: torch.dtype):
-        live, device = slice(inputs.first, inputs.first + len(inputs.counts)), inputs.ids.device
-        lengths = cache.lengths[live]
-        end = max(lengths) + 1
-        self.keys, self.values = (storage[:, live].unbind() for storage in (cache.keys, cache.values))
-        self.shown = [storage[:, live, :, :end].unbind() for storage in (cache.keys, cache.values)]
-        self.batch, self.rows = torch.arange(len(lengths), device=device), inputs.positions
-        columns, own = torch.arange(end, device=device)[None], inputs.positions[:, None]
+        live, positions, device = (
+            slice(inputs.first, inputs.first + len(inputs.counts)),
+            inputs.positions,
+            inputs.ids.device,
+        )
+        storages, heads, rows = (cache.keys[:, live], cache.values[:, live]), cache.keys.shape[2], cache.capacity
+        end = max(cache.lengths[live]) + 1
+        self.new = [storage.flatten(1, 3).unbind() for storage in storages]
+        self.shown = [storage[:, :, :, :end].unbind() for storage in storages]
+        owners = torch.arange(len(inputs.counts) * heads, device=device).view(-1, heads) * rows
+        self.places = (owners + positions[:, None]).flatten()
+        """Where the new rows lie, all sequences' heads' rows end to end."""
+        columns, own = torch.arange(end, device=device)[None], positions[:, None]
         self.biases = {window: added_to_scores(_seen(columns, own, window), dtype)[:, None, None] for window in windows}
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        self.keys[layer][self.batch, :, self.rows] = keys
-        self.values[layer][self.batch, :, self.rows] = values
         (batch, heads, dim), kv_heads = queries.shape, keys.shape[1]
+        self.new[0][layer].index_copy_(0, self.places, keys.reshape(-1, dim))
+        self.new[1][layer].index_copy_(0, self.places, values.reshape(-1, dim))
         queries = queries.reshape(batch, kv_heads, heads // kv_heads, dim)
         shown = self.shown[0][layer], self.shown[1][layer]
         mixed = F.scaled_dot_product_attention(queries, *shown, attn_mask=self.biases[window])
