@@ -20,6 +20,22 @@ def test_every_family_of_the_list_passes(family, base_of):
     assert found.past_window is bool("sliding_window" in FAMILIES[family][1])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "phi", "gpt_neox", "gpt2"])
+def test_a_base_of_half_precision_is_compared_in_full(family, dtype, tmp_path):
+    """Rounding in its own precision would be a hundred times what is allowed; its weights stay the tensors they were."""
+    base = load_base(make_tiny_base(tmp_path, family, num_hidden_layers=4), dtype=dtype)
+    before = {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()}
+    assert probe(base).difference < 1e-4
+    assert {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()} == before
+
+
+def test_a_base_of_half_precision_that_ignores_masks_is_refused(tmp_path):
+    base = load_base(make_tiny_base(tmp_path, "mpt", num_hidden_layers=2), dtype="bfloat16")
+    with pytest.raises(Unsupported, match="differ from plain ones by"):
+        probe(base)
+
+
 @pytest.mark.parametrize(("family", "message"), [("mpt", "differ from plain ones by"), ("mamba", "cannot be drafted")])
 def test_families_whose_attention_ignores_our_mask_are_refused_by_name(family, message, tmp_path):
     base = load_base(make_tiny_base(tmp_path, family, num_hidden_layers=2))
