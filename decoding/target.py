@@ -13,6 +13,7 @@ from models.base import Base
 from runtime.cache import KVCache
 from runtime.forward import fastest
 from runtime.interface import Forward, Inputs, Scored, Selection
+from runtime.precision import exact_products
 from runtime.transformers import TransformersForward
 from runtime.weights import why_not_fast
 from speculoos.errors import BadInput
@@ -126,6 +127,7 @@ def fast_target(base: Base, max_length: int = 2048) -> Target:
 
     The first call takes the base's weights over; further targets of the same base share them.
     """
+    exact_products(base.device)
     target = Target(base, max_length, fastest(base))
     if isinstance(target.forward, TransformersForward):
         target.notice = f"Runs on transformers' own forward: {why_not_fast(base)}."

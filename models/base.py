@@ -211,6 +211,13 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
     return DTYPES[name]
 
 
+def decoding_dtype(name: str, device: str) -> str:
+    """The data type a base answers and is measured in; auto: float32 on a CPU, bfloat16 on a GPU."""
+    if name != "auto":
+        return name
+    return "float32" if pick_device(device).type == "cpu" else "bfloat16"
+
+
 def _load_model(folder: Path, dtype: torch.dtype | str) -> Any:
     from transformers import AutoModelForCausalLM
 

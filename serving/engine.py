@@ -52,15 +52,15 @@ class Engine:
     """The device, its queue and its warm models."""
 
     def __init__(self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = 64):
-        """`dtype` default: float32 on a CPU, bfloat16 on a GPU. `budget`: bytes of warm models."""
+        """`dtype` default: that of the settings. `budget`: bytes of warm models."""
         import torch
 
-        from models.base import pick_device
+        from models.base import decoding_dtype, pick_device
 
         self._threads = torch.get_num_threads()
         self.settings = settings
         self.device = lease.device_name(str(pick_device(settings.device)))
-        self.dtype = dtype or ("float32" if self.device == "cpu" else "bfloat16")
+        self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
         self.pool = Pool(self.device, self.dtype, default_budget(self.device) if budget is None else budget)
         self.references = PlainReferences()
         self.queue = DeviceQueue(self.device, depth)

@@ -45,7 +45,7 @@ class WarmBase:
 
     @property
     def total_bytes(self) -> int:
-        return self.nbytes + sum(draft.nbytes for draft in self.drafts.values())
+        return self.nbytes + self.target.cache.nbytes() + sum(draft.nbytes for draft in self.drafts.values())
 
 
 @dataclass(frozen=True)

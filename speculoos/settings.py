@@ -17,6 +17,7 @@ import platformdirs
 from speculoos.errors import BadInput
 
 CLONE = Path(__file__).resolve().parent.parent
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -68,6 +69,8 @@ class Settings:
     """HF_TOKEN: for gated models on the hub."""
     device: str = "auto"
     """SPECULOOS_DEVICE: auto, cpu, cuda or cuda:N."""
+    dtype: str = "auto"
+    """SPECULOOS_DTYPE: in which precision bases answer and are measured; auto: float32 on CPUs, bfloat16 on GPUs."""
     max_upload_mb: int = 200
     """SPECULOOS_MAX_UPLOAD_MB: largest prompt file accepted by the pages."""
     max_rows: int = 1_000_000
@@ -112,6 +115,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         allowed_hosts=tuple(h.strip() for h in _value(env, "SPECULOOS_ALLOWED_HOSTS").split(",") if h.strip()),
         hf_token=_value(env, "HF_TOKEN"),
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
+        dtype=_dtype(env),
         max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
         endpoints=_endpoints(home / "settings.toml"),
@@ -152,6 +156,13 @@ def _int(env: Mapping[str, str], name: str, default: int) -> int:
         return int(text) if text else default
     except ValueError:
         raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
+
+
+def _dtype(env: Mapping[str, str]) -> str:
+    name = _value(env, "SPECULOOS_DTYPE") or "auto"
+    if name not in DTYPES:
+        raise BadInput(f"SPECULOOS_DTYPE: expected one of {', '.join(DTYPES)}, got {name!r}.")
+    return name
 
 
 def _port(env: Mapping[str, str], name: str, default: int) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 from models.base import load_base, pick_device
 from models.checkpoints import read_config, save_draft
 from models.identity import tokenizer_sha256, weights_sha256
+from runtime.precision import quick_products
 from runtime.weights import pack_known
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import Reporter, Silent
@@ -94,6 +95,7 @@ class Trainer:
         self.accelerator = make_accelerator(config)
         self.main = self.accelerator.is_main_process
         device = self.accelerator.device
+        quick_products(device)
         self.base = base = load_base(base_path, dtype=frozen_dtype(config, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         training, held, self.data = self._read_data(base, base_path, dataset_path)

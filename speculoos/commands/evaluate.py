@@ -21,7 +21,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure drafting against plain decoding: the same questions, greedy, 32-bit floats, one after the other."""
+    """Measure drafting against plain decoding: the same questions, greedy, one after the other."""
     from speculoos.command_line import parse_settings
     from speculoos.commands.targets import resolve
     from speculoos.homes import open_home
@@ -45,12 +45,12 @@ def measure(
     """Load base and draft, and run `evaluation.acceptance.evaluate` on them, holding the device so that jobs wait.
     `shared_with` names what held it already."""
     from evaluation.acceptance import evaluate as run
-    from models.base import load_base
+    from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
     from serving.lease import alone, device_name
     from speculoos.reporting import ConsoleReporter
 
-    base = load_base(ref.base_path, dtype="float32", device=device)
+    base = load_base(ref.base_path, dtype=decoding_dtype(settings.dtype, device), device=device)
     draft = load_draft(ref.checkpoint_path, base, ref.base_sha256) if ref.checkpoint_path else None
     with alone(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
         found = run(base, draft, questions, ConsoleReporter(), max_tokens=max_tokens, options=options)

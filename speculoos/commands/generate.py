@@ -30,7 +30,7 @@ def generate(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Answer a prompt; greedy unless a temperature is given, in 32-bit floats."""
+    """Answer a prompt; greedy unless a temperature is given."""
     from decoding.config import GenerateConfig
     from speculoos.command_line import parse_settings
     from speculoos.commands.targets import resolve
@@ -42,7 +42,7 @@ def generate(
     settings = open_home()
     ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
-    engine = Engine(ref, device or settings.device, parse_settings(draft or ()))
+    engine = Engine(ref, device or settings.device, parse_settings(draft or ()), settings.dtype)
     found = engine.answer([{"role": "user", "content": text}], system, config, show=not as_json)
     finish(found, as_json, _line(found))
 
@@ -50,14 +50,14 @@ def generate(
 class Engine:
     """A loaded base with its drafter, for commands that generate in their own process."""
 
-    def __init__(self, ref: Any, device: str, drafting: dict[str, Any]):
+    def __init__(self, ref: Any, device: str, drafting: dict[str, Any], dtype: str = "auto"):
         from decoding.drafters import make_drafter
         from decoding.target import fast_target
-        from models.base import load_base
+        from models.base import decoding_dtype, load_base
         from models.checkpoints import load_draft
 
         self.ref = ref
-        self.base = load_base(ref.base_path, dtype="float32", device=device)
+        self.base = load_base(ref.base_path, dtype=decoding_dtype(dtype, device), device=device)
         draft = load_draft(ref.checkpoint_path, self.base, ref.base_sha256) if ref.checkpoint_path else None
         for notice in getattr(draft, "notices", ()):
             say(notice)

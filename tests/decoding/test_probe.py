@@ -23,7 +23,7 @@ def test_every_family_of_the_list_passes(family, base_of):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["llama", "phi", "gpt_neox", "gpt2"])
 def test_a_base_of_half_precision_is_compared_in_full(family, dtype, tmp_path):
-    """Rounding in its own precision would be a hundred times what is allowed; its weights stay the tensors they were."""
+    """Its own rounding would be a hundred times what is allowed. Its weights stay the tensors they were."""
     base = load_base(make_tiny_base(tmp_path, family, num_hidden_layers=4), dtype=dtype)
     before = {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()}
     assert probe(base).difference < 1e-4

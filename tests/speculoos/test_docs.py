@@ -48,6 +48,7 @@ def test_documented_defaults_of_settings_are_the_real_ones(tmp_path: Path) -> No
         ("SPECULOOS_MAX_UPLOAD_MB", settings.max_upload_mb),
         ("SPECULOOS_MAX_ROWS", settings.max_rows),
         ("SPECULOOS_DEVICE", settings.device),
+        ("SPECULOOS_DTYPE", settings.dtype),
     ):
         assert f"| `{name}` | `{value}` |" in SETTINGS_PAGE, name
 
