@@ -22,17 +22,16 @@ import torch
 from benchmarks.peers.common import peak_memory_mb
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.fast import fast_target
-from decoding.forward import TransformersForward
 from decoding.generate import generate
 from decoding.stats import summarize
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from decoding.tuning import measure_forward
 from evaluation.machine import describe_machine
 from models.base import Base, load_base, pick_device
 from models.chat import render
 from models.eagle3 import Eagle3Draft
 from models.fetch import starter_path
+from runtime.transformers import TransformersForward
 
 CONTEXT = 200
 """Tokens in the cache while forwards are measured by node count."""

@@ -21,11 +21,10 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
-from decoding.fast import fast_target
 from decoding.generate import generate
 from decoding.stats import summarize
 from decoding.step import Step
-from decoding.target import Target, common_prefix
+from decoding.target import Target, common_prefix, fast_target
 from evaluation.ties import TIE
 from models.base import Base, load_base
 from models.chat import render

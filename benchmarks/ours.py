@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from benchmarks.peers.common import padded, serve
-from decoding.fast_layers import pack_known
 from methods import train_config
 from models.base import load_base
+from runtime.weights import pack_known
 from training.batches import Batch, Conversation
 from training.method import make_method
 

@@ -16,7 +16,6 @@ from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local, generation_dtype
 from corpus.self_written import self_written_prompts
 from corpus.shards import ShardWriter
-from decoding.fast_layers import pack_known
 from models.base import Base, load_base
 from models.fetch import starter_path
 from speculoos.reporting import ConsoleReporter
@@ -29,7 +28,6 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     number, parts = map(int, asked.part.split("/"))
     base = load_base(starter_path(), dtype=generation_dtype())
-    pack_known(base)
     prompts = asked.out / f"prompts-{number}"
     if not (prompts / "ready").exists():
         rows = _prompts(base, asked, number, parts)

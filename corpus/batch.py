@@ -1,19 +1,23 @@
-"""Many answers at once with one base: prefill in groups, one token a forward, finished rows replaced as they end.
+"""Many answers at once with one base: prompts laid end to end, one token a forward, finished rows replaced as they end.
 
-Knows a base and token ids; not files or jobs.
+Knows a base and token ids; not files or jobs. Row i of the running answers is sequence i of the cache.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from corpus.sampling import pick
-from corpus.slots import Slots, merge
-from decoding.forward import CacheView
 from models.base import Base
+from runtime.cache import KVCache
+from runtime.forward import fastest
+from runtime.interface import Forward, Inputs, Scored, Selection
+
+PREFILL_ROWS = 2048
+"""Prompt tokens per forward, or one prompt where that is longer: bounds the memory of activations."""
 
 
 @dataclass(eq=False)
@@ -46,65 +50,76 @@ def answer_all(
     """Yield after every forward (answers that just ended, answers still running), until `source` is dry.
 
     `source(n)` gives up to n new answers, [] when there are none now; it is asked whenever a quarter of the batch is
-    free. The caller may stop at any yield.
+    free. The caller may stop at any yield. The first call takes the base's weights over (`runtime.forward.fastest`).
     """
-    rows: list[Answer] = []  # of the slots; ended ones stay until a quarter of the batch can go at once
-    slots: Slots | None = None
+    batch = _Batch(base, fastest(base), batch_size, temperature, top_p)
+    few = max(1, batch_size // 4)
     while True:
-        running = [answer for answer in rows if not answer.finish]
-        wanted, many = batch_size - len(running), max(1, batch_size // 4)
-        fresh = source(wanted) if wanted >= many else []
-        if not fresh and not running:
+        free = batch_size - len(batch.answers)
+        fresh = source(free) if free >= few else []
+        if not fresh and not batch.answers:
             return
-        if slots and (fresh or slots.full or len(rows) - len(running) >= many):
-            slots, rows = _drop_ended(slots, rows)
-        if fresh:
-            slots, rows = _admit(base, slots, rows, fresh, temperature, top_p)
-        else:
-            _step(base, slots, rows, temperature, top_p)
-        yield [a for a in (*running, *fresh) if a.finish], [a for a in rows if not a.finish]
+        yield (batch.admit(fresh) if fresh else batch.step()), list(batch.answers)
 
 
-@torch.inference_mode()
-def _admit(
-    base: Base, slots: Slots | None, live: list[Answer], fresh: list[Answer], temperature: float, top_p: float
-) -> tuple[Slots, list[Answer]]:
-    """Prefill the new answers' prompts together and put them beside the running ones."""
-    new = Slots(base.num_layers, [len(answer.prompt) for answer in fresh], spare=0)
-    longest = max(new.lengths)
-    ids = torch.tensor([[0] * (longest - len(a.prompt)) + a.prompt for a in fresh])
-    _emit(base, new, ids, fresh, temperature, top_p)
-    new.filled()
-    return (merge(slots, range(len(live)), new), [*live, *fresh]) if live else (merge(None, (), new), fresh)
+class _Batch:
+    """The running answers and their cache."""
+
+    def __init__(self, base: Base, forward: Forward, size: int, temperature: float, top_p: float):
+        self.base, self.forward, self.temperature, self.top_p = base, forward, temperature, top_p
+        self.cache = KVCache.for_batch(base.num_layers, base.max_length, size)
+        self.selection = Selection(last_only=True, best_only=temperature <= 0)
+        self.answers: list[Answer] = []
+
+    def admit(self, fresh: Sequence[Answer]) -> list[Answer]:
+        """Prefill new answers' prompts and put them beside the running ones; those that ended at once."""
+        for group in _groups(fresh):
+            first = self.cache.admit(len(group))
+            self._forward([answer.prompt for answer in group], first, group)
+            self.answers += group
+        return self._drop_ended()
+
+    def step(self) -> list[Answer]:
+        """One token for every running answer; those that ended."""
+        self._forward([answer.tokens[-1:] for answer in self.answers], 0, self.answers)
+        return self._drop_ended()
+
+    @torch.inference_mode()
+    def _forward(self, texts: Sequence[Sequence[int]], first: int, answers: Sequence[Answer]) -> None:
+        """The next token of `answers`, whose new `texts` go into the cache."""
+        starts = self.cache.lengths[first : first + len(texts)]
+        inputs = Inputs.batch(texts, starts, self.base.device, first)
+        scored = self.forward(inputs, self.cache, self.selection)
+        self.cache.stage(*inputs.counts, first=first)
+        self.cache.commit_all()
+        for answer, token in zip(answers, self._tokens(scored, answers), strict=True):
+            answer.take(token, self.base.eos_ids)
+
+    def _tokens(self, scored: Scored, answers: Sequence[Answer]) -> list[int]:
+        if self.temperature <= 0:
+            return scored.best.tolist()
+        return pick(scored.logits, [answer.numbers.random() for answer in answers], self.temperature, self.top_p)
+
+    def _drop_ended(self) -> list[Answer]:
+        """Take ended answers out; the last running one moves into each one's place, in the cache too."""
+        ended = []
+        for row in reversed(range(len(self.answers))):
+            if self.answers[row].finish:
+                self.cache.remove(row)
+                self.answers[row], last = self.answers[-1], self.answers[row]
+                ended.append(last)
+                self.answers.pop()
+        return ended[::-1]
 
 
-@torch.inference_mode()
-def _step(base: Base, slots: Slots, live: list[Answer], temperature: float, top_p: float) -> None:
-    ids = torch.tensor([[answer.tokens[-1]] for answer in live])
-    _emit(base, slots, ids, live, temperature, top_p)
-    slots.grow()
-
-
-def _emit(base: Base, slots: Slots, ids: torch.Tensor, answers: list[Answer], temperature: float, top_p: float) -> None:
-    """One forward over `ids` [B, n] after the slots' columns; every answer takes its next token."""
-    mask = slots.mask(extra=ids.shape[1] if slots.length else 0)
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    out = base.model(
-        input_ids=ids.to(base.device),
-        attention_mask=mask.to(base.device),
-        position_ids=positions.to(base.device),
-        past_key_values=CacheView(slots),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    draws = [answer.numbers.random() if temperature > 0 and not answer.finish else 0.0 for answer in answers]
-    for answer, token in zip(answers, pick(out.logits[:, -1], draws, temperature, top_p), strict=True):
-        if not answer.finish:
-            answer.take(token, base.eos_ids)
-
-
-def _drop_ended(slots: Slots, live: list[Answer]) -> tuple[Slots | None, list[Answer]]:
-    keep = [i for i, answer in enumerate(live) if not answer.finish]
-    if not keep:
-        return None, []
-    return merge(slots, keep, None), [live[i] for i in keep]
+def _groups(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
+    """Answers whose prompts are prefilled together, in order."""
+    group, rows = [], 0
+    for answer in answers:
+        if group and rows + len(answer.prompt) > PREFILL_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(answer)
+        rows += len(answer.prompt)
+    if group:
+        yield group

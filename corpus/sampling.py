@@ -5,7 +5,7 @@ import random
 
 import torch
 
-from decoding.screen import best_ids
+from runtime.argmax import argmax
 
 HEAD = 1024
 """Tokens looked at first when sampling: sorting whole vocabularies takes longer than a small model's forward."""
@@ -25,7 +25,7 @@ def pick(logits: torch.Tensor, draws: list[float], temperature: float, top_p: fl
     """Token ids for logits [B, V]. Temperature 0 takes the best; else inverse-CDF sampling of the smallest set of
     tokens whose probability reaches `top_p`, with one uniform number in [0, 1) a row."""
     if temperature <= 0:
-        return best_ids(logits).tolist()
+        return argmax(logits).tolist()
     probs = torch.softmax(logits.float() / temperature, dim=-1)
     numbers = torch.tensor(draws, device=logits.device, dtype=probs.dtype)[:, None]
     count = min(HEAD, probs.shape[-1])

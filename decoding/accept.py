@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.forward import Scored
 from decoding.sampling import Warp, draw, normalised
 from decoding.tree import DraftTree, TreeShape
+from runtime.interface import Scored
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,16 @@ def accept_lossless(
     else p = norm(max(p - q, 0)) and, as siblings are drawn without replacement, q(x) = 0 and renormalise. Sources:
     Leviathan et al. 2023, appendix A.1; SpecInfer (Miao et al. 2024), multi-step speculative sampling, with the
     without-replacement form of Jeon et al. 2024.
+
+    On a processor what no tree needs is skipped; elsewhere looking would mean waiting for the device at every node.
     """
+    look = _may_look(tokens.device)
     current = torch.zeros(len(tokens), dtype=torch.long, device=tokens.device)
     p = rows(current)
     left = dict(proposals)
     for node, parent in enumerate(shape.parents[1:], 1):
         active = current == parent
-        if not active.any():
+        if look and not active.any():
             continue
         chance, residual, left_q = _try_child(p, left.get(parent), tokens[:, node : node + 1])
         if left_q is not None:
@@ -108,10 +111,15 @@ def accept_lossless(
         mass = residual.sum(dim=-1)
         accepted = active & ((uniforms[:, node] < chance) | (mass <= 0))
         p = torch.where((active & ~accepted)[:, None], normalised(residual), p)
-        if accepted.any():
+        if not look or accepted.any():
             current = torch.where(accepted, node, current)
             p = torch.where(accepted[:, None], rows(current), p)
     return current, draw(p, uniforms[:, 0])
+
+
+def _may_look(device: torch.device) -> bool:
+    """Whether the value of a tensor is there without waiting."""
+    return device.type == "cpu"
 
 
 def _try_child(
@@ -141,11 +149,19 @@ class LosslessRule:
         node, token = accept_lossless(
             tree.shape,
             torch.tensor([tree.tokens], device=logits.device),
-            lambda nodes: self.warp(logits[nodes]),
+            self._rows(logits),
             {parent: q[None].to(logits.device) for parent, q in tree.proposals.items()},
             self._uniforms(len(tree), logits.device)[None],
         )
-        return Verdict(tree.shape.path(int(node)), int(token))
+        last, own = torch.cat([node, token]).tolist()
+        return Verdict(tree.shape.path(last), own)
+
+    def _rows(self, logits: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Probabilities by node: of the nodes passed through on a processor, of all at once elsewhere."""
+        if _may_look(logits.device):
+            return lambda nodes: self.warp(logits[nodes])
+        probs = self.warp(logits)
+        return lambda nodes: probs[nodes]
 
     def _uniforms(self, count: int, device: torch.device) -> torch.Tensor:
         return torch.rand(count, generator=self.generator, dtype=torch.float64).to(device)

@@ -8,10 +8,14 @@ from dataclasses import replace
 
 import torch
 
-from decoding.cache import KVCache
-from decoding.forward import Forward, Scored, TransformersForward
 from decoding.tree import DraftTree
 from models.base import Base
+from runtime.cache import KVCache
+from runtime.forward import fastest
+from runtime.interface import Forward, Inputs, Scored, Selection
+from runtime.precision import exact_products
+from runtime.transformers import TransformersForward
+from runtime.weights import why_not_fast
 from speculoos.errors import BadInput
 
 PREFILL_ROWS = 1024
@@ -101,16 +105,8 @@ class Target:
         last_only: bool = False,
         best_only: bool = False,
     ) -> Scored:
-        device = self.base.device
-        scored = self.forward(
-            torch.tensor(ids, device=device),
-            torch.tensor(positions, device=device),
-            mask,
-            self.cache,
-            layers,
-            last_only,
-            best_only,
-        )
+        inputs = Inputs.of(ids, positions, self.base.device, mask)
+        scored = self.forward(inputs, self.cache, Selection(tuple(layers), last_only, best_only))
         self.cache.stage(len(ids))
         return scored
 
@@ -124,6 +120,18 @@ class Target:
             )
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.base.vocab_size:
             raise BadInput(f"The prompt has a token id outside 0…{self.base.vocab_size - 1}.")
+
+
+def fast_target(base: Base, max_length: int = 2048) -> Target:
+    """A Target on the fastest forward this base has: ours, or transformers' own (then `target.notice` says why).
+
+    The first call takes the base's weights over; further targets of the same base share them.
+    """
+    exact_products(base.device)
+    target = Target(base, max_length, fastest(base))
+    if isinstance(target.forward, TransformersForward):
+        target.notice = f"Runs on transformers' own forward: {why_not_fast(base)}."
+    return target
 
 
 def usable_length(base: Base) -> int:

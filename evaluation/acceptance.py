@@ -11,14 +11,13 @@ from typing import Any
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.fast import fast_target
 from decoding.generate import generate
 from decoding.stats import Summary, summarize
 from decoding.step import Step
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
-from evaluation.ties import TIE, gap_at
+from evaluation.ties import TIE, first_difference, gap_at
 from models.base import Base
 from models.chat import render
 from speculoos.errors import BadInput
@@ -38,11 +37,11 @@ class Measured:
     speculative: list[Step]
     first_difference: int | None = None
     gap: float | None = None
-    """Difference of the plain run's two best logits where the runs part; None where plain had ended."""
+    """What plain decoding held against the other run's token where they part, in logits; None where one had ended."""
 
     @property
     def tie(self) -> bool:
-        return self.gap is not None and self.gap <= TIE
+        return self.gap is not None and abs(self.gap) <= TIE
 
     @property
     def speedup(self) -> float:
@@ -79,7 +78,7 @@ def evaluate(
     """Measure `draft` (or the drafter that `options` name, or none) on rows with `messages`; JSON-able result:
 
     `mean_accepted_length` (τ), `acceptance_by_depth`, `identical_to_plain` (token for token, ties aside), `ties`
-    (prompts that first differ where plain's two best logits lie within 1e-3), `tokens_per_second`,
+    (prompts that first differ between two tokens whose plain logits lie within 1e-3), `tokens_per_second`,
     `plain_tokens_per_second`, `speedup`, `median_speedup`, `per_category`, `prompts`, `differences`, and where and
     how it was measured. Later turns of a question follow plain's answers, so both ways see the same prompts.
     Raises Cancelled between prompts when the reporter says stop.
@@ -178,7 +177,7 @@ def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int]) -> Measured:
     measured = Measured(str(row.get("id", "")), row.get("category", ""), plain, runs.get(True, plain))
     measured.first_difference = first_difference(ids(plain), ids(measured.speculative))
     if measured.first_difference is not None:
-        measured.gap = gap_at(bench.target, prompt, measured.first_difference)
+        measured.gap = gap_at(bench.target, prompt, ids(plain), ids(measured.speculative))
     return measured
 
 
@@ -197,11 +196,3 @@ def _run(bench: _Bench, prompt: list[int], speculative: bool, max_tokens: int) -
 def ids(steps: Sequence[Step]) -> list[int]:
     """Token ids of a generation."""
     return [token.id for step in steps for token in step.tokens]
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """First index where two answers differ, a missing token included; None when they are equal."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return None if len(a) == len(b) else min(len(a), len(b))

@@ -5,42 +5,32 @@ that lie closer than rounding may change places. Anything farther apart is a fau
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-from decoding.config import GenerateConfig
-from decoding.drafters import make_drafter
-from decoding.forward import Scored
-from decoding.generate import generate
 from decoding.target import Target
 
 TIE = 1e-3
 
 
-class Watched:
-    """A forward that notes the difference of the two best logits after each last row."""
+def gap_at(target: Target, prompt: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> float | None:
+    """By how much the logit of plain decoding's token exceeds that of the other's where the two answers first part.
 
-    def __init__(self, forward: Any):
-        self.forward, self.name, self.gaps = forward, forward.name, []
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Scored:
-        scored = self.forward(*args, **kwargs)
-        best = scored.logits[-1].float().topk(2).values
-        self.gaps.append(float(best[0] - best[1]))
-        return scored
-
-
-def gap_at(target: Target, prompt: Sequence[int], index: int) -> float | None:
-    """Difference of plain decoding's two best logits where it chose new token `index`: the plain run done again.
-
-    None when plain decoding ended before that token.
+    The logits are those plain decoding had there: its tokens again, one a forward. None when one answer had ended.
+    Empties the target's cache of what it held.
     """
-    watched = Watched(target.forward)
+    at = first_difference(plain, speculative)
+    if at is None or at >= min(len(plain), len(speculative)):
+        return None
     target.rewind(0)
-    target.forward = watched
-    try:
-        for step in generate(target, make_drafter(target), prompt, GenerateConfig(max_tokens=index + 1)):
-            if step.kind == "prefill":
-                del watched.gaps[:-1]  # a long prompt takes several forwards; the last one chose token 0
-    finally:
-        target.forward = watched.forward
-    return watched.gaps[index] if index < len(watched.gaps) else None
+    logits = target.prefill(prompt).logits
+    for token in plain[:at]:
+        logits = target.extend([token]).logits
+    row = logits[-1].float()
+    return float(row[plain[at]] - row[speculative[at]])
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """First index where two answers differ, a missing token included; None when they are equal."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))

@@ -9,10 +9,9 @@ from typing import Any
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
-from decoding.fast import fast_target
 from decoding.generate import generate
 from decoding.step import Step
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from decoding.tuning import TreePlan, measure_forward, plan_dynamic, plan_tree, values_from_steps, wide_choices
 from evaluation.questions import turns
 from models.base import Base

@@ -34,6 +34,8 @@ class Base:
     device: torch.device
     eos_ids: frozenset[int]
     """Every id that ends an answer, from the generation config, the config and the tokenizer."""
+    forward: Any = None
+    """What runs this base fast, once it has taken the weights over (`runtime.forward.fastest`)."""
 
     @property
     def config(self) -> Any:
@@ -226,6 +228,13 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype | str:
     if name not in DTYPES:
         raise BadInput(f"Data type {name!r} is not known; use {', '.join(DTYPES)} or auto.")
     return DTYPES[name]
+
+
+def decoding_dtype(name: str, device: str) -> str:
+    """The data type a base answers and is measured in; auto: float32 on a CPU, bfloat16 on a GPU."""
+    if name != "auto":
+        return name
+    return "float32" if pick_device(device).type == "cpu" else "bfloat16"
 
 
 def _load_model(view: Path, folder: Path, dtype: torch.dtype | str) -> Any:

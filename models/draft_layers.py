@@ -1,4 +1,5 @@
-"""The decoder layer EAGLE drafts are made of, and the three ways its attention can look back.
+"""The decoder layer EAGLE drafts are made of, and two ways its attention can look back; the third, over a
+cache, is `runtime.drafts.CacheMemory`.
 
 Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B rows, n places, H hidden,
 h heads, k key/value heads, d per head. Knows no training loss and no drafting policy.
@@ -54,40 +55,6 @@ class Causal:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-
-
-class DraftCache:
-    """Keys and values of one sequence for drafting. A forward appends its n places to the `length` kept ones.
-
-    `mask` bool [n, length + n] says where the next forward's places may look (a tree); None: all kept ones and the
-    new ones up to oneself. `crop(length)` forgets what came after; storage is reused.
-    """
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.mask: Tensor | None = None
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n, end = q.shape[2], self.length + q.shape[2]
-        if layer == len(self._keys):
-            self._keys.append(k.new_empty(k.shape[:2] + (0, k.shape[3])))
-            self._values.append(v.new_empty(v.shape[:2] + (0, v.shape[3])))
-        self._keys[layer] = _stored(self._keys[layer], self.length, k)
-        self._values[layer] = _stored(self._values[layer], self.length, v)
-        keys, values = self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
-        mask = self.mask if self.mask is not None else causal_mask(n, end, q.device)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-
-    def advance(self, n: int) -> None:
-        """The n places of the forward that just ended belong to the cache now."""
-        self.length += n
-        self.mask = None
-
-    def crop(self, length: int) -> None:
-        """Keep the first `length` places."""
-        self.length = min(self.length, length)
 
 
 class ChainMemory:
@@ -201,14 +168,3 @@ def init_weights(module: nn.Module, std: float = 0.02) -> None:
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, 0.0, std)
-
-
-def _stored(storage: Tensor, start: int, new: Tensor) -> Tensor:
-    """`storage` [B, k, capacity, d] with `new` written from place `start` on, grown when it has no room."""
-    end = start + new.shape[2]
-    if end > storage.shape[2]:
-        grown = new.new_empty(new.shape[:2] + (max(2 * storage.shape[2], end, 64), new.shape[3]))
-        grown[:, :, :start] = storage[:, :, :start]
-        storage = grown
-    storage[:, :, start:end] = new
-    return storage

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.draft_layers import Attention, Causal, DraftCache, LayerShape, Memory, SwiGLU, init_weights, shape_of
+from models.draft_layers import Attention, Causal, LayerShape, Memory, SwiGLU, init_weights, shape_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class EagleLayer(nn.Module):
 
 class BorrowedParts:
     """Embeddings and head of the base, used but neither owned nor stored by a draft."""
+
+    runner: Any = None
+    """What drafts with this draft's weights, once it has taken them over (`decoding.eagle_runner.packed_runner`)."""
 
     def borrow(self, base: Any) -> None:
         self._base = (base,)  # in a tuple: not a submodule; its head is looked up late, since it may be packed by then
@@ -97,14 +100,12 @@ class EagleDraft(BorrowedParts, nn.Module):
     ) -> Tensor:
         """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
-        `memory`: a DraftCache while drafting (its `advance(n)` is called here), none for whole rows.
+        `memory`: what attention looks at besides these places; none for whole rows.
         """
         x = self.fc(torch.cat([self.embed(token_ids).to(features.dtype), features], -1))
         memory = memory or Causal()
         for i, layer in enumerate(self.layers):
             x = layer(x, positions, memory, i)
-        if isinstance(memory, DraftCache):
-            memory.advance(features.shape[1])
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:

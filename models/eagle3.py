@@ -16,7 +16,6 @@ from models.base import aux_layers
 from models.draft_layers import (
     Attention,
     Causal,
-    DraftCache,
     LayerShape,
     Memory,
     SwiGLU,
@@ -178,14 +177,11 @@ class Eagle3Draft(BorrowedParts, nn.Module):
     ) -> Tensor:
         """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
-        `memory`: a DraftCache while drafting (its `advance(n)` is called here), a ChainMemory while training.
+        `memory`: what attention looks at besides these places, a ChainMemory while training; none for whole rows.
         `asked` [B, m]: give the features of these places only, [B, m, H]; the others are looked at, no more.
         """
         embedded = self.embed(token_ids).to(features.dtype)
-        out = self.layers[0](embedded, features, positions, memory or Causal(), asked)
-        if isinstance(memory, DraftCache):
-            memory.advance(features.shape[1])
-        return out
+        return self.layers[0](embedded, features, positions, memory or Causal(), asked)
 
     def logits(self, features: Tensor) -> Tensor:
         """[…, H] → [..., draft_vocab_size]; `to_target` names the columns."""

@@ -37,11 +37,11 @@ def attend_by_row(
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
     parts = (tensor[0].split(_lengths.get(), 1) for tensor in (query, key, value))
     for q, k, v, place in zip(*parts, out.split(_lengths.get()), strict=True):
-        _causal(q, k, v, scaling or q.shape[-1] ** -0.5, place)
+        attend_causally(q, k, v, scaling or q.shape[-1] ** -0.5, place)
     return out[None], None
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor) -> None:
+def attend_causally(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor) -> None:
     """q [heads, n, D] over k, v [kv heads, n, D], into out [n, heads, D].
 
     BLOCK queries at a time look only as far as the last of them may, and the heads that share keys are one product:

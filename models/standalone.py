@@ -27,6 +27,7 @@ class StandaloneDraft(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+        self._as_base: Base | None = None
 
     @classmethod
     def from_base(cls, base: Base, num_layers: int) -> "StandaloneDraft":
@@ -78,8 +79,11 @@ class StandaloneDraft(nn.Module):
         return {"generation_config.json": self.model.generation_config.to_json_string()}
 
     def as_base(self, base: Base) -> Base:
-        """This draft in the shape of a base with the target's tokenizer: what a drafter runs."""
-        return replace(base, model=self.model)
+        """This draft in the shape of a base with the target's tokenizer: what a drafter runs. Always the same one, so
+        that its weights are taken over once."""
+        if self._as_base is None:
+            self._as_base = replace(base, model=self.model, forward=None)
+        return self._as_base
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)

@@ -62,16 +62,16 @@ class Engine:
     def __init__(
         self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL
     ):
-        """`dtype` default: float32 on a CPU, bfloat16 on a GPU. `budget`: bytes of warm models. `depth` and `total`
-        bound what waits of one client and of all."""
+        """`dtype` default: that of the settings. `budget`: bytes of warm models. `depth` and `total` bound what waits
+        of one client and of all."""
         import torch
 
-        from models.base import pick_device
+        from models.base import decoding_dtype, pick_device
 
         self._threads = torch.get_num_threads()
         self.settings = settings
         self.device = lease.device_name(str(pick_device(settings.device)))
-        self.dtype = dtype or ("float32" if self.device == "cpu" else "bfloat16")
+        self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
         self.metrics = Metrics()
         limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
         self.queue = DeviceQueue(self.device, depth, total, limit, self.metrics.queue_wait.observe, panics)

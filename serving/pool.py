@@ -169,7 +169,7 @@ class Pool:
                 del base.drafts[key]
 
     def _load_base(self, ref: ModelRef) -> WarmBase:
-        from decoding.fast import fast_target
+        from decoding.target import fast_target
         from models.base import load_base
         from models.damage import check_base
 

@@ -17,6 +17,7 @@ import platformdirs
 from speculoos.errors import BadInput
 
 CLONE = Path(__file__).resolve().parent.parent
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOGINS = ("open", "token")
 
@@ -77,6 +78,8 @@ class Settings:
     """HF_TOKEN: for gated models on the hub."""
     device: str = "auto"
     """SPECULOOS_DEVICE: auto, cpu, cuda or cuda:N."""
+    dtype: str = "auto"
+    """SPECULOOS_DTYPE: in which precision bases answer and are measured; auto: float32 on CPUs, bfloat16 on GPUs."""
     max_upload_mb: int = 200
     """SPECULOOS_MAX_UPLOAD_MB: largest prompt file accepted by the pages."""
     max_rows: int = 1_000_000
@@ -170,6 +173,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         allowed_hosts=tuple(h.strip() for h in _value(env, "SPECULOOS_ALLOWED_HOSTS").split(",") if h.strip()),
         hf_token=_value(env, "HF_TOKEN"),
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
+        dtype=_dtype(env),
         max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
         stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120, least=0),
@@ -238,6 +242,13 @@ def _one_of(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     if text not in choices:
         raise BadInput(f"{name}: expected {' or '.join(choices)}, got {text!r}.")
     return text
+
+
+def _dtype(env: Mapping[str, str]) -> str:
+    name = _value(env, "SPECULOOS_DTYPE") or "auto"
+    if name not in DTYPES:
+        raise BadInput(f"SPECULOOS_DTYPE: expected one of {', '.join(DTYPES)}, got {name!r}.")
+    return name
 
 
 def _port(env: Mapping[str, str], name: str, default: int) -> int:

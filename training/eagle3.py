@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decoding.screen import best_ids
 from methods.settings import TrainConfig
 from models.base import aux_layers
 from models.draft_layers import ChainMemory
 from models.eagle3 import Eagle3Draft
+from runtime.argmax import argmax
 from speculoos.errors import BadInput
 from training.batches import Batch, Conversation
 from training.eagle import next_tokens, unrolled_hits
@@ -158,7 +158,7 @@ class Eagle3Method(nn.Module):
         looked = mask.clone()
         looked[:, :-1] |= mask[:, 1:]
         row, position = looked.nonzero(as_tuple=True)
-        best = [best_ids(F.linear(part, head)) for part in hidden[row, position].split(256)]
+        best = [argmax(F.linear(part, head)) for part in hidden[row, position].split(256)]
         known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return known
 

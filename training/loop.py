@@ -17,12 +17,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from decoding.fast_layers import pack_known
 from methods.settings import TrainConfig
 from models.base import load_base, pick_device
 from models.checkpoints import read_config, save_draft, verify_sums
 from models.damage import NO_SUMS, Known, check_base
 from models.identity import tokenizer_sha256, weights_sha256
+from runtime.precision import quick_products
+from runtime.weights import pack_known
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, Silent
 from speculoos.sums import Sums
@@ -103,6 +104,7 @@ class Trainer:
         self.accelerator = make_accelerator(config)
         self.main = self.accelerator.is_main_process
         device = self.accelerator.device
+        quick_products(device)
         self.base = base = load_base(base_path, dtype=frozen_dtype(config, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         training, held, self.data = self._read_data(base, base_path, dataset_path)

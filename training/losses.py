@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from decoding.packed import product
-from decoding.screen import best_ids
+from runtime.argmax import argmax
+from runtime.linear import product
 
 CHUNK_FLOATS = 12 << 20
 """Logits at once. Fewer rows make the products less efficient."""
@@ -84,7 +84,7 @@ class _SoftLoss(Function):
         hits = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for part in _chunks(len(x), len(weight)):
             logits, wanted = logits_of(part), wanted_of(part)
-            hits[part] = _is_best(logits, best_ids(wanted))
+            hits[part] = _is_best(logits, argmax(wanted))
             total += _in_blocks(DISTANCES[kind], logits, wanted).sum()
             if grads.wanted:
                 grads.add(part, logits)
@@ -107,7 +107,7 @@ class _UnrolledLoss(Function):
         sums, hits = x.new_zeros(len(meets), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
         for part in _chunks(len(target), len(weight)):
             wanted = wanted_of(part)
-            best, p = best_ids(wanted), torch.softmax(wanted, -1, out=wanted)
+            best, p = argmax(wanted), torch.softmax(wanted, -1, out=wanted)
             edges = torch.tensor([part.start, part.stop], device=x.device)
             for j, indices in enumerate(meets):
                 first, last = torch.searchsorted(indices, edges).tolist()

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.fast import KEPT
-from decoding.packed import PackedLinear
 from methods import find_method
 from models.checkpoints import draft_to_train, is_checkpoint
+from runtime.forward import FastForward
+from runtime.linear import PackedLinear
 from speculoos.errors import Unsupported
 
 NO_RANK = 1 << 30
@@ -67,7 +67,7 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
             f"{base.path}: its lm_head has a bias, which no draft here carries; train a draft for a base without one."
         )
     cls = find_method(config.method).load("trainer")
-    if KEPT in base.model.__dict__ or any(isinstance(part, PackedLinear) for part in base.model.modules()):
+    if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
     given = config.draft_path
     started = bool(given) and (config.method != "draft" or is_checkpoint(given))

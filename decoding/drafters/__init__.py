@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from decoding.drafters.base import Drafter
-from decoding.drafters.eagle import REFERENCE, SMALL, DynamicTree, EagleDrafter, ModuleRunner
+from decoding.drafters.eagle import REFERENCE, SMALL, DynamicTree, EagleDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.plain import PlainDrafter
 from decoding.drafters.standalone import StandaloneDrafter
-from decoding.fast import FastForward, fast_target
-from decoding.fast_eagle import KEPT, fast_eagle
-from decoding.packed import pack_module
+from decoding.eagle_runner import ModuleRunner, packed_runner
 from decoding.probe import require_trees
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from decoding.tree import TreeShape, chain_shape, shape_from_choices
+from runtime.forward import FastForward
+from runtime.linear import pack_module
 from speculoos.errors import BadInput, Unsupported
 
 
@@ -78,7 +78,7 @@ def _check_columns(ranks: Sequence[int], columns: int) -> None:
 
 
 def _is_fast(target: Target) -> bool:
-    return target.forward.name == FastForward.name
+    return isinstance(target.forward, FastForward)
 
 
 def _plain(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:
@@ -104,9 +104,9 @@ def _eagle(target: Target, draft: Any, options: dict[str, Any]) -> Drafter:
         tree = DynamicTree(**{"depth": usual.depth, "top_k": usual.top_k, "nodes": usual.nodes} | options)
     columns = draft.config.draft_vocab_size if draft.method == "eagle3" else target.base.vocab_size
     _check_columns(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], columns)
-    if not _is_fast(target) and KEPT in draft.__dict__:
+    if not _is_fast(target) and draft.runner is not None:
         raise Unsupported("This draft was packed for a fast target; load it again to use it beside another one.")
-    runner = fast_eagle(draft) if _is_fast(target) else ModuleRunner(draft)
+    runner = packed_runner(draft) if _is_fast(target) else ModuleRunner(draft)
     return EagleDrafter(runner, tree, target.base.vocab_size, sample)
 
 

@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.forward import Scored
 from decoding.tree import DraftTree
+from runtime.interface import Scored
 
 
 class Drafter(Protocol):

@@ -6,7 +6,6 @@ t with token t+1. Rows of the tree being drafted, whose features are guesses, co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -14,11 +13,11 @@ from torch.nn import functional as F
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
 from decoding.drafters.growth import grow_dynamic, grow_static
-from decoding.forward import Scored
+from decoding.eagle_runner import EagleRunner
 from decoding.sampling import Warp
 from decoding.target import PREFILL_ROWS, common_prefix
 from decoding.tree import DraftTree, TreeShape
-from models.draft_layers import DraftCache
+from runtime.interface import Scored
 from speculoos.errors import BadInput
 
 
@@ -45,7 +44,7 @@ SMALL = DynamicTree(depth=3, top_k=3, nodes=8)
 class EagleDrafter(Speculative):
     """Static `shape`, or a dynamic tree. `sample`: children of a static shape are drawn when the generation samples."""
 
-    def __init__(self, draft: "EagleRunner", tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
+    def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
         self.draft, self.tree, self.vocab_size, self.sample = draft, tree, vocab_size, sample
         self.name = draft.method
         self.layers = tuple(draft.layers_wanted)
@@ -112,9 +111,9 @@ class EagleDrafter(Speculative):
         for at, parent in enumerate(parents):
             self._lines.append([*self._lines[parent], rows + at])
             self._depths.append(self._depths[parent] + 1)
-        self.cache.mask = self._mask(self._lines[first:], rows + len(tokens))
+        mask = self._mask(self._lines[first:], rows + len(tokens))
         features = self._outputs.index_select(0, torch.tensor(parents, device=self._outputs.device))
-        out = self.draft(features, tokens, len(self.text) - 1, self._depths[first:], self.cache)
+        out = self.draft(features, tokens, len(self.text) - 1, self._depths[first:], self.cache, mask)
         self._outputs = torch.cat([self._outputs, out])
         return self.draft.logits(out)
 
@@ -145,50 +144,3 @@ class EagleDrafter(Speculative):
     @torch.inference_mode()
     def _features(self, scored: Scored, rows: slice | list[int]) -> torch.Tensor:
         return self.draft.fuse(scored.hidden[rows], scored.features[rows] if self.layers else None)
-
-
-class EagleRunner(Protocol):
-    """An EAGLE draft without the batch dimension: `ModuleRunner`, or `decoding.fast_eagle.FastEagle`."""
-
-    method: str
-    layers_wanted: Sequence[int]
-
-    def new_cache(self) -> Any:
-        """An empty cache with `length`, `mask` and `crop`."""
-
-    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        """Features [n, H] to start from, of the base's final hidden states or the layers wanted, side by side."""
-
-    def __call__(
-        self, features: torch.Tensor, ids: Sequence[int], first: int, depths: Sequence[int] | None, cache: Any
-    ) -> torch.Tensor:
-        """features [n, H] at places t with tokens t+1 → features [n, H], appended to the cache. Positions are first,
-        first + 1, …, or first + depths[i]."""
-
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """[n, H] → [n, V']."""
-
-    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        """Columns of `logits` as token ids of the base."""
-
-
-class ModuleRunner:
-    """The draft's own network, untouched: what training samples with, and what other forwards are compared to."""
-
-    def __init__(self, draft: Any):
-        self.draft, self.method, self.layers_wanted = draft, draft.method, draft.layers_wanted
-        self.logits, self.to_target = draft.logits, draft.to_target
-
-    def new_cache(self) -> DraftCache:
-        return DraftCache()
-
-    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        parts = () if aux is None else tuple(part[None] for part in aux.chunk(len(self.layers_wanted), dim=-1))
-        return self.draft.fuse(hidden[None], parts)[0]
-
-    def __call__(
-        self, features: torch.Tensor, ids: Sequence[int], first: int, depths: Sequence[int] | None, cache: DraftCache
-    ) -> torch.Tensor:
-        positions = torch.tensor(range(len(ids)) if depths is None else depths, device=features.device) + first
-        ids = torch.tensor(ids, device=features.device)
-        return self.draft(features[None], ids[None], positions[None], cache)[0]

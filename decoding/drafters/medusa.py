@@ -7,8 +7,8 @@ import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
-from decoding.forward import Scored
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
+from runtime.interface import Scored
 from speculoos.errors import BadInput
 
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (0, 0, 0, 0))

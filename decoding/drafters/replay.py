@@ -9,8 +9,8 @@ import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
-from decoding.forward import Scored
 from decoding.tree import DraftTree, TreeShape, chain_shape
+from runtime.interface import Scored
 
 
 class ReplayDrafter(Speculative):

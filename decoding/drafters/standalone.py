@@ -7,10 +7,10 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
 from decoding.drafters.growth import grow_static
-from decoding.forward import Scored
 from decoding.sampling import Warp
 from decoding.target import Target, common_prefix
 from decoding.tree import DraftTree, TreeShape
+from runtime.interface import Scored
 
 
 class StandaloneDrafter(Speculative):

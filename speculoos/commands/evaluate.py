@@ -21,7 +21,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Measure drafting against plain decoding: the same questions, greedy, 32-bit floats, one after the other."""
+    """Measure drafting against plain decoding: the same questions, greedy, one after the other."""
     from speculoos.command_line import parse_settings
     from speculoos.commands.targets import resolve
     from speculoos.homes import open_home

@@ -30,7 +30,7 @@ def generate(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Answer a prompt; greedy unless a temperature is given, in 32-bit floats."""
+    """Answer a prompt; greedy unless a temperature is given."""
     from decoding.config import GenerateConfig
     from speculoos.command_line import parse_settings
     from speculoos.commands.targets import resolve
@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(self, settings: Any, ref: Any, device: str, drafting: dict[str, Any]):
         from decoding.drafters import make_drafter
-        from decoding.fast import fast_target
+        from decoding.target import fast_target
         from speculoos.commands.targets import load_target
 
         self.ref = ref

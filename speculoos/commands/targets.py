@@ -68,13 +68,13 @@ def _with_folder(ref: TargetRef, checkpoint: str) -> TargetRef:
 
 
 def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, Any]:
-    """The base in float32 on `device`, and its draft or None, their files compared with what the rows say."""
-    from models.base import load_base
+    """The base on `device` in the precision of the settings, and its draft or None, their files compared with what the rows say."""
+    from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
     from speculoos.sums import Sums
 
     sums = Sums.of(settings)
-    base = load_base(ref.base_path, "float32", device, ref.base_known, sums)
+    base = load_base(ref.base_path, decoding_dtype(settings.dtype, device), device, ref.base_known, sums)
     if not ref.checkpoint_path:
         return base, None
     return base, load_draft(ref.checkpoint_path, base, ref.base_sha256, ref.checkpoint_sha256, sums)

@@ -1,5 +1,6 @@
 """Acceptance rules worked by hand on small trees."""
 
+import pytest
 import torch
 
 from decoding.accept import (
@@ -12,9 +13,9 @@ from decoding.accept import (
     typical_threshold,
 )
 from decoding.config import GenerateConfig
-from decoding.forward import Scored
 from decoding.generate import seeded
 from decoding.tree import DraftTree, TreeShape
+from runtime.interface import Scored
 
 SHAPE = TreeShape((-1, 0, 0, 1, 2, 2))
 TOKENS = (7, 1, 2, 3, 4, 5)
@@ -32,6 +33,23 @@ def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
     for scored in (Scored(logits, hidden), Scored(None, hidden, found=best)):
         assert GreedyRule()(DraftTree(TOKENS, SHAPE), scored) == Verdict((2, 5), 6)
         assert GreedyRule().first(scored) == 6
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_walk_that_looks_at_nothing_on_the_way_says_the_same(sampled, monkeypatch):
+    """What runs where every look would wait for the device, on this processor."""
+    rule = make_rule(GenerateConfig(temperature=1.0, top_p=0.9), seeded(0))
+    verdicts = []
+    for looks in (True, False):
+        monkeypatch.setattr("decoding.accept._may_look", lambda _device, looks=looks: looks)
+        rule.generator.manual_seed(0)
+        draws = torch.Generator().manual_seed(1)
+        for _ in range(60):
+            logits = 2 * torch.randn(len(SHAPE), 8, generator=draws)
+            q = {n: torch.rand(8, generator=draws, dtype=torch.float64) for n in (0, 2)} if sampled else {}
+            tree = DraftTree(TOKENS, SHAPE, proposals={n: row / row.sum() for n, row in q.items()})
+            verdicts.append(rule(tree, Scored(logits, torch.zeros(6, 1))))
+    assert verdicts[:60] == verdicts[60:] and len(set(verdicts)) > 10
 
 
 def lossless(p, q, uniforms, shape=SHAPE, tokens=TOKENS):

@@ -27,8 +27,9 @@ def test_the_five_hops_exist():
 
 def test_every_file_of_the_table_exists_and_no_room_file_is_left_out():
     text = (DOCS / "decoding.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^\| `(decoding/[^`]+)` \|", text, flags=re.MULTILINE))
-    files = {f"decoding/{p.name}" for p in (DOCS.parent / "decoding").glob("*.py") if p.name != "__init__.py"}
+    named = set(re.findall(r"^\| `((?:decoding|runtime)/[^`]+)` \|", text, flags=re.MULTILINE))
+    rooms = [p for room in ("decoding", "runtime") for p in (DOCS.parent / room).glob("*.py")]
+    files = {f"{p.parent.name}/{p.name}" for p in rooms if p.name != "__init__.py"}
     assert named == files | {"decoding/drafters/"}
 
 

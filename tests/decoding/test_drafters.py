@@ -11,7 +11,6 @@ from decoding.drafters.growth import grow_dynamic, grow_static
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.replay import ReplayDrafter
-from decoding.forward import Scored
 from decoding.generate import seeded
 from decoding.sampling import Warp
 from decoding.target import Target
@@ -20,6 +19,7 @@ from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
+from runtime.interface import Scored
 from speculoos.errors import BadInput
 from tests.decoding.conftest import greedy, ids_of, run
 

@@ -9,9 +9,8 @@ import torch
 
 from decoding.drafters import make_drafter
 from decoding.drafters.replay import ReplayDrafter
-from decoding.fast import fast_target
 from decoding.stats import summarize
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from decoding.tree import shape_from_choices
 from models.base import load_base
 from models.eagle import EagleDraft

@@ -3,17 +3,16 @@
 import pytest
 import torch
 
-from decoding import fast_eagle
+from decoding import eagle_runner
 from decoding.drafters import make_drafter
-from decoding.fast import fast_target
-from decoding.packed import PackedLinear, packing_works
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from models.base import Base, load_base
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from models.tiny import make_tiny_base
+from runtime.linear import PackedLinear, packing_works
 from speculoos.errors import BadInput, Unsupported
 from tests.decoding.conftest import run
 
@@ -40,7 +39,7 @@ def made(name: str, base: Base):
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("name", ["medusa", "medusa-tied", "eagle", "eagle3", "draft"])
 def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, tied, monkeypatch):
-    monkeypatch.setattr(fast_eagle, "drafting_dtype", lambda draft: torch.float32)
+    monkeypatch.setattr(eagle_runner, "drafting_dtype", lambda draft: torch.float32)
     make_tiny_base(tmp_path, tie_word_embeddings=tied)
     slow_base, fast_base = load_base(tmp_path), load_base(tmp_path)
     slow_draft, fast_draft = made(name, slow_base), made(name, fast_base)

@@ -126,9 +126,9 @@ def test_a_second_turn_reuses_the_prefix_and_says_the_same(base, prompt, method,
     target, fresh = Target(base, 200), Target(base, 200)
     forward = target.forward
 
-    def counting(ids, *args, **kwargs):
-        computed.append(len(ids))
-        return forward(ids, *args, **kwargs)
+    def counting(inputs, *args):
+        computed.append(len(inputs.ids))
+        return forward(inputs, *args)
 
     counting.name = forward.name
     target.forward = counting

@@ -12,11 +12,11 @@ import torch
 from decoding.accept import accept_lossless
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
-from decoding.forward import Scored
 from decoding.generate import generate
 from decoding.sampling import Warp, draw, draw_distinct
 from decoding.target import Target
 from decoding.tree import DraftTree, chain_shape, shape_from_choices
+from runtime.interface import Scored
 
 ALARM = 1e-3
 N = 20_000

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.forward import layer_windows, visible_rows
 from decoding.probe import NARROW, narrowed, probe
 from decoding.target import Target, usable_length
 from models.base import load_base
 from models.tiny import make_tiny_base
+from runtime.attention import layer_windows, visible_rows
 from speculoos.errors import Unsupported
 from tests.decoding.conftest import FAMILIES, greedy, ids_of, run, tokens_of
 
@@ -18,6 +18,22 @@ def test_every_family_of_the_list_passes(family, base_of):
     found = probe(base_of(family))
     assert found.difference < 1e-4
     assert found.past_window is bool("sliding_window" in FAMILIES[family][1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "phi", "gpt_neox", "gpt2"])
+def test_a_base_of_half_precision_is_compared_in_full(family, dtype, tmp_path):
+    """Its own rounding would be a hundred times what is allowed. Its weights stay the tensors they were."""
+    base = load_base(make_tiny_base(tmp_path, family, num_hidden_layers=4), dtype=dtype)
+    before = {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()}
+    assert probe(base).difference < 1e-4
+    assert {name: (p.data_ptr(), p.dtype) for name, p in base.model.named_parameters()} == before
+
+
+def test_a_base_of_half_precision_that_ignores_masks_is_refused(tmp_path):
+    base = load_base(make_tiny_base(tmp_path, "mpt", num_hidden_layers=2), dtype="bfloat16")
+    with pytest.raises(Unsupported, match="differ from plain ones by"):
+        probe(base)
 
 
 @pytest.mark.parametrize(("family", "message"), [("mpt", "differ from plain ones by"), ("mamba", "cannot be drafted")])
@@ -38,7 +54,7 @@ def test_a_base_that_fails_decodes_plainly_and_is_refused_drafts_before_the_run(
 
 def test_a_base_that_ignores_its_window_mask_is_caught(base_of, monkeypatch):
     base = base_of("mistral")
-    monkeypatch.setattr("decoding.forward.visible_rows", lambda m, p, length, w: visible_rows(m, p, length, None))
+    monkeypatch.setattr("runtime.transformers.visible_rows", lambda m, p, length, w: visible_rows(m, p, length, None))
     with pytest.raises(Unsupported, match="differ from plain ones by"):
         probe(base)
 

@@ -9,8 +9,7 @@ import pytest
 from benchmarks.exactness import compare, reference, verdict
 from decoding.drafters import make_drafter
 from decoding.drafters.replay import ReplayDrafter
-from decoding.fast import fast_target
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from decoding.tree import shape_from_choices
 from models.base import load_base
 from models.chat import render

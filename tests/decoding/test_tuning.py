@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from decoding.fast import fast_target
 from decoding.step import Drafted, Emitted, Step
+from decoding.target import fast_target
 from decoding.tree import shape_from_choices
 from decoding.tuning import (
     best_choices,
@@ -126,4 +126,4 @@ def test_measuring_leaves_the_cache_as_it_was(tiny_base):
     target.prefill(list(range(5, 30)))
     costs = measure_forward(target, (1, 4), rounds=2)
     assert set(costs) == {1, 4} and all(ms > 0 for ms in costs.values())
-    assert target.cache.length == len(target.ids) == 25 and target.cache.staged == 0
+    assert target.cache.length == len(target.ids) == 25 and target.cache.staged == [0]

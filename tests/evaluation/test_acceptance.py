@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.fast import fast_target
 from decoding.step import Emitted, Step
+from decoding.target import fast_target
 from evaluation import acceptance
-from evaluation.acceptance import evaluate, first_difference, result
+from evaluation.acceptance import evaluate, result
 from evaluation.questions import built_in, read_questions, turns
-from evaluation.ties import gap_at
+from evaluation.ties import first_difference, gap_at
 from models.base import Base, load_base
 from models.chat import render
+from models.tiny import make_tiny_base
+from runtime.argmax import HeadArgmax
+from runtime.linear import packing_works
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import Silent
 
@@ -92,12 +95,38 @@ def test_the_gap_is_that_of_the_logits_that_chose_the_token(base: Base, tiny_bas
     prompt = render(base.tokenizer, [{"role": "user", "content": "lazy dog"}])
     target = fast_target(base)
     fresh = load_base(tiny_base)
-    ids = list(prompt)
-    for index in range(4):
+    plain: list[int] = []
+    for _ in range(4):
         with torch.inference_mode():
-            best = fresh.model(torch.tensor([ids])).logits[0, -1].topk(2)
-        assert gap_at(target, prompt, index) == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-3)
-        ids.append(int(best.indices[0]))
+            best = fresh.model(torch.tensor([[*prompt, *plain]])).logits[0, -1].topk(3)
+        gap = gap_at(target, prompt, [*plain, int(best.indices[0])], [*plain, int(best.indices[2]), 7])
+        assert gap == pytest.approx(float(best.values[0] - best.values[2]), abs=1e-3)
+        plain.append(int(best.indices[0]))
+    assert gap_at(target, prompt, plain, plain[:2]) is None, "the other run had ended"
+
+
+@pytest.mark.skipif(not packing_works(torch.bfloat16), reason="best tokens are found by products in bfloat16")
+@pytest.mark.parametrize(("apart", "tie"), [(1e-6, True), (0.2, False)])
+def test_a_near_tie_is_told_from_a_fault_where_best_tokens_are_found_without_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float, tie: bool
+) -> None:
+    """A tied fp32 base whose tokens 2k and 2k + 1 are twins, their logits `apart` of their size from each other; a
+    verification of several nodes rounds the other way and takes the other twin."""
+    monkeypatch.setattr("runtime.argmax.has_bfloat16", lambda device: device.type == "cpu")
+    exact = HeadArgmax.__call__
+
+    def other_twin(self: HeadArgmax, hidden: torch.Tensor) -> torch.Tensor:
+        best = exact(self, hidden)
+        return best ^ 1 if len(hidden) > 1 else best
+
+    monkeypatch.setattr(HeadArgmax, "__call__", other_twin)
+    base = load_base(make_tiny_base(tmp_path, tie_word_embeddings=True))
+    table = base.embed_tokens.weight
+    table[1::2] = table[0::2] * (1 - apart)
+    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=12, options={"drafter": "ngram"})
+    assert fast_target(base).forward.argmax is not None and found["differences"]
+    assert found["identical_to_plain"] is tie and found["ties"] == (len(found["differences"]) if tie else 0)
+    assert all((abs(d["gap"]) <= 1e-3) is tie for d in found["differences"])
 
 
 def test_first_difference_counts_a_missing_token() -> None:

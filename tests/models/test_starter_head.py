@@ -5,9 +5,9 @@ import json
 import pytest
 
 from decoding.drafters import make_drafter
-from decoding.fast import fast_target
 from decoding.generate import GenerateConfig, generate
 from decoding.stats import summarize
+from decoding.target import fast_target
 from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft, read_config, verify_sums

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from decoding.config import GenerateConfig
-from decoding.fast import fast_target
 from decoding.generate import generate
-from decoding.screen import screened_table
+from decoding.target import fast_target
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
+from runtime.argmax import tied_table
 from serving.catalog import ModelRef
 from serving.pool import MAX_CONTEXT, Loaded, Pool, default_budget
 from serving.sizes import cache_bytes, held_bytes
@@ -133,7 +133,7 @@ def test_bytes_are_those_of_the_real_storages(method: str, tmp_path: Path) -> No
 
 
 def test_a_screen_is_counted(starter_base: Any) -> None:
-    if screened_table(starter_base) is None:
+    if tied_table(starter_base) is None:
         pytest.skip("this processor does not multiply in bfloat16")
     target = fast_target(starter_base)
     before = held_bytes(target)

@@ -49,6 +49,7 @@ def test_documented_defaults_of_settings_are_the_real_ones(tmp_path: Path) -> No
         ("SPECULOOS_MAX_ROWS", settings.max_rows),
         ("SPECULOOS_DEVICE", settings.device),
         *((f"SPECULOOS_{f.name.upper()}", f.default) for f in fields(settings) if f.name.startswith("keep_")),
+        ("SPECULOOS_DTYPE", settings.dtype),
     ):
         assert f"| `{name}` | `{value}` |" in SETTINGS_PAGE, name
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.fast import fast_target
-from decoding.fast_layers import pack_known
-from decoding.packed import packing_works
+from decoding.target import fast_target
 from models.base import load_base
+from runtime.linear import packing_works
+from runtime.weights import pack_known
 from speculoos.errors import BadInput, Unsupported
 from training.convert import collate_rows, convert
 
@@ -50,7 +50,7 @@ def test_a_base_whose_weights_were_taken_over_is_refused(tiny_base, method):
 def test_a_base_whose_layers_were_packed_is_refused_and_one_that_nothing_packs_is_not(
     tiny_base, method, works, monkeypatch
 ):
-    monkeypatch.setattr("decoding.packed.packing_works", lambda dtype: works and packing_works(dtype))
+    monkeypatch.setattr("runtime.linear.packing_works", lambda dtype: works and packing_works(dtype))
     base = load_base(tiny_base)
     pack_known(base, head=False)
     packed = works and packing_works(base.dtype)

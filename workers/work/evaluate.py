@@ -5,7 +5,7 @@ from typing import Any
 from evaluation.acceptance import evaluate
 from evaluation.questions import built_in, read_questions
 from models.base import Base as LoadedBase
-from models.base import load_base
+from models.base import decoding_dtype, load_base
 from models.checkpoints import load_draft
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
 from workers.context import Context
@@ -28,7 +28,8 @@ def run(request: Evaluate, context: Context) -> dict[str, Any]:
     base_row = context.usable(Base, request.base_id)
     questions = _questions(request, context)
     device = take_device(context)
-    base = load_base(base_row.path, "float32", device, context.known(base_row), context.sums)
+    dtype = decoding_dtype(context.settings.dtype, device)
+    base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
     draft = _draft(request, context, base, base_row.weights_sha256)
     context.log(f"Measuring {len(questions)} questions on {device}, plain and with drafting, one after the other.")
     result = evaluate(base, draft, questions, context, max_tokens=request.max_tokens, options=request.drafting)

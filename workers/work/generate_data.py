@@ -43,14 +43,12 @@ def publish(request: GenerateData, context: Context, rows: int, report: dict[str
 
 def _by_base(request: GenerateData, context: Context, source: str, options: GenerateOptions) -> dict[str, Any]:
     from corpus.generate_local import generate_local, generation_dtype
-    from decoding.fast_layers import pack_known
     from models.base import load_base
     from workers.work.devices import take_device
 
     row = context.usable(Base, request.base_id)
     device = take_device(context)
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
-    pack_known(base)
     folder = context.dataset_folder(request.dataset_id)
     return generate_local(base, source, folder, options, context, row.card or None)
 

@@ -55,11 +55,12 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> str:
     """Find the tree that is fastest on this machine and keep it with the checkpoint; returns the finding in words."""
     from evaluation.questions import built_in
     from evaluation.tuning import tune
-    from models.base import load_base
+    from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft, set_drafting
 
     context.log("Looking for the tree that gives the most tokens per second on this machine.")
-    loaded = load_base(base.path, "auto", device, context.known(base), context.sums)
+    dtype = decoding_dtype(context.settings.dtype, device)
+    loaded = load_base(base.path, dtype, device, context.known(base), context.sums)
     draft = load_draft(folder, loaded, base.weights_sha256, sums=context.sums)
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())

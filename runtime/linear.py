@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from decoding.pages import give_back
+from runtime.memory import give_back
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 FEWEST_ROWS = 4
@@ -78,7 +78,10 @@ class PlainLinear(nn.Module):
         return x
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear | PlainLinear:
+Linear = PackedLinear | PlainLinear
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """A linear layer for few rows: packed where that works, else plain. The caller drops the original weight; where it
     was packed, its pages are given back already (and come back where it is read once more)."""
     usable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES and packing_works(weight.dtype)

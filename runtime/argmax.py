@@ -14,9 +14,9 @@ import math
 
 import torch
 
-from decoding.packed import PackedLinear, packing_works
-from decoding.pages import give_back
 from models.base import Base, has_bfloat16
+from runtime.linear import PackedLinear, packing_works
+from runtime.memory import give_back
 
 ROUNDOFF = 2.0**-8
 SLACK = 1.01
@@ -27,15 +27,15 @@ MOST = 1024
 """Candidates a row; where there are more, the whole head costs little more than their rows."""
 
 
-def screened_table(base: Base) -> torch.Tensor | None:
-    """What a Screen is made of: the fp32 head of a base, where it is the embedding table, which stays in memory row by
-    row as it is. None where it is not, or where the processor does not multiply in bfloat16."""
+def tied_table(base: Base) -> torch.Tensor | None:
+    """What a HeadArgmax is made of: the fp32 head of a base, where it is the embedding table, which stays in memory row
+    by row as it is. None where it is not, or where the processor does not multiply in bfloat16."""
     table, head = base.embed_tokens.weight, base.lm_head
     tied = head.weight.data_ptr() == table.data_ptr() and head.bias is None and table.dtype == torch.float32
     return table.detach() if tied and has_bfloat16(base.device) and packing_works(torch.bfloat16) else None
 
 
-def best_ids(logits: torch.Tensor) -> torch.Tensor:
+def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Ids int64 [n] of the largest of logits [n, V], the first of equal ones, as argmax gives them; on a processor in a
     fraction of its time (8 rows of 49,152 in bfloat16: 0.09 instead of 0.70 ms)."""
     if logits.device.type != "cpu":
@@ -45,7 +45,7 @@ def best_ids(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1) if found is None else found
 
 
-class Screen:
+class HeadArgmax:
     """Best tokens by a head with rows `table` [V, H]."""
 
     @torch.inference_mode()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.pages import _are_a_files, give_back
+from runtime.memory import _are_a_files, give_back
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back on Linux only")
 

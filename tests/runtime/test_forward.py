@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from decoding.fast import FastForward, fast_target
-from decoding.fast_layers import pack_known, why_not_fast
-from decoding.graphs import GraphedForward, bucket_of
-from decoding.packed import PackedLinear, pack, pack_module, packing_works, product
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from decoding.tree import DraftTree, shape_from_choices
 from models.base import Base, load_base
 from models.tiny import make_tiny_base
+from runtime.forward import FastForward
+from runtime.graphs import GraphedForward, bucket_of
+from runtime.linear import PackedLinear, pack, pack_module, packing_works, product
+from runtime.weights import pack_known, why_not_fast
 from speculoos.errors import Unsupported
 
 FAMILIES = {
@@ -76,7 +76,7 @@ def test_what_a_graph_replays_equals_the_forward_on_the_rows_in_use(tmp_path, na
     fast.forward.graphs = GraphedForward(fast.forward, capture=False)
     prompt = torch.randint(3, 300, (245,), generator=torch.Generator().manual_seed(2)).tolist()
     shape = shape_from_choices([[0, 0, 0], [0, 1], [1, 0], [1, 1]])
-    fast.cache.reserve(fast.forward.kv_heads, fast.forward.dim, torch.float32, fast_base.device, 1)
+    fast.cache.reserve(fast.forward.heads.keys, fast.forward.heads.dim, torch.float32, fast_base.device, 1)
     fast.cache.keys.zero_(), fast.cache.values.zero_()  # as on CUDA: masked rows are multiplied by zero
     near(slow.prefill(prompt, layers=(0, 2)), fast.prefill(prompt, layers=(0, 2)))
     for step in range(3):  # the third tree goes beyond the first bucket

@@ -1,0 +1,180 @@
+"""Generation of training data, side by side in one run: ours, transformers.generate, and an older commit of ours.
+
+    python -m benchmarks.datagen --prompts FILE --before ../older --json OUT
+
+Greedy, every answer at its full length. In each round every contender answers all prompts before the next round, so
+that a disturbance hits all alike; ratios are medians over rounds of times taken side by side. Each side is a process
+of its own. transformers.generate counts at its best batch size.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evaluation.machine import describe_machine
+from models.base import load_tokenizer
+from models.chat import render
+from models.fetch import starter_path
+from speculoos.settings import CLONE
+
+WANTED = {"transformers": 2.0, "before": 1.3}
+BUILT_IN = CLONE / "corpus" / "quickstart_prompts.jsonl"
+SIDE = Path(__file__).with_name("datagen_side.py")
+LONGEST = 512
+"""Tokens; longer prompts are cut."""
+
+
+def read_prompts(model: Path, file: Path, limit: int) -> list[list[int]]:
+    """Token ids of the first user turns of a file's first `limit` rows, chat template applied."""
+    tokenizer = load_tokenizer(model)
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:limit]]
+    return [render(tokenizer, [{"role": "user", "content": _first_turn(row)}])[:LONGEST] for row in rows]
+
+
+def _first_turn(row: dict[str, Any]) -> str:
+    if "conversations" in row:
+        return row["conversations"][0]["value"]
+    return row["messages"][0]["content"] if "messages" in row else row["prompt"]
+
+
+class Side:
+    """A started contender's process."""
+
+    def __init__(self, args: argparse.Namespace, side: str, dtype: str, prompts: Path, tree: Path = CLONE):
+        command = [sys.executable, "-P", str(SIDE), "--side", side, "--model", str(args.model), "--dtype", dtype]
+        command += ["--prompts", str(prompts), "--tokens", str(args.tokens), "--threads", str(args.threads)]
+        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, cwd=tree, env=environment, text=True, **pipes)
+
+    def __enter__(self) -> "Side":
+        self._read()  # ready
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+    def answer(self, batch: int) -> dict[str, Any]:
+        """All prompts once, `batch` at a time."""
+        self.process.stdin.write(json.dumps({"batch": batch}) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"{' '.join(self.process.args[:4])} … ended with {self.process.wait()}.")
+
+
+def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
+    """Every contender in every round; medians, ratios, and whether the answers are those of before."""
+    with ExitStack() as stack:
+        sides = {"ours": Side(args, "ours", dtype, prompts), "transformers": Side(args, "transformers", dtype, prompts)}
+        if args.before:
+            sides["before"] = Side(args, "ours", dtype, prompts, args.before.resolve())
+        for side in sides.values():
+            stack.enter_context(side)
+        runs = {name: (name, args.batch) for name in sides if name != "transformers"}
+        runs |= {f"transformers, {size} at once": ("transformers", size) for size in args.batch_sizes}
+        rounds: list[dict[str, Any]] = []
+        for number in range(args.rounds):
+            rounds.append({name: sides[side].answer(batch) for name, (side, batch) in runs.items()})
+            spoken = ", ".join(f"{name} {taken['seconds']:.1f} s" for name, taken in rounds[-1].items())
+            print(f"{dtype}, round {number + 1}: {spoken}", file=sys.stderr)
+    return figures(rounds, count * args.tokens)
+
+
+def figures(rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
+    """Medians over the rounds; ours against the others, side by side."""
+    speeds = {name: statistics.median(tokens / taken[name]["seconds"] for taken in rounds) for name in rounds[0]}
+    best = max((name for name in speeds if name.startswith("transformers")), key=speeds.get)
+    peers = {"transformers": best, **({"before": "before"} if "before" in speeds else {})}
+    ratios = {
+        peer: statistics.median(taken[name]["seconds"] / taken["ours"]["seconds"] for taken in rounds)
+        for peer, name in peers.items()
+    }
+    last = rounds[-1]
+    same = {
+        peer: sum(a == b for a, b in zip(last["ours"]["digest"], last[name]["digest"], strict=True))
+        for peer, name in peers.items()
+    }
+    return {
+        "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
+        "tokens_per_cpu_second": {
+            name: round(statistics.median(tokens / taken[name]["cpu_seconds"] for taken in rounds), 1)
+            for name in rounds[0]
+        },
+        "peak_memory_mb": {name: max(taken[name]["peak_memory_mb"] for taken in rounds) for name in rounds[0]},
+        "times_as_fast": {peer: round(ratio, 2) for peer, ratio in ratios.items()},
+        "same_answers": same,
+        "wanted": {f"at least {WANTED[peer]} times {peer}": ratios[peer] >= WANTED[peer] for peer in ratios},
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [f"{result['prompts']} prompts ({result['prompt_tokens']} tokens) × {result['tokens']} new tokens."]
+    for dtype, found in result["dtypes"].items():
+        lines += [f"\n**{dtype}**", "", "| | tokens/s | tokens/s of a core | peak MiB |", "| --- | --- | --- | --- |"]
+        for name, speed in found["tokens_per_second"].items():
+            row = (name, speed, found["tokens_per_cpu_second"][name], found["peak_memory_mb"][name])
+            lines.append("| " + " | ".join(map(str, row)) + " |")
+        for peer, ratio in found["times_as_fast"].items():
+            lines.append(f"\nOurs is {ratio} × {peer}; {found['same_answers'][peer]} answers are the same.")
+        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in found["wanted"].items()]
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=starter_path())
+    parser.add_argument("--prompts", type=Path, default=BUILT_IN, help="JSONL with user turns")
+    parser.add_argument("--limit", type=int, default=128, help="prompts")
+    parser.add_argument("--tokens", type=int, default=128, help="new tokens of each")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32, help="our answers at once, now and before")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32, 64], help="those of transformers")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--before", type=Path, help="a worktree of another commit")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(arguments)
+    prompts, before = read_prompts(args.model, args.prompts, args.limit), round(os.getloadavg()[0], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompts.json"
+        file.write_text(json.dumps(prompts))
+        dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in args.dtypes}
+    result = {
+        "date": date.today().isoformat(),
+        "machine": describe_machine(torch.device("cpu")),
+        "threads": args.threads,
+        "load": [before, round(os.getloadavg()[0], 1)],
+        "prompts": len(prompts),
+        "prompt_tokens": sum(map(len, prompts)),
+        "tokens": args.tokens,
+        "batch": args.batch,
+        "dtypes": dtypes,
+    }
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What drafts with the weights of an EAGLE-1 or EAGLE-3 network: the network itself, or its layers on the runtime.
+
+Beside a packed base the layers are fused, packed, and in bfloat16 where the processor multiplies in it: a draft only
+proposes, so its precision changes what is accepted, never what is emitted. n places, H hidden of the base, V' draft
+vocabulary; no batch dimension.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional as F
+
+from models.base import has_bfloat16
+from models.draft_layers import causal_mask
+from runtime.attention import SequenceView
+from runtime.cache import KVCache
+from runtime.drafts import CacheMemory
+from runtime.linear import packing_works
+from runtime.norms import norm_of
+from runtime.rotary import draft_rotations
+from runtime.weights import take_draft_layer, take_linear
+
+ENDLESS = 1 << 40
+"""Rows a draft's cache may grow to: the target's cache is full first."""
+
+
+class EagleRunner(Protocol):
+    """An EAGLE draft without the batch dimension."""
+
+    method: str
+    layers_wanted: Sequence[int]
+
+    def new_cache(self) -> KVCache:
+        """An empty cache."""
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        """Features [n, H] to start from, of the base's final hidden states or the layers wanted, side by side."""
+
+    def __call__(
+        self,
+        features: torch.Tensor,
+        ids: Sequence[int],
+        first: int,
+        depths: Sequence[int] | None,
+        cache: KVCache,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """features [n, H] at places t with tokens t+1 → features [n, H]; their rows are committed to the cache.
+
+        Positions are first, first + 1, …, or first + depths[i]. `mask` bool [n, length + n] says who sees whom; None:
+        each all before it.
+        """
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """[n, H] → [n, V']."""
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        """Columns of `logits` as token ids of the base."""
+
+
+class ModuleRunner:
+    """The draft's own network, untouched: what training samples with, and what other forwards are compared to."""
+
+    def __init__(self, draft: Any):
+        self.draft, self.method, self.layers_wanted = draft, draft.method, draft.layers_wanted
+        self.logits, self.to_target = draft.logits, draft.to_target
+
+    def new_cache(self) -> KVCache:
+        return KVCache(len(self.draft.layers), ENDLESS, grows=True)
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        parts = () if aux is None else tuple(part[None] for part in aux.chunk(len(self.layers_wanted), dim=-1))
+        return self.draft.fuse(hidden[None], parts)[0]
+
+    def __call__(
+        self,
+        features: torch.Tensor,
+        ids: Sequence[int],
+        first: int,
+        depths: Sequence[int] | None,
+        cache: KVCache,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See EagleRunner."""
+        positions = torch.tensor(range(len(ids)) if depths is None else depths, device=features.device) + first
+        tokens = torch.tensor(ids, device=features.device)
+        out = self.draft(features[None], tokens[None], positions[None], CacheMemory(cache, mask))[0]
+        cache.stage(len(ids))
+        cache.commit_all()
+        return out
+
+
+def packed_runner(draft: Any) -> "PackedRunner":
+    """A draft on the runtime. The first call takes its weights over: the draft's own forward can no longer run; later
+    calls give the same runner."""
+    if draft.runner is None:
+        draft.runner = PackedRunner(draft, drafting_dtype(draft))
+    return draft.runner
+
+
+def drafting_dtype(draft: Any) -> torch.dtype:
+    """bfloat16 on processors that multiply in it, half the bytes to read; else the draft's own."""
+    weight = next(draft.parameters())
+    return torch.bfloat16 if has_bfloat16(weight.device) and packing_works(torch.bfloat16) else weight.dtype
+
+
+class PackedRunner:
+    """The draft's layers as the runtime's."""
+
+    def __init__(self, draft: Any, dtype: torch.dtype):
+        self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
+        self.eagle3 = draft.method == "eagle3"
+        self._embedding = draft._base[0].embed_tokens
+        self._fc = take_linear(draft, "fc", dtype)
+        self._layers = [take_draft_layer(layer, draft.config, dtype) for layer in draft.layers]
+        self._heads = self._layers[0].heads
+        self._norm = norm_of(draft.norm, dtype=dtype)
+        self._head, self._head_dtype = self._take_head(draft, dtype)
+        self._d2t = draft.d2t if self.eagle3 else None
+        self._rotations = draft_rotations(self._heads.dim, draft.config.rope_theta, self._embedding.weight.device)
+
+    def new_cache(self) -> KVCache:
+        return KVCache(len(self._layers), ENDLESS, grows=True)
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        """Of the three layers aux [n, 3H] (EAGLE-3), or `hidden` [n, H] itself."""
+        return self._fc(aux.to(self.dtype)) if self.eagle3 else hidden.to(self.dtype)
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        features: torch.Tensor,
+        ids: Sequence[int],
+        first: int,
+        depths: Sequence[int] | None,
+        cache: KVCache,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See EagleRunner."""
+        n, device = len(ids), features.device
+        x = self._fc.filled_up(features)
+        tokens = torch.tensor([*ids, *[0] * (len(x) - n)], device=device)
+        embedded = F.embedding(tokens, self._embedding.weight).to(self.dtype)
+        cache.reserve(self._heads.keys, self._heads.dim, self.dtype, device, n)
+        if mask is None and n > 1:
+            mask = causal_mask(n, cache.length + n, device)
+        view = SequenceView(cache, n, {None: None if mask is None else mask.repeat(self._heads.group, 1)})
+        rotation = self._rotation(first, n, depths)
+        if not self.eagle3:
+            x = self._fc(torch.cat([embedded, x], -1))
+        for index, layer in enumerate(self._layers):
+            x = layer(x, n, rotation, view, index, embedded)
+        cache.stage(n)
+        cache.commit_all()
+        return (x if self.eagle3 else self._norm(x))[:n]
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """[n, H] → [n, V']."""
+        return self._head((self._norm(features) if self.eagle3 else features).to(self._head_dtype))
+
+    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
+        """Draft ids as token ids of the base."""
+        return ids if self._d2t is None else ids + self._d2t[ids]
+
+    def _rotation(self, first: int, n: int, depths: Sequence[int] | None) -> torch.Tensor:
+        """[n, 1, dim / 2]."""
+        if depths is None:
+            return self._rotations.reach(first + n)[first : first + n]
+        table = self._rotations.reach(first + max(depths) + 1)
+        return table.index_select(0, torch.tensor(depths, device=table.device).add_(first))
+
+    def _take_head(self, draft: Any, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
+        """EAGLE-1 shares the base's head, in the base's precision."""
+        if self.eagle3:
+            return take_linear(draft, "lm_head", dtype), dtype
+        base = draft._base[0]
+        return base.lm_head, base.dtype

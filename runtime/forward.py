@@ -1,0 +1,99 @@
+"""The fast forward: one function over packed, fused weights for the families we know. Plain decoding, verification,
+prefill and batches all go through it. Same interface as `TransformersForward`, same numbers to rounding.
+"""
+
+from functools import cached_property
+
+import torch
+from torch.nn import functional as F
+
+from models.base import Base
+from runtime.argmax import HeadArgmax, tied_table
+from runtime.attention import RaggedView, SequenceView, StepView, View, biases_of
+from runtime.cache import KVCache
+from runtime.graphs import GraphedForward
+from runtime.interface import LOGITS, Forward, Inputs, Scored, Selection
+from runtime.norms import norm_of
+from runtime.rotary import base_rotations
+from runtime.transformers import TransformersForward
+from runtime.weights import heads_of, take_head, take_layers, why_not_fast
+from speculoos.errors import Unsupported
+
+
+def fastest(base: Base) -> Forward:
+    """The fastest forward this base has: ours, or transformers' own (`why_not_fast` says why).
+
+    The first call takes the base's weights over, where they can be; later ones give the same forward.
+    """
+    if base.forward is None:
+        base.forward = TransformersForward(base) if why_not_fast(base) else FastForward(base)
+    return base.forward
+
+
+class FastForward:
+    """Llama, Mistral, Qwen 2/3, Phi and Phi-3 without transformers' overhead.
+
+    Making one takes the base's weights over (`runtime.weights.take_layers`): the base keeps its embeddings, norms,
+    head and tokenizer, but transformers can no longer run it. Raises Unsupported for other families.
+    """
+
+    name = "fast"
+
+    def __init__(self, base: Base):
+        if reason := why_not_fast(base):
+            raise Unsupported(f"No fast forward here: {reason}.")
+        self.base = base
+        self.heads = heads_of(base.config)
+        self.table = tied_table(base)
+        self.head = take_head(base)  # before the layers: the largest matrix is held twice for a moment
+        self.layers = take_layers(base)
+        self.norm = norm_of(base.final_norm)
+        self.windows = list({layer.window: None for layer in self.layers})
+        self.rotations = base_rotations(base)
+        self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
+
+    @cached_property
+    def argmax(self) -> HeadArgmax | None:
+        """Made when best tokens are first asked for; a base that only samples, or drafts, has none."""
+        return None if self.table is None else HeadArgmax(self.table)
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
+        """See `runtime.interface.Forward`."""
+        cache.reserve(self.heads.keys, self.heads.dim, self.base.dtype, self.base.device, max(inputs.counts))
+        table = self.rotations.reach(inputs.reach)
+        if self.graphs is not None and self.graphs.takes(inputs, selection):
+            return self.graphs(inputs, cache, selection.layers)
+        return self.compute(inputs, table[inputs.positions], self._view(inputs, cache), selection)
+
+    def compute(self, inputs: Inputs, rotation: torch.Tensor, view: View, selection: Selection = LOGITS) -> Scored:
+        """All layers. rotation [N, 1, dim / 2]; `view` stores keys and values and attends."""
+        n, kept = len(inputs.ids), {}
+        x = self.head.filled_up(F.embedding(inputs.ids, self.base.embed_tokens.weight))
+        for index, layer in enumerate(self.layers):
+            x = layer(x, n, rotation, view, index)
+            if index in selection.layers:
+                kept[index] = x[:n]
+        hidden = self.norm(x)
+        features = torch.cat([kept[index] for index in selection.layers], dim=-1) if kept else None
+        rows = hidden[_last_rows(inputs)] if selection.last_only else hidden[:n]
+        found = self.argmax(rows) if selection.best_only and self.argmax is not None else None
+        logits = self.head(rows) if found is None else None
+        return Scored(logits, hidden[:n], features, found)
+
+    def _view(self, inputs: Inputs, cache: KVCache) -> View:
+        dtype = self.base.dtype
+        if len(inputs.counts) == 1:
+            start, sequence = cache.lengths[inputs.first], inputs.first
+            biases = biases_of(inputs.mask, inputs.positions, start, self.windows, self.heads.group, dtype)
+            return SequenceView(cache, len(inputs.ids), biases, sequence)
+        if max(inputs.counts) == 1:
+            return StepView(cache, inputs, self.windows, dtype)
+        return RaggedView(cache, inputs, self.windows, self.heads.group, dtype)
+
+
+def _last_rows(inputs: Inputs) -> slice | torch.Tensor:
+    """Where each sequence's last row is."""
+    if len(inputs.counts) == 1:
+        return slice(len(inputs.ids) - 1, len(inputs.ids))
+    return torch.tensor(inputs.counts, device=inputs.ids.device).cumsum(0) - 1
