@@ -40,7 +40,7 @@ class Held:
 
     def __enter__(self) -> "Held":
         self.served.wait_idle(60)
-        self.served.engine.queue.submit("upkeep", lambda _: self.gate.wait(60))
+        self.served.engine.queue.submit("upkeep", lambda _: self.gate.wait(110))
         until(lambda: self.served.engine.queue.busy)
         return self
 
@@ -64,10 +64,9 @@ def test_clients_that_left_do_not_keep_their_places(small: Served, streaming: bo
 
     async def abandon() -> None:
         asked = small.ask(stream=streaming, max_tokens=3)
-        async with httpx.AsyncClient(base_url=small.url, headers=small.headers) as client:
+        async with httpx.AsyncClient(base_url=small.url, headers=small.headers, timeout=120) as client:
             waiting = [asyncio.create_task(client.post("/v1/chat/completions", json=asked)) for _ in range(DEPTH)]
-            while small.engine.queue.waiting < DEPTH:
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(until, lambda: small.engine.queue.waiting == DEPTH, 90)
             refused = await client.post("/v1/chat/completions", json=asked)
             assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
             assert "as many of your requests" in refused.json()["error"]["message"]
@@ -106,7 +105,7 @@ def test_a_client_with_many_requests_does_not_make_another_wait_for_all(small: S
         threads = [threading.Thread(target=ask, args=("greedy", greedy)) for _ in range(DEPTH)]
         for thread in threads:
             thread.start()
-        until(lambda: small.engine.queue.waiting == DEPTH)
+        until(lambda: small.engine.queue.waiting == DEPTH, 90)
         threads.append(threading.Thread(target=ask, args=("modest", modest)))
         threads[-1].start()
         until(lambda: small.engine.queue.waiting == DEPTH + 1)
