@@ -87,8 +87,8 @@ class Loaded:
 
 
 class Pool:
-    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums` remembers
-    the sums of their files."""
+    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums`
+    remembers the sums of their files."""
 
     def __init__(self, device: str, dtype: str, budget: int, sums: Sums | None = None):
         self.device, self.dtype, self.budget = device, dtype, budget
