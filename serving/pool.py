@@ -104,8 +104,8 @@ class Loaded:
 
 
 class Pool:
-    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums` keeps
-    the sums of their files."""
+    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums`
+    remembers the sums of their files."""
 
     def __init__(self, device: str, dtype: str, budget: int, heart: Heart | None = None, sums: Sums | None = None):
         """`heart` of the device's thread, which is told what is loaded and how long that may take."""
