@@ -54,6 +54,8 @@ STAY_SECONDS = (4.0, 12.0)
 LOOK_SECONDS = 1.0
 """How long the one at the Chromium looks at a page."""
 IMPORT_SECONDS = 15.0
+SETTLE_SECONDS = 30.0
+"""After which a page that nobody touches has come to its slowest pace."""
 MODEL = "tiny@heads"
 WARM_UP = 0.25
 """The share of the time after which memory is compared: caches have been filled by then."""
@@ -103,12 +105,14 @@ def shares(before: dict[str, float], after: dict[str, float], seconds: float) ->
     return {name: round((after[name] - before[name]) / seconds, 3) for name in before}
 
 
-async def idle(target: Target, clients: int, seconds: float) -> dict[str, Any]:
-    """So many Jobs pages, open and looked at by nobody's hand."""
+async def idle(target: Target, clients: int, seconds: float, settle: float = 0.0) -> dict[str, Any]:
+    """So many Jobs pages, open and touched by nobody; counted once they have been open for `settle` seconds."""
     async with _clients(target, clients) as made:
         pages = [Page(client, "/jobs", target.note) for client in made]
         for page in pages:
             await page.open()
+        settled = time.monotonic() + settle
+        await asyncio.gather(*(page.stay(settled) for page in pages))
         polls = len(target.taken["poll"])
         found = processes(target.settings)
         before, began = cpu_seconds(found), time.monotonic()
@@ -334,7 +338,7 @@ async def measure(options: argparse.Namespace, folder: Path, chromium: str | Non
     """All three parts."""
     load = [round(os.getloadavg()[0], 1)]
     with workbench(folder) as target:
-        polling = await idle(target, options.clients, options.idle_seconds)
+        polling = await idle(target, options.clients, options.idle_seconds, SETTLE_SECONDS)
         target.taken.clear()
         under = await busy(target, options, folder, chromium)
         actions = [seconds for name, taken in target.taken.items() if is_action(name) for seconds in taken]

@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -33,7 +34,7 @@ from upkeep import storage
 from upkeep.migrate import copies
 
 log = logging.getLogger(__name__)
-BATCH = 100
+BATCH = 20
 """Rows that go in one transaction (a run takes its steps along)."""
 LINES = 2000
 PAUSE = 0.05
@@ -192,7 +193,10 @@ def _log_files(turn: Round) -> Part:
     with db.reading(settings) as session:
         query = select(Job.id, Job.finished_at).where(Job.state.in_(FINISHED)).order_by(Job.finished_at)
         ended = [(job_id, at) for job_id, at in session.execute(query) if at]
-    files = [(path, at) for job_id, at in ended for path in (settings.home / "logs").glob(f"{job_id}.log*")]
+    of_job: dict[str, list[Path]] = {}
+    for path in (settings.home / "logs").glob("*.log*"):
+        of_job.setdefault(path.name.partition(".")[0], []).append(path)
+    files = [(path, at) for job_id, at in ended for path in of_job.get(job_id, [])]
     total = sum(size(path) for path, _ in files)
     for path, at in files:
         too_much = settings.keep_logs_mb and total > settings.keep_logs_mb * 1e6
@@ -210,8 +214,12 @@ def _uploads(turn: Round) -> Part:
         requests = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
         needed = {str(turn.settings.home / str(request.get("path", ""))) for request in requests}
     folder = turn.settings.home / "uploads"
-    old = (p for p in folder.rglob("*") if p.is_file() and _changed(p) < cutoff.timestamp() and str(p) not in needed)
-    turn.remove(list(old), part)
+    files = [path for path in folder.rglob("*") if path.is_file() and str(path) not in needed]
+    old = [path for path in files if _changed(path) < cutoff.timestamp()]
+    turn.remove(old, part)
+    for inner in {path.parent for path in old} - {folder}:  # each upload has a folder of its own
+        with suppress(OSError):
+            inner.rmdir()
     return part
 
 

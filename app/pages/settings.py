@@ -63,9 +63,9 @@ def _part(name: str, part: Part) -> list[str]:
 
 def storage_facts(settings: Settings) -> str:
     """Where things lie; what they cost is on a page of its own."""
-    link = tag("a", "What each thing costs, and cleaning up", href="/storage")
+    link = tag("a", "What each thing costs, and cleaning up", href="/storage", class_="sp-back")
     where = facts([("Home", settings.home), ("Database", database(settings)), ("Models", settings.home / "models")])
-    return tag("div", where + tag("p", link, class_="sp-lead"), class_="sp-stack")
+    return tag("div", where + tag("div", link), class_="sp-stack")
 
 
 def database(settings: Settings) -> str:
@@ -101,6 +101,7 @@ def limits(settings: Settings) -> str:
             ("Hub token (HF_TOKEN)", set_words(settings.hf_token) + "; for gated models"),
             ("Password of the pages", set_words(settings.password)),
             ("Token of the inference server", set_words(settings.inference_token)),
+            ("Token for metrics", set_words(settings.metrics_token)),
             ("Pages listen at", f"{settings.host}:{settings.port}"),
             ("Inference server", settings.inference_url),
             ("Computes on", settings.device),

@@ -10,8 +10,13 @@ from sqlalchemy.orm import Session
 from app.components import storage_view
 from app.components.hidden import hidden
 from app.components.manage import LEAVE_IF_EMPTY, SMALL, delete, question, said, sentence
+<<<<<<< HEAD
 from app.components.picker import on_pick, picker
 from app.components.pieces import QUIET, block, notice, on_load, page_header, section
+=======
+from app.components.picker import on_pick, pick, picker
+from app.components.pieces import QUIET, block, notice, on_load, on_tick, page_header, section
+>>>>>>> ops
 from app.components.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -140,7 +145,7 @@ class StoragePage:
             html, problem = (self.thing_html(row_id), "") if row_id else ("", "")
         except SpeculoosError as error:
             row_id, html, problem = "", "", notice(sentence(error), "warn")
-        back = tag("a", "← All of the storage", href="/storage", data_pick="", class_="sp-back") if row_id else ""
+        back = pick("storage", "", "← All of the storage", class_="sp-back") if row_id else ""
         shown = (gr.Column(visible=not row_id), gr.Column(visible=bool(row_id)))
         return [row_id, *shown, problem, back, html, gr.Column(visible=False)]
 

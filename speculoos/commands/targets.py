@@ -68,7 +68,8 @@ def _with_folder(ref: TargetRef, checkpoint: str) -> TargetRef:
 
 
 def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, Any]:
-    """The base on `device` in the precision of the settings, and its draft or None, their files compared with what the rows say."""
+    """The base on `device` in the precision of the settings, and its draft or None; their files are compared with what
+    the rows say."""
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft
     from speculoos.sums import Sums

@@ -112,6 +112,7 @@ def test_uploads_go_unless_a_job_needs_them(filled_sqlite: Filled) -> None:
     assert clean(filled_sqlite.settings)["uploads"].count == 1
     left = {p.name for p in uploads.rglob("*") if p.is_file()}
     assert left == {"prompts.jsonl", "young.jsonl"}, "prompts.jsonl is what a waiting job imports"
+    assert not (uploads / "old").exists()
 
 
 @pytest.mark.parametrize(
