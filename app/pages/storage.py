@@ -10,13 +10,8 @@ from sqlalchemy.orm import Session
 from app.components import storage_view
 from app.components.hidden import hidden
 from app.components.manage import LEAVE_IF_EMPTY, SMALL, delete, question, said, sentence
-<<<<<<< HEAD
-from app.components.picker import on_pick, picker
-from app.components.pieces import QUIET, block, notice, on_load, page_header, section
-=======
 from app.components.picker import on_pick, pick, picker
-from app.components.pieces import QUIET, block, notice, on_load, on_tick, page_header, section
->>>>>>> ops
+from app.components.pieces import QUIET, block, notice, on_load, page_header, section
 from app.components.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
