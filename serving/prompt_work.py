@@ -15,6 +15,7 @@ os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it says that there is n
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401 (once, before copies are made)
 
+from models import foreign  # noqa: E402
 from models.chat import to_ids, to_text  # noqa: E402
 from serving.reference import PROMPT  # noqa: E402
 from speculoos.errors import BadInput  # noqa: E402
@@ -49,7 +50,8 @@ def encode(path: str, sha256: str, text: str, templated: bool) -> list[int]:
 def _read(path: str) -> Any:
     """As `models.base.load_tokenizer`, which comes with torch."""
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        with foreign.shown(path, weights=False) as view:
+            return AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise BadInput(f"{path}: its tokenizer could not be read ({first}).") from None

@@ -21,12 +21,12 @@ from sqlalchemy.orm import Session
 
 from speculoos import health
 from speculoos.errors import SpeculoosError
+from speculoos.redaction import MASK, redact, secrets
 from speculoos.settings import Settings
 from tracking import db, revisions, workload
 from tracking.states import JobState
 from tracking.tables import Job, Run
 from upkeep.backup import new_file
-from workers.redaction import MASK, redact, secrets
 
 LINES, JOBS, RUNS = 300, 30, 300
 PROCESSES = ("web", "inference", "reconciler", "worker-gpu", "worker-io", "broker", "supervisord")

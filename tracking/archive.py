@@ -12,7 +12,7 @@ from speculoos.sums import SUMS, Sums, file_sha256
 from tracking.names import plain
 
 WEIGHTS = "model.safetensors"
-FILES = (WEIGHTS, "config.json", "README.md", SUMS)
+FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", SUMS)
 CHUNK = 1 << 20
 
 

@@ -21,11 +21,11 @@ from speculoos import logs, room
 from speculoos.errors import Cancelled, Fenced, SpeculoosError, Unavailable
 from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import keep_private
+from speculoos.redaction import RedactingStream, redact, secrets
 from speculoos.settings import load
 from tracking import db, jobs
 from workers.context import Context
 from workers.memory import bound_child
-from workers.redaction import RedactingStream, redact, secrets
 from workers.reporter import EXIT_FENCED, PARENT
 from workers.requests import from_json
 from workers.timing import timing

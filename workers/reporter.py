@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
+from speculoos.redaction import redact, secrets
 from speculoos.room import Shortage
 from speculoos.settings import Settings
 from tracking import db, reports
 from tracking.tables import now
-from workers.redaction import redact, secrets
 from workers.timing import Timing
 
 PARENT = "SPECULOOS_SUPERVISOR_PID"

@@ -15,13 +15,13 @@ import time
 
 from speculoos import faults, logs, room
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
+from speculoos.redaction import redact, secrets
 from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports
 from tracking.states import JobState
 from workers import identity, joblog, memory
 from workers.child import PAUSE, ROOM_HINT, describe
 from workers.publish import publish_ready
-from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, EXIT_ORPHANED, PARENT
 from workers.timing import Timing
 

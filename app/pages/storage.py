@@ -70,6 +70,7 @@ class StoragePage:
 
     def build(self) -> None:
         self.chosen, self.seen = hidden("storage-chosen"), hidden("storage-seen")
+        self.search = hidden("storage-search")
         self.problem = block(elem_id="storage-problem")
         with gr.Column(elem_id="storage-listing") as self.list:
             self._build_list()
@@ -79,7 +80,7 @@ class StoragePage:
         frame = [self.chosen, self.list, self.detail, self.problem, self.back, self.one, self.confirm]
         on_load(self.open_address, None, [*frame, *self.drawn])
         for listed in (self.things, self.back):
-            on_pick(listed, self.open, [], frame)
+            on_pick(listed, self.search, lambda row_id, _place: self.open(row_id), [], frame)
         gr.Timer(POLL_SECONDS).tick(self.poll, self.seen, self.drawn, **QUIET)  # counts and chores are not rows
         self._wire_delete(frame)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from models.identity import weights_sha256
 from serving import lease, upkeep
 from serving.errors import UNEXPECTED
 from serving.live import RunWriter
@@ -49,7 +50,8 @@ def cracked(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     serving = serve(root / "home", model_files)
     served = next(serving)
     with session(served.settings) as db:
-        db.add(ready_base("cracked", cracked_base(root, model_files / "cycle"), "e" * 64))
+        folder = cracked_base(root, model_files / "cycle")
+        db.add(ready_base("cracked", folder, weights_sha256(folder)))
     yield served
     next(serving, None)
 
@@ -97,9 +99,8 @@ def test_a_run_that_panics_is_failed_and_the_next_one_works(cracked: Served) -> 
 def test_what_a_panic_left_half_done_is_not_used_again(cracked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache and the tokenizer, whose locks the panic may still hold."""
     assert says(cracked, "cycle").startswith(SAYING)
-    target = next(iter(cracked.engine.pool._bases.values())).target
-    for base in cracked.engine.pool._bases.values():
-        target = base.target if base.key[1] == "b" * 64 else target
+    warm = cracked.engine.pool._bases.values()
+    target = next(base.target for base in warm if Path(base.key[0]).name == "cycle")
     tokenizer, score = target.base.tokenizer, target.score
     monkeypatch.setattr(target, "score", lambda *a, **k: (score(*a, **k), (_ for _ in ()).throw(Panic("half"))))
     with cracked.client() as client:

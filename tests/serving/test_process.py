@@ -46,7 +46,7 @@ class Server:
 
     def client(self) -> httpx.Client:
         token = (self.settings.home / "secrets" / "inference-token").read_text().strip()
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=120)
 
     def end(self, how: int = signal.SIGTERM) -> float:
         """Seconds until it has ended."""

@@ -14,6 +14,7 @@ import pytest
 from models.base import load_tokenizer
 from models.chat import render
 from models.fetch import starter_path
+from models.identity import weights_sha256
 from serving import prompts
 from serving.catalog import ModelRef
 from serving.errors import ApiError
@@ -62,7 +63,7 @@ def foreign(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     serving = serve(root / "home", model_files)
     served = next(serving)
     with session(served.settings) as db:
-        db.add_all(ready_base(name, path, name.ljust(64, "0")) for name, path in paths.items())
+        db.add_all(ready_base(name, path, weights_sha256(path)) for name, path in paths.items())
     yield served
     next(serving, None)
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
+from speculoos.redaction import redact, secrets
 from speculoos.settings import Settings, load
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, leases, processes, reports
@@ -22,7 +23,6 @@ from workers.celery_app import VISIBILITY_SECONDS, make_app
 from workers.context import Context
 from workers.joblog import last_line
 from workers.reconcile import due, interrupt_lost
-from workers.redaction import redact, secrets
 from workers.reporter import EXIT_FENCED, Eta
 from workers.silence import Silence
 from workers.supervise import KILLED, MEMORY_HINT, Supervisor, hint
