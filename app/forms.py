@@ -116,7 +116,7 @@ def train_request(base_id: str, dataset_id: str, method: str, recipe: str, value
     recipe = "" if recipe == OWN_SETTINGS else recipe
     start = config_for(method, recipe, {}).to_json()
     config = train_config(**{**start, **shown(values)}).to_json()
-    changed = {name: config[name] for name in values if config[name] != start[name]}
+    changed = {name: value for name, value in config.items() if name in values and value != start[name]}
     return Train(method=method, base_id=base_id, dataset_id=dataset_id, settings=changed, recipe=recipe)
 
 
@@ -131,10 +131,10 @@ def config_of(request: Train) -> TrainConfig:
 
 
 def recipe_values(method: str, recipe: str) -> dict[str, Any]:
-    """The advanced settings' boxes for a recipe (or for the defaults)."""
+    """The advanced settings' boxes for a recipe (or for the defaults); those of other methods at their default."""
     named = {} if not recipe or recipe == OWN_SETTINGS else read_recipe(recipe).settings
     config = train_config(**{**named, "method": method}).to_json()
-    return {name: box(value) for name, value in config.items() if name != "method"}
+    return {name: box(config.get(name, setting.default)) for name, setting in SETTINGS.items()}
 
 
 def box(value: Any) -> Any:
