@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from app import forms
+from methods import METHODS, SETTINGS
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from workers.requests import GenerateData, Train
@@ -145,3 +146,9 @@ def test_an_unknown_recipe_is_an_error_of_ours():
     with pytest.raises(SpeculoosError) as raised:
         forms.recipe_values("medusa", "no-such")
     assert isinstance(raised.value, NotFound)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_box_of_every_method_is_filled(method: str) -> None:
+    """The page has the boxes of all methods and hides those of others."""
+    assert set(forms.recipe_values(method, forms.OWN_SETTINGS)) == set(SETTINGS)

@@ -82,9 +82,10 @@ def test_figures_are_those_of_the_rows(database: Settings) -> None:  # noqa: F81
 def test_a_worker_that_fell_silent_is_counted(home: Settings) -> None:
     with db.session(home) as session:
         old = now() - timedelta(seconds=90)
-        session.add(Job(name="a", kind="t", queue="gpu", state="RUNNING", attempt=1, lease_until=old, owner="x"))
+        job = Job(name="a", kind="t", queue="gpu", state="RUNNING", attempt=1, lease_until=old, owner="x")
+        session.add(job)
     with db.session(home) as session:
-        reconcile.interrupt_lost(session)
+        reconcile.interrupt_lost(session, silent={job.id})
     assert collected(rows(home))["speculoos_attempts_lost_total", "lease_lost"] == 1
 
 
