@@ -1,9 +1,10 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
-# Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs),
+# Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
 # DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
+PARALLEL ?= 2
 DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
@@ -34,7 +35,7 @@ $(STAMP): pyproject.toml Makefile
 
 test: install ## the whole test suite
 	@$(BIN)/python -m tests.tools.browser
-	$(BIN)/python -m pytest $(TESTS) -m "not drill"
+	$(BIN)/python -m pytest $(TESTS) -m "not drill" -n $(PARALLEL) --dist loadfile
 
 test-databases: install ## everything with rows, on SQLite and on PostgreSQL, with Redis where it is installed
 	@$(BIN)/python -m tests.tools.browser

@@ -21,7 +21,7 @@ def base_id(workbench: Workbench) -> str:
 
 def test_a_download_is_whole_by_its_own_sums(page: Page, workbench: Workbench) -> None:
     page.goto(f"{workbench.url}/checkpoints")
-    page.locator("#checkpoints-table a", has_text="heads").first.click()
+    page.locator("#checkpoints-table").get_by_role("link", name="heads", exact=True).first.click()
     expect(page.locator("#checkpoint-head h2")).to_be_visible()
     with page.expect_download() as caught:
         page.locator("#checkpoint-download").click()
