@@ -35,6 +35,16 @@ class PackedLinear(nn.Module):
             return self._product(self.filled_up(x), self._packed, self.bias, "none", [], "")[: len(x)]
         return self._product(x, self._packed, self.bias, "none", [], "")
 
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] → [..., out] by torch's own product in float32, the weight put back in order for the moment."""
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(x.float(), self._packed.to_dense().float(), bias)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the weight is of half precision."""
+        return self._packed.dtype != torch.float32
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`residual + self(x)`, in one kernel where there are rows enough; both [n, …]."""
         if len(x) < FEWEST_ROWS:

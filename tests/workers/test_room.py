@@ -49,7 +49,7 @@ def small(broker: str, small_disk: Path) -> Iterator[Bench]:
 
 def waits(bench: Bench, job_id: str) -> str:
     with db.reading(bench.settings) as session:
-        return listing.waits_for(session, bench.job(job_id))
+        return listing.Queues(session).waits_for(bench.job(job_id))
 
 
 def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_disk: Path, tmp_path: Path) -> None:
