@@ -180,12 +180,16 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_streamed_zip_holds_the_checkpoint_and_its_sums(checkpoint: Path) -> None:
+@pytest.mark.parametrize("standalone", [False, True])
+def test_the_streamed_zip_holds_the_checkpoint_and_its_sums(checkpoint: Path, standalone: bool) -> None:
+    if standalone:  # a whole model, which says how it ends a text
+        (checkpoint / "generation_config.json").write_text("{}")
     pieces = list(archive.stream_zip(checkpoint, "heads/"))
     assert max(map(len, pieces)) < 2 * archive.CHUNK
     with zipfile.ZipFile(io.BytesIO(b"".join(pieces))) as zipped:
         assert zipped.testzip() is None
-        assert zipped.namelist() == [f"heads/{name}" for name in archive.FILES]
+        kept = [name for name in archive.FILES if standalone or name != "generation_config.json"]
+        assert zipped.namelist() == [f"heads/{name}" for name in kept]
         for line in zipped.read("heads/SHA256SUMS").decode().splitlines():
             digest, name = line.split()
             assert hashlib.sha256(zipped.read(f"heads/{name}")).hexdigest() == digest
