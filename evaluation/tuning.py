@@ -9,18 +9,18 @@ from typing import Any
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
+from decoding.drafters.parts import WIDE, TuningSpace
 from decoding.generate import generate
 from decoding.step import Step
 from decoding.target import Target, fast_target
-from decoding.tuning import TreePlan, measure_forward, plan_dynamic, plan_tree, values_from_steps, wide_choices
+from decoding.tuning import TreePlan, measure_forward, plan_dynamic, plan_tree, values_from_steps
 from evaluation.questions import turns
+from methods import METHODS
 from models.base import Base
 from models.chat import render
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
-DEEPEST = 5
-WIDE = {"top_k": 4, "nodes": 32}
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,6 @@ class Tuned:
 
     drafting: dict[str, Any]
     plan: TreePlan
-
-
-@dataclass(frozen=True)
-class _Space:
-    """What can be tuned about a kind of draft: its widest setting, and the setting of a given depth."""
-
-    deepest: int
-    at_depth: Callable[[int], dict[str, Any]]
-    dynamic: bool = False
 
 
 def tune(
@@ -49,7 +40,7 @@ def tune(
     Takes the base's weights over (fast_target). Raises Cancelled between questions when the reporter says stop.
     """
     target = fast_target(base, MAX_LENGTH)
-    space = _space(draft)
+    space = METHODS[draft.method].load("drafter").tuning(draft)
     prompts = [_prompt(base, row)[: target.max_length - max_tokens] for row in questions]
     steps = []
     for prompt in prompts:
@@ -68,13 +59,9 @@ def tune(
     return Tuned(drafting if plan.nodes else {}, plan)
 
 
-def _space(draft: Any) -> _Space:
-    """Medusa: trees as deep as it has heads. EAGLE: dynamic trees. A standalone draft: chains."""
-    if draft.method == "medusa":
-        return _Space(draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDE["nodes"])})
-    if draft.method == "draft":
-        return _Space(DEEPEST, lambda depth: {"tree": [[0] * depth]})
-    return _Space(DEEPEST, lambda depth: {"depth": depth - 1, **WIDE}, dynamic=True)
+def can_be_tuned(draft: Any) -> bool:
+    """Whether the draft's method says what there is to tune."""
+    return hasattr(METHODS[draft.method].load("drafter"), "tuning")
 
 
 def _prompt(base: Base, row: dict[str, Any]) -> list[int]:
@@ -87,7 +74,7 @@ def _run(target: Target, draft: Any, options: dict[str, Any], prompt: list[int],
     return list(generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens)))
 
 
-def _draft_cost(target: Target, draft: Any, space: _Space, prompt: list[int]) -> Callable[[int], float]:
+def _draft_cost(target: Target, draft: Any, space: TuningSpace, prompt: list[int]) -> Callable[[int], float]:
     """Milliseconds of drafting by depth: the straight line through the shallowest and the deepest setting."""
     ends = {}
     for depth in {1, space.deepest}:

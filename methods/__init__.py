@@ -5,6 +5,9 @@ A method of one's own is a module with a record called METHOD; its name goes int
 
 import importlib
 import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,12 +17,37 @@ from methods.settings import Setting, TrainConfig, first_problem, settings_of
 from speculoos.errors import BadInput, Unsupported
 
 BUILT_IN = ("methods.medusa", "methods.eagle", "methods.eagle3", "methods.standalone")
-FURTHER = tuple(filter(None, (name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(","))))
-"""SPECULOOS_METHODS: modules with further methods, comma-separated."""
 
-METHODS: dict[str, Method] = {
-    record.name: record for record in (importlib.import_module(name).METHOD for name in (*BUILT_IN, *FURTHER))
-}
+
+class _Records(Mapping[str, Method]):
+    """Every record by its method's name. Those of SPECULOOS_METHODS (module names, comma-separated) are read when they
+    are first asked for: a stranger's module may hold its classes too, and those import rooms that import this one."""
+
+    def __init__(self) -> None:
+        self._known = _read(BUILT_IN)
+        self._further = [name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(",") if name.strip()]
+
+    def __getitem__(self, name: str) -> Method:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, Method]:
+        further, self._further = self._further, []
+        if further:
+            self._known |= _read(further)
+        return self._known
+
+
+def _read(modules: Iterable[str]) -> dict[str, Method]:
+    return {record.name: record for record in (importlib.import_module(name).METHOD for name in modules)}
+
+
+METHODS: Mapping[str, Method] = _Records()
 
 
 def find_method(name: str) -> Method:
@@ -47,20 +75,31 @@ def settings_for(method: str) -> list[Setting]:
     return [SETTINGS[found.name] for found in settings_of(METHODS[method].config)]
 
 
-def _all_settings() -> dict[str, Setting]:
+class _Settings(Mapping[str, Setting]):
     """Every setting by name; `methods` names those it counts for, where it does not count for all."""
-    owners: dict[str, tuple[str, ...]] = {}
-    for method in METHODS.values():
-        for name in method.config.model_fields:
-            owners[name] = (*owners.get(name, ()), method.name)
-    return {
-        found.name: found
-        for method in METHODS.values()
-        for found in (
-            s if not s.methods else Setting(s.name, s.default, s.help, owners[s.name], s.choices, s.low, s.high)
-            for s in settings_of(method.config, (method.name,))
-        )
-    }
+
+    def __getitem__(self, name: str) -> Setting:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, Setting]:
+        return _all_settings(tuple(METHODS.values()))
 
 
-SETTINGS: dict[str, Setting] = _all_settings()
+@cache
+def _all_settings(methods: tuple[Method, ...]) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for method in methods:
+        for setting in settings_of(method.config, (method.name,)):
+            if setting.methods and setting.name in found:
+                setting = replace(setting, methods=(*found[setting.name].methods, method.name))
+            found[setting.name] = setting
+    return found
+
+
+SETTINGS: Mapping[str, Setting] = _Settings()

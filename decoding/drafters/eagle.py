@@ -6,6 +6,7 @@ t with token t+1. Rows of the tree being drafted, whose features are guesses, co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -13,12 +14,13 @@ from torch.nn import functional as F
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
 from decoding.drafters.growth import grow_dynamic, grow_static
-from decoding.eagle_runner import EagleRunner
+from decoding.drafters.parts import DEEPEST, WIDE, TuningSpace, check_columns, is_fast
+from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.sampling import Warp
-from decoding.target import PREFILL_ROWS, common_prefix
-from decoding.tree import DraftTree, TreeShape
+from decoding.target import PREFILL_ROWS, Target, common_prefix
+from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from runtime.interface import Scored
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, Unsupported
 
 
 @dataclass(frozen=True)
@@ -144,3 +146,24 @@ class EagleDrafter(Speculative):
     @torch.inference_mode()
     def _features(self, scored: Scored, rows: slice | list[int]) -> torch.Tensor:
         return self.draft.fuse(scored.hidden[rows], scored.features[rows] if self.layers else None)
+
+
+def make(target: Target, draft: Any, options: dict[str, Any]) -> EagleDrafter:
+    """For EAGLE-1 and EAGLE-3. Beside a fast target the draft's weights are taken over, packed."""
+    sample = bool(options.pop("sample", False))
+    if "tree" in options:
+        tree = shape_from_choices(options["tree"])
+    else:
+        usual = REFERENCE if target.base.device.type == "cuda" else SMALL
+        tree = DynamicTree(**{"depth": usual.depth, "top_k": usual.top_k, "nodes": usual.nodes} | options)
+    columns = getattr(draft.config, "draft_vocab_size", 0) or target.base.vocab_size
+    check_columns(tree.ranks if isinstance(tree, TreeShape) else [tree.top_k - 1], columns)
+    if not is_fast(target) and draft.runner is not None:
+        raise Unsupported("This draft was packed for a fast target; load it again to use it beside another one.")
+    runner = packed_runner(draft) if is_fast(target) else ModuleRunner(draft)
+    return EagleDrafter(runner, tree, target.base.vocab_size, sample)
+
+
+def tuning(draft: Any) -> TuningSpace:
+    """Dynamic trees."""
+    return TuningSpace(DEEPEST, lambda depth: {"depth": depth - 1, **WIDE}, dynamic=True)

@@ -7,8 +7,12 @@ import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
+from decoding.drafters.parts import WIDE, TuningSpace, check_columns, is_fast
+from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
+from decoding.tuning import wide_choices
 from runtime.interface import Scored
+from runtime.linear import pack_module
 from speculoos.errors import BadInput
 
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (0, 0, 0, 0))
@@ -62,3 +66,17 @@ def place(shape: TreeShape, token: int, ids: list[list[int]], logprobs: list[lis
     slots = list(zip(shape.depths, shape.ranks, strict=True))[1:]
     tokens = (token, *(ids[depth - 1][rank] for depth, rank in slots))
     return DraftTree(tokens, shape, (0.0, *(logprobs[depth - 1][rank] for depth, rank in slots)))
+
+
+def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
+    """Beside a fast target the heads are packed, in place."""
+    if is_fast(target):
+        pack_module(draft)
+    made = MedusaDrafter(draft, options.get("tree"))
+    check_columns(made.shape.ranks, len(draft.draft_ids))
+    return made
+
+
+def tuning(draft: Any) -> TuningSpace:
+    """Static trees as deep as there are heads."""
+    return TuningSpace(draft.num_heads, lambda depth: {"tree": wide_choices(depth, WIDE["nodes"])})

@@ -1,15 +1,17 @@
 """A smaller causal model as drafter, with a cache of its own that is kept in step with the text."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
 from decoding.drafters.growth import grow_static
+from decoding.drafters.parts import DEEPEST, TuningSpace, is_fast
 from decoding.sampling import Warp
-from decoding.target import Target, common_prefix
-from decoding.tree import DraftTree, TreeShape
+from decoding.target import Target, common_prefix, fast_target
+from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from runtime.interface import Scored
 
 
@@ -78,3 +80,15 @@ class StandaloneDrafter(Speculative):
 
     def token_ids(self, choices: torch.Tensor) -> torch.Tensor:
         return choices
+
+
+def make(target: Target, draft: Any, options: dict[str, Any]) -> StandaloneDrafter:
+    """The small model beside a fast target runs on our own forward too, where it can."""
+    shape = shape_from_choices(options["tree"]) if "tree" in options else chain_shape(options.get("depth", 4))
+    own = (fast_target if is_fast(target) else Target)(draft.as_base(target.base), target.max_length)
+    return StandaloneDrafter(own, shape, target.base.vocab_size, bool(options.get("sample", True)))
+
+
+def tuning(draft: Any) -> TuningSpace:
+    """Chains."""
+    return TuningSpace(DEEPEST, lambda depth: {"tree": [[0] * depth]})

@@ -54,7 +54,7 @@ def resume_from(folders: tuple[Path, ...], context: Context) -> Path | None:
 def tune_tree(context: Context, base: Base, device: str, folder: Path) -> str:
     """Find the tree that is fastest on this machine and keep it with the checkpoint; returns the finding in words."""
     from evaluation.questions import built_in
-    from evaluation.tuning import tune
+    from evaluation.tuning import can_be_tuned, tune
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft, set_drafting
 
@@ -62,6 +62,8 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> str:
     dtype = decoding_dtype(context.settings.dtype, device)
     loaded = load_base(base.path, dtype, device, context.known(base), context.sums)
     draft = load_draft(folder, loaded, base.weights_sha256, sums=context.sums)
+    if not can_be_tuned(draft):
+        return ""
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
