@@ -95,8 +95,10 @@ class GenerateForm:
 
     def _wire(self) -> None:
         values = [self.chosen, self.name, *self.inputs.values()]
-        for control in (*self.inputs.values(), self.name):
-            control.input(self._review, values, self.review, **QUIET, trigger_mode="always_last")
+        changed = [control.input for control in (*self.inputs.values(), self.name)]
+        gr.on(
+            changed, self._review, values, self.review, **QUIET, trigger_mode="always_last"
+        )  # one event: answers keep order
         self.who.change(self._endpoint, self.who, self.endpoint_model, **QUIET)
         self.start.click(self._start, values, [self.said, self.target], **QUIET).then(
             None, self.target, None, js=go(), api_visibility="private"

@@ -80,8 +80,8 @@ class TrainPage:
         filled = [*self.main, self.name, *self.advanced.inputs]
         on_load(self.open_address, None, [*filled, *groups, self.method_note, self.review, self.empty])
         seen = (self.review_now, self.values, self.review)
-        for control in (self.base, self.data, self.name, *self.advanced.inputs):
-            control.input(*seen, **QUIET, trigger_mode="always_last")
+        changed = [control.input for control in (self.base, self.data, self.name, *self.advanced.inputs)]
+        gr.on(changed, *seen, **QUIET, trigger_mode="always_last")  # one event: its answers keep their order
         chosen = [self.recipe, self.method_note, *groups, *self.advanced.inputs]
         self.method.input(self.choose_method, self.method, chosen, **QUIET).then(*seen, **QUIET)
         self.recipe.input(self.choose_recipe, [self.method, self.recipe], self.advanced.inputs, **QUIET).then(
