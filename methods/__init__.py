@@ -5,10 +5,11 @@ A method of one's own is a module with a record called METHOD; its name goes int
 
 import importlib
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,18 +17,17 @@ from methods.record import Method
 from methods.settings import Setting, TrainConfig, first_problem, settings_of
 from speculoos.errors import BadInput, Unsupported
 
+Record = TypeVar("Record")
 BUILT_IN = ("methods.medusa", "methods.eagle", "methods.eagle3", "methods.standalone")
 
 
-class _Records(Mapping[str, Method]):
-    """Every record by its method's name. Those of SPECULOOS_METHODS (module names, comma-separated) are read when they
-    are first asked for: a stranger's module may hold its classes too, and those import rooms that import this one."""
+class _Table(Mapping[str, Record]):
+    """A mapping that is made when it is first looked into."""
 
-    def __init__(self) -> None:
-        self._known = _read(BUILT_IN)
-        self._further = [name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(",") if name.strip()]
+    @abstractmethod
+    def _all(self) -> Mapping[str, Record]: ...
 
-    def __getitem__(self, name: str) -> Method:
+    def __getitem__(self, name: str) -> Record:
         return self._all()[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -35,6 +35,15 @@ class _Records(Mapping[str, Method]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+class _Records(_Table[Method]):
+    """Every record by its method's name. Those of SPECULOOS_METHODS (module names, comma-separated) are read when they
+    are first asked for: a stranger's module may hold its classes too, and those import rooms that import this one."""
+
+    def __init__(self) -> None:
+        self._known = _read(BUILT_IN)
+        self._further = [name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(",") if name.strip()]
 
     def _all(self) -> dict[str, Method]:
         further, self._further = self._further, []
@@ -75,17 +84,8 @@ def settings_for(method: str) -> list[Setting]:
     return [SETTINGS[found.name] for found in settings_of(METHODS[method].config)]
 
 
-class _Settings(Mapping[str, Setting]):
+class _Settings(_Table[Setting]):
     """Every setting by name; `methods` names those it counts for, where it does not count for all."""
-
-    def __getitem__(self, name: str) -> Setting:
-        return self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
 
     def _all(self) -> dict[str, Setting]:
         return _all_settings(tuple(METHODS.values()))

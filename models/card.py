@@ -14,7 +14,6 @@ from models.damage import NO_SUMS, weights_sum
 from models.foreign import check_sizes, plain_config
 from speculoos.sums import Sums
 
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 RECURRENT = ("mamba", "rwkv", "jamba", "zamba", "bamba", "falcon_h1", "recurrent_gemma", "granitemoehybrid", "lfm2")
 KV_TOKENS = 2048
