@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from app import payloads
+from app.documents import Answer, Documents
 from app.uploads import Uploads
 from app.visitor import BROWSER, session_of
 from speculoos.errors import BadInput
@@ -33,6 +34,7 @@ class GradioGate:
 
     def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str]):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
+        self.documents = Documents(app)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -50,7 +52,7 @@ class GradioGate:
         elif posts and path == UPLOAD:
             await self._upload(scope, receive, send)
         elif reads and path in self.pages:
-            await self.app({**scope, "query_string": b""}, receive, _Known(scope, send))
+            await self.documents.serve(scope, receive, _Known(scope, send))
         elif reads and (path in READ or path.startswith(BUNDLED)):
             await self.app(scope, receive, send)
         elif reads and path.startswith(FILE) and self.uploads.is_own(session_of(scope), path.removeprefix(FILE)):
@@ -75,13 +77,12 @@ class GradioGate:
     async def _upload(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """What Gradio kept belongs to this session from now on."""
         known = _Known(scope, send)
-        answer = _Answer()
+        answer = Answer()
         await self.app(scope, receive, answer)
         if answer.status == 200:
             for path in json.loads(answer.body):
                 self.uploads.claim(known.session, path)
-        await known(answer.start)
-        await known({"type": "http.response.body", "body": answer.body})
+        await answer.send(known)
 
 
 class _Known:
@@ -104,24 +105,6 @@ class _Known:
         secure = is_secure(Request(self._scope))
         answer.set_cookie(BROWSER, self._new, max_age=YEAR, httponly=True, samesite="strict", secure=secure, path="/")
         return b"set-cookie", answer.headers["set-cookie"].encode("latin-1")
-
-
-class _Answer:
-    """A `send` that holds the whole answer."""
-
-    def __init__(self) -> None:
-        self.start: dict[str, Any] = {}
-        self.body = b""
-
-    async def __call__(self, message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self.start = message
-        elif message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
-
-    @property
-    def status(self) -> int:
-        return self.start.get("status", 500)
 
 
 class _Replay:

@@ -20,6 +20,7 @@ from app.components import shell
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.head import PageHead
+from app.page_sessions import keep_little
 from app.sessions import session_key
 from app.theme import STATIC, head, theme
 from app.uploads import Uploads
@@ -33,6 +34,8 @@ from tracking.db import session
 from tracking.processes import beating
 from upkeep.storage import surveys_of
 
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients and proxies keep an idle connection, so that none sends into one that is just being closed."""
 PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in shell.NAV}
 
 
@@ -91,6 +94,7 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
             favicon_path=str(STATIC / "icon.svg"),
             theme=theme(),
         )
+    keep_little(app, pages)
 
 
 def make_pages(settings: Settings) -> gr.Blocks:
@@ -128,7 +132,14 @@ def main() -> int:
         return error.exit_code
     register_starter(settings)
     with beating(settings, "web"):
-        uvicorn.run(make_app(settings), host=settings.host, port=settings.port, log_config=None, log_level="warning")
+        uvicorn.run(
+            make_app(settings),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            log_level="warning",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        )
     return 0
 
 

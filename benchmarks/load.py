@@ -51,7 +51,7 @@ MOST_CLIENTS, MOST_SECONDS = 200, 3600
 SAMPLE_SECONDS = 5.0
 STAY_SECONDS = (4.0, 12.0)
 """How long a visitor looks at a page."""
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 4.0
 """How long the one at the Chromium looks at a page."""
 IMPORT_SECONDS = 15.0
 SETTLE_SECONDS = 30.0

@@ -5,6 +5,7 @@ A recipe has `about` (one line), `source` (where its numbers come from), `method
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def read_recipe(name: str) -> Recipe:
     if not path.is_file():
         known = ", ".join(p.stem for p in sorted(FOLDER.glob("*.yaml")))
         raise NotFound(f"No recipe {name!r}; known are {known}, or give the path of a YAML file.")
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=100)
+def _read(path: Path, _changed: int) -> Recipe:
+    """The file as it was then: forms ask for all of them each time they are opened."""
     data = _parsed(path)
     if unknown := set(data) - KEYS:
         raise BadInput(f"{path}: unknown key {sorted(map(str, unknown))[0]!r}; a recipe has {', '.join(sorted(KEYS))}.")

@@ -4,6 +4,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.components.fields import dropdown
 from app.components.manage import SMALL, sentence
 from app.components.picker import table
 from app.components.pieces import QUIET, block, notice, on_load
@@ -30,7 +31,7 @@ def build(settings: Settings) -> None:
             elem_id="keys-name",
             scale=2,
         )
-        doomed = gr.Dropdown([], label="Key to revoke", value=None, elem_id="keys-doomed", scale=2)
+        doomed = dropdown([], label="Key to revoke", value=None, elem_id="keys-doomed", scale=2)
     with gr.Row(elem_classes="sp-buttons"):
         make = gr.Button("Make a key", variant="primary", elem_id="keys-make", **SMALL)
         revoke = gr.Button("Revoke", variant="stop", elem_id="keys-revoke", **SMALL)
