@@ -1,6 +1,7 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
-# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks).
+# DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
+# GPU_OUT (the file of the figures of `make gpu-check`).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
@@ -8,6 +9,7 @@ PARALLEL ?= 2
 DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
+GPU_OUT ?= gpu.json
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -16,7 +18,7 @@ AUDIT := .make/audit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: up install test test-databases drills lint bench audit clean
+.PHONY: up install test test-databases drills lint bench gpu-check audit clean
 .DEFAULT_GOAL := up
 
 up: install ## install if needed, then run everything in the foreground until Ctrl-C
@@ -53,6 +55,9 @@ lint: install
 bench: install ## speed beside transformers, and whether the output is the same, on the starter model
 	$(BIN)/python -m benchmarks.decode --questions $(QUESTIONS)
 	$(BIN)/python -m benchmarks.exactness --questions $(QUESTIONS)
+
+gpu-check: install ## exactness and speed on an NVIDIA GPU, in ten minutes; figures go into GPU_OUT and docs/benchmarks.md
+	$(BIN)/python -m benchmarks.gpu_check --json $(GPU_OUT)
 
 audit: install ## known vulnerabilities and licences of what is installed; needs the internet
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q $(PIP_ARGS) pip-audit; } \

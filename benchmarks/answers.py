@@ -17,18 +17,20 @@ from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local, generation_dtype
 from corpus.importing import import_prompts
 from models.base import load_base
-from models.fetch import starter_path
+from models.starter import starter_path
 from speculoos.errors import BadInput
 from speculoos.reporting import ConsoleReporter, Reporter, Silent
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which answers: how many prompts, how long, drawn by which seed."""
+    """Which answers: how many prompts, how long, drawn by which seed; how many at once, and where."""
 
     count: int = 64
     max_tokens: int = 192
     seed: int = 0
+    batch_size: int = 16
+    device: str = "cpu"
 
 
 def make_answers(
@@ -46,8 +48,8 @@ def make_answers(
         file, asked = Path(scratch) / "prompts.jsonl", Path(scratch) / "prompts"
         file.write_text("\n".join(drawn) + "\n", encoding="utf-8")
         import_prompts(file, asked, Silent(), original_name=prompts.name)
-        options = GenerateOptions(max_tokens=wanted.max_tokens, batch_size=16)
-        loaded = load_base(base, dtype=generation_dtype())
+        options = GenerateOptions(max_tokens=wanted.max_tokens, batch_size=wanted.batch_size)
+        loaded = load_base(base, dtype=generation_dtype(wanted.device), device=wanted.device)
         return generate_local(loaded, asked, out, options, reporter or Silent())
 
 

@@ -18,9 +18,13 @@ OUTCOME = ("kills", "jobs", "lost", "doubled")
 
 def page(text: str, found: dict[str, Any]) -> str:
     """The page's text with these figures in the place of the old ones."""
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{tables(found)}\n{END}{after}"
+    return between(text, BEGIN, END, tables(found))
+
+
+def between(text: str, begin: str, end: str, figures: str) -> str:
+    """`text` with `figures` in the place of what stood between its two marks."""
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{figures}\n{end}{rest.partition(end)[2]}"
 
 
 def tables(found: dict[str, Any]) -> str:

@@ -21,6 +21,34 @@ SMALL = {
     "max_position_embeddings": 512,
 }
 
+MIXED = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral": ("mistral", {"sliding_window": 16}),
+    "phi": ("phi", {}),
+    "phi3": ("phi3", {"sliding_window": 16, "pad_token_id": 0}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-mixed": ("qwen2", MIXED),
+    "qwen3": ("qwen3", MIXED | {"head_dim": 16}),
+    "generic": ("gpt_neox", {}),
+}
+"""Names of tiny bases: a transformers model_type and what its config says otherwise. Between them they have every kind
+of attention, rotary embedding and projection that the fast forward knows, and one that it does not."""
+
 
 def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
     """Byte-level BPE: every text round-trips, and an emoji spans several tokens."""
@@ -31,6 +59,7 @@ def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
         vocab_size=vocab_size,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     fast = PreTrainedTokenizerFast(

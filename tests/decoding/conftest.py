@@ -11,33 +11,8 @@ from decoding.generate import generate
 from decoding.step import Step
 from decoding.target import Target
 from models.base import Base, load_base
-from models.tiny import make_tiny_base
+from models.tiny import FAMILIES, make_tiny_base
 
-MIXED = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
-FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
-    "llama": ("llama", {}),
-    "llama3": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-            "tie_word_embeddings": True,
-        },
-    ),
-    "mistral": ("mistral", {"sliding_window": 16}),
-    "phi": ("phi", {}),
-    "phi3": ("phi3", {"sliding_window": 16, "pad_token_id": 0}),
-    "qwen2": ("qwen2", {}),
-    "qwen2-mixed": ("qwen2", MIXED),
-    "qwen3": ("qwen3", MIXED | {"head_dim": 16}),
-    "generic": ("gpt_neox", {}),
-}
 PROMPTS = ("the quick brown fox", "1 2 3 + 1 2 3 +", "a model guesses 🦊 tokens")
 
 

@@ -23,18 +23,23 @@ def add_base(settings: Settings, folder: Path, name: str = "tiny") -> str:
 
 def add_answers(settings: Settings, base_id: str, name: str = "answers", rows: int = 40, length: int = 48) -> str:
     """A ready data set of conversations with random token ids (enough to train on, nothing to learn)."""
-    draw = random.Random(0)
     data_id = new_id()
-    folder = settings.home / "datasets" / data_id
-    folder.mkdir(parents=True)
-    lines = [_row(draw, number, length) for number in range(rows)]
-    (folder / "shard-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "dataset.json").write_text(json.dumps({"kind": "conversations", "rows": rows}))
+    folder = write_answers(settings.home / "datasets" / data_id, rows, length)
     with session(settings) as session_rows:
         data = Dataset(id=data_id, name=name, kind="conversations", state="ready", path=str(folder), rows=rows)
         data.base_id = base_id
         session_rows.add(data)
     return data_id
+
+
+def write_answers(folder: Path, rows: int, length: int) -> Path:
+    """A data set folder of `rows` conversations with `length` random token ids each; returns it."""
+    folder.mkdir(parents=True)
+    draw = random.Random(0)
+    lines = [_row(draw, number, length) for number in range(rows)]
+    (folder / "shard-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "dataset.json").write_text(json.dumps({"kind": "conversations", "rows": rows}))
+    return folder
 
 
 def _row(draw: random.Random, number: int, length: int) -> dict:

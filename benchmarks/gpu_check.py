@@ -1,0 +1,194 @@
+"""What this project claims of NVIDIA GPUs, measured on one in ten minutes: exact, quick, small enough.
+
+    python -m benchmarks.gpu_check --json FILE
+
+Parts run one after the other, the most important first; one that fails is reported as a claim that does not hold, and
+the others go on. Prints a table, names each claim that does not hold and writes the section "GPU" of
+docs/benchmarks.md. Exit status: 0 all hold, 1 some do not (or not all parts were run in time), 2 no GPU.
+--dry-run runs the same parts on the processor with tiny shapes: exactness is judged, speed is not, no page is written.
+"""
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.gpu_claims import Bench, Claim, Found, OutOfTime, Part, first_line
+from benchmarks.gpu_exactness import agreement, exactness, graphs
+from benchmarks.gpu_speed import large_shape, racing
+from benchmarks.gpu_work import generation, training, two_jobs
+from benchmarks.peers.common import peak_memory_mb
+from benchmarks.reliability import between, row
+from evaluation.machine import describe_machine
+from models.base import pick_device
+from runtime.precision import exact_products
+from speculoos.files import write_json
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- GPU figures: written by benchmarks/gpu_check.py -->", "<!-- end of GPU figures -->"
+MINUTES = 10.0
+NO_GPU = "No GPU that torch can use is here; --dry-run tries every part on the processor."
+PARTS: dict[str, Part] = {
+    "exactness": exactness,
+    "CUDA graphs": graphs,
+    "agreement": agreement,
+    "decoding in bf16": racing("bfloat16"),
+    "large shape": large_shape,
+    "decoding in fp32": racing("float32"),
+    "training": training,
+    "batched generation": generation,
+    "two jobs at once": two_jobs,
+}
+VERDICTS = {True: "yes", False: "**no**", None: "not judged"}
+
+
+@dataclass
+class Report:
+    """One part: how long it took, its peak of memory in MiB, what it found. `ran`: it was not stopped by the clock."""
+
+    name: str
+    seconds: float = 0.0
+    peak_mib: int = 0
+    ran: bool = True
+    found: Found = field(default_factory=Found)
+
+
+def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[Report]:
+    """Every part in turn; those whose turn comes after the deadline are not run."""
+    made = []
+    for name, part in (parts or PARTS).items():
+        made.append(attempt(bench, name, part))
+        print(f"{name}: {made[-1].seconds} s{'' if made[-1].ran else ', not run to its end'}", file=sys.stderr)
+    return made
+
+
+def attempt(bench: Bench, name: str, part: Part) -> Report:
+    """Run one part. Its error becomes a claim that does not hold."""
+    report, began = Report(name), time.monotonic()
+    try:
+        bench.check_time()
+        clear(bench.device)
+        report.found = part(bench)
+    except OutOfTime:
+        report.ran = False
+    except Exception as error:
+        report.found = Found([Claim(f"{name} runs to its end", "no error", first_line(error), False)])
+    report.seconds, report.peak_mib = round(time.monotonic() - began, 1), peak_mib(bench.device)
+    return report
+
+
+def clear(device: torch.device) -> None:
+    """What an earlier part left: memory, its peak, the precision of products."""
+    gc.collect()
+    exact_products(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_mib(device: torch.device) -> int:
+    """Most GPU memory held in tensors since `clear`; without a GPU this process's most resident memory ever."""
+    return torch.cuda.max_memory_allocated(device) // 2**20 if device.type == "cuda" else peak_memory_mb()
+
+
+def in_time(reports: list[Report], seconds: float, minutes: float) -> Claim:
+    """The claim that everything was tried."""
+    late = [report.name for report in reports if not report.ran]
+    figure = f"{len(reports) - len(late)} of {len(reports)} in {seconds / 60:.1f} minutes"
+    figure += f"; not: {', '.join(late)}" if late else ""
+    return Claim(f"all parts run in {minutes:g} minutes", "all", figure, not late and seconds <= minutes * 60)
+
+
+def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Everything, as JSON holds it."""
+    began, load = time.monotonic(), round(os.getloadavg()[0], 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
+        reports = check(bench)
+    claims = [claim for report in reports for claim in report.found.claims]
+    claims.append(in_time(reports, time.monotonic() - began, args.minutes))
+    return {
+        "date": date.today().isoformat(),
+        "machine": describe_machine(device),
+        "load": [load, round(os.getloadavg()[0], 1)],
+        "dry_run": args.dry_run,
+        "seconds": round(time.monotonic() - began),
+        "claims": [asdict(claim) for claim in claims],
+        "parts": [
+            {"name": r.name, "seconds": r.seconds, "peak_mib": r.peak_mib, "ran": r.ran, "figures": r.found.figures}
+            for r in reports
+        ],
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown: machine, claims, then what else each part measured."""
+    machine = result["machine"]
+    where = f"{machine['gpu']}, {machine['processor']}" if "gpu" in machine else machine["processor"]
+    lines = [
+        f"{result['date']}, {where}, Python {machine['python']}, torch {machine['torch']}, transformers "
+        f"{machine['transformers']}; {result['seconds']} s, load {result['load'][0]} to {result['load'][1]}.",
+        "",
+        row(["claim", "goal", "figure", "holds"]),
+        "| --- " * 4 + "|",
+        *(row([c["name"], c["goal"], c["figure"], VERDICTS[c["holds"]]]) for c in result["claims"]),
+        "",
+        row(["part", "s", "peak MiB"]),
+        "| --- " * 3 + "|",
+        *(row([p["name"], p["seconds"], p["peak_mib"]]) for p in result["parts"]),
+        "",
+        row(["part", "also measured", ""]),
+        "| --- " * 3 + "|",
+        *(row([p["name"], name, spoken(one)]) for p in result["parts"] for name, one in p["figures"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def spoken(figure: Any) -> str:
+    """A figure, or several by name, in words."""
+    if isinstance(figure, dict):
+        return ", ".join(f"{name}: {one}" for name, one in figure.items())
+    return str(figure)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="parts that would begin later are not run")
+    parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the processor")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    disable_progress_bar()
+    if not args.dry_run and not torch.cuda.is_available():
+        print(NO_GPU, file=sys.stderr)
+        return 2
+    device = pick_device("cpu" if args.dry_run else args.device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    result = measure(args, device)
+    print(table(result))
+    if args.json:
+        write_json(args.json, result)
+    if device.type == "cuda":
+        PAGE.write_text(between(PAGE.read_text(encoding="utf-8"), BEGIN, END, table(result)), encoding="utf-8")
+    wrong = [claim for claim in result["claims"] if claim["holds"] is False]
+    for claim in wrong:
+        print(f"Does not hold: {claim['name']} (wanted {claim['goal']}): {claim['figure']}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""What the parts of benchmarks.gpu_check share: where they run and how large, and what they claim."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.base import load_base
+from models.eagle3 import Eagle3Draft
+from models.starter import HEAD, starter_path
+from models.tiny import make_tiny_base
+
+SPEED_GOAL, BANDWIDTH_GOAL, AGREEMENT_GOAL = 4.0, 0.8, 0.95
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+SMALL_SHAPE = LLAMA_8B | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+}
+
+
+class OutOfTime(Exception):
+    """The minutes are over; a part stops where it is."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything: tokens, prompts, rows of data, MiB copied."""
+
+    tokens: int = 48
+    prompts: int = 2
+    questions: int = 6
+    answer_tokens: int = 128
+    shape: dict[str, int] = field(default_factory=lambda: LLAMA_8B)
+    shape_tokens: int = 64
+    copied_mib: int = 2048
+    rows: int = 64
+    row_tokens: int = 384
+    batch_tokens: int = 8192
+    steps: int = 24
+    answers: int = 160
+    batch: int = 64
+
+
+DRY = Sizes(
+    tokens=8,
+    prompts=1,
+    questions=1,
+    answer_tokens=6,
+    shape=SMALL_SHAPE,
+    shape_tokens=8,
+    copied_mib=8,
+    rows=8,
+    row_tokens=24,
+    batch_tokens=64,
+    steps=4,
+    answers=6,
+    batch=4,
+)
+
+
+@dataclass
+class Claim:
+    """Something this project says of GPUs: what is wanted, what was found. `holds` None: not judged here."""
+
+    name: str
+    goal: str
+    figure: str
+    holds: bool | None = None
+
+
+@dataclass
+class Found:
+    """What a part found: its claims, and figures that no claim is about, by name."""
+
+    claims: list[Claim] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def __add__(self, other: "Found") -> "Found":
+        return Found(self.claims + other.claims, self.figures | other.figures)
+
+
+@dataclass
+class Bench:
+    """Where the parts run. `dry`: on a processor, with tiny shapes, so that speed says nothing. `scratch` is a folder
+    of theirs, `deadline` the value of time.monotonic() when they must have ended."""
+
+    device: torch.device
+    scratch: Path
+    deadline: float
+    dry: bool = False
+
+    @property
+    def sizes(self) -> Sizes:
+        return DRY if self.dry else Sizes()
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def check_time(self) -> None:
+        """Raise OutOfTime once the deadline is past."""
+        if self.seconds_left <= 0:
+            raise OutOfTime
+
+    @cached_property
+    def starter(self) -> Path:
+        """Folder of the starter base; of a tiny one in a dry run."""
+        return make_tiny_base(self.scratch / "starter") if self.dry else starter_path()
+
+    @cached_property
+    def head(self) -> Path:
+        """Folder of the draft that comes with the starter; of an untrained one in a dry run."""
+        if not self.dry:
+            return HEAD
+        from models.checkpoints import save_draft
+
+        return save_draft(self.scratch / "starter_head", Eagle3Draft.from_base(load_base(self.starter)), {})
+
+    def gpu_claim(self, name: str, goal: str, figure: str, met: bool) -> Claim:
+        """A claim about speed, or about what only a GPU does: not judged in a dry run."""
+        return Claim(name, goal, figure, None if self.dry else met)
+
+
+Part = Callable[[Bench], Found]
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line of at most 200 characters."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {said}"[:200].rstrip(": ").replace("|", "/")  # it stands in a table

@@ -1,0 +1,282 @@
+"""Parts of benchmarks.gpu_check: is the output that of transformers, whatever drafts, and do graphs change nothing?
+
+Every family of tiny random bases, and the starter where it is installed, with every drafter: fp32 token for token
+(ties aside, as benchmarks.exactness counts them), bf16 as the share of tokens that agree.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.decode import prompts_of
+from benchmarks.exactness import Outcome, Reference, compare, reference, verdict
+from benchmarks.gpu_claims import AGREEMENT_GOAL, Bench, Claim, Found, first_line
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.drafters.base import Drafter
+from decoding.drafters.replay import ReplayDrafter
+from decoding.generate import generate
+from decoding.target import Target, common_prefix, fast_target
+from decoding.tree import DraftTree, shape_from_choices
+from decoding.tuning import measure_forward
+from evaluation.questions import BUILT_IN
+from models.base import Base, load_base
+from models.checkpoints import load_draft
+from models.eagle import EagleDraft
+from models.eagle3 import Eagle3Draft
+from models.medusa import MedusaConfig, MedusaHeads
+from models.standalone import StandaloneDraft
+from models.tiny import FAMILIES, make_tiny_base
+from runtime.graphs import GraphedForward
+from runtime.interface import Scored
+
+CHOICES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
+DYNAMIC = {"depth": 3, "top_k": 3, "nodes": 10}
+TEXTS = ("1 2 3 + 1 2 3 +", "the quick brown fox")
+STARTER = "starter"
+CONTEXT = 256
+"""Tokens the cache of a tiny base is made for."""
+STARTER_CONTEXT = 1024
+NOISE = 0.02
+GRAPH_CONTEXT, GRAPH_PROMPT, TREES = 700, 235, 8
+"""The trees scored begin in the first bucket of cache rows (256) and end in the second, each used several times."""
+CLOSE = 1e-3
+"""Largest difference of logits, fp32, between a graph's replay and the forward without one."""
+
+Judge = Callable[[Target, Drafter, Reference], Any]
+Results = dict[str, dict[str, list[Any] | str]]
+"""By drafter, then by base: what a judge said of each prompt, or the error in one line."""
+
+
+@dataclass
+class Subject:
+    """A base with what transformers says after some prompts, and drafters for it by name."""
+
+    name: str
+    target: Target
+    expected: list[Reference]
+    drafters: dict[str, Callable[[Reference], Drafter]]
+
+
+@dataclass
+class Followed:
+    """One prompt on which we were led along the reference: its tokens, and where ours was another, by how much the
+    reference preferred its own to the next (logits)."""
+
+    tokens: int
+    gaps: list[float] = field(default_factory=list)
+
+
+def exactness(bench: Bench) -> Found:
+    """fp32: every drafter's output is transformers', token for token."""
+    return Found([_exact(name, by_base) for name, by_base in swept(bench, "float32", compare).items()])
+
+
+def agreement(bench: Bench) -> Found:
+    """bf16: every drafter's output follows transformers' but where rounding decides."""
+    return Found([_agrees(name, by_base) for name, by_base in swept(bench, "bfloat16", followed).items()])
+
+
+def followed(target: Target, drafter: Drafter, expected: Reference) -> Followed:
+    """Our tokens beside the reference's; after each that differs the reference's text goes on."""
+    found, start = Followed(len(expected.tokens)), 0
+    while start < len(expected.tokens):
+        prompt = expected.prompt + expected.tokens[:start]
+        steps = generate(target, drafter, prompt, GenerateConfig(max_tokens=len(expected.tokens) - start))
+        start += common_prefix([t.id for step in steps for t in step.tokens], expected.tokens[start:])
+        if start < len(expected.tokens):
+            found.gaps.append(expected.gaps[start])
+            start += 1
+    return found
+
+
+def swept(bench: Bench, dtype: str, judge: Judge) -> Results:
+    """`judge` on every prompt of every base with every drafter. Raises OutOfTime between two of them."""
+    made: Results = defaultdict(dict)
+    for name in (*FAMILIES, *([STARTER] if not bench.dry and (bench.starter / "config.json").exists() else [])):
+        bench.check_time()
+        try:
+            subject = starter(bench, dtype) if name == STARTER else tiny(bench, name, dtype)
+        except Exception as error:  # one family that cannot be loaded is no reason to skip the others
+            made["every drafter"][name] = first_line(error)
+            continue
+        for drafter, make in subject.drafters.items():
+            bench.check_time()
+            made[drafter][name] = _judged(subject, make, judge)
+    return made
+
+
+def _judged(subject: Subject, make: Callable[[Reference], Drafter], judge: Judge) -> list[Any] | str:
+    try:
+        return [judge(subject.target, make(expected), expected) for expected in subject.expected]
+    except Exception as error:
+        return first_line(error)
+
+
+def tiny(bench: Bench, family: str, dtype: str) -> Subject:
+    """A tiny random base of a family, which nothing but the length ends, with every kind of drafter."""
+    kind, overrides = FAMILIES[family]
+    folder = bench.scratch / family
+    if not folder.exists():
+        make_tiny_base(folder, kind, num_hidden_layers=2, **overrides)
+    theirs, own = (endless(load_base(folder, dtype, str(bench.device))) for _ in range(2))
+    prompts = [own.tokenizer(text)["input_ids"] for text in TEXTS[: bench.sizes.prompts]]
+    drafts = untrained(own)  # before the weights they start from are taken over
+    target = fast_target(own, CONTEXT)
+    expected = [reference(theirs, prompt, bench.sizes.tokens) for prompt in prompts]
+    return Subject(family, target, expected, drafters(target, drafts))
+
+
+def starter(bench: Bench, dtype: str) -> Subject:
+    """The starter with its own head, on the first built-in questions."""
+    theirs, own = (load_base(bench.starter, dtype, str(bench.device)) for _ in range(2))
+    prompts = prompts_of(own, BUILT_IN, 2 * bench.sizes.prompts)
+    expected = [reference(theirs, prompt, bench.sizes.answer_tokens) for prompt in prompts]
+    head = load_draft(bench.head, own)
+    target = fast_target(own, STARTER_CONTEXT)
+    made = {"plain": (None, {}), "n-gram": (None, {"drafter": "ngram"}), "starter's head": (head, {})}
+    return Subject(STARTER, target, expected, {name: _maker(target, *one) for name, one in made.items()})
+
+
+def endless(base: Base) -> Base:
+    """`base` without end tokens, so that every answer has its full length."""
+    base.eos_ids = frozenset()
+    return base
+
+
+def untrained(base: Base) -> dict[str, Any]:
+    """A draft network of every method. The standalone one is the base with noise, so that it is right now and then."""
+    torch.manual_seed(0)
+    return {
+        "medusa": MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 4), base),
+        "eagle": EagleDraft.from_base(base),
+        "eagle3": Eagle3Draft.from_base(base, draft_ids=torch.arange(0, base.vocab_size, 2)),
+        "draft": noisy(base),
+    }
+
+
+@torch.no_grad()
+def noisy(base: Base) -> StandaloneDraft:
+    """The whole base as a standalone draft, its weights moved a little."""
+    draft = StandaloneDraft.from_base(base, base.num_layers).requires_grad_(False)
+    draft.eval()
+    for weight in draft.parameters():
+        weight += NOISE * torch.randn(weight.shape).to(weight)
+    return draft
+
+
+def drafters(target: Target, drafts: dict[str, Any]) -> dict[str, Callable[[Reference], Drafter]]:
+    """Makers of drafters by name; `replayed` drafts the right tokens, on one path of a tree after the other."""
+    made = {
+        "plain": (None, {}),
+        "n-gram": (None, {"drafter": "ngram", "width": 3, "depth": 4}),
+        "Medusa": (drafts["medusa"], {"tree": CHOICES}),
+        "EAGLE-1": (drafts["eagle"], {"tree": CHOICES}),
+        "EAGLE-2 tree": (drafts["eagle"], DYNAMIC),
+        "EAGLE-3": (drafts["eagle3"], DYNAMIC),
+        "standalone": (drafts["draft"], {"tree": CHOICES}),
+    }
+    shape, size = shape_from_choices(CHOICES), target.base.vocab_size
+    makers = {name: _maker(target, *one) for name, one in made.items()}
+    return makers | {"replayed": lambda expected: ReplayDrafter(expected.tokens, shape, size)}
+
+
+def _maker(target: Target, draft: Any, options: dict[str, Any]) -> Callable[[Reference], Drafter]:
+    return lambda _expected: make_drafter(target, draft, options)
+
+
+def _exact(name: str, by_base: dict[str, list[Outcome] | str]) -> Claim:
+    outcomes = [one for found in by_base.values() if isinstance(found, list) for one in found]
+    wrong = list(_errors(by_base))
+    for base, found in by_base.items():
+        apart = [one.difference for one in found if one.difference] if isinstance(found, list) else []
+        wrong += [f"{base}: another token at {one['at']}, gap {one['gap']:.3g}" for one in apart[:1]]
+    total = verdict(outcomes)
+    counts = f"{len(by_base)} bases, {total['tokens']} tokens, {len(total['ties'])} ties"
+    figure = f"{counts}, τ {total['mean_accepted_length']:.2f}"
+    return Claim(
+        f"fp32, {name}: the tokens of transformers.generate",
+        "all, but 1 tie in 5,000",
+        "; ".join([figure, *wrong]),
+        total["exact"] and not wrong,
+    )
+
+
+def _agrees(name: str, by_base: dict[str, list[Followed] | str]) -> Claim:
+    answers = [one for found in by_base.values() if isinstance(found, list) for one in found]
+    tokens, gaps = sum(one.tokens for one in answers), [gap for one in answers for gap in one.gaps]
+    share, wrong = 1 - len(gaps) / max(tokens, 1), list(_errors(by_base))
+    figure = f"{len(by_base)} bases, {share:.1%} of {tokens} tokens, largest gap {max(gaps, default=0):.2g}"
+    return Claim(
+        f"bf16, {name}: agrees with transformers.generate",
+        f"≥ {AGREEMENT_GOAL:.0%} of tokens",
+        "; ".join([figure, *wrong]),
+        share >= AGREEMENT_GOAL and not wrong,
+    )
+
+
+def _errors(by_base: dict[str, list[Any] | str]) -> Iterator[str]:
+    return (f"{base}: {found}" for base, found in by_base.items() if isinstance(found, str))
+
+
+def graphs(bench: Bench) -> Found:
+    """Graphs are captured and replayed, and say what the forward says without them; on another GPU than the current
+    one too, where there are two."""
+    found = on_device(bench, bench.device)
+    if bench.dry or torch.cuda.device_count() < 2:
+        return found + Found([Claim("graphs on a GPU that is not the current one", "as above", "one GPU here")])
+    other = torch.device("cuda", 1 - torch.cuda.current_device() % 2)
+    return found + on_device(bench, other)
+
+
+def on_device(bench: Bench, device: torch.device) -> Found:
+    """Both claims for one device, and milliseconds of a forward of 1 and 8 nodes with and without graphs."""
+    target, eager = two_targets(bench.scratch / "graphs", device)
+    own = target.base.forward.graphs or GraphedForward(target.base.forward, capture=False)
+    prompt = [3 + 7 * i % 300 for i in range(GRAPH_PROMPT)]
+    apart, spent = 0.0, {}
+    for one in (target, eager):
+        one.prefill(prompt, layers=(0, 2))
+    for _ in range(TREES):
+        apart = max(apart, one_tree(target, eager, own))
+    for name, one, used in (("graphs", target, own), ("none", eager, None)):
+        one.forward.graphs = used
+        spent[name] = {nodes: round(ms, 3) for nodes, ms in measure_forward(one, (1, 8), rounds=9).items()}
+    replays = target.cache.replays.values()
+    captured = sum(replay.graph is not None for replay in replays)
+    claims = [
+        bench.gpu_claim(
+            f"graphs captured, {device}", "all", f"{captured} of {len(replays)}", captured == len(replays) > 1
+        ),
+        Claim(f"a replay gives the forward's logits, {device}", f"within {CLOSE:g}", f"{apart:.2g}", apart <= CLOSE),
+    ]
+    return Found(claims, {f"{device}: ms by nodes with graphs": spent["graphs"], "without": spent["none"]})
+
+
+def two_targets(folder: Path, device: torch.device) -> tuple[Target, Target]:
+    """Two targets of one tiny base on `device`, their caches reserved and zero, as graphs need them."""
+    base = load_base(folder if folder.exists() else make_tiny_base(folder), device=str(device))
+    made = fast_target(base, GRAPH_CONTEXT), fast_target(base, GRAPH_CONTEXT)
+    heads = made[0].forward.heads
+    for target in made:
+        target.cache.reserve(heads.keys, heads.dim, base.dtype, base.device, 1)
+        target.cache.keys.zero_(), target.cache.values.zero_()
+    return made
+
+
+def one_tree(target: Target, eager: Target, own: GraphedForward) -> float:
+    """Score one tree with graphs and without, keep a path of it in both; the largest difference of their results."""
+    shape = shape_from_choices(CHOICES)
+    first = 20 + len(target.ids) % 200
+    tree, layers = DraftTree(tuple(range(first, first + len(shape))), shape), (0, 2)
+    found: list[Scored] = []
+    for one, used in ((target, own), (eager, None)):
+        one.forward.graphs = used
+        found.append(one.score(tree, layers))
+        one.commit(tree, (0, *shape.paths[0]))
+    a, b = found
+    return max(float((a.logits - b.logits).abs().max()), float((a.features - b.features).abs().max()))

@@ -1,0 +1,148 @@
+"""Parts of benchmarks.gpu_check: tokens a second beside transformers.generate, a large shape beside the device's memory
+bandwidth, and what more tree nodes cost."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks import decode
+from benchmarks.gpu_claims import BANDWIDTH_GOAL, SPEED_GOAL, Bench, Found
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.generate import generate
+from decoding.target import Target, fast_target
+from evaluation.questions import BUILT_IN
+from models.base import Base, wrap_model
+from models.tiny import tiny_tokenizer
+
+CONTEXT = 512
+"""Tokens the caches are made for: the longest built-in question with its answer."""
+KEPT_FREE = 5 * 2**30
+"""Bytes left for the cache, for joined weights and for other processes, when the large shape is cut to what fits."""
+COPIES = 9
+WARM_UP_STEPS = 4
+
+
+def racing(dtype: str) -> Callable[[Bench], Found]:
+    """The part that races in `dtype`."""
+    return lambda bench: race(bench, dtype)
+
+
+def race(bench: Bench, dtype: str) -> Found:
+    """Plain, prompt lookup and the starter's head against transformers.generate, batch 1, greedy; and the cost of a
+    verification of 1 … 64 nodes relative to one."""
+    found = decode.race(decode.parse(arguments(bench)), dtype)
+    ratio = found["contenders"]["ours plain"]["ratio_to_transformers"]
+    claim = bench.gpu_claim(
+        f"{dtype}, plain beside transformers.generate, starter, batch 1",
+        f"≥ {SPEED_GOAL:g} ×",
+        f"{ratio:.2f} ×",
+        ratio >= SPEED_GOAL,
+    )
+    costs = {f"{dtype}, cost by nodes, {name}": relative(ms) for name, ms in found["forward_ms"].items()}
+    return Found([claim], {**speeds(found["contenders"], dtype), **costs, f"{dtype}, a step, ms": found["step_ms"]})
+
+
+def arguments(bench: Bench) -> list[str]:
+    """What benchmarks.decode is told."""
+    sizes = bench.sizes
+    made = ["--model", str(bench.starter), "--questions", str(BUILT_IN), "--checkpoint", str(bench.head)]
+    made += ["--limit", str(sizes.questions), "--max-tokens", str(sizes.answer_tokens)]
+    return [*made, "--device", str(bench.device), "--context", str(CONTEXT)]
+
+
+def speeds(contenders: dict[str, dict[str, Any]], dtype: str) -> dict[str, str]:
+    """Each contender's figures in words."""
+    return {
+        f"{dtype}, {name}": f"{one['tokens_per_second']:g} tokens/s ({one['ratio_to_transformers']:g} × transformers, "
+        f"{one['ratio_to_our_plain']:g} × our plain, τ {one['tau']:g})"
+        for name, one in contenders.items()
+    }
+
+
+def relative(costs: dict[int, float]) -> dict[str, Any]:
+    """Milliseconds of one node, and the multiple of that of every other number of nodes."""
+    one = costs[1]
+    return {"1": f"{one:g} ms"} | {str(n): f"{ms / max(one, 1e-9):.2f} ×" for n, ms in costs.items() if n > 1}
+
+
+def large_shape(bench: Bench) -> Found:
+    """Plain decoding with the shape of Llama-3-8B in bf16, its weights random and made on the device: bytes of weights
+    read a second, beside what a large copy moves."""
+    moved = bandwidth(bench.device, bench.sizes.copied_mib)
+    base = random_base(bench)
+    read, layers = bytes_per_token(base), base.num_layers
+    seconds = step_seconds(fast_target(base, CONTEXT), bench.sizes.shape_tokens)
+    share = read / seconds / moved
+    claim = bench.gpu_claim(
+        f"Llama-3-8B shape ({layers} layers), bf16, plain: bytes of weights read beside memory bandwidth",
+        f"≥ {BANDWIDTH_GOAL:.0%}",
+        f"{share:.0%}",
+        share >= BANDWIDTH_GOAL,
+    )
+    figures = {
+        "memory bandwidth, GB/s": round(moved / 1e9, 1),
+        "GB of weights a token": round(read / 1e9, 3),
+        "ms a token": round(seconds * 1e3, 3),
+        "tokens/s": round(1 / seconds, 1),
+    }
+    return Found([claim], figures)
+
+
+def bandwidth(device: torch.device, mib: int) -> float:
+    """Bytes a second, read and written, that copying `mib` MiB moves; the median of some copies."""
+    source = torch.zeros(mib * 2**20, dtype=torch.uint8, device=device)
+    copy, taken = torch.empty_like(source), []
+    for _ in range(COPIES + 2):
+        wait(device)
+        began = time.perf_counter()
+        copy.copy_(source)
+        wait(device)
+        taken.append(time.perf_counter() - began)
+    return 2 * source.nbytes / statistics.median(taken[2:])
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def random_base(bench: Bench) -> Base:
+    """A Llama of the wanted shape with as many layers as memory has room for, weights as transformers draws them."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {**bench.sizes.shape, "num_hidden_layers": fitting_layers(bench)}
+    config = AutoConfig.for_model("llama", tie_word_embeddings=False, **shape)
+    torch.manual_seed(0)
+    with bench.device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return wrap_model(model.to(bench.device), tiny_tokenizer(), "random")
+
+
+def fitting_layers(bench: Bench) -> int:
+    """Layers of the wanted shape that fit into the device's free memory, at least one."""
+    shape = bench.sizes.shape
+    if bench.device.type != "cuda":
+        return shape["num_hidden_layers"]
+    width, inner = shape["hidden_size"], shape["intermediate_size"]
+    keys = shape["num_key_value_heads"] * (width // shape["num_attention_heads"])
+    layer = 2 * width * (2 * width + 2 * keys + 3 * inner)
+    torch.cuda.empty_cache()  # what was copied counts as free
+    free = torch.cuda.mem_get_info(bench.device)[0] - KEPT_FREE - 2 * 2 * width * shape["vocab_size"]
+    return max(1, min(shape["num_hidden_layers"], free // layer))
+
+
+def bytes_per_token(base: Base) -> int:
+    """Bytes of weights that one token's forward reads: all but the embedding table, of which it takes a row."""
+    table = base.embed_tokens.weight
+    return sum(weight.nbytes for weight in base.model.parameters()) - table.nbytes
+
+
+def step_seconds(target: Target, tokens: int) -> float:
+    """Median seconds of a plain step, from the last token to the next one known here."""
+    config = GenerateConfig(max_tokens=tokens + WARM_UP_STEPS, eos_ids=frozenset())
+    steps = list(generate(target, make_drafter(target), list(range(100, 132)), config))[1 + WARM_UP_STEPS :]
+    return statistics.median(step.ms_draft + step.ms_verify + step.ms_other for step in steps) / 1e3

@@ -1,0 +1,104 @@
+"""The check for GPUs, dry: every part runs on a processor with tiny shapes, and a fault is named, not hidden."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+from benchmarks.exactness import reference
+from benchmarks.gpu_claims import Bench, Claim, Found, first_line
+from benchmarks.gpu_exactness import Followed, followed
+from benchmarks.reliability import between
+from decoding.drafters import make_drafter
+from decoding.target import Target
+from models.base import load_base
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(CPU, tmp_path, time.monotonic() + 60, dry=True)
+
+
+def test_every_part_runs_dry_and_its_output_is_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, out = gpu_check.PAGE.read_text(encoding="utf-8"), tmp_path / "gpu.json"
+    status = gpu_check.main(["--dry-run", "--json", str(out)])
+    said = capsys.readouterr().out
+    assert status == 0, said
+    result = json.loads(out.read_text())
+    assert [part["name"] for part in result["parts"]] == [*gpu_check.PARTS]
+    assert all(part["ran"] and part["peak_mib"] > 0 for part in result["parts"])
+    holds = {claim["name"]: claim["holds"] for claim in result["claims"]}
+    judged = [name for name, found in holds.items() if found is not None]
+    assert all(holds[name] for name in judged)
+    assert (
+        sum(name.startswith("fp32") for name in judged) == 8 + 1 + 2 and sum(n.startswith("bf16") for n in judged) == 8
+    )
+    assert sum(found is None for found in holds.values()) == 5, "speed, capture and a second GPU are not judged"
+    assert all(name in said for name in holds)
+    assert gpu_check.PAGE.read_text(encoding="utf-8") == page, "a dry run writes no page"
+
+
+def test_a_part_that_fails_is_a_claim_that_does_not_hold_and_the_others_go_on(bench: Bench) -> None:
+    def fails(_bench: Bench) -> Found:
+        raise RuntimeError("CUDA error: no kernel | image\nand more")
+
+    reports = gpu_check.check(bench, {"one": fails, "two": lambda _bench: Found(figures={"tokens/s": 7})})
+    assert reports[0].found.claims == [
+        Claim("one runs to its end", "no error", "RuntimeError: CUDA error: no kernel / image", False)
+    ]
+    assert reports[0].ran and reports[1].found.figures == {"tokens/s": 7}
+
+
+def test_parts_after_the_deadline_are_reported_as_not_run(bench: Bench) -> None:
+    bench.deadline = time.monotonic() - 1
+    reports = gpu_check.check(bench, {"one": lambda _bench: pytest.fail("it ran")})
+    claim = gpu_check.in_time(reports, 660, 10)
+    assert not reports[0].ran and claim.holds is False
+    assert claim.figure == "0 of 1 in 11.0 minutes; not: one"
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_check.main([]) == 2
+    assert capsys.readouterr().err.strip() == gpu_check.NO_GPU
+
+
+def test_a_claim_that_does_not_hold_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = Found([Claim("plain decoding", "≥ 4 ×", "3.1 ×", False), Claim("tokens", "all", "all", True)])
+    monkeypatch.setattr(gpu_check, "PARTS", {"speed": lambda _bench: slow})
+    assert gpu_check.main(["--dry-run"]) == 1
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == "Does not hold: plain decoding (wanted ≥ 4 ×): 3.1 ×"
+    assert "| plain decoding | ≥ 4 × | 3.1 × | **no** |" in said
+
+
+def test_the_page_has_the_marks_between_which_figures_go() -> None:
+    text = gpu_check.PAGE.read_text(encoding="utf-8")
+    made = between(text, gpu_check.BEGIN, gpu_check.END, "figures")
+    assert f"{gpu_check.BEGIN}\nfigures\n{gpu_check.END}" in made
+    assert made.partition(gpu_check.BEGIN)[0] == text.partition(gpu_check.BEGIN)[0]
+    assert made.partition(gpu_check.END)[2] == text.partition(gpu_check.END)[2]
+
+
+def test_agreement_counts_each_token_that_differs_and_goes_on_from_the_reference(bench: Bench, tiny_base: Path) -> None:
+
+    base = load_base(tiny_base)
+    base.eos_ids = frozenset()
+    expected = reference(base, base.tokenizer("the quick brown fox")["input_ids"], 8)
+    target = Target(base, 64)
+    assert followed(target, make_drafter(target), expected) == Followed(8)
+    other = replace(expected, tokens=[*expected.tokens[:7], (expected.tokens[7] + 1) % 300])
+    assert followed(target, make_drafter(target), other) == Followed(8, [expected.gaps[7]])
+
+
+def test_an_error_is_one_line() -> None:
+    assert first_line(ValueError("")) == "ValueError"
+    assert first_line(ValueError("\n first\nsecond")) == "ValueError: first"
