@@ -7,16 +7,17 @@ import hashlib
 from pathlib import Path
 
 import gradio as gr
+from fastapi.staticfiles import StaticFiles
 from gradio.themes.utils import sizes
+from starlette.types import Scope
 
 STATIC = Path(__file__).parent / "static"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto Sans", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
 STYLES = ("style.css", "pages.css")
-SCRIPTS = (
-    *("shell.js", "changes.js", "dom.js", "stream.js", "trace.js", "tokens.js", "turn.js"),
-    *("side.js", "chat.js", "compare.js"),
-)
+VERSION = "v-"
+MAIN = "main.js"
+"""The module that imports the others; `early.js` runs before anything is drawn and is none."""
 
 TOKENS = {
     "body_background_fill": "bg",
@@ -121,13 +122,40 @@ def theme() -> gr.themes.Base:
 
 
 def head() -> str:
-    """Tags for every page's head: our style sheet and scripts, named with their hash so that a new one is fetched."""
-    scripts = "".join(f'<script defer src="{asset(name)}"></script>' for name in SCRIPTS)
+    """Tags for every page's head: our style sheets and scripts, named with their hash so that a new one is fetched."""
     styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
-    return f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>{scripts}'
+    return (
+        f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
+        f'{"".join(_preload(name) for name in modules())}<script type="module" src="{module(MAIN)}"></script>'
+    )
 
 
 def asset(name: str) -> str:
     """The address of a file in `static/`."""
-    tag = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:8]
-    return f"/ui/{name}?v={tag}"
+    return f"/ui/{name}?v={_hash([name])}"
+
+
+def modules() -> list[str]:
+    """The scripts that are ES modules."""
+    return sorted(path.name for path in STATIC.glob("*.js") if path.name != "early.js")
+
+
+def module(name: str) -> str:
+    """The address of a module. The hash of all is a folder, so that what a module imports beside it has it too."""
+    return f"/ui/{VERSION}{_hash(modules())}/{name}"
+
+
+def _preload(name: str) -> str:
+    return f'<link rel="modulepreload" href="{module(name)}">'
+
+
+def _hash(names: list[str]) -> str:
+    return hashlib.sha256(b"".join((STATIC / name).read_bytes() for name in names)).hexdigest()[:8]
+
+
+class Static(StaticFiles):
+    """`static/`, where a folder that names a version is passed over."""
+
+    def get_path(self, scope: Scope) -> str:
+        first, _, rest = super().get_path(scope).partition("/")
+        return rest if rest and first.startswith(VERSION) else super().get_path(scope)

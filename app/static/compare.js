@@ -1,222 +1,224 @@
 // Compare: one column a target, filled one after the other as each is measured alone; then what differs.
-"use strict";
-(() => {
-  const { el, number, TokenStream, follow, ask, trace, notice, setAddress } = window.speculoos;
-  const STATES = { QUEUED: "waits for its turn", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
-  const FIGURES = [["speed", "tokens/s"], ["tau", "τ"], ["speedup", "speedup"], ["tokens", "tokens"]];
+import { el, notice, number, setAddress } from "./dom.js";
+import { onElement } from "./shell.js";
+import { ask, follow } from "./stream.js";
+import { TokenStream } from "./tokens.js";
+import * as trace from "./trace.js";
 
-  function words(node, text) { node.textContent = text; return node; }
+const STATES = { QUEUED: "waits for its turn", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
+const FIGURES = [["speed", "tokens/s"], ["tau", "τ"], ["speedup", "speedup"], ["tokens", "tokens"]];
 
-  class Column {
-    constructor(view, page, index) {
-      this.page = page;
-      this.index = index;
-      this.run = view;
-      this.badge = el("span", { class: "sp-badge" });
-      this.match = el("span", { class: "sp-match" });
-      this.values = Object.fromEntries(FIGURES.map(([key]) => [key, el("b", { "data-figure": key }, "–")]));
-      this.bars = el("div", {});
-      this.notes = el("div", { class: "sp-column-notes" });
-      this.stream = new TokenStream((record) => page.showStep(record, this));
-      const drafter = (view.request.speculation || {}).drafter;
-      const name = words(el("h3", {}), drafter === "ngram" ? `${view.model} · prompt lookup` : view.model);
-      const figures = el("dl", { class: "sp-column-figures" },
-        ...FIGURES.map(([key, label]) => el("div", {}, el("dt", {}, label), el("dd", {}, this.values[key]))));
-      this.node = el("section", { class: "sp-column", "data-run": view.id, "data-state": view.state }, el("header", {}, name, this.badge),
-        figures, this.bars, this.match, this.notes, this.stream.node);
-      this.showState(view.state);
-    }
+function words(node, text) { node.textContent = text; return node; }
 
-    // Resolves when the run has ended. Columns are followed one after the other, as they are measured.
-    follow() {
-      return new Promise((done) => {
-        this.stop = follow(this.run.id, {
-          step: (record) => { this.stream.append(record); this.page.changed(); },
-          state: (state) => this.showState(state),
-          end: (run) => { this.end(run); done(); },
-          fail: (sentence) => { this.end({ ...this.run, state: "FAILED", ended: true, error: sentence }); done(); },
-        });
-      });
-    }
-
-    end(run) {
-      this.run = run;
-      this.showState(run.state);
-      const lines = trace.notices(run).map((text) => notice(text, "warn"));
-      if (run.summary.shared_with) lines.push(notice(`Figures taken while the job “${run.summary.shared_with}” runs on the same device.`, "warn"));
-      if (run.error) lines.push(notice(run.error, "bad"));
-      this.notes.replaceChildren(...lines);
-      this.page.changed();
-    }
-
-    showState(state) {
-      this.run.state = state;
-      this.node.dataset.state = state;
-      words(this.badge, STATES[state] ?? state);
-      this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
-    }
-
-    get now() {
-      const ended = this.run.ended && Object.keys(this.run.summary).length;
-      return ended ? trace.fromSummary(this.run.summary, this.stream.records) : trace.figures(this.stream.records);
-    }
-
-    show(plain) {
-      const now = this.now;
-      words(this.values.speed, number(now.tokensPerSecond, 1));
-      words(this.values.tau, now.tokens ? number(now.tau) : "–");
-      words(this.values.tokens, String(now.tokens || "–"));
-      const alike = plain && (plain.run.summary.shared_with || "") === (this.run.summary.shared_with || "");
-      const known = alike && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
-      words(this.values.speedup, known ? `${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–");
-      this.bars.replaceChildren(...(now.acceptance.length ? [trace.bars(now.acceptance)] : []));
-    }
-
-    showMatch(view, plainly) {
-      if (this.index === 0) {
-        words(this.match, plainly ? "the others are set against this one" : "first column: the others are compared with it");
-      } else if (view.identical) {
-        words(this.match, "✓ same output, token for token");
-        this.match.classList.add("sp-same");
-      } else {
-        const chance = view.request.temperature > 0 ? "; it was sampled, so it may" : "";
-        words(this.match, `≠ differs from the first column at token ${view.first_divergence + 1}${chance}`);
-        this.match.classList.add("sp-differs");
-        this.stream.mark(view.first_divergence, "first token that differs from the first column");
-      }
-    }
+class Column {
+  constructor(view, page, index) {
+    this.page = page;
+    this.index = index;
+    this.run = view;
+    this.badge = el("span", { class: "sp-badge" });
+    this.match = el("span", { class: "sp-match" });
+    this.values = Object.fromEntries(FIGURES.map(([key]) => [key, el("b", { "data-figure": key }, "–")]));
+    this.bars = el("div", {});
+    this.notes = el("div", { class: "sp-column-notes" });
+    this.stream = new TokenStream((record) => page.showStep(record, this));
+    const drafter = (view.request.speculation || {}).drafter;
+    const name = words(el("h3", {}), drafter === "ngram" ? `${view.model} · prompt lookup` : view.model);
+    const figures = el("dl", { class: "sp-column-figures" },
+      ...FIGURES.map(([key, label]) => el("div", {}, el("dt", {}, label), el("dd", {}, this.values[key]))));
+    this.node = el("section", { class: "sp-column", "data-run": view.id, "data-state": view.state }, el("header", {}, name, this.badge),
+      figures, this.bars, this.match, this.notes, this.stream.node);
+    this.showState(view.state);
   }
 
-  // The page: one comparison, named in the address as ?comparison=ID.
-  class ComparePage {
-    constructor(root) {
-      this.columns = [];
-      this.frame = 0;
-      this.turn = 0;
-      this.prompt = el("div", { class: "sp-question" });
-      this.tools = el("div", { class: "sp-compare-tools" });
-      this.replay = el("button", { type: "button", class: "sp-small-button", id: "replay", on: { click: () => this.race() } }, "Replay side by side");
-      this.delete = el("button", { type: "button", class: "sp-small-button", id: "delete-comparison", on: { click: () => this.remove() } }, "Delete");
-      this.grid = el("div", { class: "sp-columns" });
-      this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
-      this.root = root;
-      const id = new URLSearchParams(location.search).get("comparison");
-      if (id) this.open(id);
-      else this.empty("Nothing compared yet");
-      document.addEventListener("keydown", (event) => this.key(event));
-    }
+  // Resolves when the run has ended. Columns are followed one after the other, as they are measured.
+  follow() {
+    return new Promise((done) => {
+      this.stop = follow(this.run.id, {
+        step: (record) => { this.stream.append(record); this.page.changed(); },
+        state: (state) => this.showState(state),
+        end: (run) => { this.end(run); done(); },
+        fail: (sentence) => { this.end({ ...this.run, state: "FAILED", ended: true, error: sentence }); done(); },
+      });
+    });
+  }
 
-    async open(id) {
-      if (!id) return;
-      for (const column of this.columns) column.stop?.();
-      const turn = ++this.turn;
-      this.id = id;
-      setAddress({ comparison: id });
-      let found;
-      try { found = await this.read(); } catch (error) { this.root.replaceChildren(notice(error.message, "bad")); return; }
+  end(run) {
+    this.run = run;
+    this.showState(run.state);
+    const lines = trace.notices(run).map((text) => notice(text, "warn"));
+    if (run.summary.shared_with) lines.push(notice(`Figures taken while the job “${run.summary.shared_with}” runs on the same device.`, "warn"));
+    if (run.error) lines.push(notice(run.error, "bad"));
+    this.notes.replaceChildren(...lines);
+    this.page.changed();
+  }
+
+  showState(state) {
+    this.run.state = state;
+    this.node.dataset.state = state;
+    words(this.badge, STATES[state] ?? state);
+    this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
+  }
+
+  get now() {
+    const ended = this.run.ended && Object.keys(this.run.summary).length;
+    return ended ? trace.fromSummary(this.run.summary, this.stream.records) : trace.figures(this.stream.records);
+  }
+
+  show(plain) {
+    const now = this.now;
+    words(this.values.speed, number(now.tokensPerSecond, 1));
+    words(this.values.tau, now.tokens ? number(now.tau) : "–");
+    words(this.values.tokens, String(now.tokens || "–"));
+    const alike = plain && (plain.run.summary.shared_with || "") === (this.run.summary.shared_with || "");
+    const known = alike && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
+    words(this.values.speedup, known ? `${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–");
+    this.bars.replaceChildren(...(now.acceptance.length ? [trace.bars(now.acceptance)] : []));
+  }
+
+  showMatch(view, plainly) {
+    if (this.index === 0) {
+      words(this.match, plainly ? "the others are set against this one" : "first column: the others are compared with it");
+    } else if (view.identical) {
+      words(this.match, "✓ same output, token for token");
+      this.match.classList.add("sp-same");
+    } else {
+      const chance = view.request.temperature > 0 ? "; it was sampled, so it may" : "";
+      words(this.match, `≠ differs from the first column at token ${view.first_divergence + 1}${chance}`);
+      this.match.classList.add("sp-differs");
+      this.stream.mark(view.first_divergence, "first token that differs from the first column");
+    }
+  }
+}
+
+// The page: one comparison, named in the address as ?comparison=ID.
+class ComparePage {
+  constructor(root) {
+    this.columns = [];
+    this.frame = 0;
+    this.turn = 0;
+    this.prompt = el("div", { class: "sp-question" });
+    this.tools = el("div", { class: "sp-compare-tools" });
+    this.replay = el("button", { type: "button", class: "sp-small-button", id: "replay", on: { click: () => this.race() } }, "Replay side by side");
+    this.delete = el("button", { type: "button", class: "sp-small-button", id: "delete-comparison", on: { click: () => this.remove() } }, "Delete");
+    this.grid = el("div", { class: "sp-columns" });
+    this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
+    this.root = root;
+    const id = new URLSearchParams(location.search).get("comparison");
+    if (id) this.open(id);
+    else this.empty("Nothing compared yet");
+    document.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  async open(id) {
+    if (!id) return;
+    for (const column of this.columns) column.stop?.();
+    const turn = ++this.turn;
+    this.id = id;
+    setAddress({ comparison: id });
+    let found;
+    try { found = await this.read(); } catch (error) { this.root.replaceChildren(notice(error.message, "bad")); return; }
+    if (turn !== this.turn) return;
+    this.columns = found.columns.map((view, i) => new Column(view, this, i));
+    const asked = found.columns[0].request.messages;
+    words(this.prompt, asked[asked.length - 1].content);
+    this.grid.replaceChildren(...this.columns.map((column) => column.node));
+    this.grid.style.setProperty("--columns", this.columns.length);
+    this.tools.replaceChildren(trace.legend());
+    this.step.hidden = true;
+    this.root.replaceChildren(this.prompt, this.tools, this.grid, this.step);
+    for (const column of this.columns) {
       if (turn !== this.turn) return;
-      this.columns = found.columns.map((view, i) => new Column(view, this, i));
-      const asked = found.columns[0].request.messages;
-      words(this.prompt, asked[asked.length - 1].content);
-      this.grid.replaceChildren(...this.columns.map((column) => column.node));
-      this.grid.style.setProperty("--columns", this.columns.length);
-      this.tools.replaceChildren(trace.legend());
-      this.step.hidden = true;
-      this.root.replaceChildren(this.prompt, this.tools, this.grid, this.step);
-      for (const column of this.columns) {
-        if (turn !== this.turn) return;
-        await column.follow();
-      }
-      if (turn === this.turn) await this.finish();
+      await column.follow();
     }
+    if (turn === this.turn) await this.finish();
+  }
 
-    empty(heading) {
-      this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h3", {}, heading),
-        el("p", {}, "Choose two to four targets and a prompt. Each is measured alone, one after the other, and set against the plain one.")));
+  empty(heading) {
+    this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h3", {}, heading),
+      el("p", {}, "Choose two to four targets and a prompt. Each is measured alone, one after the other, and set against the plain one.")));
+  }
+
+  // Takes the comparison out of the rows: asked once more on the button itself, as there is no way back.
+  async remove() {
+    if (this.delete.dataset.sure !== this.id) {
+      this.delete.dataset.sure = this.id;
+      words(this.delete, "Delete for good?");
+      return;
     }
+    try { await ask(`/api/comparisons/${encodeURIComponent(this.id)}`, "DELETE"); } catch (error) { this.tools.append(notice(error.message, "bad")); return; }
+    document.querySelector(`#recent a[href$="comparison=${CSS.escape(this.id)}"]`)?.closest("li").remove();
+    this.turn++;
+    this.columns = [];
+    setAddress({ comparison: null });
+    this.empty("Deleted");
+  }
 
-    // Takes the comparison out of the rows: asked once more on the button itself, as there is no way back.
-    async remove() {
-      if (this.delete.dataset.sure !== this.id) {
-        this.delete.dataset.sure = this.id;
-        words(this.delete, "Delete for good?");
-        return;
-      }
-      try { await ask(`/api/comparisons/${encodeURIComponent(this.id)}`, "DELETE"); } catch (error) { this.tools.append(notice(error.message, "bad")); return; }
-      document.querySelector(`#recent a[href$="comparison=${CSS.escape(this.id)}"]`)?.closest("li").remove();
-      this.turn++;
-      this.columns = [];
-      setAddress({ comparison: null });
-      this.empty("Deleted");
-    }
+  read() { return ask(`/api/comparisons/${encodeURIComponent(this.id)}`); }
 
-    read() { return ask(`/api/comparisons/${encodeURIComponent(this.id)}`); }
+  async finish() {
+    const found = await this.read();
+    const complete = found.columns.every((view) => view.state === "SUCCEEDED");
+    found.columns.forEach((view, i) => { if (complete) this.columns[i].showMatch(view, this.plain === this.columns[0]); });
+    if (this.columns.some((column) => column.stream.records.length)) this.tools.append(this.replay);
+    delete this.delete.dataset.sure;
+    this.tools.append(words(this.delete, "Delete"));
+    this.root.dataset.finished = "yes";
+    this.changed();
+  }
 
-    async finish() {
-      const found = await this.read();
-      const complete = found.columns.every((view) => view.state === "SUCCEEDED");
-      found.columns.forEach((view, i) => { if (complete) this.columns[i].showMatch(view, this.plain === this.columns[0]); });
-      if (this.columns.some((column) => column.stream.records.length)) this.tools.append(this.replay);
-      delete this.delete.dataset.sure;
-      this.tools.append(words(this.delete, "Delete"));
-      this.root.dataset.finished = "yes";
-      this.changed();
-    }
+  // The column the others' speedup is counted against.
+  get plain() {
+    return this.columns.find((c) => !c.run.model.includes("@") && !c.run.request.speculation);
+  }
 
-    // The column the others' speedup is counted against.
-    get plain() {
-      return this.columns.find((c) => !c.run.model.includes("@") && !c.run.request.speculation);
-    }
+  changed() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      for (const column of this.columns) column.show(this.plain);
+    });
+  }
 
-    changed() {
-      if (this.frame) return;
-      this.frame = requestAnimationFrame(() => {
-        this.frame = 0;
-        for (const column of this.columns) column.show(this.plain);
-      });
-    }
+  showStep(record, column) {
+    const name = words(el("p", { class: "sp-hint" }), `Column ${column.index + 1}: ${column.run.model}`);
+    this.step.replaceChildren(name, trace.detail(record));
+    this.step.hidden = false;
+  }
 
-    showStep(record, column) {
-      const name = words(el("p", { class: "sp-hint" }), `Column ${column.index + 1}: ${column.run.model}`);
-      this.step.replaceChildren(name, trace.detail(record));
-      this.step.hidden = false;
-    }
+  // Plays all columns again at once, each at the pace its steps were recorded with.
+  race() {
+    this.replay.disabled = true;
+    const began = performance.now();
+    const lanes = this.columns.map((column) => {
+      const records = column.stream.records;
+      column.stream.clear();
+      let at = 0;
+      return { column, left: records.map((record) => ({ record, at: (at += record.ms.draft + record.ms.verify + record.ms.other) })) };
+    });
+    const tick = () => {
+      const now = performance.now() - began;
+      for (const lane of lanes) while (lane.left.length && lane.left[0].at <= now) lane.column.stream.append(lane.left.shift().record);
+      if (lanes.some((lane) => lane.left.length)) requestAnimationFrame(tick);
+      else { this.replay.disabled = false; this.finish(); }
+    };
+    requestAnimationFrame(tick);
+  }
 
-    // Plays all columns again at once, each at the pace its steps were recorded with.
-    race() {
-      this.replay.disabled = true;
-      const began = performance.now();
-      const lanes = this.columns.map((column) => {
-        const records = column.stream.records;
-        column.stream.clear();
-        let at = 0;
-        return { column, left: records.map((record) => ({ record, at: (at += record.ms.draft + record.ms.verify + record.ms.other) })) };
-      });
-      const tick = () => {
-        const now = performance.now() - began;
-        for (const lane of lanes) while (lane.left.length && lane.left[0].at <= now) lane.column.stream.append(lane.left.shift().record);
-        if (lanes.some((lane) => lane.left.length)) requestAnimationFrame(tick);
-        else { this.replay.disabled = false; this.finish(); }
-      };
-      requestAnimationFrame(tick);
-    }
+  live() { return this.columns.filter((column) => !column.run.ended); }
 
-    live() { return this.columns.filter((column) => !column.run.ended); }
-
-    async stop() {
-      for (const column of this.live()) {
-        try { await ask(`/api/runs/${column.run.id}/cancel`, "POST"); } catch (error) { column.notes.append(notice(error.message, "bad")); }
-      }
-    }
-
-    key(event) {
-      if (event.key === "Escape" && this.live().length) { event.preventDefault(); this.stop(); }
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.closest?.("#compare-prompt")) {
-        event.preventDefault();
-        document.querySelector("#compare-run")?.click();
-      }
+  async stop() {
+    for (const column of this.live()) {
+      try { await ask(`/api/runs/${column.run.id}/cancel`, "POST"); } catch (error) { column.notes.append(notice(error.message, "bad")); }
     }
   }
 
-  window.speculoos.onElement("compare", (root) => { window.speculoos.compare = new ComparePage(root); });
-})();
+  key(event) {
+    if (event.key === "Escape" && this.live().length) { event.preventDefault(); this.stop(); }
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.closest?.("#compare-prompt")) {
+      event.preventDefault();
+      document.querySelector("#compare-run")?.click();
+    }
+  }
+}
+
+onElement("compare", (root) => { window.speculoos.compare = new ComparePage(root); });

@@ -1,46 +1,43 @@
 // What every script here builds with: elements, words, numbers, the page's address.
 // Every text of a user or a model enters the page as textContent, never as markup.
-"use strict";
-(() => {
-  // An element with attributes and children; strings become text nodes.
-  function el(name, attributes = {}, ...children) {
-    const node = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) {
-      if (value === undefined || value === null || value === false) continue;
-      if (key === "on") for (const [kind, run] of Object.entries(value)) node.addEventListener(kind, run);
-      else node.setAttribute(key, value === true ? "" : value);
-    }
-    node.append(...children.filter((child) => child !== null && child !== undefined));
-    return node;
+// An element with attributes and children; strings become text nodes.
+function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key === "on") for (const [kind, run] of Object.entries(value)) node.addEventListener(kind, run);
+    else node.setAttribute(key, value === true ? "" : value);
   }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
 
-  // Spaces and line breaks made visible, for lists of single tokens.
-  function visible(text) {
-    if (!text) return "(part of a character)";
-    return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ | $/g, "␣");
+// Spaces and line breaks made visible, for lists of single tokens.
+function visible(text) {
+  if (!text) return "(part of a character)";
+  return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ | $/g, "␣");
+}
+
+const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
+const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+
+// One sentence in a coloured strip with a sign.
+function notice(text, tone) {
+  const signs = { info: "i", warn: "!", bad: "×", good: "✓" };
+  const words = el("span", {});
+  words.textContent = text;
+  return el("div", { class: `sp-notice sp-${tone}`, role: tone === "bad" ? "alert" : "status" },
+    el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), words);
+}
+
+// Writes query parameters into the address without a new page; null removes one.
+function setAddress(values) {
+  const address = new URL(location.href);
+  for (const [key, value] of Object.entries(values)) {
+    if (value === null) address.searchParams.delete(key);
+    else address.searchParams.set(key, value);
   }
+  if (address.href !== location.href) history.replaceState(history.state, "", address);
+}
 
-  const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
-  const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
-
-  // One sentence in a coloured strip with a sign.
-  function notice(text, tone) {
-    const signs = { info: "i", warn: "!", bad: "×", good: "✓" };
-    const words = el("span", {});
-    words.textContent = text;
-    return el("div", { class: `sp-notice sp-${tone}`, role: tone === "bad" ? "alert" : "status" },
-      el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), words);
-  }
-
-  // Writes query parameters into the address without a new page; null removes one.
-  function setAddress(values) {
-    const address = new URL(location.href);
-    for (const [key, value] of Object.entries(values)) {
-      if (value === null) address.searchParams.delete(key);
-      else address.searchParams.set(key, value);
-    }
-    if (address.href !== location.href) history.replaceState(history.state, "", address);
-  }
-
-  Object.assign(window.speculoos, { el, visible, percent, number, notice, setAddress });
-})();
+export { el, visible, percent, number, notice, setAddress };

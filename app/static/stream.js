@@ -1,50 +1,47 @@
 // Talking to our own routes: a run's records as they come, and small JSON requests.
-"use strict";
-(() => {
-  const AGAIN_MS = 1500;
+const AGAIN_MS = 1500;
 
-  // Follows run `id`: step(record), state(name), end(run), fail(sentence). Returns a function that stops listening.
-  // The browser reconnects on its own with Last-Event-ID. Where it gives up (the web process was away for long), this
-  // begins anew: records that were shown come again and are to be ignored by their index.
-  function follow(id, handlers) {
-    let source = null, timer = 0;
-    const listen = () => {
-      source = new EventSource(`/api/runs/${encodeURIComponent(id)}/events`);
-      source.addEventListener("step", (event) => handlers.step?.(JSON.parse(event.data)));
-      source.addEventListener("state", (event) => handlers.state?.(JSON.parse(event.data).state));
-      source.addEventListener("end", (event) => {
-        source.close();
-        handlers.end?.(JSON.parse(event.data));
-      });
-      source.addEventListener("error", () => {
-        if (source.readyState === EventSource.CLOSED) timer = setTimeout(look, AGAIN_MS);
-      });
-    };
-    const look = async () => {
-      try {
-        await ask(`/api/runs/${encodeURIComponent(id)}`);
-        listen();
-      } catch (error) {
-        if (error.status === 404) handlers.fail?.("This run is not stored any more.");
-        else timer = setTimeout(look, AGAIN_MS);
-      }
-    };
-    listen();
-    return () => { source.close(); clearTimeout(timer); };
-  }
-
-  // JSON from one of our routes. Throws an Error whose message is the server's sentence, with the HTTP `status`.
-  async function ask(path, method = "GET") {
-    let answer;
+// Follows run `id`: step(record), state(name), end(run), fail(sentence). Returns a function that stops listening.
+// The browser reconnects on its own with Last-Event-ID. Where it gives up (the web process was away for long), this
+// begins anew: records that were shown come again and are to be ignored by their index.
+function follow(id, handlers) {
+  let source = null, timer = 0;
+  const listen = () => {
+    source = new EventSource(`/api/runs/${encodeURIComponent(id)}/events`);
+    source.addEventListener("step", (event) => handlers.step?.(JSON.parse(event.data)));
+    source.addEventListener("state", (event) => handlers.state?.(JSON.parse(event.data).state));
+    source.addEventListener("end", (event) => {
+      source.close();
+      handlers.end?.(JSON.parse(event.data));
+    });
+    source.addEventListener("error", () => {
+      if (source.readyState === EventSource.CLOSED) timer = setTimeout(look, AGAIN_MS);
+    });
+  };
+  const look = async () => {
     try {
-      answer = await fetch(path, { method, headers: { Accept: "application/json" } });
-    } catch {
-      throw new Error("The workbench does not answer; is `speculoos up` still running?");
+      await ask(`/api/runs/${encodeURIComponent(id)}`);
+      listen();
+    } catch (error) {
+      if (error.status === 404) handlers.fail?.("This run is not stored any more.");
+      else timer = setTimeout(look, AGAIN_MS);
     }
-    const body = await answer.json().catch(() => ({}));
-    if (answer.ok) return body;
-    throw Object.assign(new Error(body.error?.message || `The workbench answered ${answer.status}.`), { status: answer.status });
-  }
+  };
+  listen();
+  return () => { source.close(); clearTimeout(timer); };
+}
 
-  Object.assign(window.speculoos, { follow, ask });
-})();
+// JSON from one of our routes. Throws an Error whose message is the server's sentence, with the HTTP `status`.
+async function ask(path, method = "GET") {
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers: { Accept: "application/json" } });
+  } catch {
+    throw new Error("The workbench does not answer; is `speculoos up` still running?");
+  }
+  const body = await answer.json().catch(() => ({}));
+  if (answer.ok) return body;
+  throw Object.assign(new Error(body.error?.message || `The workbench answered ${answer.status}.`), { status: answer.status });
+}
+
+export { follow, ask };

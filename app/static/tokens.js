@@ -1,108 +1,106 @@
 // One answer, token by token: each in the colour of its origin, a seam before every step, steps to pick.
-"use strict";
-(() => {
-  const { el } = window.speculoos;
-  const ORIGINS = {
-    draft: "accepted draft token",
-    target: "the model's own token",
-    plain: "plain token, no speculation",
-  };
+import { el } from "./dom.js";
 
-  function tokenTitle(token, record) {
-    const depth = token.origin === "draft" ? `, depth ${token.depth}` : "";
-    return `${ORIGINS[token.origin] || token.origin}${depth} · step ${record.index}`;
+const ORIGINS = {
+  draft: "accepted draft token",
+  target: "the model's own token",
+  plain: "plain token, no speculation",
+};
+
+function tokenTitle(token, record) {
+  const depth = token.origin === "draft" ? `, depth ${token.depth}` : "";
+  return `${ORIGINS[token.origin] || token.origin}${depth} · step ${record.index}`;
+}
+
+function tokenNode(token, record) {
+  const kind = /^\n+$/.test(token.text) ? " tr-break" : "";
+  const depth = token.origin === "draft" ? Math.min(token.depth, 5) : undefined;
+  const node = el("span", { class: `tr-token sp-${token.origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
+  const [, space, core] = token.text.match(/^(\s*)([\s\S]*)$/);
+  const inner = el("span", { class: "tr-core" });
+  inner.textContent = core;
+  node.append(space, inner);  // the mark goes around the word, so that no empty mark is left at a line's end
+  return node;
+}
+
+// One step of the answer: its tokens, with a seam before them.
+function stepNode(record) {
+  const shown = record.tokens.filter((token) => token.text);
+  if (!shown.length) return null;
+  const node = el("span", { class: `tr-step sp-${record.kind}`, "data-step": record.index });
+  for (const token of shown) node.append(tokenNode(token, record));
+  return node;
+}
+
+// Tokens of one answer as they come. `onSelect(record)` when a step is pointed at, clicked or reached by arrow keys.
+class TokenStream {
+  constructor(onSelect = () => {}) {
+    this.records = [];
+    this.pinned = null;
+    this.onSelect = onSelect;
+    this.node = el("div", { class: "tr-tokens", tabindex: "0", role: "group",
+      "aria-label": "Answer, token by token; left and right arrow keys walk the steps" });
+    this.node.addEventListener("click", (event) => this.pick(event, true));
+    this.node.addEventListener("mouseover", (event) => this.pick(event, false));
+    this.node.addEventListener("keydown", (event) => this.key(event));
   }
 
-  function tokenNode(token, record) {
-    const kind = /^\n+$/.test(token.text) ? " tr-break" : "";
-    const depth = token.origin === "draft" ? Math.min(token.depth, 5) : undefined;
-    const node = el("span", { class: `tr-token sp-${token.origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
-    const [, space, core] = token.text.match(/^(\s*)([\s\S]*)$/);
-    const inner = el("span", { class: "tr-core" });
-    inner.textContent = core;
-    node.append(space, inner);  // the mark goes around the word, so that no empty mark is left at a line's end
-    return node;
+  append(record) {
+    if (this.records.length && record.index <= this.records[this.records.length - 1].index) return;
+    this.records.push(record);
+    const made = stepNode(record);
+    if (made) this.node.append(made);
   }
 
-  // One step of the answer: its tokens, with a seam before them.
-  function stepNode(record) {
-    const shown = record.tokens.filter((token) => token.text);
-    if (!shown.length) return null;
-    const node = el("span", { class: `tr-step sp-${record.kind}`, "data-step": record.index });
-    for (const token of shown) node.append(tokenNode(token, record));
-    return node;
+  clear() {
+    this.records = [];
+    this.pinned = null;
+    this.node.replaceChildren();
   }
 
-  // Tokens of one answer as they come. `onSelect(record)` when a step is pointed at, clicked or reached by arrow keys.
-  class TokenStream {
-    constructor(onSelect = () => {}) {
-      this.records = [];
-      this.pinned = null;
-      this.onSelect = onSelect;
-      this.node = el("div", { class: "tr-tokens", tabindex: "0", role: "group",
-        "aria-label": "Answer, token by token; left and right arrow keys walk the steps" });
-      this.node.addEventListener("click", (event) => this.pick(event, true));
-      this.node.addEventListener("mouseover", (event) => this.pick(event, false));
-      this.node.addEventListener("keydown", (event) => this.key(event));
-    }
+  pick(event, pin) {
+    const step = event.target.closest(".tr-step");
+    if (!step || (!pin && this.pinned !== null)) return;
+    this.select(Number(step.dataset.step), pin);
+  }
 
-    append(record) {
-      if (this.records.length && record.index <= this.records[this.records.length - 1].index) return;
-      this.records.push(record);
-      const made = stepNode(record);
-      if (made) this.node.append(made);
-    }
-
-    clear() {
-      this.records = [];
-      this.pinned = null;
-      this.node.replaceChildren();
-    }
-
-    pick(event, pin) {
-      const step = event.target.closest(".tr-step");
-      if (!step || (!pin && this.pinned !== null)) return;
-      this.select(Number(step.dataset.step), pin);
-    }
-
-    select(index, pin) {
-      const record = this.records.find((r) => r.index === index);
-      if (!record) return;
-      if (pin) {
-        this.pinned = this.pinned === index ? null : index;
-        for (const step of this.node.querySelectorAll(".tr-step")) {
-          step.classList.toggle("tr-picked", Number(step.dataset.step) === this.pinned);
-        }
-      }
-      this.onSelect(record, this);
-    }
-
-    key(event) {
-      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move || !this.records.length) return;
-      event.preventDefault();
-      const at = this.records.findIndex((r) => r.index === this.pinned);
-      const next = at < 0 ? (move > 0 ? 0 : this.records.length - 1) : Math.max(0, Math.min(this.records.length - 1, at + move));
-      if (this.records[next].index !== this.pinned) this.select(this.records[next].index, true);
-    }
-
-    // Marks the token at position `index` of the whole answer.
-    mark(index, title) {
-      let at = 0;
-      for (const record of this.records) {
-        const spans = this.node.querySelector(`[data-step="${record.index}"]`)?.children || [];
-        let shown = 0;
-        for (const token of record.tokens) {
-          const span = token.text ? spans[shown++] : null;
-          if (at++ >= index && span) {
-            span.classList.add("tr-diverges");
-            span.title = title;
-            return;
-          }
-        }
+  select(index, pin) {
+    const record = this.records.find((r) => r.index === index);
+    if (!record) return;
+    if (pin) {
+      this.pinned = this.pinned === index ? null : index;
+      for (const step of this.node.querySelectorAll(".tr-step")) {
+        step.classList.toggle("tr-picked", Number(step.dataset.step) === this.pinned);
       }
     }
+    this.onSelect(record, this);
   }
 
-  Object.assign(window.speculoos, { TokenStream });
-})();
+  key(event) {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move || !this.records.length) return;
+    event.preventDefault();
+    const at = this.records.findIndex((r) => r.index === this.pinned);
+    const next = at < 0 ? (move > 0 ? 0 : this.records.length - 1) : Math.max(0, Math.min(this.records.length - 1, at + move));
+    if (this.records[next].index !== this.pinned) this.select(this.records[next].index, true);
+  }
+
+  // Marks the token at position `index` of the whole answer.
+  mark(index, title) {
+    let at = 0;
+    for (const record of this.records) {
+      const spans = this.node.querySelector(`[data-step="${record.index}"]`)?.children || [];
+      let shown = 0;
+      for (const token of record.tokens) {
+        const span = token.text ? spans[shown++] : null;
+        if (at++ >= index && span) {
+          span.classList.add("tr-diverges");
+          span.title = title;
+          return;
+        }
+      }
+    }
+  }
+}
+
+export { TokenStream };

@@ -1,130 +1,127 @@
 // What a trace says: figures while a run goes on, acceptance by depth, one step in detail, the legend.
-"use strict";
-(() => {
-  const { el, visible, percent, number } = window.speculoos;
+import { el, number, percent, visible } from "./dom.js";
 
-  // Depth by depth: how often one of the drafted children was accepted when their parent was (decoding/stats.py).
-  function acceptance(records) {
-    const tried = [], taken = [];
-    for (const record of records) {
-      const parents = new Set(record.draft.parents);
-      [-1, ...record.accepted].forEach((parent, depth) => {
-        if (!parents.has(parent)) return;
-        tried[depth] = (tried[depth] || 0) + 1;
-        taken[depth] = (taken[depth] || 0) + (depth < record.accepted.length ? 1 : 0);
-      });
-    }
-    return tried.map((count, i) => taken[i] / count);
+// Depth by depth: how often one of the drafted children was accepted when their parent was (decoding/stats.py).
+function acceptance(records) {
+  const tried = [], taken = [];
+  for (const record of records) {
+    const parents = new Set(record.draft.parents);
+    [-1, ...record.accepted].forEach((parent, depth) => {
+      if (!parents.has(parent)) return;
+      tried[depth] = (tried[depth] || 0) + 1;
+      taken[depth] = (taken[depth] || 0) + (depth < record.accepted.length ? 1 : 0);
+    });
   }
+  return tried.map((count, i) => taken[i] / count);
+}
 
-  // Figures of the records so far, defined as decoding/stats.py and serving/reference.py define them.
-  function figures(records) {
-    const later = records.filter((record) => record.kind !== "prefill");
-    const counted = records.filter((record) => record.counted);
-    const tokens = (list) => list.reduce((sum, record) => sum + record.tokens.length, 0);
-    const ms = (list) => list.reduce((sum, { ms }) => sum + ms.draft + ms.verify + ms.other, 0);
-    return {
-      tokens: tokens(records),
-      prefillMs: ms(records) - ms(later),
-      tokensPerSecond: later.length ? (1000 * tokens(later)) / ms(later) : NaN,
-      tau: counted.length ? tokens(counted) / counted.length : NaN,
-      acceptance: acceptance(counted),
-    };
-  }
+// Figures of the records so far, defined as decoding/stats.py and serving/baseline.py define them.
+function figures(records) {
+  const later = records.filter((record) => record.kind !== "prefill");
+  const counted = records.filter((record) => record.counted);
+  const tokens = (list) => list.reduce((sum, record) => sum + record.tokens.length, 0);
+  const ms = (list) => list.reduce((sum, { ms }) => sum + ms.draft + ms.verify + ms.other, 0);
+  return {
+    tokens: tokens(records),
+    prefillMs: ms(records) - ms(later),
+    tokensPerSecond: later.length ? (1000 * tokens(later)) / ms(later) : NaN,
+    tau: counted.length ? tokens(counted) / counted.length : NaN,
+    acceptance: acceptance(counted),
+  };
+}
 
-  // The same from a run's stored summary, once it has ended.
-  function fromSummary(summary, records) {
-    const own = figures(records);
-    return {
-      ...own,
-      tokensPerSecond: summary.decode_tokens_per_second ?? own.tokensPerSecond,
-      tau: summary.mean_accepted_length ?? own.tau,
-      acceptance: summary.acceptance_by_depth ?? own.acceptance,
-    };
-  }
+// The same from a run's stored summary, once it has ended.
+function fromSummary(summary, records) {
+  const own = figures(records);
+  return {
+    ...own,
+    tokensPerSecond: summary.decode_tokens_per_second ?? own.tokensPerSecond,
+    tau: summary.mean_accepted_length ?? own.tau,
+    acceptance: summary.acceptance_by_depth ?? own.acceptance,
+  };
+}
 
-  // Sentences the server had about a run; that a plain run does not speculate is no news to who chose it.
-  function notices(run) {
-    const drafted = run.model.includes("@") || run.request.speculation;
-    return (run.summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
-  }
+// Sentences the server had about a run; that a plain run does not speculate is no news to who chose it.
+function notices(run) {
+  const drafted = run.model.includes("@") || run.request.speculation;
+  return (run.summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
+}
 
-  function bars(shares) {
-    if (!shares.length) return el("p", { class: "sp-hint" }, "No draft token was scored.");
-    const row = (share, i) => {
-      const fill = el("span", { class: "sp-bar-fill" });
-      fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
-      return el("li", {}, el("span", { class: "sp-bar-name" }, `${i + 1}`), el("span", { class: "sp-bar" }, fill),
-        el("span", { class: "sp-bar-value" }, percent(share)));
-    };
-    return el("ol", { class: "sp-bars", "aria-label": "Acceptance by depth" }, ...shares.map(row));
-  }
-
-  // Drafted nodes in depth-first order, children by rank.
-  function depthFirst(draft) {
-    const children = new Map();
-    draft.parents.forEach((parent, i) => children.set(parent, [...(children.get(parent) || []), i]));
-    const order = [];
-    const walk = (parent) => {
-      for (const i of (children.get(parent) || []).sort((a, b) => draft.ranks[a] - draft.ranks[b])) { order.push(i); walk(i); }
-    };
-    walk(-1);
-    return order;
-  }
-
-  function draftRow(draft, i, accepted) {
-    const p = Math.exp(draft.logprobs[i]);
-    const state = accepted ? "accepted" : "rejected";
-    const chip = el("span", { class: "tr-node-text" });
-    chip.textContent = visible(draft.texts[i]);
+function bars(shares) {
+  if (!shares.length) return el("p", { class: "sp-hint" }, "No draft token was scored.");
+  const row = (share, i) => {
     const fill = el("span", { class: "sp-bar-fill" });
-    fill.style.width = `${Math.min(1, p) * 100}%`;
-    const row = el("li", { class: `tr-node sp-${state}` }, el("span", { class: "tr-node-mark", "aria-label": state }, accepted ? "✓" : "×"),
-      chip, el("span", { class: "sp-bar" }, fill), el("span", { class: "sp-bar-value" }, Number.isFinite(p) ? percent(p) : ""));
-    row.style.setProperty("--depth", draft.depths[i] - 1);
-    return row;
-  }
+    fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+    return el("li", {}, el("span", { class: "sp-bar-name" }, `${i + 1}`), el("span", { class: "sp-bar" }, fill),
+      el("span", { class: "sp-bar-value" }, percent(share)));
+  };
+  return el("ol", { class: "sp-bars", "aria-label": "Acceptance by depth" }, ...shares.map(row));
+}
 
-  function detailHead(record) {
-    const kinds = { prefill: "prompt read, first token", verify: "verification", plain: "plain forward" };
-    const ms = record.ms;
-    const times = `draft ${number(ms.draft, 1)} ms · verify ${number(ms.verify, 1)} ms · other ${number(ms.other, 1)} ms`;
-    return el("header", {}, el("h3", {}, `Step ${record.index}: ${kinds[record.kind] || record.kind}`), el("p", { class: "sp-hint" }, times));
-  }
+// Drafted nodes in depth-first order, children by rank.
+function depthFirst(draft) {
+  const children = new Map();
+  draft.parents.forEach((parent, i) => children.set(parent, [...(children.get(parent) || []), i]));
+  const order = [];
+  const walk = (parent) => {
+    for (const i of (children.get(parent) || []).sort((a, b) => draft.ranks[a] - draft.ranks[b])) { order.push(i); walk(i); }
+  };
+  walk(-1);
+  return order;
+}
 
-  // The step's drafted tree: accepted path, rejected candidates, probabilities, and the model's own token.
-  function detail(record) {
-    const node = el("section", { class: "sp-detail", "aria-label": `Step ${record.index}` }, detailHead(record));
-    const accepted = new Set(record.accepted);
-    const drafted = record.draft.tokens.length;
-    const depth = Math.max(0, ...record.draft.depths);
-    if (drafted) {
-      node.append(el("p", {}, `${accepted.size} of up to ${depth} drafted tokens accepted (${drafted} candidates scored).`));
-      node.append(el("ol", { class: "tr-tree" }, ...depthFirst(record.draft).map((i) => draftRow(record.draft, i, accepted.has(i)))));
-    }
-    const own = record.tokens.filter((token) => token.origin !== "draft");
-    for (const token of own) {
-      const chip = el("span", { class: `tr-token sp-${token.origin}` });
-      chip.append(el("span", { class: "tr-core" }, visible(token.text)));
-      node.append(el("p", { class: "sp-own-line" }, token.origin === "plain" ? "Plain token: " : "The model's own token: ", chip));
-    }
+function draftRow(draft, i, accepted) {
+  const p = Math.exp(draft.logprobs[i]);
+  const state = accepted ? "accepted" : "rejected";
+  const chip = el("span", { class: "tr-node-text" });
+  chip.textContent = visible(draft.texts[i]);
+  const fill = el("span", { class: "sp-bar-fill" });
+  fill.style.width = `${Math.min(1, p) * 100}%`;
+  const row = el("li", { class: `tr-node sp-${state}` }, el("span", { class: "tr-node-mark", "aria-label": state }, accepted ? "✓" : "×"),
+    chip, el("span", { class: "sp-bar" }, fill), el("span", { class: "sp-bar-value" }, Number.isFinite(p) ? percent(p) : ""));
+  row.style.setProperty("--depth", draft.depths[i] - 1);
+  return row;
+}
+
+function detailHead(record) {
+  const kinds = { prefill: "prompt read, first token", verify: "verification", plain: "plain forward" };
+  const ms = record.ms;
+  const times = `draft ${number(ms.draft, 1)} ms · verify ${number(ms.verify, 1)} ms · other ${number(ms.other, 1)} ms`;
+  return el("header", {}, el("h3", {}, `Step ${record.index}: ${kinds[record.kind] || record.kind}`), el("p", { class: "sp-hint" }, times));
+}
+
+// The step's drafted tree: accepted path, rejected candidates, probabilities, and the model's own token.
+function detail(record) {
+  const node = el("section", { class: "sp-detail", "aria-label": `Step ${record.index}` }, detailHead(record));
+  const accepted = new Set(record.accepted);
+  const drafted = record.draft.tokens.length;
+  const depth = Math.max(0, ...record.draft.depths);
+  if (drafted) {
+    node.append(el("p", {}, `${accepted.size} of up to ${depth} drafted tokens accepted (${drafted} candidates scored).`));
+    node.append(el("ol", { class: "tr-tree" }, ...depthFirst(record.draft).map((i) => draftRow(record.draft, i, accepted.has(i)))));
+  }
+  const own = record.tokens.filter((token) => token.origin !== "draft");
+  for (const token of own) {
+    const chip = el("span", { class: `tr-token sp-${token.origin}` });
+    chip.append(el("span", { class: "tr-core" }, visible(token.text)));
+    node.append(el("p", { class: "sp-own-line" }, token.origin === "plain" ? "Plain token: " : "The model's own token: ", chip));
+  }
+  return node;
+}
+
+function legend() {
+  const sample = (origin, text, depth) => {
+    const node = el("span", { class: `tr-token sp-${origin}`, "data-depth": depth });
+    node.append(el("span", { class: "tr-core" }, text));
     return node;
-  }
+  };
+  const entry = (node, words) => el("li", {}, node, el("span", {}, words));
+  return el("ul", { class: "sp-legend", "aria-label": "Legend" },
+    entry(el("span", {}, sample("draft", "one", 1), sample("draft", "two", 2), sample("draft", "three", 3)),
+      "accepted draft tokens: underlined, thicker the deeper"),
+    entry(sample("target", "own"), "the model's own token: boxed"),
+    entry(sample("plain", "plain"), "no speculation: no mark"),
+    entry(el("span", { class: "sp-seam-sample" }), "seam: a new step begins"));
+}
 
-  function legend() {
-    const sample = (origin, text, depth) => {
-      const node = el("span", { class: `tr-token sp-${origin}`, "data-depth": depth });
-      node.append(el("span", { class: "tr-core" }, text));
-      return node;
-    };
-    const entry = (node, words) => el("li", {}, node, el("span", {}, words));
-    return el("ul", { class: "sp-legend", "aria-label": "Legend" },
-      entry(el("span", {}, sample("draft", "one", 1), sample("draft", "two", 2), sample("draft", "three", 3)),
-        "accepted draft tokens: underlined, thicker the deeper"),
-      entry(sample("target", "own"), "the model's own token: boxed"),
-      entry(sample("plain", "plain"), "no speculation: no mark"),
-      entry(el("span", { class: "sp-seam-sample" }), "seam: a new step begins"));
-  }
-
-  window.speculoos.trace = { figures, fromSummary, notices, bars, detail, legend };
-})();
+export { figures, fromSummary, notices, bars, detail, legend };

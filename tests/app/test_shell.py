@@ -8,9 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import theme
-from app.components import pieces, shell, strip, words
-from app.components.text import safe, tag
 from app.main import PAGES, make_app, make_pages
+from app.views import shell, status_bar
+from app.widgets import elements, formatting
+from app.widgets.text import safe, tag
 from speculoos.settings import Settings, load
 from tracking import processes
 from tracking.db import session, upgrade
@@ -43,7 +44,7 @@ def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) ->
 
 
 def test_no_accordion_makes_its_fields_only_when_it_opens(home: Settings) -> None:
-    """See app/components/fold.py."""
+    """See app/widgets/accordion.py."""
     found = [c["props"] for c in make_pages(home).config["components"] if c["type"] == "accordion"]
     lazy = [props["label"] for props in found if props["open"] is False]
     assert {props["open"] for props in found} == {0, True} and not lazy
@@ -52,6 +53,15 @@ def test_no_accordion_makes_its_fields_only_when_it_opens(home: Settings) -> Non
 def test_what_the_head_names_is_served(client: TestClient) -> None:
     for address in re.findall(r'(?:href|src)="([^"]+)"', theme.head()):
         assert client.get(address).status_code == 200, address
+
+
+def test_modules_import_what_is_served_beside_them(client: TestClient) -> None:
+    for name in theme.modules():
+        address = theme.module(name)
+        for imported in re.findall(r'^import .*"\./([\w.]+)";$', client.get(address).text, re.MULTILINE):
+            assert client.get(address.replace(name, imported)).status_code == 200, (name, imported)
+    reached = set(re.findall(r'"\./([\w.]+)"', "".join((theme.STATIC / name).read_text() for name in theme.modules())))
+    assert reached | {theme.MAIN} == set(theme.modules())
 
 
 def test_the_head_names_nothing_outside() -> None:
@@ -103,7 +113,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("text", NASTY)
 def test_user_text_never_becomes_markup_or_a_template(text: str) -> None:
-    for html in (safe(text), tag("b", safe(text)), pieces.notice(text), pieces.empty_state(text, text)):
+    for html in (safe(text), tag("b", safe(text)), elements.notice(text), elements.empty_state(text, text)):
         inner = re.sub(r"</?(?:b|div|span|h3|p)(?: [a-z-]+=\"[^\"<>]*\")*>", "", html)
         assert not set(inner) & set('<>${}`"\\'), inner
 
@@ -124,18 +134,18 @@ def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settin
     with session(home) as rows:
         rows.add(Job(name="<b>train", kind="train", queue="gpu", state="RUNNING", done=30, total=120, eta_seconds=95.0))
         rows.add(Job(name="next", kind="train", queue="gpu"))
-    html = strip.render(home)
+    html = status_bar.render(home)
     assert "25% · 1 min 35 s left · 1 waiting" in html
     assert "<b>train" not in html
 
 
 def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
-    assert "no worker has reported yet" in strip.render(home)
+    assert "no worker has reported yet" in status_bar.render(home)
     with session(home) as rows:
         processes.beat(rows, "worker-io")
         old = now() - timedelta(seconds=95)
         rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
-    assert "worker-gpu silent for 1 min 35 s" in strip.render(home)
+    assert "worker-gpu silent for 1 min 35 s" in status_bar.render(home)
 
 
 def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:
@@ -143,23 +153,23 @@ def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:
         old = now() - timedelta(seconds=95)
         rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
         processes.beat(rows, "worker-gpu")
-    assert "worker-gpu alive" in strip.render(home)
+    assert "worker-gpu alive" in status_bar.render(home)
 
 
 def test_the_strip_says_when_the_database_is_not_there(tmp_path: Path) -> None:
     settings = load({"SPECULOOS_HOME": str(tmp_path / "none"), "DATABASE_URL": f"sqlite:///{tmp_path}/none/x.db"})
-    assert "cannot be used now" in strip.render(settings)
+    assert "cannot be used now" in status_bar.render(settings)
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (93_000_000, "93.0 MB"), (5e12, "5.0 TB")]
 )
 def test_sizes_in_words(value: float, text: str) -> None:
-    assert words.size(value) == text
+    assert formatting.size(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "measuring…"), (3.9, "3 s"), (95, "1 min 35 s"), (7265, "2 h 1 min")]
 )
 def test_durations_in_words(value: float | None, text: str) -> None:
-    assert words.duration(value) == text
+    assert formatting.duration(value) == text
