@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from app.components.text import safe
 from app.gradio_gate import is_secure
 from app.sessions import SECONDS, Sessions, Visitor
 from app.visitor import BROWSER, LOGIN
+from app.widgets.text import safe
 from speculoos import login_links
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings

@@ -14,8 +14,8 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.components import strip
 from app.pages import checkpoints, data, home, jobs, models
+from app.views import status_bar
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -84,7 +84,7 @@ class Board:
                 busy = rows.scalar(select(Job.id).where(Job.state == JobState.RUNNING).limit(1)) is not None
         except SpeculoosError:
             busy = False
-        return strip.render(self.settings), busy
+        return status_bar.render(self.settings), busy
 
     def _signature(self, page: str, row_id: str) -> str:
         try:

@@ -6,11 +6,12 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
+from models import archive
+from models.archive import archive_name, stream_zip
+from models.starter import HEAD
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from speculoos.sums import Sums
-from tracking import archive, starter_head
-from tracking.archive import archive_name, stream_zip
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint
 
@@ -51,4 +52,4 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
 def stores(settings: Settings) -> Iterator[Path]:
     """Folders that checkpoints may be served from: the home's, and that of the head the installation came with."""
     yield (settings.home / "checkpoints").resolve()
-    yield starter_head.FOLDER.resolve()
+    yield HEAD

@@ -143,9 +143,10 @@ def event(name: str, data: dict[str, Any], number: int | None = None) -> str:
 
 
 def _look(settings: Settings, run_id: str, last: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """State first, steps second: what has ended has all its steps stored."""
+    """State first, steps second: what has ended has all its steps stored. The whole run only at its end."""
     with reading(settings) as session:
-        run = runs.run_view(runs.get_run(session, run_id))
+        state = runs.state_of(session, run_id)
+        run = runs.run_view(runs.get_run(session, run_id)) if state in runs.ENDED else {"state": state, "ended": False}
         return run, runs.steps_after(session, run_id, last, PAGE)
 
 

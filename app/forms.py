@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from methods import SETTINGS, train_config
+from methods.recipes import config_for, read_recipe
+from methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from workers.catalog import SETTINGS, TrainConfig, config_for, read_recipe, train_config
-from workers.requests import FetchModel, GenerateData, ImportPrompts, Train
+from workers.ask.requests import FetchModel, GenerateData, ImportPrompts, Train
 
 ENDPOINT = "endpoint:"
 SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}

@@ -12,26 +12,25 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
-from fastapi.staticfiles import StaticFiles
 from starlette.middleware import Middleware
 
 from app import auth, changes, downloads, events, metrics
-from app.components import shell
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.head import PageHead
 from app.page_sessions import keep_little
 from app.sessions import session_key
-from app.theme import STATIC, head, theme
+from app.theme import STATIC, Static, head, theme
 from app.uploads import Uploads
+from app.views import shell
 from speculoos import logs
 from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
 from speculoos.private import keep_private
 from speculoos.settings import Settings, load
-from tracking import queries
 from tracking.db import session
 from tracking.processes import beating
+from upkeep.starter import ensure_starter
 from upkeep.storage import surveys_of
 
 KEEP_ALIVE_SECONDS = 75
@@ -42,7 +41,7 @@ PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in shell.NAV
 def make_app(settings: Settings) -> FastAPI:
     """The whole web application for one home."""
     app = FastAPI(title="Speculoos", docs_url=None, redoc_url=None, openapi_url=None)
-    app.mount("/ui", StaticFiles(directory=STATIC), name="ui")
+    app.mount("/ui", Static(directory=STATIC), name="ui")
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:
@@ -117,7 +116,7 @@ def build_page(path: str, settings: Settings) -> None:
 def register_starter(settings: Settings) -> None:
     """Put the installed starter model into the list, so that a first visitor finds it; no starter is no error."""
     with suppress(SpeculoosError), session(settings) as rows:
-        queries.ensure_starter(rows, settings)
+        ensure_starter(rows, settings)
 
 
 def main() -> int:

@@ -24,10 +24,10 @@ from starlette.requests import Request
 from starlette.routing import Match, Mount
 
 from speculoos.errors import SpeculoosError
-from speculoos.health import Part, check
 from speculoos.settings import Settings
 from tracking import workload
 from tracking.db import reading
+from upkeep.health import Part, check
 from upkeep.storage import Surveys, database_bytes
 
 FRESH_SECONDS = 5.0

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 MOST = 500
 """Opened pages whose changes are kept. The one that was used longest ago goes first; used again it begins anew, as
-after a restart of this process: the lists to pick from are of no weight here (components/fields.py)."""
+after a restart of this process: the lists to pick from are of no weight here (widgets/fields.py)."""
 
 
 class _Nothing(dict[int, Any]):

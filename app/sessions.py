@@ -7,13 +7,13 @@ database does not tell a cookie, and a new password ends every login. Rows survi
 import asyncio
 import hashlib
 import hmac
-import os
 import secrets
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from speculoos.errors import SpeculoosError
+from speculoos.files import secret
 from speculoos.settings import Settings
 from tracking import logins
 from tracking.db import reading, session
@@ -101,13 +101,4 @@ class Sessions:
 
 def session_key(settings: Settings) -> bytes:
     """The home's key for cookies and uploads, made at the first start, readable by its owner only."""
-    path = settings.home / "secrets" / "session-key"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists():
-        temporary = path.with_name(f".session-key.{os.getpid()}")
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    return path.read_bytes()
+    return secret(settings.home / "secrets" / "session-key", lambda: secrets.token_hex(32)).encode()

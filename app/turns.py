@@ -13,6 +13,7 @@ from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import reading, session
+from tracking.names import split_model
 from tracking.tables import Run, new_id
 
 ID = re.compile(r"[0-9a-f]{32}")
@@ -104,7 +105,7 @@ def measure_plain(settings: Settings, run_id: str) -> dict[str, Any]:
         if measured := [r for r in runs.group_runs(opened, run_id) if r.state not in ("FAILED", "CANCELLED")]:
             return runs.run_view(measured[-1])
         request = {k: v for k, v in turn.request.items() if k != "speculation"}
-        run = runs.create_run(opened, "compare", turn.model.split("@")[0], request, group_id=run_id)
+        run = runs.create_run(opened, "compare", split_model(turn.model)[0], request, group_id=run_id)
     inference.start(settings, run.id)
     return runs.run_view(run)
 

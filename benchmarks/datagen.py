@@ -24,7 +24,7 @@ import torch
 from evaluation.machine import describe_machine
 from models.base import load_tokenizer
 from models.chat import render
-from models.fetch import starter_path
+from models.starter import starter_path
 from speculoos.settings import CLONE
 
 WANTED = {"transformers": 2.0, "before": 1.3}

@@ -28,8 +28,9 @@ from decoding.target import Target, common_prefix, fast_target
 from evaluation.ties import TIE
 from models.base import Base, load_base
 from models.chat import render
-from models.fetch import read_card, starter_path
-from models.files import write_json
+from models.fetch import read_card
+from models.starter import starter_path
+from speculoos.files import write_json
 
 TIES_ALLOWED = 1 / 5000
 

@@ -33,17 +33,17 @@ import psutil
 from sqlalchemy import select
 
 from app import turns
-from app.components.shell import NAV
+from app.views.shell import NAV
 from benchmarks.page_client import Page, follow
+from launch.supervision import program_states
 from speculoos.settings import Settings
-from speculoos.supervision import program_states
 from tests.browser.workbench import add_base, add_heads
 from tests.tools.figures import machine, spread
 from tests.tools.running import Up
 from tracking import db, jobs, runs
 from tracking.tables import Job, now
-from workers.requests import ImportPrompts
-from workers.submit import submit
+from workers.ask.requests import ImportPrompts
+from workers.ask.submit import submit
 
 PAGES = tuple(path for _, path in NAV)
 MEASURED = ("web", "inference", "worker-gpu", "worker-io", "reconciler", "broker")

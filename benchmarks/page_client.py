@@ -23,7 +23,7 @@ AGAIN_SECONDS = 1.0
 FIRST_SECONDS, GROWTH = 1.0, 1.5
 """Pauses of static/changes.js: the first one, and how much longer the next one is while nothing changes."""
 DRAWN = " # "
-"""app/components/list_page.py: what stands between a signature and what was drawn for it."""
+"""app/widgets/list_page.py: what stands between a signature and what was drawn for it."""
 Noted = Callable[[str, float], None]
 
 

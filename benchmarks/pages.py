@@ -21,7 +21,7 @@ import httpx
 import psutil
 from playwright.sync_api import Page, Request, sync_playwright
 
-from app.components.shell import NAV
+from app.views.shell import NAV
 from speculoos.settings import Settings, load
 from tests.tools.browser import HELP, find, launch_options
 from tests.tools.ports import free_ports

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.plan import Plan
-from models.fetch import starter_path
+from models.starter import starter_path
 from speculoos.errors import Unavailable
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from corpus.generate_local import generate_local, generation_dtype
 from corpus.self_written import self_written_prompts
 from corpus.shards import ShardWriter
 from models.base import Base, load_base
-from models.fetch import starter_path
+from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 
 LONGEST = 900  # characters of a given prompt

@@ -16,12 +16,13 @@ from corpus.shards import ShardWriter, read_rows, write_summary
 from evaluation.acceptance import evaluate
 from evaluation.questions import built_in, read_questions
 from evaluation.tuning import tune
+from methods.recipes import parse_changes, read_recipe
 from models.base import load_base
 from models.checkpoints import amend, load_draft, read_config, set_drafting
-from models.fetch import read_card, starter_path
+from models.fetch import read_card
+from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 from training.loop import train
-from training.recipes import parse_changes, read_recipe
 
 RECIPE = "eagle3-starter"
 MAX_TOKENS = 128

@@ -7,8 +7,8 @@ from typing import Any
 
 from corpus.prompts import DEFAULT_MAX_ROWS, BadRow, Row, read_prompts
 from corpus.shards import ShardWriter, write_summary
-from models.files import new_file, new_folder
 from speculoos.errors import BadInput
+from speculoos.files import new_file, new_folder
 from speculoos.reporting import Reporter, check_stop
 
 REPORTED = 200

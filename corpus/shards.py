@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from models.damage import check_dataset
-from models.files import new_file, write_json
 from models.identity import read_json
 from speculoos.errors import BadInput, Damaged, NotFound
+from speculoos.files import new_file, write_json
 from speculoos.sums import SUMS, differing, file_sha256, lines, listed
 
 ROWS_PER_SHARD = 2000

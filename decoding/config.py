@@ -7,9 +7,6 @@ from typing import Literal
 
 from speculoos.errors import BadInput
 
-LOSSY = ("typical",)
-"""Acceptance rules that change the output's distribution; every place that offers them says so."""
-
 
 @dataclass(frozen=True)
 class GenerateConfig:

@@ -51,18 +51,22 @@ class Target:
         """Make the cache hold exactly `prompt_ids`; logits [1, V] after the last (or its best token, `best_only`),
         hidden rows of the computed ones.
 
-        Rows of the longest common prefix with what the cache holds are kept, at most `reusable` of them (a drafter
-        that lacks earlier features asks for fewer) and never the last. `len(prompt_ids) - len(hidden)` were kept.
+        Rows of what the cache holds are kept, as `reused` says.
         """
         self._check(prompt_ids)
-        kept = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
-        self.rewind(kept if reusable is None else min(kept, reusable))
+        self.rewind(self.reused(prompt_ids, reusable))
         rest = prompt_ids[len(self.ids) :]
         parts = [
             self.extend(rest[start : start + PREFILL_ROWS], layers, last_only=True, best_only=best_only)
             for start in range(0, len(rest), PREFILL_ROWS)
         ]
         return _joined(parts)
+
+    def reused(self, prompt_ids: Sequence[int], reusable: int | None = None) -> int:
+        """How many tokens of the prompt need not be computed: those of the longest common prefix with what the cache
+        holds, at most `reusable` (a drafter that lacks earlier features asks for fewer) and never the last one."""
+        kept = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
+        return kept if reusable is None else min(kept, reusable)
 
     def extend(
         self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, best_only: bool = False

@@ -79,11 +79,6 @@ def train_config(method: str = "medusa", **settings: Any) -> TrainConfig:
         raise first_problem(error, made) from None
 
 
-def settings_for(method: str) -> list[Setting]:
-    """The settings that count for `method`, in order."""
-    return [SETTINGS[found.name] for found in settings_of(METHODS[method].config)]
-
-
 class _Settings(_Table[Setting]):
     """Every setting by name; `methods` names those it counts for, where it does not count for all."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models import foreign, identity, rows
+from models import foreign, identity, varlen
 from models.damage import NO_SUMS, Known, check_base
 from models.identity import read_json
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
@@ -95,7 +95,7 @@ class Base:
         `attention_mask` is [B, N] (1 = real token) or a prepared 4-D mask [B, 1, N, N]. Instead of one, `lengths` [B]
         says how many tokens of each row are real: what lies after them is not computed where that can be spared.
         """
-        if lengths is not None and rows.can_run(self.config, self.device, lengths):
+        if lengths is not None and varlen.can_run(self.config, self.device, lengths):
             return self._forward_rows(input_ids, lengths, layers)
         with capture_layers(self.model, layers) as captured:
             out = self.backbone(
@@ -106,10 +106,10 @@ class Base:
     def _forward_rows(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, layers: Sequence[int]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        real, tokens, positions = rows.laid_out(input_ids, lengths)
-        with capture_layers(self.model, layers) as captured, rows.by_row(self.config, lengths.tolist()):
+        real, tokens, positions = varlen.laid_out(input_ids, lengths)
+        with capture_layers(self.model, layers) as captured, varlen.by_row(self.config, lengths.tolist()):
             out = self.backbone(input_ids=tokens, position_ids=positions, use_cache=False)
-        return rows.padded(out.last_hidden_state, real), tuple(rows.padded(values, real) for values in captured)
+        return varlen.padded(out.last_hidden_state, real), tuple(varlen.padded(values, real) for values in captured)
 
 
 @contextmanager

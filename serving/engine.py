@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
-from serving import lease
+from serving.baseline import PlainReferences
 from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.metrics import Metrics
@@ -17,12 +17,12 @@ from serving.pool import Loaded, Pool, default_budget
 from serving.prompts import Prompts
 from serving.protocol import ChatRequest
 from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
-from serving.reference import PlainReferences
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.limited import START_SECONDS
 from speculoos.settings import Settings
 from speculoos.sums import Sums
+from tracking import device_lease
 
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
@@ -70,7 +70,7 @@ class Engine:
 
         self._threads = torch.get_num_threads()
         self.settings = settings
-        self.device = lease.device_name(str(pick_device(settings.device)))
+        self.device = device_lease.device_name(str(pick_device(settings.device)))
         self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
         self.metrics = Metrics()
         limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
@@ -137,7 +137,9 @@ class Engine:
             if alone:
                 loaded.target.rewind(0)
             hold = (
-                lease.alone(self.settings, self.device, run_id) if alone else lease.watched(self.settings, self.device)
+                device_lease.alone(self.settings, self.device, run_id)
+                if alone
+                else device_lease.watched(self.settings, self.device)
             )
             with hold as sharing:
                 generation = _Generation(loaded, request, prompt_ids, cancelled)
@@ -161,14 +163,14 @@ class Engine:
         """Free a GPU that a job holds once nobody has asked for anything in a while. Harmless on a CPU."""
         idle = time.monotonic() - self.queue.idle_since > IDLE_SECONDS
         if self.device != "cpu" and len(self.pool) and idle and not self.queue.busy:
-            job = lease.job_on(self.settings, self.device)
+            job = device_lease.job_on(self.settings, self.device)
             if job:
                 log.info("Unloading models: %s holds %s", job, self.device)
                 self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
     def _prepare(self, ref: ModelRef, loaded: Loaded) -> None:
         """Leave cores to a job that holds the CPU; when nobody does, see that plain decoding was measured once."""
-        job = lease.job_on(self.settings, self.device)
+        job = device_lease.job_on(self.settings, self.device)
         if self.device == "cpu":
             _use_threads(max(1, self._threads // 2) if job else self._threads)
         if self.references.wanted(ref.base_key, job):
@@ -237,7 +239,7 @@ class _Generation:
         self._check_length()
         self.config = self._config(request, cancelled.is_set)
         self.drafter = self._drafter(loaded, dict(request.speculation or {}))
-        self.cached_tokens = self._reused()
+        self.cached_tokens = self.target.reused(self.prompt_ids, self.drafter.reusable(self.prompt_ids))
         self.text, self.finish = "", "cancelled"
 
     @property
@@ -304,14 +306,6 @@ class _Generation:
         if made.name == "none" and loaded.draft is None and "drafter" not in options:
             self.notices.append(NO_DRAFT)
         return made
-
-    def _reused(self) -> int:
-        """Prompt tokens whose keys and values the cache still holds and the drafter need not see again."""
-        from decoding.target import common_prefix
-
-        kept = min(common_prefix(self.target.ids, self.prompt_ids), len(self.prompt_ids) - 1)
-        reusable = self.drafter.reusable(self.prompt_ids)
-        return kept if reusable is None else min(kept, reusable)
 
 
 def _use_threads(count: int) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F
 
 from models import foreign  # noqa: E402
 from models.chat import to_ids, to_text  # noqa: E402
-from serving.reference import PROMPT  # noqa: E402
+from serving.baseline import PROMPT  # noqa: E402
 from speculoos.errors import BadInput  # noqa: E402
 
 KEPT = 8

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from serving.heartbeat import Heart
+from speculoos.priority import give_way
 
 log = logging.getLogger(__name__)
 TYPICAL_SECONDS = 5.0
@@ -153,6 +154,7 @@ class DeviceQueue:
         return True
 
     def _run(self) -> None:
+        give_way(self.name)
         while (ticket := self._next()) is not None:
             started = time.monotonic()
             self.heart.beat("working")

@@ -3,7 +3,6 @@ time) and keys, which are rows (tracking/keys.py).
 """
 
 import hmac
-import os
 import secrets
 import time
 from dataclasses import replace
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import ApiError, as_api_error
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
+from speculoos.files import secret
 from speculoos.settings import LOOPBACK, Settings
 from tracking import keys
 from tracking.db import reading, session
@@ -52,18 +52,8 @@ def with_token(settings: Settings) -> Settings:
 
 def make_token(path: Path) -> str:
     """The token in `path`, which is made (mode 0600, whole or not at all) when it is not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(24) + "\n")
-        try:
-            os.link(temporary, path)  # fails, rather than replaces, when another process was first
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
-        return path.read_text().strip()
+        return secret(path, lambda: secrets.token_urlsafe(24))
     except OSError as error:
         raise Unavailable(f"The token file {path} cannot be made ({error.strerror}).") from None
 

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from launch.services import Services, needed_for
 from speculoos.console import say
 from speculoos.errors import Cancelled, SpeculoosError
-from speculoos.services import Services, needed_for
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.jobs import get

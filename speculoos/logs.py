@@ -65,7 +65,7 @@ def message_of(line: str) -> str:
 
 
 class Text(logging.Formatter):
-    """`2026-01-31 12:00:00,123 INFO worker-gpu workers.supervise [job=1a2b… attempt=2] message`."""
+    """`2026-01-31 12:00:00,123 INFO worker-gpu workers.supervise.attempt [job=1a2b… attempt=2] message`."""
 
     def __init__(self, process: str, known: list[str]):
         super().__init__("%(asctime)s %(levelname)s %(process_name)s %(name)s%(subjects)s %(message)s")

@@ -1,7 +1,7 @@
 """How long work reports itself: one small protocol, known to every room, that knows neither database nor web.
 
 Libraries (`corpus`, `training`, `evaluation`) take a Reporter; jobs pass one that writes rows
-(`workers.reporter.JobReporter`), the command line and tests pass `ConsoleReporter` or `Silent`.
+(`workers.child.reporter.JobReporter`), the command line and tests pass `ConsoleReporter` or `Silent`.
 """
 
 import sys

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from speculoos.files import new_private_file
 from speculoos.settings import Settings
 
 MB = 2**20
@@ -166,15 +167,9 @@ def existing(path: Path) -> Path:
 
 def _fill(file: Path, size: int) -> None:
     """Random bytes: a file of zeros takes no room on file systems that compress."""
-    new = file.with_name(f".{RESERVE}.{os.getpid()}")
-    try:
-        with open(new, "wb") as out:
-            for start in range(0, size, MB):
-                out.write(os.urandom(min(MB, size - start)))
-        new.replace(file)
-    except OSError:
-        with suppress(OSError):
-            new.unlink()
+    with suppress(OSError), new_private_file(file) as out:
+        for start in range(0, size, MB):
+            out.write(os.urandom(min(MB, size - start)))
 
 
 def _entries(folder: Path) -> list[os.DirEntry]:

@@ -8,10 +8,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from speculoos.errors import Damaged
+from speculoos.files import new_file
 from speculoos.settings import Settings
 
 SUMS = "SHA256SUMS"
@@ -63,12 +65,8 @@ class Sums:
             _memory[key] = entry
             return
         kept = {k: v for k, v in self._read().items() if _there(v)}
-        temporary = self.file.with_name(f".{self.file.name}.{os.getpid()}")
-        try:
-            temporary.write_text(json.dumps({**kept, key: entry}, indent=0), encoding="utf-8")
-            temporary.replace(self.file)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError), new_file(self.file) as out:
+            json.dump({**kept, key: entry}, out, indent=0)
 
 
 def file_sha256(path: str | Path) -> str:

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
-from tracking.names import UNIQUE, WORDS, check_name, taken
-from tracking.queries import STARTER
+from tracking.names import STARTER, UNIQUE, WORDS, check_name, taken
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, Metric, Table
 
@@ -141,8 +140,8 @@ def _used_by(session: Session, row: Any) -> Job | None:
 
 
 def _files(settings: Settings, row: Any) -> list[Path]:
-    """Only folders of this home that belong to the row, half-made ones too (models/files.py, models/fetch.py); a base
-    in a folder of the user's own stays."""
+    """Only folders of this home that belong to the row, half-made ones too (speculoos/files.py, models/fetch.py); a
+    base in a folder of the user's own stays."""
     places = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
     own = [settings.home / "logs" / f"{row.id}.log"] if isinstance(row, Job) else []
     if place := places.get(type(row)):

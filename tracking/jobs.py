@@ -70,8 +70,8 @@ def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> in
     """Take a job for `owner`; returns the new attempt's number, or None when it is not to be had.
 
     To be had: QUEUED or INTERRUPTED; attempts left; not asked to stop; and the job before it SUCCEEDED. (That a lease
-    ran out is for the reconciler to say, who watches it: see workers/reconcile.py.) The row's `child` still names the
-    last attempt's process, which the caller ends first.
+    ran out is for the reconciler to say, who watches it: see workers/supervise/reconcile.py.) The row's `child` still
+    names the last attempt's process, which the caller ends first.
     """
     time = now()
     values = {

@@ -9,6 +9,8 @@ from sqlalchemy.orm import Session
 from speculoos.errors import BadInput, Conflict
 from tracking.tables import Base, Checkpoint, Dataset, Table
 
+STARTER = "starter"
+"""The source of bases, and its one base, whose name always means the same weights."""
 LONGEST = 120
 LONGEST_USER = 80
 WORDS = {"bases": "model", "datasets": "data set", "checkpoints": "checkpoint", "experiments": "experiment"}
@@ -61,6 +63,12 @@ def insist(session: Session, table: type[Table], name: str, base_id: str = "") -
         word = WORDS.get(table.__tablename__, "thing")
         raise Conflict(f"There is a {word} named {name!r} already; choose another name.")
     return name
+
+
+def split_model(name: str) -> tuple[str, str]:
+    """(base, checkpoint) of what a model is called, `base` or `base@checkpoint`; "" for no checkpoint."""
+    base, _, checkpoint = name.partition("@")
+    return base, checkpoint
 
 
 def plain(text: str) -> str:

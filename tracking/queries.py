@@ -3,22 +3,15 @@
 A reference is a name or an id. A model is called `base` or `base@checkpoint`.
 """
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, Conflict, NotFound
-from speculoos.settings import Settings
-from tracking.names import WORDS, check_name
-from tracking.starter_head import ensure_starter_head
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Table, now
+from tracking.names import STARTER, WORDS, check_name, split_model
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Table
 
-STARTER = "starter"
 Row = TypeVar("Row", bound=Table)
 
 
@@ -36,8 +29,9 @@ def find_checkpoint(session: Session, reference: str, base_id: str = "") -> Chec
     """By `base@checkpoint`, id, or name (of one base, or of any when only one has it). Raises NotFound or BadInput."""
     if found := session.get(Checkpoint, reference):
         return found
-    base_name, at, name = reference.rpartition("@")
-    if at:
+    name = reference
+    if "@" in reference:
+        base_name, name = split_model(reference)
         base_id = find_base(session, base_name).id
     query = select(Checkpoint).where(Checkpoint.name == name)
     found = list(session.scalars(query.where(Checkpoint.base_id == base_id) if base_id else query))
@@ -127,45 +121,6 @@ def evaluations(session: Session, base_id: str = "", checkpoint_id: str = "") ->
     query = select(Evaluation).order_by(Evaluation.created_at.desc())
     query = query.where(Evaluation.base_id == base_id) if base_id else query
     return list(session.scalars(query.where(Evaluation.checkpoint_id == checkpoint_id) if checkpoint_id else query))
-
-
-def experiments(session: Session) -> list[Experiment]:
-    """Newest first."""
-    return list(session.scalars(select(Experiment).order_by(Experiment.created_at.desc())))
-
-
-def starter_path() -> Path:
-    """Where installation put the starter base: SPECULOOS_STARTER, else a folder of this Python environment."""
-    return Path(os.environ.get("SPECULOOS_STARTER") or Path(sys.prefix) / "share" / "speculoos" / STARTER)
-
-
-def ensure_starter(session: Session, settings: Settings) -> Base | None:
-    """The row of the base `starter`, made or brought up to date from its folder's card, and that of its head.
-
-    None, and no change, when the starter has not been installed (`make install` does it) or its name is used otherwise.
-    """
-    folder = starter_path()
-    card = _read_card(folder / "card.json")
-    base = session.scalar(select(Base).where(Base.name == STARTER))
-    if not card or (base and base.source != STARTER):
-        return base
-    if base and base.path == str(folder) and base.card == card and base.state == "ready":
-        ensure_starter_head(session, settings, base)
-        return base
-    base = base or Base(name=STARTER, source=STARTER, location=STARTER, created_at=now())
-    base.path, base.state, base.card = str(folder), "ready", card
-    base.weights_sha256, base.tokenizer_sha256 = card.get("weights_sha256", ""), card.get("tokenizer_sha256", "")
-    session.add(base)
-    session.flush()
-    ensure_starter_head(session, settings, base)
-    return base
-
-
-def _read_card(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _find(session: Session, table: type[Row], reference: str) -> Row:

@@ -44,6 +44,13 @@ def get_run(session: Session, run_id: str) -> Run:
     raise NotFound(f"There is no run {run_id!r}.")
 
 
+def state_of(session: Session, run_id: str) -> str:
+    """Of the run alone, without reading the rest of its row. Raises NotFound."""
+    if found := session.scalar(select(Run.state).where(Run.id == run_id)):
+        return found
+    raise NotFound(f"There is no run {run_id!r}.")
+
+
 def group_runs(session: Session, group_id: str) -> list[Run]:
     """Turns of a chat or columns of a comparison, in order."""
     order = (Run.position, Run.created_at)

@@ -23,11 +23,6 @@ class JobState(StrEnum):
         """Waiting, running, or about to go on by itself."""
         return not self.is_finished
 
-    @property
-    def is_waiting(self) -> bool:
-        """A worker may take it."""
-        return self in WAITING
-
     def can_become(self, other: "JobState") -> bool:
         return other in TRANSITIONS[self]
 

@@ -119,10 +119,10 @@ class Job(Named, Table):
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_state_queue", "state", "queue"),)
 
-    kind: Mapped[str] = mapped_column(String(32))  # a key of workers.work.WORK
+    kind: Mapped[str] = mapped_column(String(32))  # a key of workers.child.work.WORK
     queue: Mapped[str] = mapped_column(String(16))  # gpu | io
     state: Mapped[str] = mapped_column(String(16), default="QUEUED")
-    request: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)  # workers.requests dataclass as JSON
+    request: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)  # workers.ask.requests dataclass as JSON
     after_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # starts only once that one SUCCEEDED
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
     user: Mapped[str] = mapped_column(String(80), default="")  # who asked for it, as they called themselves

@@ -32,11 +32,7 @@ from training.batches import DataReport, load_conversations, split_held_out
 from training.faults import not_finite, plain_errors
 from training.feature_store import FeatureStore, advice
 from training.method import make_method
-from training.samples import can_be_sampled, sample
-from training.schedule import lr_factor
-from training.setup import frozen_dtype, make_accelerator, micro_seed, prepare
-from training.sharding import draft_tensors, fsdp_asked, gathered, unsharded, whole
-from training.states import (
+from training.resume_points import (
     check_same,
     latest_state,
     load_state,
@@ -47,8 +43,12 @@ from training.states import (
     save_state,
     whole_state,
 )
+from training.samples import can_be_sampled, sample
+from training.schedule import lr_factor
+from training.setup import frozen_dtype, make_accelerator, micro_seed, prepare
+from training.sharding import draft_tensors, fsdp_asked, gathered, unsharded, whole
+from training.step_metrics import Window, eval_values
 from training.stream import Stream
-from training.window import Window, eval_values
 
 
 @dataclass(frozen=True)

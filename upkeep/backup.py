@@ -7,7 +7,6 @@ as it is whole (finished shards, training states), and the job goes on from ther
 import contextlib
 import errno
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict, Unavailable
+from speculoos.files import new_private_file
 from speculoos.settings import Settings
 from tracking import db, revisions
 from tracking.tables import now
@@ -131,16 +131,10 @@ class _Counted:
 def new_file(target: Path) -> Iterator[IO[bytes]]:
     """A file for its owner alone, under a name with a dot until the block ends well. Raises Unavailable for a full
     disk."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        with new_private_file(target) as out:
             yield out
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.rename(target)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise Unavailable(f"The disk of {target.parent} is full, so {target.name} was not written.") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -3,12 +3,12 @@
 SQLite's copy is a database file; PostgreSQL's a backup without files, for `speculoos restore`.
 """
 
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from speculoos.errors import SpeculoosError
+from speculoos.files import new_private_file
 from speculoos.private import keep_private, tighten
 from speculoos.settings import Settings, load
 from tracking import db, revisions
@@ -54,14 +54,8 @@ def copies(settings: Settings) -> list[Path]:
 
 
 def _copy_sqlite(settings: Settings, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        db.copy_file(settings, temporary)
-        temporary.rename(target)
-    finally:
-        for path in temporary.parent.glob(f"{temporary.name}*"):
-            path.unlink(missing_ok=True)
+    with new_private_file(target) as out:
+        db.copy_file(settings, Path(out.name))
 
 
 def main() -> int:

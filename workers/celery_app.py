@@ -21,7 +21,7 @@ CONNECT_SECONDS = 2
 @functools.cache
 def make_app(redis_url: str) -> Celery:
     """The application on this broker. Makes no connection."""
-    app = Celery("speculoos", broker=redis_url, include=["workers.tasks"], set_as_current=False)
+    app = Celery("speculoos", broker=redis_url, include=["workers.supervise.tasks"], set_as_current=False)
     app.conf.update(
         task_acks_late=False,
         worker_disable_prefetch=True,

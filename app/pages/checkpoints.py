@@ -7,17 +7,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.components import checkpoint_rows, manage
-from app.components.fold import folded
-from app.components.list_page import Listing, ListPage, signature_of
-from app.components.manage import SMALL, Manage
-from app.components.pieces import QUIET, block, notice, page_header
+from app.views import checkpoint_rows, manage
+from app.views.manage import SMALL, Manage
+from app.widgets.accordion import folded
+from app.widgets.elements import QUIET, block, notice, page_header
+from app.widgets.list_page import Listing, ListPage, signature_of
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Checkpoint, Evaluation
-from workers.requests import Evaluate
-from workers.submit import submit
+from workers.ask.requests import Evaluate
+from workers.ask.submit import submit
 
 LEAD = "Trained drafts: where each comes from, how well it does, and the files to take away."
 

@@ -6,12 +6,12 @@ import gradio as gr
 from sqlalchemy import select
 
 from app import turns
-from app.components import targets
-from app.components.fields import dropdown, sampling_fields, sampling_of
-from app.components.hidden import hidden
-from app.components.pieces import QUIET, block, notice, on_load, page_header
-from app.components.text import safe, tag
-from app.components.words import ago
+from app.views import targets
+from app.widgets.elements import QUIET, block, notice, on_load, page_header
+from app.widgets.fields import dropdown, sampling_fields, sampling_of
+from app.widgets.formatting import ago
+from app.widgets.hidden import hidden
+from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs

@@ -8,30 +8,33 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import previews, visitor
-from app.components import data_view
-from app.components.fold import folded
-from app.components.generate_form import GenerateForm
-from app.components.hidden import hidden
-from app.components.job_panel import names
-from app.components.list_page import Listing, ListPage, signature_of
-from app.components.manage import SMALL, Manage, note_line, sentence
-from app.components.picker import live, pager
-from app.components.pieces import QUIET, block, notice, page_header, section
-from app.components.text import safe, tag
 from app.forms import import_request
 from app.links import go
+from app.views import data_view
+from app.views.generate_form import GenerateForm
+from app.views.job_panel import names
+from app.views.manage import SMALL, Manage, note_line, sentence
+from app.widgets.accordion import folded
+from app.widgets.elements import QUIET, block, notice, page_header, section
+from app.widgets.hidden import hidden
+from app.widgets.list_page import Listing, ListPage, signature_of
+from app.widgets.picker import live, pager
+from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.paging import page as page_of
 from tracking.tables import Base, Dataset, Job
-from workers.catalog import IMPORT_SHAPES
-from workers.quickstart import PROMPTS, PROMPTS_NAME
-from workers.requests import ImportPrompts
-from workers.submit import submit
+from workers.ask.quickstart import PROMPTS, PROMPTS_NAME
+from workers.ask.requests import ImportPrompts
+from workers.ask.submit import submit
 
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"]
+IMPORT_SHAPES = (
+    "conversations with from/value or role/content, messages, prompt, question, "
+    "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
+)
 
 
 def table(rows: Session, which: str, place: str = "") -> str:

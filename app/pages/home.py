@@ -9,20 +9,21 @@ import psutil
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.components import experiment_view, job_rows
-from app.components.hidden import hidden
-from app.components.manage import sentence
-from app.components.picker import live, table
-from app.components.pieces import QUIET, block, notice, on_change, on_load, page_header, section, tiles
-from app.components.text import safe, tag
-from app.components.words import figure, size
 from app.links import model_link
+from app.views import experiment_view, job_rows
+from app.views.manage import sentence
+from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header, section, tiles
+from app.widgets.formatting import figure, size
+from app.widgets.hidden import hidden
+from app.widgets.picker import live, table
+from app.widgets.text import safe, tag
+from models.starter import HEAD
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import jobs, listing, queries, starter_head
+from tracking import jobs, listing, queries
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint, Experiment, Job
-from workers.quickstart import submit_quickstart
+from workers.ask.quickstart import submit_quickstart
 
 LEAD = "Make a language model faster without changing a word it says: a small draft guesses, the model checks."
 LOOK = "The starter model comes with a small draft, trained already: chat, and watch which words it guessed ahead."
@@ -138,7 +139,7 @@ def hero(title: str, text: str) -> str:
 def first_look(rows: Session) -> str:
     """The way to a first chat with the head that comes with the starter; "" when it is not in the list."""
     for found in queries.checkpoints(rows, ready_only=True):
-        if found.path == str(starter_head.FOLDER):
+        if found.path == str(HEAD):
             link = model_link("playground", rows.get_one(Base, found.base_id).name, found.name)
             button = tag("a", "Chat with the starter", href=link, class_="sp-button")
             return tag("div", hero("See it at work", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")

@@ -3,11 +3,11 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.components import job_rows
-from app.components.job_panel import JobPanel
-from app.components.list_page import Listing, ListPage
-from app.components.picker import pager
-from app.components.pieces import page_header
+from app.views import job_rows
+from app.views.job_panel import JobPanel
+from app.widgets.elements import page_header
+from app.widgets.list_page import Listing, ListPage
+from app.widgets.picker import pager
 from speculoos.settings import Settings
 from tracking import listing
 from tracking.paging import page

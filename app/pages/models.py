@@ -7,23 +7,24 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.components import model_view
-from app.components.fold import folded
-from app.components.hidden import hidden
-from app.components.list_page import Listing, ListPage, signature_of
-from app.components.manage import SMALL, Manage, note_line, sentence
-from app.components.picker import live, pager
-from app.components.pieces import QUIET, block, notice, page_header, section
-from app.components.text import tag
 from app.forms import SOURCES, fetch_request
 from app.links import go
+from app.views import model_view
+from app.views.manage import SMALL, Manage, note_line, sentence
+from app.widgets.accordion import folded
+from app.widgets.elements import QUIET, block, notice, page_header, section
+from app.widgets.hidden import hidden
+from app.widgets.list_page import Listing, ListPage, signature_of
+from app.widgets.picker import live, pager
+from app.widgets.text import tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.db import session
 from tracking.paging import page as page_of
 from tracking.tables import Base, Job
-from workers.submit import submit
+from upkeep.starter import ensure_starter
+from workers.ask.submit import submit
 
 HINTS = {
     "Hub id": ("owner/name", "Fetched from the hub as safetensors; gated ones need HF_TOKEN in the environment."),
@@ -93,7 +94,7 @@ def add_model(settings: Settings, source: str, location: str, name: str) -> tupl
         request = fetch_request(settings, source, location)
         if request.source == "starter":
             with session(settings) as rows:
-                if installed := queries.ensure_starter(rows, settings):
+                if installed := ensure_starter(rows, settings):
                     return "", f"/models?id={installed.id}"
         job = submit(request, name=name.strip(), user=visitor.user(), settings=settings)
     except SpeculoosError as error:

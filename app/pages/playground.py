@@ -6,13 +6,14 @@ from typing import Any
 import gradio as gr
 
 from app import turns
-from app.components import targets
-from app.components.fields import dropdown, sampling_fields, sampling_of
-from app.components.hidden import hidden
-from app.components.pieces import QUIET, block, notice, on_load, page_header
+from app.views import targets
+from app.widgets.elements import QUIET, block, notice, on_load, page_header
+from app.widgets.fields import dropdown, sampling_fields, sampling_of
+from app.widgets.hidden import hidden
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
+from tracking.names import split_model
 
 LEAD = "Watch the draft run ahead: underlined tokens were drafted and accepted, boxed ones the model wrote itself."
 
@@ -36,7 +37,7 @@ def opening(settings: Settings, query: dict[str, str]) -> Opening:
     wanted = _value(chat[-1]) if chat else query.get("model", "")
     with reading(settings) as session:
         bases = targets.base_names(session)
-        base_name, _, draft = wanted.partition("@")
+        base_name, draft = split_model(wanted)
         base = base_name if base_name in bases else (bases[0] if bases else "")
         drafts = targets.draft_choices(session, base)
         known = [value for _, value in drafts]

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import gradio as gr
 from sqlalchemy.engine import make_url
 
-from app.components import access, api_keys
-from app.components.manage import SMALL
-from app.components.picker import table
-from app.components.pieces import QUIET, badge, block, facts, notice, on_load, page_header, section
-from app.components.text import safe, tag
-from speculoos.health import CHECKS, Part, check
+from app.views import access, api_keys
+from app.views.manage import SMALL
+from app.widgets.elements import QUIET, badge, block, facts, notice, on_load, page_header, section
+from app.widgets.picker import table
+from app.widgets.text import safe, tag
 from speculoos.settings import Settings
+from upkeep.health import CHECKS, Part, check
 
 LEAD = "Set in the environment and in settings.toml in the home folder, then read at the start; nothing here is secret."
 NEEDS_TORCH = {"device"}

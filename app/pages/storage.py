@@ -7,12 +7,12 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.components import storage_view
-from app.components.hidden import hidden
-from app.components.manage import LEAVE_IF_EMPTY, SMALL, delete, question, said, sentence
-from app.components.picker import on_pick, pick, picker
-from app.components.pieces import QUIET, block, notice, on_load, page_header, section
-from app.components.text import safe, tag
+from app.views import storage_view
+from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, question, said, sentence
+from app.widgets.elements import QUIET, block, notice, on_load, page_header, section
+from app.widgets.hidden import hidden
+from app.widgets.picker import on_pick, pick, picker
+from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes

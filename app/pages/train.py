@@ -7,25 +7,27 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import forms, visitor
-from app.components import choices
-from app.components.fields import dropdown
-from app.components.fold import folded
-from app.components.hidden import hidden
-from app.components.manage import sentence
-from app.components.pieces import QUIET, block, notice, on_load, page_header
-from app.components.review import review
-from app.components.text import safe, tag
-from app.components.train_settings import SettingControls
 from app.links import go
-from speculoos.command_line import command_for
+from app.views import choices
+from app.views.manage import sentence
+from app.views.train_settings import SettingControls
+from app.widgets.accordion import folded
+from app.widgets.elements import QUIET, block, notice, on_load, page_header
+from app.widgets.fields import dropdown
+from app.widgets.hidden import hidden
+from app.widgets.review import review
+from app.widgets.text import safe, tag
+from methods import METHODS
+from methods.recipes import list_recipes
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Job
-from workers import estimates
-from workers.catalog import METHODS, list_recipes, require_method
-from workers.requests import Train
-from workers.submit import submit
+from workers.ask import estimates
+from workers.ask.checks import require_method
+from workers.ask.command_line import command_for
+from workers.ask.requests import Train
+from workers.ask.submit import submit
 
 FEW_ROWS = 50
 FIRST = next(iter(METHODS))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
-from decoding.drafters.growth import grow_dynamic, grow_static
+from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.parts import DEEPEST, WIDE, TuningSpace, check_columns, is_fast
 from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.sampling import Warp

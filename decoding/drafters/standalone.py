@@ -7,7 +7,7 @@ import torch
 
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
-from decoding.drafters.growth import grow_static
+from decoding.drafters.expansion import grow_static
 from decoding.drafters.parts import DEEPEST, TuningSpace, is_fast
 from decoding.sampling import Warp
 from decoding.target import Target, common_prefix, fast_target

@@ -23,8 +23,8 @@ def backup(
     as_json: Json = False,
 ) -> int:
     """Put the database and all files into one archive, while everything goes on running."""
-    from speculoos.homes import open_home
     from upkeep.backup import back_up, stream
+    from upkeep.homes import open_home
 
     settings = open_home()
     if file == STANDARD:
@@ -51,7 +51,7 @@ def restore(
     as_json: Json = False,
 ) -> int:
     """Fill an empty home from an archive; what was going on goes on at the next `speculoos up`."""
-    from speculoos.homelock import HomeLock
+    from launch.homelock import HomeLock
     from speculoos.settings import load
     from upkeep import restore as restoring
 
@@ -79,9 +79,9 @@ def restore(
 def _refuse_running(settings: Settings) -> None:
     """Raises Conflict while processes beat on this database (other containers hold no lock of ours)."""
     from speculoos.errors import Unavailable
-    from speculoos.health import exists
     from tracking import processes
     from tracking.db import reading
+    from upkeep.health import exists
 
     try:
         with reading(settings) as rows:

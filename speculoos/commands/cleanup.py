@@ -20,8 +20,8 @@ def cleanup(
     as_json: Json = False,
 ) -> None:
     """Remove what the settings say is kept no longer; the reconciler does the same every hour."""
-    from speculoos.homes import open_home
     from upkeep import retention
+    from upkeep.homes import open_home
 
     settings = open_home()
     removed = retention.clean(settings, dry_run=dry_run, leftovers=leftovers)
@@ -34,7 +34,7 @@ def cleanup(
 
 
 def _compact(settings: Settings) -> int:
-    from speculoos.homelock import HomeLock
+    from launch.homelock import HomeLock
     from upkeep.retention import compact
 
     lock = HomeLock(settings)

@@ -24,10 +24,10 @@ def import_file(
 ) -> None:
     """Read a prompt file; rows that cannot be used are reported by line and left out."""
     from speculoos.follow import run_jobs
-    from speculoos.homes import open_home
     from speculoos.people import account
-    from workers.requests import ImportPrompts
-    from workers.submit import submit
+    from upkeep.homes import open_home
+    from workers.ask.requests import ImportPrompts
+    from workers.ask.submit import submit
 
     path = Path(file).expanduser().resolve()
     if not path.is_file():
@@ -61,12 +61,12 @@ def generate(
 ) -> None:
     """Answer prompts with a base model (or an endpoint): the training data for its draft."""
     from speculoos.follow import run_jobs
-    from speculoos.homes import open_home
     from speculoos.people import account
     from tracking import queries
     from tracking.db import reading
-    from workers.requests import GenerateData, queue_of
-    from workers.submit import submit
+    from upkeep.homes import open_home
+    from workers.ask.requests import GenerateData, queue_of
+    from workers.ask.submit import submit
 
     if bool(model) == bool(endpoint):
         raise BadInput("Say who answers: --model NAME or --endpoint NAME, one of the two.")
@@ -99,9 +99,9 @@ def without_command(context: typer.Context) -> None:
 @app.command("list")
 def list_data(as_json: Json = False) -> None:
     """Every data set, newest first."""
-    from speculoos.homes import open_home
     from tracking import queries
     from tracking.db import reading
+    from upkeep.homes import open_home
 
     settings = open_home()
     with reading(settings) as session:
@@ -113,7 +113,7 @@ def list_data(as_json: Json = False) -> None:
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
     """One data set: counts, bad rows, and the first conversation."""
-    from speculoos.homes import open_home
+    from upkeep.homes import open_home
 
     found = describe(open_home(), reference)
     finish(found, as_json, _imported(found))
@@ -134,9 +134,9 @@ def remove(
 
 def describe(settings, reference: str) -> dict:  # noqa: ANN001
     """A data set as JSON: its row, with the counts of its report beside it."""
-    from speculoos.homes import columns
     from tracking import queries
     from tracking.db import reading
+    from upkeep.homes import columns
 
     with reading(settings) as session:
         row = columns(queries.find_dataset(session, reference))

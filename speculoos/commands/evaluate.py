@@ -22,9 +22,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure drafting against plain decoding: the same questions, greedy, one after the other."""
-    from speculoos.command_line import parse_settings
     from speculoos.commands.targets import resolve
-    from speculoos.homes import open_home
+    from upkeep.homes import open_home
+    from workers.ask.command_line import parse_settings
 
     settings = open_home()
     ref = resolve(settings, model, checkpoint)
@@ -45,9 +45,9 @@ def measure(
     """Load base and draft, and run `evaluation.acceptance.evaluate` on them, holding the device so that jobs wait.
     `shared_with` names what held it already."""
     from evaluation.acceptance import evaluate as run
-    from serving.lease import alone, device_name
     from speculoos.commands.targets import load_target
     from speculoos.reporting import ConsoleReporter
+    from tracking.device_lease import alone, device_name
 
     base, draft = load_target(settings, ref, device)
     with alone(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:

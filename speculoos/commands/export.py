@@ -16,10 +16,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a zip of model.safetensors, config.json, the model card and sha256 sums."""
-    from speculoos.homes import open_home
+    from models import archive
     from speculoos.sums import Sums, file_sha256
-    from tracking import archive, queries
+    from tracking import queries
     from tracking.db import reading
+    from upkeep.homes import open_home
 
     settings = open_home()
     with reading(settings) as session:

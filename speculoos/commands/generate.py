@@ -32,9 +32,9 @@ def generate(
 ) -> None:
     """Answer a prompt; greedy unless a temperature is given."""
     from decoding.config import GenerateConfig
-    from speculoos.command_line import parse_settings
     from speculoos.commands.targets import resolve
-    from speculoos.homes import open_home
+    from upkeep.homes import open_home
+    from workers.ask.command_line import parse_settings
 
     config = GenerateConfig(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, acceptance=acceptance

@@ -24,9 +24,9 @@ def list_jobs(
     as_json: Json = False,
 ) -> None:
     """Newest first, with the place in the queue and what a job waits for."""
-    from speculoos.homes import columns, open_home
     from tracking import listing
     from tracking.db import reading
+    from upkeep.homes import columns, open_home
 
     with reading(open_home()) as session:
         rows, queues = listing.jobs(session, limit=limit), listing.Queues(session)
@@ -56,9 +56,9 @@ def log(
     as_json: Json = False,
 ) -> None:
     """The job's log, newest lines last."""
-    from speculoos.homes import open_home
     from tracking import jobs, reports
     from tracking.db import reading
+    from upkeep.homes import open_home
 
     with reading(open_home()) as session:
         rows = reports.logs(session, jobs.find(session, reference).id, limit=lines)
@@ -69,7 +69,7 @@ def log(
 @app.command()
 def cancel(reference: Reference, as_json: Json = False) -> None:
     """Ask a job to stop; what it finished is kept."""
-    from workers.submit import request_cancel
+    from workers.ask.submit import request_cancel
 
     settings, job_id = _find(reference)
     job = request_cancel(job_id, settings)
@@ -81,7 +81,7 @@ def cancel(reference: Reference, as_json: Json = False) -> None:
 def retry(reference: Reference, wait: Wait = False, as_json: Json = False) -> None:
     """Queue a failed or cancelled job again; it goes on from its last checkpoint or shard."""
     from speculoos.follow import run_jobs
-    from workers import submit
+    from workers.ask import submit
 
     settings, job_id = _find(reference)
     queue = _describe(job_id)["queue"]
@@ -122,9 +122,9 @@ def remove(
 
 
 def _find(reference: str):  # noqa: ANN202
-    from speculoos.homes import open_home
     from tracking import jobs
     from tracking.db import reading
+    from upkeep.homes import open_home
 
     settings = open_home()
     with reading(settings) as session:
@@ -132,9 +132,9 @@ def _find(reference: str):  # noqa: ANN202
 
 
 def _describe(reference: str) -> dict:
-    from speculoos.homes import columns, open_home
     from tracking import jobs, listing, reports
     from tracking.db import reading
+    from upkeep.homes import columns, open_home
 
     with reading(open_home()) as session:
         job = jobs.find(session, reference)

@@ -19,9 +19,9 @@ def without_command(context: typer.Context) -> None:
 @app.command()
 def add(name: Annotated[str, typer.Argument(help="Who or what will use it.")], as_json: Json = False) -> None:
     """Make a key and print it, this once: only its sha256 is kept."""
-    from speculoos.homes import open_home
     from tracking import keys
     from tracking.db import session
+    from upkeep.homes import open_home
 
     with session(open_home()) as rows:
         made, secret = keys.make_key(rows, name)
@@ -35,9 +35,9 @@ def list_keys(
     revoked: Annotated[bool, typer.Option("--revoked", help="Show revoked ones too.")] = False, as_json: Json = False
 ) -> None:
     """Every key: how it begins, when it was made and last used."""
-    from speculoos.homes import open_home
     from tracking import keys
     from tracking.db import reading
+    from upkeep.homes import open_home
 
     with reading(open_home()) as session:
         found = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
@@ -50,9 +50,9 @@ def revoke(
     reference: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of a key.")], as_json: Json = False
 ) -> None:
     """End a key; whoever uses it is refused within a second."""
-    from speculoos.homes import open_home
     from tracking import keys
     from tracking.db import session
+    from upkeep.homes import open_home
 
     with session(open_home()) as rows:
         found = keys.key_view(keys.revoke(rows, reference))

@@ -23,9 +23,9 @@ def without_command(context: typer.Context) -> None:
 @app.command("list")
 def list_models(as_json: Json = False) -> None:
     """Every base model with its folder, and its checkpoints."""
-    from speculoos.homes import open_home
     from tracking import queries
     from tracking.db import reading
+    from upkeep.homes import open_home
 
     with reading(open_home()) as session:
         bases, checkpoints = queries.bases(session), queries.checkpoints(session)
@@ -55,10 +55,10 @@ def add(
 ) -> None:
     """Bring a base model here: fetch, convert, hash, write its card."""
     from speculoos.follow import run_jobs
-    from speculoos.homes import open_home
     from speculoos.people import account
-    from workers.requests import FetchModel
-    from workers.submit import submit
+    from upkeep.homes import open_home
+    from workers.ask.requests import FetchModel
+    from workers.ask.submit import submit
 
     settings, source = open_home(), source or guess_source(location)
     if source not in SOURCES:
@@ -87,9 +87,9 @@ def guess_source(location: str) -> str:
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
     """The card of a base model, or how a checkpoint was trained and what it reached."""
-    from speculoos.homes import columns, open_home
     from tracking import queries
     from tracking.db import reading
+    from upkeep.homes import columns, open_home
 
     with reading(open_home()) as session:
         base, checkpoint = queries.find_model(session, reference)
@@ -103,9 +103,9 @@ def rename(
     reference: Reference, name: Annotated[str, typer.Argument(help="The new name.")], as_json: Json = False
 ) -> None:
     """Give a model or a checkpoint another name; files stay where they are."""
-    from speculoos.homes import open_home
     from tracking import changes, queries
     from tracking.db import session
+    from upkeep.homes import open_home
 
     with session(open_home()) as rows:
         base, checkpoint = queries.find_model(rows, reference)

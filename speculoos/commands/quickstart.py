@@ -14,11 +14,11 @@ def quickstart(
     as_json: Json = False,
 ) -> None:
     """Import prompts, answer them, train Medusa heads, measure them: four jobs, followed to the end."""
+    from launch.services import Services, needed_for
     from speculoos.follow import follow
-    from speculoos.homes import open_home
     from speculoos.people import account
-    from speculoos.services import Services, needed_for
-    from workers.quickstart import result, submit_quickstart
+    from upkeep.homes import open_home
+    from workers.ask.quickstart import result, submit_quickstart
 
     settings = open_home()
     with Services(settings, needed_for("io", "gpu")) as services:

@@ -6,9 +6,9 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from speculoos.console import finish
-from speculoos.homes import open_home
 from tracking import changes
 from tracking.db import session
+from upkeep.homes import open_home
 
 
 def remove_row(find: Callable[[Session], Any], force: bool, as_json: bool) -> None:

@@ -15,8 +15,8 @@ QUEUES = ("gpu", "io")
 
 def up() -> int:
     """Start everything and keep it running until Ctrl-C; prints the address of the pages."""
+    from launch.up import up as run
     from speculoos.settings import load
-    from speculoos.up import up as run
 
     return run(load())
 
@@ -28,8 +28,8 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Look at every part and say what to do about the ones that are not well."""
-    from speculoos.health import check
     from speculoos.settings import load
+    from upkeep.health import check
 
     settings = load()
     parts = check(settings)
@@ -39,7 +39,7 @@ def doctor(
         f"{'ok ' if p.ok else 'BAD'} {name.ljust(width)}  {p.detail} {p.hint}".rstrip() for name, p in parts.items()
     ]
     if bundle:
-        from speculoos.bundle import write_bundle
+        from upkeep.bundle import write_bundle
 
         write_bundle(settings, bundle.expanduser().resolve(), lambda _: parts)
         say(f"{bundle}: for a bug report; secrets and texts are left out, but look it through.")
@@ -50,9 +50,9 @@ def doctor(
 
 def login_link(as_json: Json = False) -> None:
     """Print a link that lets one browser into the pages, once, within a day."""
+    from launch.up import url
     from speculoos.login_links import make_link
     from speculoos.settings import load
-    from speculoos.up import url
 
     settings = load()
     link = make_link(settings, url(settings)) if settings.asks_login else url(settings)
@@ -66,8 +66,8 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; default SPECULOOS_INFERENCE_PORT or 7861.")] = 0,
 ) -> int:
     """The inference server alone: OpenAI's protocol, with the trace of speculation in every chunk."""
-    from speculoos.homes import open_home
-    from speculoos.up import make_token
+    from launch.up import make_token
+    from upkeep.homes import open_home
 
     settings = open_home()
     make_token(settings)
@@ -94,8 +94,8 @@ def worker(
     threads: Annotated[int, typer.Option(help="Jobs at once; default 1 for gpu, 4 for io.")] = 0,
 ) -> int:
     """One more worker, on this or another machine that shares the database, the broker and the home folder."""
-    from speculoos.homes import open_home
-    from speculoos.programs import worker_command
+    from launch.programs import worker_command
+    from upkeep.homes import open_home
 
     if queue not in QUEUES:
         raise BadInput(f"There is no queue {queue!r}; the queues are {' and '.join(QUEUES)}.")

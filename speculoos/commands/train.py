@@ -22,14 +22,14 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a draft; the base stays frozen."""
-    from speculoos.command_line import parse_settings
     from speculoos.follow import run_jobs
-    from speculoos.homes import columns, open_home
     from speculoos.people import account
     from tracking import queries
     from tracking.db import reading
     from tracking.reports import last_metrics
-    from workers.submit import submit
+    from upkeep.homes import columns, open_home
+    from workers.ask.command_line import parse_settings
+    from workers.ask.submit import submit
 
     home = open_home()
     with reading(home) as session:
@@ -47,8 +47,8 @@ def train(
 def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes: dict):  # noqa: ANN201
     """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
     from methods import METHODS, train_config
-    from training.recipes import load_recipe
-    from workers.requests import Train
+    from methods.recipes import load_recipe
+    from workers.ask.requests import Train
 
     if what not in METHODS:
         recipe, what = what, ""

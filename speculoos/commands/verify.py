@@ -14,8 +14,8 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Take the sums of all files anew and say which are damaged and what to do; exit code 1 when any is."""
-    from speculoos.homes import open_home
-    from speculoos.verify import check
+    from upkeep.homes import open_home
+    from upkeep.verify import check
 
     found = check(open_home(), references or ())
     damaged = [one for one in found if one.damage]

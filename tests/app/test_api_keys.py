@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.components import api_keys
+from app.views import api_keys
 from speculoos.settings import Settings
 from tracking import keys
 from tracking.db import reading

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from app import changes
-from app.components.job_panel import head
 from app.pages import checkpoints, data, home, jobs, models
+from app.views.job_panel import head
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tracking import db

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from app.components.charts import line_chart, ticks
+from app.widgets.charts import line_chart, ticks
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import turns
-from app.components import checkpoint_rows, targets
 from app.downloads import routes
 from app.events import answer_error
 from app.pages.checkpoints import measure, signature
 from app.pages.playground import opening
+from app.views import checkpoint_rows, targets
+from models.starter import HEAD
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import starter_head
 from tracking.db import reading, session
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 
@@ -69,7 +69,7 @@ def download(client: TestClient, checkpoint_id: str):
 def test_the_zip_holds_the_files_and_their_sums_agree(home: Settings, base_id: str, client: TestClient) -> None:
     folder = write_files(home.home / "checkpoints" / "one" / "attempt-1")
     answer = download(client, add_checkpoint(home, base_id, "Köpfe / 1", path=str(folder)))
-    assert answer.headers["content-disposition"] == 'attachment; filename="tiny-K-pfe---1.zip"'
+    assert answer.headers["content-disposition"] == 'attachment; filename="tiny-K-pfe-1.zip"'
     archive = zipfile.ZipFile(io.BytesIO(answer.content))
     assert archive.testzip() is None
     assert sorted(archive.namelist()) == ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
@@ -94,9 +94,9 @@ def test_a_damaged_checkpoint_is_not_given_away(home: Settings, base_id: str, cl
 def test_the_head_that_comes_with_the_starter_is_served_from_where_it_is_installed(
     home: Settings, base_id: str, client: TestClient
 ) -> None:
-    answer = download(client, add_checkpoint(home, base_id, path=str(starter_head.FOLDER)))
+    answer = download(client, add_checkpoint(home, base_id, path=str(HEAD)))
     archive = zipfile.ZipFile(io.BytesIO(answer.content))
-    assert archive.read("SHA256SUMS") == (starter_head.FOLDER / "SHA256SUMS").read_bytes()
+    assert archive.read("SHA256SUMS") == (HEAD / "SHA256SUMS").read_bytes()
 
 
 @pytest.mark.parametrize("place", ["/etc", "../outside", "link"])

@@ -9,7 +9,7 @@ from app import forms
 from methods import METHODS, SETTINGS
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
-from workers.requests import GenerateData, Train
+from workers.ask.requests import GenerateData, Train
 
 ANSWERS = {"who": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "batch_size": 8, "seed": 0}
 

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from app import inference
-from speculoos.first_start import main as first_start
+from launch.first_start import main as first_start
 from speculoos.settings import Settings
 
 

@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-from app.components.list_page import DRAWN, changed_parts
+from app.widgets.list_page import DRAWN, changed_parts
 
 
 def skipped(part) -> bool:

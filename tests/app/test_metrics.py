@@ -10,13 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app import metrics
 from app.main import PAGES, make_app
-from speculoos.health import Part
 from speculoos.settings import Settings, load
 from tests.tools.databases import database, postgres  # noqa: F401
 from tracking import counters, db, leases, processes, workload
 from tracking.tables import Job, Preference, Run, now
+from upkeep.health import Part
 from upkeep.storage import Surveys
-from workers import reconcile
+from workers.supervise import reconcile
 
 TOKEN, PASSWORD = "scrape-me-please", "open sesame"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.components.metrics_view import chart_of, charts, grouped
+from app.views.metrics_view import chart_of, charts, grouped
 
 
 @pytest.mark.parametrize(

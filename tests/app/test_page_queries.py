@@ -5,21 +5,21 @@ from datetime import timedelta
 
 import pytest
 
-from app.components import data_view, job_rows, job_view, model_view
-from app.components.choices import answerers, first
-from app.components.experiment_view import view as experiment
-from app.components.job_panel import clone, made_links
-from app.components.manage import delete, question, save
 from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
+from app.views import data_view, job_rows, job_view, model_view
+from app.views.choices import answerers, first
+from app.views.experiment_view import view as experiment
+from app.views.job_panel import clone, made_links
+from app.views.manage import delete, question, save
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
-from speculoos.health import Part
 from speculoos.settings import Endpoint, Settings
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, session
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
-from workers import estimates
-from workers.requests import GenerateData, Train
+from upkeep.health import Part
+from workers.ask import estimates
+from workers.ask.requests import GenerateData, Train
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 CARD = {
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_said_before_the_start(filled):
 
 
 def test_a_larger_draft_takes_more_of_everything(filled):
-    from workers.catalog import train_config
+    from methods import train_config
 
     with reading(filled) as rows:
         tied, own = (
@@ -252,7 +252,7 @@ def test_a_larger_draft_takes_more_of_everything(filled):
 
 
 def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
-    from workers.catalog import train_config
+    from methods import train_config
 
     with session(filled) as rows:
         answers = rows.get(Dataset, "answers")
@@ -268,7 +268,7 @@ def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
 
 @pytest.mark.parametrize(("epochs", "steps", "tokens"), [(2, 0, 2000), (2, 3, 300), (9, 30, 3000), (0, 7, 700)])
 def test_the_step_limit_bounds_what_is_trained(epochs, steps, tokens):
-    from workers.catalog import train_config
+    from methods import train_config
 
     config = train_config(epochs=epochs, max_steps=steps, batch_tokens=50, accumulate=2)
     assert estimates.trained_tokens(config, 1000) == tokens

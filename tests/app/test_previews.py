@@ -2,8 +2,8 @@
 
 import json
 
-from app.components.data_view import preview
 from app.previews import ROWS, masked_rows, message_rows
+from app.views.data_view import preview
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from app.components import storage_view
 from app.pages.storage import Chore, StoragePage, find
+from app.views import storage_view
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from tests.upkeep.conftest import Filled, write

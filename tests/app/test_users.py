@@ -7,9 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app.components import access, job_rows
 from app.main import make_app
 from app.sessions import Sessions, Visitor
+from app.views import access, job_rows
 from speculoos.cli import main
 from speculoos.errors import BadInput
 from speculoos.people import account

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speculoos.homelock import private_run_dir
-from speculoos.programs import programs
+from launch.homelock import private_run_dir
+from launch.programs import programs
 from speculoos.settings import Settings, load
 from tracking import processes
 from tracking.db import reading, session, upgrade
@@ -44,7 +44,7 @@ class Workbench:
         return f"http://127.0.0.1:{self.settings.port}"
 
     def start(self, *names: str) -> None:
-        """Start processes by their names in `speculoos.programs` and wait until they answer."""
+        """Start processes by their names in `launch.programs` and wait until they answer."""
         private_run_dir(self.settings)
         (self.settings.home / "broker").mkdir(exist_ok=True)
         for program in programs(self.settings, names):

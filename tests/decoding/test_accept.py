@@ -103,14 +103,12 @@ def test_typical_takes_the_longest_path_and_among_equals_the_likelier():
     assert accept_typical(SHAPE, TOKENS, probs, 0.09, 0.3) == ()
 
 
-def test_typical_acceptance_changes_the_distribution_and_says_so():
+def test_typical_acceptance_changes_the_distribution():
     """The reason it is labelled lossy: improbable tokens never come out."""
-    from decoding.config import LOSSY
-
     rule = make_rule(GenerateConfig(temperature=1.0, acceptance="typical"), seeded(0))
     scored = Scored(torch.tensor([[3.0, 2.5, -2.0, -3.0]]), torch.zeros(1, 1))
     drawn = {rule(DraftTree((0,)), scored).token for _ in range(500)}
-    assert drawn == {0, 1} and "typical" in LOSSY
+    assert drawn == {0, 1}
 
 
 def test_temperature_zero_is_greedy_whatever_the_rule():

@@ -17,14 +17,6 @@ def test_the_tree_step_worked_by_hand_comes_out_as_written():
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 
-def test_the_five_hops_exist():
-    text = (DOCS / "decoding.md").read_text(encoding="utf-8")
-    hops = re.findall(r"^\| (\d) \| `([^`]+)` `([^`]+)` \|", text, flags=re.MULTILINE)
-    assert [int(number) for number, _, _ in hops] == [1, 2, 3, 4, 5]
-    for _, file, name in hops:
-        assert name in (DOCS.parent / file).read_text(encoding="utf-8"), (file, name)
-
-
 def test_every_file_of_the_table_exists_and_no_room_file_is_left_out():
     text = (DOCS / "decoding.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `((?:decoding|runtime)/[^`]+)` \|", text, flags=re.MULTILINE))

@@ -7,7 +7,7 @@ import torch
 
 from decoding.drafters import make_drafter
 from decoding.drafters.eagle import REFERENCE, SMALL
-from decoding.drafters.growth import grow_dynamic, grow_static
+from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.ngram import NgramDrafter
 from decoding.drafters.replay import ReplayDrafter

@@ -13,7 +13,7 @@ from decoding.target import Target, fast_target
 from decoding.tree import shape_from_choices
 from models.base import load_base
 from models.chat import render
-from models.fetch import starter_path
+from models.starter import starter_path
 from tests.decoding.conftest import run
 
 QUESTIONS = (

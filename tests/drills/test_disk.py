@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks.page_client import Page
 from models.tiny import make_tiny_base
-from speculoos import health
 from speculoos.settings import load
 from tests.drills.trainings import SETTINGS
 from tests.tools.figures import Figures
@@ -28,9 +27,10 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs
 from tracking.states import FINISHED
 from tracking.tables import Job
-from workers.publish import publish
-from workers.requests import Train
-from workers.submit import retry, submit
+from upkeep import health
+from workers.ask.publish import publish
+from workers.ask.requests import Train
+from workers.ask.submit import retry, submit
 
 ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
 FULL_SECONDS = 20.0

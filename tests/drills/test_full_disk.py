@@ -12,16 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from launch.supervision import end_survivors, program_states
 from speculoos import room
 from speculoos.settings import Settings, load
-from speculoos.supervision import end_survivors, program_states
+from tests.launch.test_up import start, wait_until
 from tests.speculoos.test_room import fill
-from tests.speculoos.test_up import start, wait_until
 from tests.tools.ports import free_ports
 from tracking import db, jobs
 from tracking.tables import Job
-from workers.requests import ImportPrompts
-from workers.submit import submit
+from workers.ask.requests import ImportPrompts
+from workers.ask.submit import submit
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
 PAGES = ("/", "/jobs", "/data", "/settings", "/healthz")

@@ -7,18 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from launch.supervision import survivors
 from speculoos.settings import Settings
-from speculoos.supervision import survivors
 from tests.drills.trainings import SETTINGS
 from tests.tools.figures import Figures, spread
 from tests.tools.homes import add_answers, add_base
 from tests.tools.running import Up, wait_for
 from tests.workers.conftest import Bench
-from workers.requests import Train
-from workers.submit import submit
+from workers.ask.requests import Train
+from workers.ask.submit import submit
 
 ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
-MODULES = ("app.main", "serving.main", "workers.reconcile", "workers.worker gpu", "workers.worker io", "valkey-server")
+MODULES = (
+    "app.main",
+    "serving.main",
+    "workers.supervise.reconcile",
+    "workers.supervise.worker gpu",
+    "workers.supervise.worker io",
+    "valkey-server",
+)
 
 
 @pytest.mark.drill

@@ -13,7 +13,7 @@ from tests.tools.homes import add_answers, add_base
 FORM = """
 import gradio as gr
 from app import forms
-from app.components.train_settings import SettingControls
+from app.views.train_settings import SettingControls
 from app.pages.train import method_note
 with gr.Blocks():
     controls = SettingControls()

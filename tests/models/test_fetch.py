@@ -15,9 +15,10 @@ import torch
 from models import fetch
 from models.base import load_base
 from models.chat import render
-from models.fetch import ensure_starter, fetch_base, starter_path
+from models.fetch import ensure_starter, fetch_base
 from models.hub import choose, parse_id
 from models.identity import weights_sha256
+from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
 from speculoos.reporting import Silent
 from tests.models.gguf_file import write_gguf

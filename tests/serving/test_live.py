@@ -114,7 +114,7 @@ def test_an_unknown_run_is_not_found(served: Served) -> None:
 @pytest.mark.parametrize(
     ("model", "parameters", "words"),
     [
-        ("gone@right", {}, "does not exist"),
+        ("gone@right", {}, "There is no model 'gone'"),
         ("cycle", {"temperature": -1}, "temperature"),
         ("cycle", {"text": "word " * 9000}, "8192"),
         ("cycle", {"speculation": {"drafter": "magic"}}, "Unknown drafter"),

@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import update
 
 from models.identity import weights_sha256
-from serving import lease, upkeep
+from serving import upkeep
 from serving.errors import UNEXPECTED
 from serving.live import RunWriter
 from serving.upkeep import Upkeep
 from tests.serving.conftest import SAYING, Served, ready_base, serve, until
 from tests.serving.test_live import ended, look, make_run, post
-from tracking import leases, runs
+from tracking import device_lease, leases, runs
 from tracking.db import session
 from tracking.tables import DeviceLease
 
@@ -162,7 +162,7 @@ def test_a_lease_that_cannot_be_renewed_is_said_whatever_the_reason(
     cracked: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cracked.wait_idle()
-    monkeypatch.setattr(lease, "RENEW_EVERY", 0.01)
+    monkeypatch.setattr(device_lease, "RENEW_EVERY", 0.01)
     failed = threading.Event()
 
     def panic(*_: Any) -> None:
@@ -170,9 +170,9 @@ def test_a_lease_that_cannot_be_renewed_is_said_whatever_the_reason(
         raise Panic("a driver")
 
     monkeypatch.setattr(leases, "renew", panic)
-    with lease.alone(cracked.settings, "cpu", "r" * 32) as sharing:
+    with device_lease.alone(cracked.settings, "cpu", "r" * 32) as sharing:
         assert failed.wait(20)
-        until(lambda: sharing.shared_with == lease.OTHER)
+        until(lambda: sharing.shared_with == device_lease.OTHER)
 
 
 def test_an_answer_is_not_lost_for_a_lease_that_cannot_be_given_back(
@@ -182,7 +182,7 @@ def test_an_answer_is_not_lost_for_a_lease_that_cannot_be_given_back(
 
     cracked.wait_idle()
     monkeypatch.setattr(leases, "release", lambda *_: (_ for _ in ()).throw(Unavailable("The database is away.")))
-    with lease.alone(cracked.settings, "cpu", "r" * 32):
+    with device_lease.alone(cracked.settings, "cpu", "r" * 32):
         pass
     monkeypatch.undo()
     with session(cracked.settings) as db:

@@ -13,8 +13,8 @@ import pytest
 
 from models.base import load_tokenizer
 from models.chat import render
-from models.fetch import starter_path
 from models.identity import weights_sha256
+from models.starter import starter_path
 from serving import prompts
 from serving.catalog import ModelRef
 from serving.errors import ApiError

@@ -1,11 +1,14 @@
 """The device's queue: one at a time, lanes in turn, bounded, and closed without leaving work behind."""
 
+import os
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from serving.queueing import LONGEST_RETRY, TYPICAL_SECONDS, UPKEEP, Busy, DeviceQueue, Ticket
+from speculoos.priority import NICE
 from tests.serving.conftest import until
 
 
@@ -175,3 +178,20 @@ def test_closing_cancels_what_runs_and_drops_what_waits() -> None:
     queue.submit("api", lambda _: seen.append("done"), lambda: seen.append("dropped"))
     queue.close()
     assert seen == ["dropped", "stopped"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is the process's, not a thread's")
+def test_a_processor_that_computes_comes_after_the_pages() -> None:
+    seen: dict[str, int] = {}
+
+    def look(name: str) -> None:
+        queue = DeviceQueue(name)
+        ticket = queue.submit("a", lambda _: seen.update({name: os.getpriority(os.PRIO_PROCESS, 0)}))
+        until(lambda: name in seen)
+        assert not ticket.cancelled.is_set()
+        queue.close()
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    look("cpu")
+    look("cuda:0")
+    assert seen == {"cpu": min(own + NICE, 19), "cuda:0": own} and os.getpriority(os.PRIO_PROCESS, 0) == own

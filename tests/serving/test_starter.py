@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from models.fetch import STARTER_WEIGHTS_SHA256, starter_path
+from models.fetch import STARTER_WEIGHTS_SHA256
+from models.starter import starter_path
 from tests.serving.conftest import Served, serve
 from tracking.db import session
 from tracking.tables import Base

@@ -190,8 +190,8 @@ def test_models_can_be_renamed_and_deleted_with_a_word_on_what_depends(
 def test_jobs_show_their_place_and_can_be_cancelled(
     home: Settings, base: Base, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from workers.requests import Train
-    from workers.submit import submit
+    from workers.ask.requests import Train
+    from workers.ask.submit import submit
 
     with db.session(home) as session:
         data = Dataset(name="d", kind="conversations", state="ready")

@@ -10,9 +10,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from launch.up import url
 from speculoos.guard import Guard
 from speculoos.settings import load
-from speculoos.up import url
 
 CLONE = Path(__file__).resolve().parents[2]
 COMPOSE = (CLONE / "docker-compose.yml").read_text() + (CLONE / "docker-compose.gpu.yml").read_text()

@@ -1,7 +1,9 @@
 """The documentation says what the program does: every setting, every command, every room, every path it names."""
 
+import inspect
 import re
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,28 @@ def test_the_readme_names_only_commands_that_exist() -> None:
     assert used
     for words in used:
         assert words in groups or " ".join(words.split()[:2]) in known, words
+
+
+def path_lines() -> list[tuple[str, str]]:
+    text = (CLONE / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = text.split("## A reader's path")[1].split("\n## ")[0]
+    return re.findall(r"^\| `([^`]+\.(?:py|js))` \| `([^`]+)` \|", part, re.MULTILINE)
+
+
+def test_the_readers_path_begins_with_send_and_ends_with_a_row() -> None:
+    lines = path_lines()
+    assert len(lines) > 20
+    assert lines[0] == ("app/turns.py", "next_turn") and lines[-1] == ("workers/child/work/train.py", "publish")
+
+
+@pytest.mark.parametrize(("file", "name"), path_lines())
+def test_every_line_of_the_readers_path_is_there(file: str, name: str) -> None:
+    if file.endswith(".js"):
+        text = (CLONE / file).read_text(encoding="utf-8")
+        assert re.search(rf"^export .*\b{name}\b", text, re.MULTILINE)
+        assert name != "TokenStream" or "sp-${token.origin}" in text
+        return
+    module = found = import_module(file.removesuffix(".py").replace("/", "."))
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert callable(found) and inspect.unwrap(found).__module__ == module.__name__  # Celery's tasks are wrapped

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from speculoos import health, people
+from launch.up import address
+from speculoos import people
 from speculoos.cli import main
 from speculoos.login_links import use
 from speculoos.settings import Settings, load
-from speculoos.up import address
+from upkeep import health
 
 
 def account(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from models.files import new_folder
 from speculoos.errors import Unavailable
+from speculoos.files import new_folder
 from speculoos.private import private_folder, tighten
 from speculoos.settings import Settings
 from tracking import db
@@ -52,7 +52,7 @@ def test_a_database_file_elsewhere_is_taken_from_others_too(usual_umask: None, h
     assert mode(tmp_path / "elsewhere" / "x.db") == 0o600
 
 
-@pytest.mark.parametrize("module", ["speculoos.cli", "upkeep.migrate", "workers.child"])
+@pytest.mark.parametrize("module", ["speculoos.cli", "upkeep.migrate", "workers.child.main"])
 def test_processes_of_ours_make_files_for_their_owner_alone(home: Settings, tmp_path: Path, module: str) -> None:
     """Each by its own way in, as containers start them; what they then do does not matter here."""
     code = (

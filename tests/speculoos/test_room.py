@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from app.components import strip
-from speculoos import health, logs, room
+from app.views import status_bar
+from launch.homelock import private_run_dir
+from launch.programs import Program
+from launch.supervision import Supervisor, end_survivors
+from speculoos import logs, room
 from speculoos.errors import BadInput
-from speculoos.homelock import private_run_dir
-from speculoos.programs import Program
 from speculoos.settings import Settings, load
-from speculoos.supervision import Supervisor, end_survivors
-from tests.speculoos.test_supervision import wait_until
+from tests.launch.test_supervision import wait_until
 from tracking import db
+from upkeep import health
 
 MB = 2**20
 CHATTY = str(Path(__file__).resolve().parent.parent / "tools" / "chatty.py")
@@ -73,7 +74,7 @@ def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home
 def test_logs_of_programs_are_rotated(small_home: Settings) -> None:
     from supervisor.loggers import LogRecord
 
-    from speculoos.steady_log import SteadyHandler
+    from launch.steady_log import SteadyHandler
 
     file = small_home.home / "logs" / "x.log"
     file.parent.mkdir(parents=True)
@@ -161,7 +162,7 @@ def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Setting
     db.upgrade(small_home)
 
     def words() -> str:
-        return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", strip.render(small_home))).split())
+        return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", status_bar.render(small_home))).split())
 
     assert "is full" not in words()
     (small_home.home / "models").mkdir()
@@ -169,7 +170,7 @@ def test_every_page_says_what_is_full_and_where_to_make_room(small_home: Setting
     shown = words()
     assert f"The disk that holds {small_home.home} is full; nothing new can be kept." in shown
     assert re.search(r"The largest here: models 1\d\.\d MB, ", shown) and shown.endswith("Make room")
-    assert 'href="/storage"' in strip.render(small_home)
+    assert 'href="/storage"' in status_bar.render(small_home)
     assert "Paused: 0.0 MB free" in health.check(small_home, ["disk"])["disk"].detail
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speculoos import health
+from launch.supervision import end_survivors, program_states, survivors
 from speculoos.settings import Settings, load
-from speculoos.supervision import end_survivors, program_states, survivors
 from tests.tools.ports import free_ports
 from tracking.db import session
+from upkeep import health
 
 CLONE = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "speculoos.cli"]
@@ -126,7 +126,7 @@ class Up:
 
 
 def _is_supervisor(process: Any) -> bool:
-    return "speculoos.supervision" in process.cmdline()
+    return "launch.supervision" in process.cmdline()
 
 
 def wait_for(claim: Callable[[], object], what: str, seconds: float = START_SECONDS, every: float = 0.1) -> float:

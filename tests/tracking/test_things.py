@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from models import archive
 from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings
-from tracking import archive, changes, db, names, queries
+from tracking import changes, db, names, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
+from upkeep.starter import ensure_starter
 
 
 @pytest.fixture
@@ -154,12 +156,12 @@ def test_the_starter_appears_once_it_is_installed(
     folder = tmp_path / "starter"
     monkeypatch.setenv("SPECULOOS_STARTER", str(folder))
     with db.session(database) as session:
-        assert queries.ensure_starter(session, database) is None
+        assert ensure_starter(session, database) is None
     folder.mkdir()
     (folder / "card.json").write_text(json.dumps({"weights_sha256": "a" * 64, "layers": 30}))
     for _ in range(2):
         with db.session(database) as session:
-            base = queries.ensure_starter(session, database)
+            base = ensure_starter(session, database)
     assert (base.name, base.state, base.path) == ("starter", "ready", str(folder))
     assert (base.weights_sha256, base.card["layers"]) == ("a" * 64, 30)
     with db.session(database) as session:
@@ -215,4 +217,4 @@ def test_damage_is_found_by_the_sums(checkpoint: Path) -> None:
 
 
 def test_archive_names_suit_every_system() -> None:
-    assert archive.archive_name("Org/Model 1.5B", "köpfe: neu") == "Org-Model-1.5B-k-pfe--neu.zip"
+    assert archive.archive_name("Org/Model 1.5B", "köpfe: neu") == "Org-Model-1.5B-k-pfe-neu.zip"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from methods import SETTINGS, settings_for, train_config
+from methods import SETTINGS, train_config
+from methods.recipes import config_for, list_recipes, load_recipe, parse_changes, read_recipe
 from methods.settings import TrainConfig
 from speculoos.errors import BadInput, NotFound
-from training.recipes import config_for, list_recipes, load_recipe, parse_changes, read_recipe
 from training.schedule import lr_factor
 
 
@@ -47,13 +47,12 @@ def test_typed_settings_are_read_as_their_fields_type():
 
 def test_every_setting_has_a_help_text():
     assert set(SETTINGS) >= set(TrainConfig.model_fields) - {"method"} and all(s.help for s in SETTINGS.values())
-    medusa = {s.name for s in settings_for("medusa")}
-    assert "medusa_num_heads" in medusa and "ttt_steps" not in medusa and "lr" in medusa
+    assert SETTINGS["medusa_num_heads"].methods == ("medusa",)
 
 
 def test_settings_and_recipes_import_without_torch():
-    code = "import methods, training.recipes, training.states, models.checkpoints, sys\n"
-    code += "from training.recipes import list_recipes; list_recipes()\n"
+    code = "import methods, methods.recipes, training.resume_points, models.checkpoints, sys\n"
+    code += "from methods.recipes import list_recipes; list_recipes()\n"
     code += "assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -22,8 +22,8 @@ from speculoos.reporting import Silent
 from tests.training.conftest import answer, write_dataset
 from training.feature_store import FeatureStore, advice
 from training.loop import Trainer, train
+from training.resume_points import all_states, latest_state
 from training.setup import make_accelerator
-from training.states import all_states, latest_state
 
 SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 12, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
 SHORT |= {"eval_every": 4, "save_every": 5, "samples": 0, "draft_num_layers": 2, "device": "cpu"}
@@ -347,7 +347,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tiny_base, 
     import shutil
 
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("training.states.shutil.disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr("training.resume_points.shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(Unavailable, match="free"):
         train(config(held_out=0), tiny_base, dataset, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())

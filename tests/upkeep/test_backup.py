@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.homelock import HomeLock
 from speculoos.cli import main
 from speculoos.errors import BadInput, Conflict, Unavailable
-from speculoos.homelock import HomeLock
 from speculoos.settings import Settings
 from tests.upkeep.conftest import Filled, digest, rows_of, write
 from tracking import db, jobs, processes, runs

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.script import ScriptDirectory
 
-from app.components import strip
+from app.views import status_bar
 from speculoos.cli import main
 from speculoos.errors import Unavailable
 from speculoos.settings import Settings
@@ -163,7 +163,7 @@ def test_a_newer_database_is_left_alone_with_a_sentence(database: Settings, caps
         assert SAYS in capsys.readouterr().out
         with pytest.raises(Unavailable, match="newer"), db.session(database) as session:
             session.add(Experiment(name="written by chance"))
-        assert "newer Speculoos" in strip.render(database)
+        assert "newer Speculoos" in status_bar.render(database)
     finally:
         with db.engine(database).begin() as connection:
             connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{revisions.head()}'"))
@@ -188,7 +188,7 @@ def test_a_damaged_database_is_named_with_what_to_do(
         assert main(words) == 1, words
         said = capsys.readouterr().err
         assert "is damaged" in said and str(settings.home / "backups") in said and "speculoos restore" in said, words
-    assert "is damaged" in strip.render(settings)
+    assert "is damaged" in status_bar.render(settings)
     main(["doctor"])
     assert "is damaged" in capsys.readouterr().out
     assert file.read_bytes() == bytes(content), "nothing was written over it"

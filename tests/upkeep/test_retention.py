@@ -179,7 +179,9 @@ def test_the_reconciler_does_it(home: Settings) -> None:
     """The real process, by its own loop."""
     gone = add_run(home, 100)
     environment = {**os.environ, "SPECULOOS_RECONCILE_SECONDS": "0.1", "REDIS_URL": "redis://127.0.0.1:9/0"}
-    process = subprocess.Popen([sys.executable, "-m", "workers.reconcile"], env=environment, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers.supervise.reconcile"], env=environment, stderr=subprocess.PIPE
+    )
     try:
         said = next(line for line in process.stderr if b"Kept in order" in line)
     finally:

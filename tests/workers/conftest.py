@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from speculoos.programs import valkey_binary
+from launch.programs import valkey_binary
 from speculoos.settings import Settings, load
 from tests.tools.databases import ALL, Databases
 from tracking import db
@@ -125,10 +125,10 @@ class Bench:
         return process
 
     def worker(self, queue: str = "io") -> subprocess.Popen[bytes]:
-        return self.start("workers.worker", queue)
+        return self.start("workers.supervise.worker", queue)
 
     def reconciler(self) -> subprocess.Popen[bytes]:
-        return self.start("workers.reconcile")
+        return self.start("workers.supervise.reconcile")
 
     def job(self, job_id: str) -> Job:
         with db.reading(self.settings) as session:

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from speculoos.errors import BadInput
 from speculoos.reporting import check_stop
-from workers import requests
-from workers.context import Context
-from workers.work import WORK
+from workers.ask import requests
+from workers.child.context import Context
+from workers.child.work import WORK
 
 
 @dataclass(frozen=True)

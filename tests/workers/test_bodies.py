@@ -17,13 +17,13 @@ from tests.models.gguf_file import write_gguf
 from tests.tools.damage import cut, flip
 from tracking import db, jobs, reports
 from tracking.tables import Base, Dataset, Job
-from training.states import save_state
-from workers.context import Context
-from workers.requests import FetchModel, GenerateData, ImportPrompts, Request
-from workers.submit import submit
+from training.resume_points import save_state
+from workers.ask.requests import FetchModel, GenerateData, ImportPrompts, Request
+from workers.ask.submit import submit
+from workers.child.context import Context
+from workers.child.work import WORK, fetch_model, generate_data, import_prompts
+from workers.child.work.train import resume_from
 from workers.timing import Timing
-from workers.work import WORK, fetch_model, generate_data, import_prompts
-from workers.work.train import resume_from
 
 Begin = Callable[[Request], tuple[Any, Context]]
 
@@ -135,9 +135,9 @@ def test_an_unknown_endpoint_is_named_with_the_known_ones(begin: Begin, tmp_path
 
 
 def test_every_kind_of_request_has_its_work() -> None:
-    from workers.requests import REQUESTS
+    from workers.ask.requests import REQUESTS
 
-    assert set(WORK) >= {kind for kind, made in REQUESTS.items() if made.__module__ == "workers.requests"}
+    assert set(WORK) >= {kind for kind, made in REQUESTS.items() if made.__module__ == "workers.ask.requests"}
 
 
 def test_a_refused_model_leaves_nothing_but_its_sentence(

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from models import archive
 from models.identity import weights_sha256
 from tests.workers.conftest import Bench
-from tracking import archive, db, queries
+from tracking import db, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.requests import Evaluate, GenerateData, ImportPrompts, Train
-from workers.submit import submit
+from workers.ask.requests import Evaluate, GenerateData, ImportPrompts, Train
+from workers.ask.submit import submit
 
 PROMPTS = [{"prompt": f"Tell me about number {n} and about foxes."} for n in range(12)] + [{"nothing": 1}]
 TRAINING = {"max_steps": 12, "epochs": 0.0, "batch_tokens": 256, "eval_every": 6, "save_every": 4, "max_length": 64}

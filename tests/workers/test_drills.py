@@ -20,8 +20,8 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs, reports
 from tracking.tables import Job, now
 from workers import identity
-from workers.publish import publish
-from workers.submit import request_cancel
+from workers.ask.publish import publish
+from workers.ask.submit import request_cancel
 
 
 def order(bench: Bench, folder: Path, after: Job | None = None, sent: bool = True, **fields: object) -> Job:

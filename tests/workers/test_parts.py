@@ -20,12 +20,12 @@ from tracking import db, jobs, leases, processes, reports
 from tracking.tables import Base, Job, now
 from workers import identity
 from workers.celery_app import VISIBILITY_SECONDS, make_app
-from workers.context import Context
+from workers.child.context import Context
+from workers.child.reporter import EXIT_FENCED, Eta
 from workers.joblog import last_line
-from workers.reconcile import due, interrupt_lost
-from workers.reporter import EXIT_FENCED, Eta
-from workers.silence import Silence
-from workers.supervise import KILLED, MEMORY_HINT, Supervisor, hint
+from workers.supervise.attempt import KILLED, MEMORY_HINT, Supervisor, hint
+from workers.supervise.reconcile import due, interrupt_lost
+from workers.supervise.silence import Silence
 from workers.timing import Timing, timing
 
 
@@ -249,7 +249,7 @@ SILENT_CHILD = """
 import sys, time
 from speculoos.settings import load
 from tracking import db
-from workers.context import Context
+from workers.child.context import Context
 from workers.timing import Timing
 db.BUSY_MILLISECONDS = 300  # else a beat waits for ten seconds
 with Context(load(), sys.argv[1], 1, Timing(poll_seconds=0.1, lease_seconds=0.5)):
@@ -296,14 +296,17 @@ def test_the_last_line_of_a_log_skips_our_own_headers(tmp_path: Path) -> None:
 
 
 def test_light_modules_of_workers_import_without_torch() -> None:
-    light = ("submit", "requests", "celery_app", "tasks", "supervise", "child", "reconcile", "worker", "context")
+    light = (
+        *("celery_app", "ask.submit", "ask.requests", "child.main", "child.context"),
+        *("supervise.tasks", "supervise.attempt", "supervise.reconcile", "supervise.worker"),
+    )
     code = f"import sys\n{''.join(f'import workers.{m}{chr(10)}' for m in light)}print('torch' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert made.stdout.strip() == "False", made.stderr
 
 
 def test_a_message_with_a_foreign_id_does_nothing(home: Settings) -> None:
-    from workers.tasks import run_job
+    from workers.supervise.tasks import run_job
 
     run_job("../../etc/passwd")
     run_job("f" * 32)

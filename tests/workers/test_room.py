@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.components.job_view import banner, state_words
+from app.views.job_view import banner, state_words
 from speculoos import room
 from speculoos.settings import load
 from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_drills import order, some_steps, steps
 from tracking import db, listing
 from workers import joblog
-from workers.requests import ImportPrompts
-from workers.submit import request_cancel, submit
+from workers.ask.requests import ImportPrompts
+from workers.ask.submit import request_cancel, submit
 
 MB = 2**20
 
@@ -173,7 +173,7 @@ def test_lines_of_a_job_name_it_as_text_and_as_json(bench: Bench, tmp_path: Path
     said = json.loads(next(line for line in lines if "FAILED" in line))
     assert (said["job"], said["attempt"], said["process"], said["level"]) == (job.id, 1, "job", "error")
     assert "prompts.jsonl, line 7" in said["message"] and said["time"].endswith("+00:00")
-    worker = (bench.settings.home / "workers.worker.log").read_text().splitlines()
+    worker = (bench.settings.home / "workers.supervise.worker.log").read_text().splitlines()
     ours = [json.loads(line) for line in worker if line.startswith("{")]
     assert ours and all(line["process"] == "worker-io" for line in ours)
     assert any(line.get("job") == job.id for line in ours)

@@ -11,10 +11,10 @@ from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
-from workers import submit as submitting
-from workers.quickstart import submit_quickstart
-from workers.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
-from workers.submit import submit
+from workers.ask import submit as submitting
+from workers.ask.quickstart import submit_quickstart
+from workers.ask.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
+from workers.ask.submit import submit
 
 Submit = Callable[..., Job]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.components.job_panel import head
+from app.views.job_panel import head
 from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local
 from corpus.importing import import_prompts
@@ -24,8 +24,8 @@ from tests.workers.conftest import Bench
 from tests.workers.test_bodies import write_prompts
 from tracking import db
 from tracking.tables import Checkpoint, Dataset, Job
-from workers.requests import Train
-from workers.submit import retry, submit
+from workers.ask.requests import Train
+from workers.ask.submit import retry, submit
 
 SETTINGS = {"epochs": 0.0, "max_steps": 4, "eval_every": 2, "save_every": 0, "max_length": 64, "samples": 0}
 

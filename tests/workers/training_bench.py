@@ -11,8 +11,8 @@ from models.identity import weights_sha256
 from tests.workers.conftest import Bench
 from tracking import db
 from tracking.tables import Base, Dataset, Job
-from workers.requests import Train
-from workers.submit import submit
+from workers.ask.requests import Train
+from workers.ask.submit import submit
 
 SETTINGS = {"epochs": 0.0, "batch_tokens": 256, "eval_every": 20, "max_length": 64, "base_dtype": "float32"}
 
@@ -67,7 +67,7 @@ class Watch:
         try:
             process = psutil.Process(pid)
             command = process.cmdline()
-            mine = "workers.child" in command and self.job_id in command
+            mine = "workers.child.main" in command and self.job_id in command
             if not mine and now - process.create_time() > 1:
                 self._others.add(pid)
             return mine and process.status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,85 @@
+"""Keys for the inference server on the Settings page: made and shown once, listed without their secrets, revoked."""
+
+from typing import Any
+
+import gradio as gr
+
+from app.views.manage import SMALL, sentence
+from app.widgets.elements import QUIET, block, notice, on_load
+from app.widgets.fields import dropdown
+from app.widgets.formatting import ago
+from app.widgets.picker import table
+from app.widgets.text import safe, tag
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import keys
+from tracking.db import reading, session
+
+NONE_YET = "None yet. Programs on this machine may also use the token in {path}."
+MADE = "Made “{name}”. Copy the key now: it is not kept and cannot be shown again."
+
+
+def build(settings: Settings) -> None:
+    """Wire the section inside the current Blocks."""
+    listed = block(elem_id="keys-list")
+    with gr.Row(equal_height=True, elem_classes="sp-manage"):
+        name = gr.Textbox(
+            label="New key for",
+            placeholder="who or what will use it",
+            max_lines=1,
+            max_length=120,
+            elem_id="keys-name",
+            scale=2,
+        )
+        doomed = dropdown([], label="Key to revoke", value=None, elem_id="keys-doomed", scale=2)
+    with gr.Row(elem_classes="sp-buttons"):
+        make = gr.Button("Make a key", variant="primary", elem_id="keys-make", **SMALL)
+        revoke = gr.Button("Revoke", variant="stop", elem_id="keys-revoke", **SMALL)
+    said = block(elem_id="keys-said")
+    secret = gr.Textbox(
+        label="The new key", interactive=False, visible=False, buttons=["copy"], max_lines=1, elem_id="keys-secret"
+    )
+    shown = [listed, doomed]
+    on_load(lambda: view(settings), None, shown)
+    for event in (make.click, name.submit):
+        event(lambda given: make_key(settings, given), name, [said, secret, name, *shown], **QUIET)
+    revoke.click(lambda chosen: revoke_key(settings, chosen), doomed, [said, secret, *shown], **QUIET)
+
+
+def view(settings: Settings) -> list[Any]:
+    """The table, and the choices of what to revoke."""
+    try:
+        with reading(settings) as rows:
+            live = keys.list_keys(rows)
+    except SpeculoosError as error:
+        return [notice(sentence(error), "bad"), gr.skip()]
+    choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)
+    if not live:
+        path = settings.home / "secrets" / "inference-token"
+        return [tag("p", safe(NONE_YET.format(path=path)), class_="sp-lead"), choices]
+    lines = [
+        [safe(key.name), tag("code", safe(key.hint + "…")), safe(ago(key.created_at)), safe(ago(key.last_used_at))]
+        for key in live
+    ]
+    return [table(["Name", "Begins with", "Made", "Last used"], lines, "Keys", True, {"Made", "Last used"}), choices]
+
+
+def make_key(settings: Settings, name: str) -> list[Any]:
+    """Make one and show it, this once: notice, secret, the emptied name, `view`."""
+    try:
+        with session(settings) as rows:
+            made, secret = keys.make_key(rows, name or "")
+    except SpeculoosError as error:
+        return [notice(sentence(error), "bad"), gr.Textbox("", visible=False), name, *view(settings)]
+    said = notice(MADE.format(name=made.name), "good")
+    return [said, gr.Textbox(secret, visible=True), "", *view(settings)]
+
+
+def revoke_key(settings: Settings, key_id: str | None) -> list[Any]:
+    """End one: notice, the hidden secret, `view`."""
+    try:
+        with session(settings) as rows:
+            said = notice(f"Revoked “{keys.revoke(rows, key_id or '').name}”; it is refused from now on.", "good")
+    except SpeculoosError as error:
+        said = notice(sentence(error) if key_id else "Choose the key to revoke first.", "bad")
+    return [said, gr.Textbox("", visible=False), *view(settings)]

@@ -1,0 +1,200 @@
+"""Checkpoints as people see them: the list, one's figures and lineage. Pure functions over rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.links import model_link
+from app.widgets.elements import badge, empty_state, facts, notice, tiles
+from app.widgets.formatting import ago, figure, size
+from app.widgets.picker import pager, pick, table
+from app.widgets.text import safe, tag
+from methods import METHODS
+from tracking import queries
+from tracking.paging import page
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+
+COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Made"]
+
+
+def method_words(method: str) -> str:
+    """`eagle3` → "EAGLE-3"."""
+    return METHODS[method].title if method in METHODS else method
+
+
+def checkpoints_table(rows: Session, _which: str = "", place: str = "") -> str:
+    """A page of all checkpoints, newest first."""
+    shown = page(rows, queries.checkpoint_query(), place)
+    if not shown.rows:
+        return empty_state(
+            "No checkpoint yet",
+            "A checkpoint is what training leaves: a small network that drafts for one base model.",
+            "/train",
+            "Train one",
+        )
+    names, measured = names_of(rows, shown.rows), last_measured(rows, [c.id for c in shown.rows])
+    cells = [row_cells(c, names, {**c.figures, **measured.get(c.id, {})}) for c in shown.rows]
+    listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
+    return tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown)
+
+
+def names_of(rows: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
+    """The names of their bases and data sets by id."""
+    wanted = ((Base, {c.base_id for c in checkpoints}), (Dataset, {c.dataset_id for c in checkpoints}))
+    queries = (select(table.id, table.name).where(table.id.in_(ids - {None})) for table, ids in wanted)
+    return {row_id: name for query in queries for row_id, name in rows.execute(query)}
+
+
+def last_measured(rows: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the last evaluation of each found, by its id."""
+    query = select(Evaluation).where(Evaluation.checkpoint_id.in_(checkpoint_ids)).order_by(Evaluation.created_at)
+    return {e.checkpoint_id: e.result for e in rows.scalars(query) if e.result}
+
+
+def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
+    """One line of the list."""
+    speedup = figures.get("speedup")
+    return [
+        pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name") + state_mark(checkpoint),
+        safe(names.get(checkpoint.base_id, "–")),
+        safe(method_words(checkpoint.method)),
+        safe(names.get(checkpoint.dataset_id or "", "–")),
+        safe(figure(_number(figures.get("mean_accepted_length")))),
+        safe(f"{speedup:.2f}×" if isinstance(speedup, int | float) else "–"),
+        safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
+        safe(ago(checkpoint.created_at)),
+    ]
+
+
+def state_mark(checkpoint: Checkpoint) -> str:
+    """A badge for one that cannot be used (yet)."""
+    words = {"pending": ("being made", "info"), "failed": ("not finished", "bad")}.get(checkpoint.state)
+    return " " + badge(*words) if words else ""
+
+
+def best_figures(rows: Session, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What its last evaluation found, over what training measured."""
+    return {**checkpoint.figures, **last_measured(rows, [checkpoint.id]).get(checkpoint.id, {})}
+
+
+def head(rows: Session, checkpoint: Checkpoint) -> str:
+    """Name, figures, lineage, and what can be done with it."""
+    base = rows.get(Base, checkpoint.base_id)
+    name = tag("h2", safe(checkpoint.name), class_="sp-section")
+    parts = name, warnings(checkpoint, base), figure_tiles(rows, checkpoint), lineage(rows, checkpoint, base)
+    return tag("div", "".join(parts), class_="sp-stack")
+
+
+def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
+    """Why it cannot be used, or that it was trained on other weights."""
+    if checkpoint.state == "pending":
+        link = f"/jobs?id={checkpoint.job_id}" if checkpoint.job_id else ""
+        return notice("Its job is still at work.", "info", link, "See the job" if link else "")
+    if checkpoint.state == "failed":
+        return notice("Its training was not finished; retry the job, or delete this checkpoint.", "bad")
+    if base and checkpoint.base_sha256 and checkpoint.base_sha256 != base.weights_sha256:
+        return notice(f"Trained on other weights than {base.name} has now; fewer tokens will be accepted.", "warn")
+    return ""
+
+
+def figure_tiles(rows: Session, checkpoint: Checkpoint) -> str:
+    """The figures people ask for first."""
+    figures = best_figures(rows, checkpoint)
+    tau, speedup = _number(figures.get("mean_accepted_length")), _number(figures.get("speedup"))
+    speed, plain = _number(figures.get("tokens_per_second")), _number(figures.get("plain_tokens_per_second"))
+    if speedup is None and speed and plain:
+        speedup = speed / plain
+    return tiles(
+        (
+            ("Mean accepted length τ", figure(tau), "tokens per verification" if tau else "not measured yet"),
+            ("Speedup", f"{speedup:.2f}×" if speedup else "–", "against plain decoding" if speedup else ""),
+            ("Tokens per second", figure(speed, 1), f"plain {figure(plain, 1)}" if plain else ""),
+            ("Size", size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
+        )
+    )
+
+
+def lineage(rows: Session, checkpoint: Checkpoint, base: Base | None) -> str:
+    """Where it comes from: base, data, job, settings; each a link."""
+    dataset, job = rows.get(Dataset, checkpoint.dataset_id or ""), rows.get(Job, checkpoint.job_id or "")
+    items = [
+        ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
+        ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
+        ("Data", _link(f"/data?id={dataset.id}", dataset.name) if dataset else "not recorded"),
+        ("Made by", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
+        ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
+        ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
+        ("Made", safe(ago(checkpoint.created_at))),
+        ("Note", safe(checkpoint.note)),
+    ]
+    rows_html = "".join(tag("dt", safe(k)) + tag("dd", v) for k, v in items if v)
+    return tag("dl", rows_html, class_="sp-facts")
+
+
+def actions(rows: Session, checkpoint: Checkpoint) -> str:
+    """Download, try, compare: links."""
+    if checkpoint.state != "ready":
+        return ""
+    base = rows.get_one(Base, checkpoint.base_id)
+    pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
+    links = (
+        (f"/api/checkpoints/{checkpoint.id}/download", "Download zip", "sp-button", "checkpoint-download"),
+        (model_link("playground", base.name, checkpoint.name), "Try in the Playground", "sp-button sp-quiet", None),
+        (pair, "Compare with plain", "sp-button sp-quiet", None),
+    )
+    made = "".join(tag("a", safe(text), href=to, class_=kind, id=elem_id) for to, text, kind, elem_id in links)
+    hint = "model.safetensors, config.json, model card and SHA256SUMS"
+    return tag("div", made + tag("span", safe(hint), class_="sp-hint"), class_="sp-links")
+
+
+def settings_table(checkpoint: Checkpoint) -> str:
+    """How it was trained, as a list of names and values."""
+    flat = list(flatten(checkpoint.config))
+    return facts(flat) if flat else tag("p", "No settings were recorded.", class_="sp-hint")
+
+
+def evaluations_table(rows: Session, checkpoint: Checkpoint) -> str:
+    """Every measurement of it, newest first."""
+    found = [e for e in queries.evaluations(rows, checkpoint_id=checkpoint.id) if e.result]
+    if not found:
+        return tag("p", "Not evaluated yet.", class_="sp-hint")
+    columns = ["Evaluation", "τ", "Speedup", "Same output", "When"]
+    return table(columns, [_evaluation(e) for e in found], "Evaluations", named=columns[1:])
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested settings as (dotted name, value)."""
+    made: list[tuple[str, Any]] = []
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        made += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return made
+
+
+def _evaluation(evaluation: Evaluation) -> list[str]:
+    result = evaluation.result
+    speedup, same = _number(result.get("speedup")), result.get("identical_to_plain")
+    words = {True: "yes", False: "no"}.get(same, "–") if isinstance(same, bool) else "–"
+    name = safe(evaluation.name)
+    return [
+        _link(f"/jobs?id={evaluation.job_id}", evaluation.name) if evaluation.job_id else name,
+        safe(figure(_number(result.get("mean_accepted_length")))),
+        safe(f"{speedup:.2f}×" if speedup else "–"),
+        safe(words),
+        safe(ago(evaluation.created_at)),
+    ]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _link(to: str, text: str) -> str:
+    return tag("a", safe(text), href=to)
+
+
+def _code(text: str) -> str:
+    return tag("code", safe(text))

@@ -1,0 +1,145 @@
+"""Data sets as people see them: the list, the facts, what was wrong with an import, and rows with their loss mask."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from app.views.job_view import banner, progress
+from app.widgets.elements import badge, empty_state, facts, notice
+from app.widgets.formatting import ago, duration
+from app.widgets.picker import pick, table
+from app.widgets.text import safe, tag
+from tracking.tables import Dataset, Job
+
+KINDS = {"prompts": "Prompts", "conversations": "Conversations"}
+STATES = {"pending": ("Being made", "info"), "failed": ("Not finished", "bad"), "ready": ("Ready", "good")}
+SHOWN_BAD = 50
+COLUMNS = ["Data set", "What", "Rows", "State", "Made"]
+
+
+def data_table(found: Iterable[Dataset], filtered: bool) -> str:
+    """The list of data sets."""
+    rows = [_row(data) for data in found]
+    if rows:
+        return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
+    if filtered:
+        return empty_state("None of these", "No data set of this kind yet; choose “All” to see every one.")
+    return empty_state(
+        "No data yet", "Import a prompt file above, then let a model answer it: that is what drafts learn."
+    )
+
+
+def _row(data: Dataset) -> list[str]:
+    note = tag("span", safe(data.note), class_="sp-row-note") if data.note else ""
+    name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
+    counted = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
+    return [
+        name,
+        safe(KINDS.get(data.kind, data.kind)),
+        safe(counted),
+        badge(*STATES.get(data.state, (data.state, ""))),
+        tag("span", safe(ago(data.created_at)), class_="sp-row-note"),
+    ]
+
+
+def title(data: Dataset) -> str:
+    """Name, kind and state of the open data set."""
+    heading = tag("h2", safe(data.name), class_="sp-detail-title")
+    kind = tag("span", safe(KINDS.get(data.kind, data.kind)), class_="sp-row-note")
+    return tag("div", heading + badge(*STATES.get(data.state, (data.state, ""))) + kind, class_="sp-detail-head")
+
+
+def state(data: Dataset, job: Job | None, waits_for: str) -> str:
+    """How making it goes, or what went wrong."""
+    if data.state == "ready":
+        return "" if (data.report or {}).get("complete", True) else notice(CUT_SHORT, "info")
+    if job is None:
+        return notice("This data set was not finished and its job is gone; make it again.", "bad")
+    more = tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
+    return progress(job) + banner(job, waits_for) + more
+
+
+CUT_SHORT = "Stopped before every prompt was answered; what was finished is here and can be used."
+
+
+def details(data: Dataset, names: Mapping[str, str]) -> str:
+    """Counts and where it comes from."""
+    report, config = data.report or {}, data.config or {}
+    speed = report.get("tokens_per_second")
+    return facts(
+        [
+            ("Rows", f"{data.rows:,}" if data.rows else ""),
+            ("Rows left out", f"{data.bad_rows:,}" if data.bad_rows else ""),
+            ("Turns", _turns(report.get("turns"))),
+            ("Answer tokens", f"{report['tokens']:,}" if isinstance(report.get("tokens"), int) else ""),
+            ("Took", f"{duration(report['seconds'])}" if report.get("seconds") else ""),
+            ("Speed", f"{speed:.0f} tokens a second" if speed else ""),
+            ("Answered by", config.get("endpoint") or names.get(data.base_id or "", "")),
+            ("Prompts from", names.get(data.source_id or "", "") or config.get("original_name", "")),
+            ("System prompt", config.get("system_prompt")),
+            ("Temperature", config.get("temperature") if data.kind == "conversations" else ""),
+            ("Longest answer", f"{config['max_tokens']} tokens" if config.get("max_tokens") else ""),
+            ("Made", ago(data.created_at)),
+            ("Id", data.id),
+        ]
+    )
+
+
+def _turns(turns: Any) -> str:
+    """`{"1": 80, "2": 4}` → "80 with one turn, 4 with 2"."""
+    if not isinstance(turns, dict):
+        return ""
+    counts = sorted((int(n), c) for n, c in turns.items())
+    return ", ".join(f"{c:,} with {'one turn' if n == 1 else f'{n} turns'}" for n, c in counts)
+
+
+def bad_rows(data: Dataset) -> str:
+    """Rows that were left out, by line and reason."""
+    bad = [row for row in (data.report or {}).get("bad") or [] if isinstance(row, dict)]
+    if not bad:
+        return ""
+    rows = [[safe(row.get("line", "?")), safe(row.get("reason", ""))] for row in bad[:SHOWN_BAD]]
+    hidden = data.bad_rows - len(rows)
+    more = tag("p", safe(f"… and {hidden:,} more."), class_="sp-lead") if hidden > 0 else ""
+    head = notice(f"{data.bad_rows:,} rows could not be used and were left out.", "warn")
+    return tag("div", head + table(["Line", "Why"], rows, "Rows left out", named=("Line",)) + more, class_="sp-stack")
+
+
+LEGEND = tag(
+    "p",
+    tag("span", tag("span", "marked", class_="sp-in-loss") + " text is what drafts learn from")
+    + tag("span", "grey text is only read"),
+    class_="sp-mask-legend",
+)
+
+
+def preview(masked: list[dict[str, Any]], plain: list[dict[str, Any]]) -> str:
+    """The first rows; with their loss mask where it is known."""
+    if masked:
+        return LEGEND + "".join(_masked(row) for row in masked)
+    if plain:
+        return "".join(_plain(row) for row in plain)
+    return tag("p", "Rows appear here once there are some.", class_="sp-lead")
+
+
+def _masked(row: Mapping[str, Any]) -> str:
+    pieces = "".join(_piece(p) for p in row.get("pieces") or [] if isinstance(p, dict))
+    words = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are learned from"
+    problem = notice(f"Not trained on: {row['problem']}", "warn") if row.get("problem") else ""
+    head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(words)))
+    return tag("section", head + problem + tag("div", pieces, class_="sp-chat-text"), class_="sp-chat")
+
+
+def _piece(piece: Mapping[str, Any]) -> str:
+    return tag("span", safe(piece.get("text", "")), class_="sp-in-loss" if piece.get("in_loss") else None)
+
+
+def _plain(row: Mapping[str, Any]) -> str:
+    turns = "".join(_turn(m) for m in row["messages"] if isinstance(m, dict))
+    head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(row.get("category", ""))))
+    return tag("section", head + turns, class_="sp-chat")
+
+
+def _turn(message: Mapping[str, Any]) -> str:
+    role = str(message.get("role", ""))
+    text = tag("b", safe(role)) + tag("p", safe(message.get("content", "")))
+    return tag("div", text, class_="sp-said sp-said-answer" if role == "assistant" else "sp-said")

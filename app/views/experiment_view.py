@@ -1,0 +1,126 @@
+"""An experiment as steps: its jobs in order, how far each is, and where the finished work leads. Pure over rows."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.links import model_link
+from app.views.job_view import ACTIVE, banner, kind_words, progress, state_badge
+from app.widgets.elements import notice, tiles
+from app.widgets.formatting import ago, figure
+from app.widgets.text import safe, tag
+from tracking import listing
+from tracking.tables import Base, Checkpoint, Experiment, Job
+
+QUICKSTART = "quickstart "
+TONES = {"SUCCEEDED": "good", "RUNNING": "info", "FAILED": "bad", "INTERRUPTED": "info"}
+
+
+def jobs_of(rows: Session, experiment_id: str) -> list[Job]:
+    """First to last."""
+    query = select(Job).where(Job.experiment_id == experiment_id).order_by(Job.created_at, Job.id)
+    return list(rows.scalars(query))
+
+
+def latest(rows: Session) -> Experiment | None:
+    """The newest experiment that has jobs."""
+    has_jobs = select(Job.id).where(Job.experiment_id == Experiment.id).exists()
+    return rows.scalar(select(Experiment).where(has_jobs).order_by(Experiment.created_at.desc()).limit(1))
+
+
+def is_active(jobs: list[Job]) -> bool:
+    """Something still waits or runs."""
+    return any(job.state in ACTIVE for job in jobs)
+
+
+def steps(rows: Session, jobs: list[Job]) -> str:
+    """Every job as a numbered step."""
+    queues = listing.Queues(rows)
+    made = "".join(_step(queues, number, job) for number, job in enumerate(jobs, 1))
+    return tag("div", made, class_="sp-steps")
+
+
+def _step(queues: listing.Queues, number: int, job: Job) -> str:
+    mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
+    name = tag("a", safe(job.name), href=f"/jobs?id={job.id}", class_="sp-row-name")
+    head = tag("div", name + state_badge(job), class_="sp-detail-head")
+    note = tag("span", safe(kind_words(job.kind)), class_="sp-row-note")
+    how = progress(job) if job.state in ("RUNNING", "INTERRUPTED") else ""
+    if job.state in ("FAILED", "CANCELLED", "INTERRUPTED"):
+        how += banner(job)
+    elif job.state == "QUEUED":
+        note = tag("span", safe(queues.waits_for(job)), class_="sp-row-note")
+    body = tag("div", head + note + how, class_="sp-step-body")
+    number_html = tag("span", mark, class_="sp-step-number", aria_hidden="true")
+    return tag("div", number_html + body, class_=f"sp-step sp-{TONES.get(job.state, 'waiting')}", data_state=job.state)
+
+
+def outcome(rows: Session, jobs: list[Job]) -> str:
+    """What came of it: the checkpoint's figures and the way to the Playground, or how to go on."""
+    if is_active(jobs):
+        return notice("Working on the server: you may close this page and come back.", "info")
+    made = "".join(_finished(rows, checkpoint) for checkpoint in trained(rows, jobs))
+    broken = next((job for job in jobs if job.state != "SUCCEEDED"), None)
+    if broken:
+        return notice("It did not come to its end.", "warn", f"/jobs?id={broken.id}", "See why, and retry") + made
+    return made or notice("Done.", "good")
+
+
+def trained(rows: Session, jobs: list[Job]) -> list[Checkpoint]:
+    """Checkpoints that these jobs made and that can be used."""
+    mine = Checkpoint.job_id.in_([job.id for job in jobs])
+    return list(rows.scalars(select(Checkpoint).where(mine, Checkpoint.state == "ready")))
+
+
+def _finished(rows: Session, checkpoint: Checkpoint) -> str:
+    base = rows.get_one(Base, checkpoint.base_id)
+    link = model_link("playground", base.name, checkpoint.name)
+    button = tag("a", "Open in Playground", href=link, class_="sp-button", id="open-playground")
+    text = f"“{checkpoint.name}” is trained. Chat with it and see which words it guessed."
+    row = tag("div", button + compare_link(base, checkpoint), class_="sp-link-row")
+    return notice(text, "good") + figures(checkpoint) + row
+
+
+def compare_link(base: Base, checkpoint: Checkpoint) -> str:
+    """Plain and drafted, side by side."""
+    link = model_link("compare", base.name, checkpoint.name)
+    return tag("a", "Compare with the base alone", href=link, class_="sp-button sp-quiet")
+
+
+def figures(checkpoint: Checkpoint) -> str:
+    """What was measured of a checkpoint."""
+    found = checkpoint.figures or {}
+    if found.get("mean_accepted_length") is None:
+        return ""
+    same = found.get("identical_to_plain")
+    words = {True: "yes", False: "no"}.get(same, "–")
+    return tiles(
+        [
+            ("Tokens per verification τ", figure(found.get("mean_accepted_length")), "1 without drafting"),
+            ("Speed against plain", figure(found.get("speedup"), unit="×"), "same engine, measured"),
+            ("Tokens per second", figure(found.get("tokens_per_second"), 1), plain_words(found)),
+            ("Same words as plain", words, "greedy, token for token"),
+        ]
+    )
+
+
+def plain_words(found: dict[str, float]) -> str:
+    """The base's own speed."""
+    plain = found.get("plain_tokens_per_second")
+    return f"{plain:.1f} without drafting" if isinstance(plain, int | float) else ""
+
+
+def title(experiment: Experiment) -> str:
+    """Name and age."""
+    name = "Quickstart" if experiment.name.startswith(QUICKSTART) else experiment.name
+    heading = tag("h2", safe(name), class_="sp-detail-title")
+    return tag(
+        "div", heading + tag("span", safe(ago(experiment.created_at)), class_="sp-row-note"), class_="sp-detail-head"
+    )
+
+
+def view(rows: Session, experiment: Experiment) -> str:
+    """The whole experiment."""
+    jobs = jobs_of(rows, experiment.id)
+    parts = title(experiment) + outcome(rows, jobs) + steps(rows, jobs)
+    state = "active" if is_active(jobs) else "ended"
+    return tag("section", parts, class_="sp-stack", data_state=state, aria_label="Latest work")

@@ -1,0 +1,156 @@
+"""The form that has a model answer a prompt set: who answers, how, what it will take, and the start."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import visitor
+from app.forms import ENDPOINT, generate_form, generate_request
+from app.links import go
+from app.views import choices
+from app.views.manage import SMALL, sentence
+from app.widgets.accordion import folded
+from app.widgets.elements import QUIET, block, notice
+from app.widgets.fields import dropdown
+from app.widgets.hidden import hidden
+from app.widgets.review import review
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.tables import Base, Dataset, Job
+from workers.ask import estimates
+from workers.ask.command_line import command_for
+from workers.ask.requests import GenerateData
+from workers.ask.submit import submit
+
+FIELDS = ("who", "endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size")
+LATER = ("max_minutes", "seed")
+DEFAULTS: dict[str, Any] = {"max_tokens": 256, "temperature": 0.0, "top_p": 1.0, "batch_size": 16, "seed": 0}
+
+
+class GenerateForm:
+    """The controls. `chosen` holds the prompt set's id."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings, self.chosen = settings, chosen
+        with gr.Accordion("Generate answers", open=True, elem_id="generate", visible=False) as self.box:
+            self._build_main()
+            with folded("More settings", elem_id="generate-more"):
+                self._build_more()
+            self.review = block(elem_id="generate-review")
+            self.said = block(elem_id="generate-said")
+            self.start = gr.Button("Start generating", variant="primary", elem_id="generate-start", **SMALL)
+            self.target = hidden("generate-target")
+        self.inputs = {name: getattr(self, name) for name in FIELDS + LATER}
+        self.outputs = [self.box, *self.inputs.values(), self.name, self.review, self.said]
+        self._wire()
+
+    def _build_main(self) -> None:
+        with gr.Row():
+            self.who = dropdown(
+                [],
+                label="Who answers",
+                info="A base model here, or an endpoint of settings.toml.",
+                elem_id="generate-who",
+            )
+            self.endpoint_model = gr.Textbox(
+                label="Model at the endpoint",
+                info="Empty: the one named in settings.toml.",
+                elem_id="generate-endpoint-model",
+                max_lines=1,
+                visible=False,
+            )
+            self.limit = gr.Textbox(label="Prompts at most", info="Empty: all of them.", elem_id="generate-limit")
+            self.max_tokens = gr.Number(
+                256,
+                label="Most tokens of an answer",
+                info="Longer ones are cut.",
+                precision=0,
+                elem_id="generate-tokens",
+            )
+        self.system_prompt = gr.Textbox(
+            label="System prompt (optional)", lines=1, max_lines=6, elem_id="generate-system", max_length=20_000
+        )
+        self.name = gr.Textbox(label="Name (optional)", max_lines=1, max_length=200, elem_id="generate-name")
+
+    def _build_more(self) -> None:
+        with gr.Row():
+            self.temperature = gr.Number(
+                0.0, label="Temperature", info="0: always the likeliest token.", elem_id="generate-temperature"
+            )
+            self.top_p = gr.Number(1.0, label="Top-p", info="Counts above temperature 0.", elem_id="generate-top-p")
+            self.seed = gr.Number(0, label="Seed", precision=0, elem_id="generate-seed")
+            self.batch_size = gr.Number(
+                16,
+                label="Answers at once",
+                info="More is faster and needs more memory.",
+                precision=0,
+                elem_id="generate-batch",
+            )
+            self.max_minutes = gr.Textbox(
+                label="Minutes at most", info="Then it keeps what is done.", elem_id="generate-minutes"
+            )
+
+    def _wire(self) -> None:
+        values = [self.chosen, self.name, *self.inputs.values()]
+        changed = [control.input for control in (*self.inputs.values(), self.name)]
+        gr.on(
+            changed, self._review, values, self.review, **QUIET, trigger_mode="always_last"
+        )  # one event: answers keep order
+        self.who.change(self._endpoint, self.who, self.endpoint_model, **QUIET)
+        self.start.click(self._start, values, [self.said, self.target], **QUIET).then(
+            None, self.target, None, js=go(), api_visibility="private"
+        )
+
+    def view(self, rows: Session, data: Dataset | None, asked: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs` for a newly opened data set."""
+        if data is None or data.kind != "prompts" or data.state == "failed":
+            return [gr.Accordion(visible=False), *[gr.skip()] * (len(self.outputs) - 1)]
+        form = self._values(rows, asked)
+        found = choices.answerers(rows, self.settings)
+        form["who"] = choices.first(found, form.get("who") or asked.get("base"))
+        shown = [gr.Dropdown(found, value=form["who"]), *(form[name] for name in list(self.inputs)[1:])]
+        review_html = self._reviewed(rows, data.id, "", form)
+        return [gr.Accordion(visible=True), *shown, "", review_html, ""]
+
+    def _values(self, rows: Session, asked: Mapping[str, str]) -> dict[str, Any]:
+        job = rows.get(Job, asked.get("clone", "")) if asked.get("clone") else None
+        cloned = generate_form(job.request) if job and job.kind == "generate_data" else {}
+        empty = {
+            name: DEFAULTS.get(name, "" if name in ("endpoint_model", "system_prompt") else None)
+            for name in self.inputs
+        }
+        return {**empty, **cloned}
+
+    def _endpoint(self, who: str | None) -> Any:
+        return gr.Textbox(visible=bool(who) and who.startswith(ENDPOINT))
+
+    def _review(self, data_id: str, name: str, *values: Any) -> str:
+        if not data_id:
+            return ""
+        with reading(self.settings) as rows:
+            return self._reviewed(rows, data_id, name, dict(zip(self.inputs, values, strict=True)))
+
+    def _reviewed(self, rows: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
+        try:
+            request = generate_request(data_id, **form)
+            estimate = estimates.generation(rows, request, self.settings.home)
+        except SpeculoosError as error:
+            return notice(sentence(error), "warn")
+        return review(estimate, command_for(request, row_names(rows, request), name.strip()))
+
+    def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
+        try:
+            request = generate_request(data_id, **dict(zip(self.inputs, values, strict=True)))
+            job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad"), ""
+        return "", f"/jobs?id={job.id}"
+
+
+def row_names(rows: Session, request: GenerateData) -> dict[str, str]:
+    """id → name of what the request reads."""
+    found = [rows.get(Dataset, request.source_id), rows.get(Base, request.base_id) if request.base_id else None]
+    return {row.id: row.name for row in found if row is not None}

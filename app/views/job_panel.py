@@ -1,0 +1,161 @@
+"""One job's page: how it is, what can be done with it, charts, samples, log and what it was asked to do.
+
+Everything is drawn from rows, so a reload or a restarted web process shows the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app import visitor
+from app.links import clone_form, go, model_link
+from app.views import job_rows, job_view, metrics_view
+from app.views.manage import SMALL, Manage, note_line, said
+from app.widgets.accordion import folded
+from app.widgets.elements import QUIET, block, notice
+from app.widgets.hidden import hidden
+from app.widgets.picker import live
+from app.widgets.text import safe, tag
+from speculoos.settings import Settings
+from tracking import downsampling, jobs, listing, reports
+from tracking.db import reading
+from tracking.states import JobState
+from tracking.tables import Base, Checkpoint, Dataset, Job
+from workers.ask import submit
+
+OUTPUTS: tuple[tuple[type, str, str], ...] = ((Dataset, "data set", "data"), (Base, "model", "models"))
+
+
+class JobPanel:
+    """The components of one job's page, and what to put into them. `chosen` is the hidden box with the job's id."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings, self.chosen = settings, chosen
+        self._build_head()
+        with folded("Name, note, delete", elem_id="job-manage"):
+            self.manage = Manage(settings, Job, "job", "job", chosen)
+        self._build_tabs()
+        self.live = [self.head, self.cancel, self.retry, self.charts, self.samples, self.log, self.config]
+        self.outputs = [*self.live, self.said, *self.manage.outputs]
+
+    def _build_head(self) -> None:
+        self.head = live("job-head")
+        with gr.Row(elem_classes="sp-buttons"):
+            self.cancel = gr.Button("Cancel", elem_id="job-cancel", variant="stop", visible=False, **SMALL)
+            self.retry = gr.Button("Retry", elem_id="job-retry", variant="primary", visible=False, **SMALL)
+            self.clone = gr.Button("Clone", elem_id="job-clone", **SMALL)
+        self.said = block(elem_id="job-action-said")
+        self.target = hidden("job-clone-target")
+
+    def _build_tabs(self) -> None:
+        with gr.Tabs(elem_id="job-tabs"):
+            with gr.Tab("Charts", elem_id="job-tab-charts"):
+                self.charts = block(elem_id="job-charts")
+            with gr.Tab("Log", elem_id="job-tab-log"):
+                self.log = block(elem_id="job-log", max_height=440)
+            with gr.Tab("Samples", elem_id="job-tab-samples"):
+                self.samples = block(elem_id="job-samples")
+            with gr.Tab("Settings", elem_id="job-tab-config"):
+                self.config = block(elem_id="job-config")
+
+    def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        """Wire the actions; `redraw` shows what came of them."""
+        for button, action in ((self.cancel, cancel), (self.retry, retry)):
+            button.click(self._act(action), self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
+        self.clone.click(self._clone, self.chosen, [self.said, self.target], **QUIET).then(
+            None, self.target, None, js=go(), api_visibility="private"
+        )
+        self.manage.wire(redraw, inputs, outputs)
+
+    def _act(self, action: Any) -> Any:
+        return lambda job_id: said(lambda: action(self.settings, job_id))
+
+    def _clone(self, job_id: str) -> tuple[str, str]:
+        target: list[str] = []
+        words = said(lambda: target.append(clone(self.settings, job_id)) or "")
+        return words, target[0] if target else ""
+
+    def live_view(self, rows: Session, job: Job) -> list[Any]:
+        """Values of `live`."""
+        state = JobState(job.state)
+        word = "Retry" if state == JobState.FAILED else "Resume"
+        charts = metrics_view.charts(downsampling.metrics(rows, job.id))
+        return [
+            head(rows, job),
+            gr.Button(visible=state.is_active, interactive=not job.cancel_requested),
+            gr.Button(word, visible=state.can_become(JobState.QUEUED)),
+            charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
+            job_rows.samples((s.step, s.record) for s in reports.samples(rows, job.id)),
+            job_rows.log_lines(reports.logs(rows, job.id, limit=300)),
+            job_rows.config(job, names(rows)),
+        ]
+
+    def view(self, rows: Session, job: Job | None, asked: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs` for a newly opened job."""
+        live = self.live_view(rows, job) if job else [gr.skip()] * len(self.live)
+        return [*live, "", *self.manage.view(job)]
+
+
+def head(rows: Session, job: Job) -> str:
+    """Name, state, progress, the banner and what the job made."""
+    parts = [
+        job_rows.title(job),
+        note_line(job),
+        job_view.progress(job),
+        job_view.banner(job, job_rows.waits_words(listing.Queues(rows), job)),
+    ]
+    return tag("div", "".join(parts) + made_links(rows, job), class_="sp-job-head", data_state=job.state)
+
+
+def no_charts(job: Job) -> str:
+    """Why there is no chart."""
+    if job.kind in ("train", "generate_data") and job.state in job_view.ACTIVE:
+        return "The first numbers appear here a moment after the job has begun."
+    return "This job measured nothing to chart."
+
+
+def made_links(rows: Session, job: Job) -> str:
+    """Links to what a finished job made."""
+    if job.state != JobState.SUCCEEDED:
+        return ""
+    return "".join(notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in made_by(rows, job))
+
+
+def made_by(rows: Session, job: Job) -> list[tuple[str, str, tuple[str, str]]]:
+    """(word, name, (link, link text)) of each ready output row of `job`."""
+    made = []
+    for table, word, page in OUTPUTS:
+        for row in rows.scalars(select(table).where(table.job_id == job.id, table.state == "ready")):
+            made.append((word, row.name, (f"/{page}?id={row.id}", "Open it")))
+    for row in rows.scalars(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")):
+        link = model_link("playground", rows.get_one(Base, row.base_id).name, row.name)
+        made.append(("checkpoint", row.name, (link, "Open in Playground")))
+    return made
+
+
+def names(rows: Session) -> dict[str, str]:
+    """id → name of every base, data set and checkpoint."""
+    tables = (Base, Dataset, Checkpoint)
+    return {row_id: name for table in tables for row_id, name in rows.execute(select(table.id, table.name))}
+
+
+def cancel(settings: Settings, job_id: str) -> str:
+    """Ask a job to stop."""
+    job = submit.request_cancel(job_id, settings)
+    return "Cancelled." if job.state == JobState.CANCELLED else "Asked to stop; what is finished is saved first."
+
+
+def retry(settings: Settings, job_id: str) -> str:
+    """Queue it again."""
+    submit.retry(job_id, settings)
+    return "Queued again; it goes on from what was saved."
+
+
+def clone(settings: Settings, job_id: str) -> str:
+    """Where to go: the form filled in as for this job, or the page of a new job that does the same."""
+    with reading(settings) as rows:
+        job = jobs.get(rows, job_id)
+    return clone_form(job) or f"/jobs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"

@@ -1,0 +1,124 @@
+"""Rows of the jobs table and the parts of one job's page, as HTML, from rows alone."""
+
+import json
+from collections.abc import Iterable, Mapping
+from textwrap import shorten
+from typing import Any
+
+from app.views.job_view import ACTIVE, PAUSED, kind_words, progress, seconds, state_badge
+from app.widgets.elements import badge, empty_state, facts
+from app.widgets.formatting import ago, duration
+from app.widgets.picker import pick, table
+from app.widgets.text import safe, tag
+from tracking import listing
+from tracking.tables import Job, JobLog
+
+COLUMNS = ["State", "Job", "Progress", "Time"]
+
+
+def jobs_table(jobs: Iterable[Job], waits: Mapping[str, str], filtered: bool = False) -> str:
+    """The table of jobs; `waits` says for a job's id what it waits for."""
+    rows = [_row(job, waits.get(job.id, "")) for job in jobs]
+    if rows:
+        return table(COLUMNS, rows, "Jobs")
+    if filtered:
+        return empty_state("None of these", "No job is in this state; choose “All” to see every job.")
+    return empty_state(
+        "No job yet", "Jobs appear when you add a model, import prompts or train.", "/", "Go to Quickstart"
+    )
+
+
+def waits_words(queues: listing.Queues, job: Job) -> str:
+    """A waiting job's place in its queue, and what it waits for."""
+    place, reason = queues.place(job), queues.waits_for(job)
+    return f"No. {place} in the {job.queue} queue. {reason}" if place and place > 1 else reason
+
+
+def _row(job: Job, waits_for: str) -> list[str]:
+    name = pick("jobs", job.id, safe(job.name), class_="sp-row-name")
+    kind = tag("span", safe(kind_and_user(job)), class_="sp-row-note")
+    how = progress(job) or tag("span", safe(waits_for or "–"), class_="sp-row-note")
+    if job.state == "FAILED":
+        how += tag(
+            "span", safe(shorten(job.error or "", 160, placeholder=" …")), class_="sp-row-note sp-why", title=job.error
+        )
+    state = badge("Paused", "warn") if waits_for.startswith(PAUSED) else state_badge(job)
+    return [state, name + kind, how, tag("span", safe(time_words(job)), class_="sp-row-note")]
+
+
+def kind_and_user(job: Job) -> str:
+    """`Train draft · Ada`: what a job does and, where it is known, who asked for it."""
+    return f"{kind_words(job.kind)} · {job.user}" if job.user else kind_words(job.kind)
+
+
+def time_words(job: Job) -> str:
+    """When a job began, or how long it took and when."""
+    if job.state == "QUEUED":
+        return f"asked {ago(job.created_at)}"
+    if job.state in ACTIVE:
+        return f"began {ago(job.started_at)}"
+    took = seconds(job)
+    return (f"took {duration(took)}, " if took is not None else "") + f"ended {ago(job.finished_at)}"
+
+
+def title(job: Job) -> str:
+    """Name, state and kind of the open job."""
+    heading = tag("h2", safe(job.name), class_="sp-detail-title")
+    return tag(
+        "div",
+        heading + state_badge(job) + tag("span", safe(kind_and_user(job)), class_="sp-row-note"),
+        class_="sp-detail-head",
+    )
+
+
+def log_lines(lines: Iterable[JobLog]) -> str:
+    """The log, newest line first; each line with its time and, where it is not plain information, its level."""
+    made = "".join(_log_line(line) for line in reversed(list(lines)))
+    if not made:
+        return tag("p", "No line was logged yet.", class_="sp-lead")
+    return tag("ol", made, class_="sp-log", tabindex="0", aria_label="Log, newest line first")
+
+
+def _log_line(line: JobLog) -> str:
+    level = "" if line.level == "info" else tag("b", safe(line.level))
+    time = tag("time", line.at.strftime("%H:%M:%S"), datetime=line.at.isoformat())
+    return tag("li", time + level + tag("span", safe(line.message)), class_=f"sp-log-{safe(line.level)}")
+
+
+def config(job: Job, names: Mapping[str, str]) -> str:
+    """What the job was asked to do, ids replaced by names."""
+    plain = {k: v for k, v in job.request.items() if v not in ("", None, {}, [])}
+    settings = plain.pop("settings", {})
+    rows = [(key.removesuffix("_id").replace("_", " "), _value(value, names)) for key, value in plain.items()]
+    rows += [(key, _value(value, names)) for key, value in settings.items()]
+    rows += [("attempt", job.attempt), ("queue", job.queue), ("id", job.id)]
+    return facts(rows)
+
+
+def _value(value: Any, names: Mapping[str, str]) -> str:
+    if isinstance(value, str):
+        return names.get(value, value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def samples(records: Iterable[tuple[int, dict[str, Any]]]) -> str:
+    """Sample generations kept while training: the prompt, the answer with accepted draft tokens marked."""
+    made = "".join(_sample(step, record) for step, record in records)
+    return made or tag("p", "No sample was kept yet.", class_="sp-lead")
+
+
+def _sample(step: int, record: dict[str, Any]) -> str:
+    tau = record.get("mean_accepted_length")
+    head = f"Step {step}" + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else "")
+    prompt = tag("p", safe(record.get("prompt", "")), class_="sp-sample-prompt")
+    tokens = record.get("tokens")
+    text = "".join(_token(t) for t in tokens) if isinstance(tokens, list) else safe(record.get("text", ""))
+    return tag(
+        "section", tag("h3", safe(head)) + prompt + tag("div", text, class_="sp-sample"), class_="sp-sample-card"
+    )
+
+
+def _token(token: Mapping[str, Any]) -> str:
+    origin = token.get("origin", "plain")
+    mark = origin if origin in ("draft", "target", "plain") else "plain"
+    return tag("span", safe(token.get("text", "")), class_=f"sp-token-{mark}")

@@ -1,0 +1,138 @@
+"""Name, note and deletion of one listed thing, the same on every page that shows one.
+
+Deleting asks first, and says what depends on the thing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app.widgets.elements import QUIET, block, notice
+from app.widgets.formatting import size
+from app.widgets.text import safe, tag
+from speculoos.errors import NotFound, SpeculoosError
+from speculoos.settings import Settings
+from tracking import changes
+from tracking.db import reading, session
+from tracking.tables import Table
+
+SMALL = {"size": "md", "scale": 0, "min_width": 110}
+
+
+class Manage:
+    """The controls for rows of `table`. `chosen` is the hidden box with the row's id; ids of controls start with
+    `prefix`; `word` is what the thing is called in sentences."""
+
+    def __init__(self, settings: Settings, table: type[Table], word: str, prefix: str, chosen: gr.Textbox):
+        self.settings, self.table, self.word, self.prefix, self.chosen = settings, table, word, prefix, chosen
+        self._build_fields()
+        self._build_question()
+        self.outputs = [self.name, self.note, self.said, self.confirm]
+        self.delete.click(self._ask, chosen, [self.confirm, self.question], **QUIET)
+        self.keep.click(lambda: gr.Column(visible=False), None, self.confirm, **QUIET)
+
+    def _build_fields(self) -> None:
+        with gr.Row(equal_height=True, elem_classes="sp-manage"):
+            self.name = gr.Textbox(label="Name", max_lines=1, max_length=200, elem_id=f"{self.prefix}-name", scale=2)
+            self.note = gr.Textbox(
+                label="Note", max_lines=4, max_length=4000, elem_id=f"{self.prefix}-note", scale=3, placeholder="…"
+            )
+        with gr.Row(elem_classes="sp-buttons"):
+            self.save = gr.Button("Save name and note", elem_id=f"{self.prefix}-save", **SMALL)
+            self.delete = gr.Button(
+                f"Delete this {self.word}", elem_id=f"{self.prefix}-delete", variant="stop", **SMALL
+            )
+
+    def _build_question(self) -> None:
+        self.said = block(elem_id=f"{self.prefix}-said")
+        with gr.Column(visible=False, elem_id=f"{self.prefix}-confirm") as self.confirm:
+            self.question = block(elem_id=f"{self.prefix}-question")
+            with gr.Row(elem_classes="sp-buttons"):
+                self.really = gr.Button("Delete for good", variant="stop", elem_id=f"{self.prefix}-really", **SMALL)
+                self.keep = gr.Button("Keep it", elem_id=f"{self.prefix}-keep", **SMALL)
+
+    def view(self, row: Any) -> list[Any]:
+        """Values of `outputs` for a newly opened row (None: nothing is open)."""
+        return [row.name if row else "", row.note if row else "", "", gr.Column(visible=False)]
+
+    def wire(self, redraw: Callable[..., list[Any]], inputs: list[Any], outputs: list[Any]) -> None:
+        """After saving or deleting put `redraw(*inputs)` into `outputs`; after deleting, `chosen` is empty."""
+        self.save.click(self._save, [self.chosen, self.name, self.note], self.said, **QUIET).then(
+            redraw, inputs, outputs, **QUIET
+        )
+        gone = self.really.click(self._delete, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
+        gone.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
+            redraw, inputs, outputs, **QUIET
+        )
+
+    def _ask(self, row_id: str) -> tuple[Any, str]:
+        return gr.Column(visible=True), said(lambda: question(self.settings, self.table, self.word, row_id), "warn")
+
+    def _save(self, row_id: str, name: str, note: str) -> str:
+        return said(lambda: save(self.settings, self.table, row_id, name, note))
+
+    def _delete(self, row_id: str) -> tuple[str, str, Any]:
+        try:
+            text = delete(self.settings, self.table, self.word, row_id)
+        except SpeculoosError as error:
+            return row_id, notice(sentence(error), "bad"), gr.Column(visible=False)
+        return "", notice(text, "good"), gr.Column(visible=False)
+
+
+LEAVE_IF_EMPTY = "(id) => { if (!id) history.replaceState({}, '', location.pathname); }"
+
+
+def note_line(row: Any) -> str:
+    """The row's note, under its name."""
+    return tag("p", safe(row.note), class_="sp-lead sp-note") if row.note else ""
+
+
+def question(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
+    """What the reader should know before a row goes."""
+    with reading(settings) as rows:
+        used = changes.dependents(rows, row(rows, table, word, row_id))
+    if not used:
+        return f"Nothing depends on this {word}. Deleting it cannot be undone."
+    return f"Deleting this {word} cannot be undone, and these depend on it: {', '.join(used)}."
+
+
+def save(settings: Settings, table: type[Table], row_id: str, name: str, note: str) -> str:
+    """Rename and note a row."""
+    with session(settings) as rows:
+        found = row(rows, table, "thing", row_id)
+        if name.strip() != found.name:  # names made up by the workbench may hold more than people may type
+            changes.rename(rows, found, name)
+        changes.set_note(rows, found, note)
+    return "Saved."
+
+
+def delete(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
+    """Delete a row and its files, and what depends on it; the reader was asked."""
+    with session(settings) as rows:
+        found = row(rows, table, word, row_id)
+        name, paths = found.name, changes.delete(rows, settings, found, force=True)
+    freed = changes.remove_files(paths)
+    return f"Deleted “{name}”" + (f"; {size(freed)} are free again." if freed else ".")
+
+
+def row(rows: Session, table: type[Table], word: str, row_id: str) -> Any:
+    """The row, or NotFound."""
+    if found := rows.get(table, row_id):
+        return found
+    raise NotFound(f"This {word} is gone; it was deleted, or the address is wrong.")
+
+
+def said(action: Callable[[], str], tone: str = "good") -> str:
+    """Run `action` and show the sentence it returns, or the error's."""
+    try:
+        text = action()
+    except SpeculoosError as error:
+        return notice(sentence(error), "bad")
+    return notice(text, tone) if text else ""
+
+
+def sentence(error: SpeculoosError) -> str:
+    """The error and what to change, as one line."""
+    return " ".join(filter(None, (str(error), error.hint)))

@@ -1,0 +1,71 @@
+"""Metrics of a job as charts: which names share a picture, what each is called. Pure functions.
+
+Names look like `train/loss`, `eval/top1_head2`: the part before the slash is the split, a number at the end one of
+several series, and the rest says what is measured.
+"""
+
+import re
+from collections.abc import Mapping
+
+from app.widgets.charts import Points, line_chart
+from app.widgets.text import tag
+
+NUMBERED = re.compile(r"^(?P<what>.*?)(?:[_/](?P<of>head|depth|step|position)_?(?P<number>\d+))?$")
+TITLES = {
+    "loss": "Loss",
+    "top1": "Top-1 accuracy",
+    "accuracy": "Accuracy",
+    "acceptance": "Acceptance",
+    "tau": "Expected mean accepted length τ",
+    "lr": "Learning rate",
+    "tokens_per_second": "Tokens per second",
+    "memory_mb": "Memory (MB)",
+    "grad_norm": "Gradient norm",
+}
+SPLITS = {"train": "training", "eval": "held out", "val": "held out"}
+FIRST = ("loss", "top1", "accuracy", "acceptance", "tau")
+SHARES = ("top1", "accuracy", "acceptance", "coverage")
+
+
+def chart_of(name: str) -> tuple[str, str]:
+    """(chart, series): `eval/top1_head2` → ("top1, held out", "head 2"), `eval/loss` → ("loss", "held out").
+
+    Numbered series of one split have a chart of their own; else the splits share one.
+    """
+    split, slash, rest = name.rpartition("/")
+    found = NUMBERED.match(rest if slash else name)
+    what, of, number = found["what"], found["of"], found["number"]
+    words = SPLITS.get(split, split)
+    if of:
+        return f"{what}, {words}" if words else what, f"{of} {number}"
+    return what, words or title_of(what)
+
+
+def title_of(chart: str) -> str:
+    """What a chart is called: `top1, held out` → "Top-1 accuracy, held out"."""
+    what, comma, split = chart.partition(", ")
+    return TITLES.get(what, what.replace("_", " ").capitalize()) + comma + split
+
+
+def grouped(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
+    """chart → series → points; what people look at first comes first."""
+    made: dict[str, dict[str, Points]] = {}
+    for name in sorted(metrics, key=_natural):
+        chart, series = chart_of(name)
+        made.setdefault(chart, {})[series] = metrics[name]
+    order = {chart: i for i, chart in enumerate(FIRST)}
+    return dict(sorted(made.items(), key=lambda item: (order.get(item[0].partition(",")[0], len(order)), item[0])))
+
+
+def charts(metrics: Mapping[str, Points]) -> str:
+    """Every chart of a job, as HTML."""
+    made = [
+        line_chart(title_of(chart), series, percent=chart.startswith(SHARES))
+        for chart, series in grouped(metrics).items()
+    ]
+    return tag("div", "".join(made), class_="sp-charts") if any(made) else ""
+
+
+def _natural(name: str) -> list[object]:
+    """Sorts head 2 before head 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,113 @@
+"""Base models as people see them: a card in the list, and the facts of one. Pure functions over rows."""
+
+from app.links import model_link
+from app.views.job_view import banner, progress
+from app.widgets.elements import badge, empty_state, facts, notice
+from app.widgets.formatting import ago, size
+from app.widgets.picker import pick
+from app.widgets.text import safe, tag
+from methods import METHODS
+from tracking.tables import Base, Job
+
+SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
+STATE_BADGES = {"pending": ("Being fetched", "info"), "failed": ("Not fetched", "bad"), "ready": ("Ready", "good")}
+
+
+def cards(bases: list[Base]) -> str:
+    """The list of models."""
+    if not bases:
+        return empty_state("No model yet", "Add one above: a hub id, a folder, a GGUF file or the starter model.")
+    return tag("div", "".join(card(base) for base in bases), class_="sp-cards")
+
+
+def card(base: Base) -> str:
+    """One model in the list."""
+    lines = [tag("span", safe(base.name), class_="sp-card-title"), tag("span", safe(line(base)), class_="sp-card-line")]
+    if base.note:
+        lines.append(tag("span", safe(base.note), class_="sp-card-line"))
+    marks = badge(*STATE_BADGES.get(base.state, (base.state, ""))) + badge(SOURCE_WORDS.get(base.source, base.source))
+    return pick("models", base.id, "".join(lines) + tag("div", marks, class_="sp-card-badges"), class_="sp-card")
+
+
+def line(base: Base) -> str:
+    """`LlamaForCausalLM · 135 M parameters · float32`."""
+    made = base.card or {}
+    parts = [made.get("architecture"), f"{count(made['parameters'])} parameters" if made.get("parameters") else ""]
+    return " · ".join(p for p in (*parts, made.get("dtype")) if p) or base.location
+
+
+def count(number: float) -> str:
+    """134515008 → "135 M"."""
+    for factor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            scaled = number / factor
+            return f"{scaled:.0f} {letter}" if scaled >= 100 else f"{scaled:.3g} {letter}"
+    return f"{number:.0f}"
+
+
+def title(base: Base) -> str:
+    """Name and state of the open model."""
+    heading = tag("h2", safe(base.name), class_="sp-detail-title")
+    return tag("div", heading + badge(*STATE_BADGES.get(base.state, (base.state, ""))), class_="sp-detail-head")
+
+
+def state(base: Base, job: Job | None, waits_for: str) -> str:
+    """How fetching goes, or what went wrong; nothing once the model is ready."""
+    if base.state == "ready" or job is None:
+        return "" if base.state == "ready" else notice("This model was not fetched; add it again.", "bad")
+    more = tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
+    return progress(job) + banner(job, waits_for) + more
+
+
+def uses(base: Base) -> str:
+    """What can be done next with a ready model."""
+    if base.state != "ready":
+        return ""
+    links = (
+        (model_link("playground", base.name), "Chat with it", "sp-button"),
+        (f"/data?base={base.id}", "Generate training data", "sp-button sp-quiet"),
+        (f"/train?base={base.id}", "Train a draft for it", "sp-button sp-quiet"),
+    )
+    return tag("div", "".join(tag("a", safe(t), href=to, class_=c) for to, t, c in links), class_="sp-link-row")
+
+
+def methods(base: Base) -> str:
+    """Which drafts this base can carry, and why not where it cannot."""
+    found = (base.card or {}).get("methods") or {}
+    rows = "".join(_method(name, reason) for name, reason in found.items())
+    return tag("ul", rows, class_="sp-methods") if rows else ""
+
+
+def _method(name: str, reason: str) -> str:
+    mark = badge("no", "bad") if reason else badge("yes", "good")
+    return tag(
+        "li", mark + tag("b", safe(METHODS[name].title if name in METHODS else name)) + tag("span", safe(reason))
+    )
+
+
+def details(base: Base) -> str:
+    """Everything on the card."""
+    made = base.card or {}
+    memory = made.get("memory") or {}
+    heads = f"{made.get('heads')} ({made.get('kv_heads')} key-value)" if made.get("heads") else ""
+    return facts(
+        [
+            ("Architecture", made.get("architecture")),
+            ("Parameters", f"{made['parameters']:,}" if made.get("parameters") else ""),
+            ("Layers", made.get("layers")),
+            ("Hidden size", made.get("hidden_size")),
+            ("Attention heads", heads),
+            ("Vocabulary", f"{made['vocabulary']:,}" if made.get("vocabulary") else ""),
+            ("Longest context", f"{made['max_length']:,} tokens" if made.get("max_length") else ""),
+            ("Stored as", made.get("dtype")),
+            ("Size on disk", size(made["size_bytes"]) if made.get("size_bytes") else ""),
+            ("Memory needed", ", ".join(f"{size(v)} in {k}" for k, v in memory.items())),
+            ("Chat template", {True: "yes", False: "none: it is not a chat model"}.get(made.get("chat_template"))),
+            ("Licence", made.get("licence") or ("not stated" if made else "")),
+            ("Comes from", f"{SOURCE_WORDS.get(base.source, base.source)}: {base.location}"),
+            ("Folder", base.path),
+            ("Weights sha256", base.weights_sha256),
+            ("Tokenizer sha256", base.tokenizer_sha256),
+            ("Added", ago(base.created_at)),
+        ]
+    )

@@ -1,0 +1,43 @@
+"""What frames every page: brand, navigation, theme switch, and the strip that says how the workbench is."""
+
+from app.views import status_bar
+from app.widgets.elements import block
+from app.widgets.text import safe, tag
+from speculoos.settings import Settings
+
+NAV = (
+    ("Home", "/"),
+    ("Models", "/models"),
+    ("Data", "/data"),
+    ("Train", "/train"),
+    ("Jobs", "/jobs"),
+    ("Playground", "/playground"),
+    ("Compare", "/compare"),
+    ("Checkpoints", "/checkpoints"),
+    ("Storage", "/storage"),
+    ("Settings", "/settings"),
+)
+MARK = (
+    '<svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect x="2" y="7" width="28" height="18" rx="5"'
+    ' fill="currentColor"/><path d="M8 16h4m3 0h4m3 0h2" stroke="var(--sp-surface)" stroke-width="3"'
+    ' stroke-linecap="round"/></svg>'
+)
+
+
+def frame(current: str, settings: Settings) -> None:
+    """Bar and strip at the top of the page at path `current`, inside the current Blocks."""
+    block(bar(current, settings.asks_login))
+    status_bar.build(settings)
+
+
+def bar(current: str, can_log_out: bool = False) -> str:
+    """Brand, links to every page, the theme switch and, behind a login, the way out."""
+    links = "".join(
+        tag("a", safe(label), href=path, aria_current="page" if path == current else None) for label, path in NAV
+    )
+    brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand")
+    switch = tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Colour theme")
+    nav = tag("nav", links, class_="sp-nav", aria_label="Pages", data_sp="nav")
+    out = tag("button", "Log out", class_="sp-small-button", type="submit")
+    leave = tag("form", out, method="post", action="/logout", class_="sp-leave") if can_log_out else ""
+    return tag("div", brand + nav + switch + leave, class_="sp-top")

@@ -1,0 +1,126 @@
+"""The strip on top of every page: the running job, whether the processes are alive, the disk. Read from rows only."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.widgets.elements import block, notice
+from app.widgets.formatting import duration, size
+from app.widgets.text import safe, tag
+from speculoos import room
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.processes import FRESH
+from tracking.tables import Job, Preference, now
+
+LOW_DISK = 2 * 10**9
+"""Free bytes under which the strip warns."""
+ROOM_PAGE = "/storage"
+"""Where people see what is large and make room."""
+WEIGH_SECONDS = 60
+"""How long the sizes of the largest things are kept: looking at every file takes time."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that writes heartbeats; `silent` is how long ago the last one came, in seconds."""
+
+    name: str
+    silent: float
+
+    @property
+    def alive(self) -> bool:
+        return self.silent < FRESH.total_seconds()
+
+
+def build(settings: Settings) -> None:
+    """The strip's place; a script (static/changes.js) fills it from `/api/changes` and keeps it fresh."""
+    block(tag("div", "", data_sp="strip"), elem_id="strip")
+
+
+def render(settings: Settings) -> str:
+    """The whole strip as HTML; says so when the database cannot be read."""
+    try:
+        with reading(settings) as session:
+            parts = job_chip(session) + process_dot(processes(session))
+    except SpeculoosError as error:
+        parts = tag("span", safe(error), class_="sp-chip sp-bad")
+    strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label="Workbench")
+    return strip + no_room(settings)
+
+
+def job_chip(session: Session) -> str:
+    """The job that runs now with its share done and time left, and how many wait."""
+    running = session.scalar(select(Job).where(Job.state == "RUNNING").order_by(Job.started_at).limit(1))
+    waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED")) or 0
+    more = f" · {waiting} waiting" if waiting else ""
+    if running is None:
+        return tag("a", safe("No job is running" + more), href="/jobs", class_="sp-chip")
+    words = f"{running.name} · {job_progress(running)}{more}"
+    return tag("a", tag("span", "", class_="sp-pulse") + safe(words), href=f"/jobs?id={running.id}", class_="sp-chip")
+
+
+def job_progress(job: Job) -> str:
+    """`42 % · 3 min 5 s left`, or what is known of it."""
+    if not job.total:
+        return job.progress_note or f"{job.done} {job.unit}".strip()
+    share = f"{min(job.done / job.total, 1.0):.0%}"
+    return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · measuring…"
+
+
+def processes(session: Session) -> list[Process]:
+    """Every process that wrote heartbeats to this database lately, by name; several of a name count as one."""
+    latest: dict[str, float] = {}
+    for row in session.scalars(select(Preference).where(Preference.key.startswith("process:"))):
+        name = str(row.value.get("name", row.key))
+        silent = abs((now() - row.updated_at).total_seconds())  # in the future: the clock was put back
+        latest[name] = min(silent, latest.get(name, silent))
+    return [Process(name, silent) for name, silent in sorted(latest.items())]
+
+
+def process_dot(found: list[Process]) -> str:
+    """A dot and a word; names the process that has been silent for longest."""
+    silent = max((p for p in found if not p.alive), key=lambda p: p.silent, default=None)
+    if not found:
+        words, tone = "no worker has reported yet", "warn"
+    elif silent:
+        words, tone = f"{silent.name} silent for {duration(silent.silent)}", "bad"
+    else:
+        words, tone = f"{len(found)} processes alive" if len(found) > 1 else f"{found[0].name} alive", "good"
+    dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
+    return tag("a", dot + safe(words), href="/settings", class_="sp-chip", title=", ".join(p.name for p in found))
+
+
+def disk_chip(home: Path) -> str:
+    """Free space where the home folder is."""
+    existing = next(p for p in (home, *home.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
+
+
+def no_room(settings: Settings) -> str:
+    """What every page says while the disk is full or below the floor at which jobs pause; "" while there is room."""
+    if room.full(settings.home):
+        words = f"The disk that holds {settings.home} is full; nothing new can be kept. {largest_words(settings.home)}"
+    elif short := room.disk_shortage(settings):
+        words = f"Jobs pause: {short.sentence}. {largest_words(settings.home)}"
+    else:
+        return ""
+    return notice(words, "bad", ROOM_PAGE, "Make room")
+
+
+def largest_words(home: Path) -> str:
+    """`The largest here: models 12.0 GB, checkpoints 3.1 GB, logs 200 MB.`"""
+    found = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // WEIGH_SECONDS))]
+    return f"The largest here: {', '.join(found)}." if found else ""
+
+
+@lru_cache(maxsize=4)
+def _largest(home: Path, period: int) -> list[tuple[str, int]]:
+    return room.largest(home)

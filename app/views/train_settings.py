@@ -1,0 +1,81 @@
+"""The advanced training settings as controls, one for each field of each method's, with its help text.
+
+Fields of other methods are hidden with their group; `values` and `fill` keep the order of `names`.
+"""
+
+from typing import Any
+
+import gradio as gr
+
+from app.widgets.accordion import folded
+from methods import METHODS, SETTINGS
+from methods.settings import Setting
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "How long": ("epochs", "max_steps", "max_minutes", "patience"),
+    "Data": ("max_length", "batch_tokens", "accumulate", "held_out", "max_held_out", "cache_features_mb"),
+    "Optimizer": (*("optimizer", "lr", "schedule", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip", "seed"),),
+    "Precision and device": ("device", "mixed_precision", "base_dtype", "save_dtype", "gradient_checkpointing"),
+    "Reports and checkpoints": ("log_every", "eval_every", "save_every", "keep_last", "samples"),
+}
+
+
+class SettingControls:
+    """Builds the controls inside the current Blocks."""
+
+    def __init__(self) -> None:
+        self.controls: dict[str, Any] = {}
+        self.groups = {method: self._method_group(method) for method in METHODS}
+        grouped = {name for names in GROUPS.values() for name in names}
+        for title, names in GROUPS.items():
+            self._group(title, [SETTINGS[name] for name in names if name in SETTINGS])
+        rest = [s for s in SETTINGS.values() if len(s.methods) != 1 and s.name not in grouped and s.name != "method"]
+        if rest:
+            self._group("More", rest)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the settings, in the order of `inputs`."""
+        return list(self.controls)
+
+    @property
+    def inputs(self) -> list[Any]:
+        return list(self.controls.values())
+
+    def fill(self, values: dict[str, Any]) -> list[Any]:
+        """Values of `inputs`."""
+        return [values[name] for name in self.controls]
+
+    def show(self, method: str) -> list[Any]:
+        """Which groups are seen, for `groups.values()`."""
+        return [gr.Column(visible=name == method) for name in self.groups]
+
+    def named(self, values: tuple[Any, ...], method: str) -> dict[str, Any]:
+        """Values of `inputs` as settings; those of other methods left out."""
+        found = dict(zip(self.controls, values, strict=True))
+        return {k: v for k, v in found.items() if not SETTINGS[k].methods or method in SETTINGS[k].methods}
+
+    def _method_group(self, method: str) -> gr.Column:
+        with gr.Column(visible=method == next(iter(METHODS))) as group:
+            self._group(METHODS[method].title, [s for s in SETTINGS.values() if s.methods == (method,)])
+        return group
+
+    def _group(self, title: str, settings: list[Setting]) -> None:
+        kind = gr.Accordion if title in {method.title for method in METHODS.values()} else folded
+        with kind(title, elem_classes="sp-settings"), gr.Row():
+            for setting in settings:
+                self.controls[setting.name] = control(setting)
+
+
+def control(setting: Setting) -> Any:
+    """The control for one setting."""
+    common = {"label": setting.name, "info": setting.help, "elem_id": f"set-{setting.name}", "min_width": 230}
+    default = setting.default
+    if isinstance(default, bool):
+        return gr.Checkbox(default, **common)
+    if setting.choices:
+        return gr.Dropdown(list(setting.choices), value=default, **common)
+    if isinstance(default, int | float):
+        return gr.Number(default, precision=0 if isinstance(default, int) else None, **common)
+    text = ", ".join(map(str, default)) if isinstance(default, list | tuple) else default
+    return gr.Textbox(text, max_lines=1, **common)

@@ -1,0 +1,100 @@
+"""Small pieces every page is made of: header, notice, empty state, tiles, facts. Each is HTML with escaped text."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import gradio as gr
+
+from app.widgets.text import safe, tag
+
+Tone = Literal["info", "good", "warn", "bad"]
+QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+"""Options of an event that answers at once, shows no spinner and is not offered as an API."""
+SIGNS = {"info": "i", "good": "✓", "warn": "!", "bad": "×"}
+
+
+def block(html: str = "", **options) -> gr.HTML:
+    """`gr.HTML` without Gradio's own text styles. `html` comes from these pieces, never from a user as it is."""
+    return gr.HTML(html, apply_default_css=False, **options)
+
+
+def page_header(title: str, lead: str = "") -> gr.HTML:
+    """The page's title and one sentence that says what the page is for."""
+    lead_html = tag("p", safe(lead), class_="sp-lead") if lead else ""
+    return block(tag("header", tag("h1", safe(title)) + lead_html, class_="sp-page-header"))
+
+
+def section(title: str, lead: str = "") -> gr.HTML:
+    """A heading inside a page."""
+    lead_html = tag("p", safe(lead), class_="sp-lead") if lead else ""
+    return block(tag("h2", safe(title), class_="sp-section") + lead_html)
+
+
+def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") -> str:
+    """One sentence in a coloured strip with a sign; `link` must be an address of our own."""
+    more = " " + tag("a", safe(link_text or link), href=link) if link else ""
+    sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
+    role = "alert" if tone == "bad" else "status"
+    return tag("div", sign + tag("span", safe(text) + more), class_=f"sp-notice sp-{tone}", role=role)
+
+
+def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:
+    """What a list shows when it has nothing: what would be here and how to get it."""
+    action = tag("a", safe(link_text), href=link, class_="sp-button") if link else ""
+    return tag("div", tag("h3", safe(title)) + tag("p", safe(text)) + action, class_="sp-empty")
+
+
+def tile(label: str, value: object, note: str = "") -> str:
+    """One figure: label above, value large, note small."""
+    small = tag("span", safe(note), class_="sp-tile-note") if note else ""
+    return tag(
+        "div",
+        tag("span", safe(label), class_="sp-tile-label") + tag("span", safe(value), class_="sp-tile-value") + small,
+        class_="sp-tile",
+    )
+
+
+def tiles(items: Iterable[tuple[str, object, str]]) -> str:
+    """A row of tiles from (label, value, note)."""
+    return tag("div", "".join(tile(*item) for item in items), class_="sp-tiles")
+
+
+def facts(items: Iterable[tuple[str, object]]) -> str:
+    """A definition list: name and value, both escaped. Rows whose value is empty are left out."""
+    rows = (tag("dt", safe(k)) + tag("dd", safe(v)) for k, v in items if v not in ("", None))
+    return tag("dl", "".join(rows), class_="sp-facts")
+
+
+def badge(text: str, tone: Tone | str = "") -> str:
+    """A word in a rounded box, such as a job's state."""
+    return tag("span", safe(text), class_=f"sp-badge sp-{tone}" if tone else "sp-badge")
+
+
+def progress_bar(done: float, total: float | None, label: str = "") -> str:
+    """A bar with its label in words. Without `total` it shows motion only."""
+    if not total:
+        return tag("div", tag("progress") + tag("span", safe(label)), class_="sp-progress")
+    bar = tag("progress", value=done, max=total, aria_label=label or "progress")
+    return tag("div", bar + tag("span", safe(label or f"{done / total:.0%}")), class_="sp-progress")
+
+
+def on_load(fn, inputs=None, outputs=None) -> None:
+    """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` brings the page's query string."""
+    from gradio.context import Context
+
+    Context.root_block.load(fn, inputs, outputs, **QUIET)
+
+
+HEAR = "element.addEventListener('sp-stale', () => trigger('stale', {}));"
+
+
+def on_change(page: str, fn, inputs=None, outputs=None, *, chosen: str, seen: str) -> None:
+    """Run `fn` when what `page` shows is not what rows say any more.
+
+    A script (static/changes.js) asks `/api/changes` for the page's signature, less often while nothing changes, and
+    compares it with what the hidden text `seen` remembers; `chosen` names the hidden text with the open row's id. Such
+    a question costs a tenth of an event of Gradio's. `fn` returns gr.skip() when nothing changed after all.
+    """
+    mark = tag("span", "", data_sp="changes", data_page=page, data_chosen=chosen, data_seen=seen)
+    heard = gr.HTML(mark, js_on_load=HEAR, apply_default_css=False, elem_classes="sp-hidden")
+    heard.stale(fn, inputs, outputs, **QUIET)

@@ -1,0 +1,110 @@
+"""Lists whose rows are real links of our own (`?id=…`), followed within the page where scripts run.
+
+A plain click writes the address and tells the page that it did, so reload, back and "open in new tab" work.
+New values keep the keyboard focus on the row that had it.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+import gradio as gr
+
+from app.widgets.elements import QUIET
+from app.widgets.text import safe, tag
+from tracking.paging import Page
+
+KEEP_FOCUS = """
+let focused = '';
+element.addEventListener('focusin', (event) => { focused = event.target.getAttribute('href') || ''; });
+element.addEventListener('focusout', (event) => { if (event.relatedTarget) focused = ''; });
+watch('value', () => {
+  if (!focused || document.activeElement !== document.body) return;
+  for (const link of element.querySelectorAll('a')) if (link.getAttribute('href') === focused) return link.focus();
+});
+"""
+FOLLOW = """
+const follow = (event) => {
+  const link = event.target.closest('a[data-pick], a[data-place]');
+  if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  history.pushState({}, '', link.getAttribute('href'));
+  trigger('pick', {});
+  if (link.dataset.place !== undefined) element.scrollIntoView({block: 'start'});
+};
+element.addEventListener('click', follow);
+if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
+"""
+
+
+def live(elem_id: str) -> gr.HTML:
+    """A block that is drawn anew while people use it: the link that had the keyboard focus keeps it."""
+    return gr.HTML(elem_id=elem_id, js_on_load=KEEP_FOCUS, apply_default_css=False)
+
+
+def picker(elem_id: str, main: bool = False) -> gr.HTML:
+    """A list of links made by `pick`. The page's `main` one also follows the browser's back button."""
+    return gr.HTML(elem_id=elem_id, js_on_load=FOLLOW + KEEP_FOCUS, main=main, apply_default_css=False)
+
+
+def on_pick(listed: gr.HTML, search: gr.Textbox, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
+    """Call `fn(id, place, *inputs)` when the address changed: a row was picked (the id "" means none, back to the
+    list), or another page of the list, which begins at `place`.
+
+    Read from the address when the event is sent, into the hidden text `search`: of events that come while one is
+    answered Gradio sends the last, but with what the first one said.
+    """
+
+    def picked(query: str, *given: Any) -> Any:
+        asked = dict(parse_qsl(str(query)[:2000].removeprefix("?")))
+        return fn(asked.get("id", "")[:64], asked.get("from", "")[:64], *given)
+
+    now = "(_, ...rest) => [window.location.search, ...rest]"
+    listed.pick(picked, [search, *inputs], outputs, js=now, trigger_mode="always_last", **QUIET)
+
+
+def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
+    """A link to row `row_id` of `page` around `content` (HTML already)."""
+    own = {"href": f"/{page}?id={row_id}" if row_id else f"/{page}", "data_pick": row_id}
+    return tag("a", content, **{**own, **attributes})
+
+
+def pager(name: str, page: Page[Any]) -> str:
+    """Which rows of page `name` are shown, and the ways to those before and after; nothing when these are all."""
+    if page.newer is None and page.older is None:
+        return ""
+    where = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
+    ways = _way(name, "← Newer", page.newer) + tag("span", safe(where)) + _way(name, "Older →", page.older)
+    return tag("nav", ways, class_="sp-pager", aria_label="Pages of this list")
+
+
+def _way(name: str, words: str, place: str | None) -> str:
+    if place is None:
+        return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
+    return tag("a", safe(words), href=address(name, place), data_place=place, class_="sp-small-button")
+
+
+def address(name: str, place: str = "") -> str:
+    """Of the list on page `name`, from `place` on."""
+    return f"/{name}?from={quote(place)}" if place else f"/{name}"
+
+
+def table(
+    columns: list[str], rows: list[list[str]], label: str, wide_first: bool = False, named: Collection[str] = ()
+) -> str:
+    """A table of HTML cells. The first column is narrow unless asked.
+
+    On a narrow screen each row becomes a card, in which the cells of `named` columns carry their name and those with
+    nothing to say are left out.
+    """
+    head = tag("tr", "".join(tag("th", safe(c), scope="col") for c in columns))
+    body = "".join(
+        tag("tr", "".join(_cell(c, cell, named) for c, cell in zip(columns, row, strict=True))) for row in rows
+    )
+    style = "sp-table sp-wide-first" if wide_first else "sp-table"
+    made = tag("table", tag("thead", head) + tag("tbody", body), class_=style, aria_label=label)
+    return tag("div", made, class_="sp-table-wrap")
+
+
+def _cell(column: str, cell: str, named: Collection[str]) -> str:
+    return tag("td", cell, data_label=column if column in named else None, class_="sp-none" if cell == "–" else None)

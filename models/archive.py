@@ -1,0 +1,108 @@
+"""A checkpoint as one zip: model.safetensors, config.json, README.md and SHA256SUMS, streamed or written. No torch."""
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from speculoos import sums as folder_sums
+from speculoos.errors import Damaged, NotFound
+from speculoos.files import new_path
+from speculoos.sums import SUMS, Sums, file_sha256
+
+WEIGHTS = "model.safetensors"
+FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", SUMS)
+CHUNK = 1 << 20
+
+
+def archive_name(base: str, checkpoint: str) -> str:
+    """A file name every system takes, such as `starter-my-heads.zip`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{base}-{checkpoint}").strip("-.") + ".zip"
+
+
+def stream_zip(folder: str | Path, prefix: str = "") -> Iterator[bytes]:
+    """The zip in pieces, made while it is read: no second copy on disk, memory of one piece.
+
+    Weights do not compress, so nothing is. SHA256SUMS is made when the folder has none.
+    """
+    folder = Path(folder)
+    files = archive_files(folder)
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for path in files:
+            with path.open("rb") as source, archive.open(_info(prefix, path), "w", force_zip64=True) as target:
+                while piece := source.read(CHUNK):
+                    target.write(piece)
+                    yield sink.take()
+        if not (folder / SUMS).exists():
+            archive.writestr(f"{prefix}{SUMS}", sums(files))
+    yield sink.take()
+
+
+def write_zip(folder: str | Path, target: str | Path, prefix: str = "") -> Path:
+    """The zip as a file, whole or not at all."""
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with new_path(target) as temporary, temporary.open("wb") as out:
+        for piece in stream_zip(folder, prefix):
+            out.write(piece)
+    return target
+
+
+def archive_files(folder: Path) -> list[Path]:
+    """The files that belong in the zip. Raises NotFound when the weights are gone."""
+    if not (folder / WEIGHTS).is_file():
+        raise NotFound(f"The files of this checkpoint are gone ({folder}); train it again or restore the folder.")
+    return [folder / name for name in FILES if (folder / name).is_file()]
+
+
+def sums(files: list[Path]) -> str:
+    """Lines for `sha256sum -c`."""
+    return folder_sums.lines({path.name: file_sha256(path) for path in files})
+
+
+def damage(folder: str | Path, sha256: str = "", taken: Sums | None = None) -> dict[str, str]:
+    """{file: what is wrong with it} of a checkpoint, by its SHA256SUMS and its row's `sha256` of the weights; empty
+    when all is well. `taken` remembers sums."""
+    folder, taken = Path(folder), taken or Sums()
+    if not (folder / WEIGHTS).is_file():
+        return {WEIGHTS: "is missing"}
+    found = folder_sums.differing(folder, taken)
+    if sha256 and WEIGHTS not in found and taken.of_file(folder / WEIGHTS) != sha256:
+        found[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
+    return found
+
+
+def check(folder: str | Path, name: str, sha256: str = "", taken: Sums | None = None) -> None:
+    """Raise Damaged when a checkpoint must not be given away, NotFound when its files are gone."""
+    archive_files(Path(folder))
+    for file, wrong in damage(folder, sha256, taken).items():
+        raise Damaged(
+            f"The checkpoint {name!r} is damaged: {file} {wrong}; train it again, or restore {folder} from a copy."
+        )
+
+
+def _info(prefix: str, path: Path) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo.from_file(path, f"{prefix}{path.name}")
+    info.compress_type = zipfile.ZIP_STORED
+    info.external_attr = 0o100644 << 16
+    return info
+
+
+class _Sink(io.RawIOBase):
+    """What the zip writer writes to: keeps the bytes until they are taken; cannot seek, which zipfile allows for."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: bytes) -> int:
+        self._pieces.append(bytes(piece))
+        return len(piece)
+
+    def take(self) -> bytes:
+        taken, self._pieces = b"".join(self._pieces), []
+        return taken

@@ -1,0 +1,111 @@
+"""A damaged state is recognised, said, and passed over for an older one that is whole."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from speculoos.sums import SUMS
+from tests.tools.damage import cut, flip
+from tests.training.test_loop import Notebook, config
+from training.loop import train
+from training.resume_points import DRAFT, OPTIMIZER, STATE, all_states, damage, latest_state, whole_state
+
+SETTINGS = {"max_steps": 8, "eval_every": 4, "save_every": 2, "keep_last": 3}
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_base, dataset, tmp_path_factory):
+    """A run's folder with states 4, 6 and 8, and its draft."""
+    out = tmp_path_factory.mktemp("straight") / "out"
+    result = train(config(**SETTINGS), tiny_base, dataset, out)
+    assert [p.name for p in all_states(out)] == ["state-4", "state-6", "state-8"]
+    return out, load_file(result.folder / "model.safetensors")
+
+
+@pytest.fixture
+def states(straight, tmp_path):
+    return shutil.copytree(straight[0], tmp_path / "run")
+
+
+def old_version(state):
+    """As states were before they had sums."""
+    (state / SUMS).unlink()
+
+
+def facts(state):
+    (state / SUMS).unlink()
+    (state / STATE).write_text("[1]")
+
+
+DAMAGES = {
+    "draft flipped": lambda state: flip(state / DRAFT),
+    "optimizer flipped": lambda state: flip(state / OPTIMIZER, 1),
+    "draft cut": lambda state: cut(state / DRAFT),
+    "optimizer gone": lambda state: (state / OPTIMIZER).unlink(),
+    "facts cut": lambda state: cut(state / STATE),
+    "old, draft cut": lambda state: (old_version(state), cut(state / DRAFT)),
+    "old, optimizer cut": lambda state: (old_version(state), cut(state / OPTIMIZER, 0.9)),
+    "old, facts no object": facts,
+}
+
+
+@pytest.mark.parametrize("spoil", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_state_is_recognised_and_the_one_before_it_taken(spoil, states):
+    said = []
+    assert [damage(state) for state in all_states(states)] == ["", "", ""]
+    spoil(states / "state-8")
+    assert whole_state([states], said.append) == states / "state-6"
+    (sentence,) = said
+    assert "run/state-8 is damaged (" in sentence and "passed over" in sentence
+
+
+def test_states_of_an_earlier_version_are_whole_without_sums(states):
+    old_version(states / "state-8")
+    assert whole_state([states], pytest.fail) == states / "state-8"
+
+
+def test_a_run_resumes_from_the_newest_whole_state_and_ends_the_same(straight, states, tiny_base, dataset, tmp_path):
+    flip(states / "state-8" / OPTIMIZER)
+    cut(states / "state-6" / DRAFT)
+    notes = Notebook()
+    result = train(config(**SETTINGS), tiny_base, dataset, tmp_path / "next", states, notes)
+    assert [line for line in notes.lines if "damaged" in line] == [
+        "run/state-8 is damaged (optimizer.safetensors is damaged (its sha256 differs from SHA256SUMS)), "
+        "so it is passed over for an older one.",
+        "run/state-6 is damaged (draft.safetensors is damaged (its sha256 differs from SHA256SUMS)), "
+        "so it is passed over for an older one.",
+    ]
+    assert "Resumed from step 4." in notes.lines
+    made = load_file(result.folder / "model.safetensors")
+    assert all(torch.equal(made[name], tensor) for name, tensor in straight[1].items())
+
+
+def test_with_no_whole_state_the_run_begins_anew_and_says_so(straight, states, tiny_base, dataset, tmp_path):
+    for state in all_states(states):
+        cut(state / DRAFT)
+    notes = Notebook()
+    result = train(config(**SETTINGS), tiny_base, dataset, states, states, notes)
+    assert "No whole state is left, so the training starts from the beginning." in notes.lines
+    made = load_file(result.folder / "model.safetensors")
+    assert all(torch.equal(made[name], tensor) for name, tensor in straight[1].items())
+    assert [damage(state) for state in all_states(states)] == ["", "", ""]
+
+
+def test_a_damaged_best_draft_is_made_again(states, tiny_base, dataset, tmp_path):
+    shutil.rmtree(states / "state-8")
+    shutil.rmtree(states / "state-6")
+    kept = json.loads((states / "state-4" / STATE).read_text())["best"]["step"]
+    best = states / "best" / "model.safetensors"
+    flip(best)
+    notes = Notebook()
+    result = train(config(**SETTINGS), tiny_base, dataset, tmp_path / "next", states, notes)
+    assert kept == 4 and any("The best draft so far is left out" in line for line in notes.lines)
+    assert result.figures["best_step"] == 8
+
+
+def test_a_single_state_may_be_named(states):
+    assert whole_state([states / "state-4"], pytest.fail) == states / "state-4"
+    assert whole_state([None, states.parent / "nothing", states], pytest.fail) == latest_state(states)

@@ -1,0 +1,191 @@
+"""Resumable states: a folder `state-<step>` with the draft's and the optimizer's tensors, `state.json` and their sums.
+
+Written to a temporary name and renamed, so a folder with that name was whole once; its SHA256SUMS say whether it still
+is, and a resume falls back to the newest one that is. Random draws and the data order depend
+only on the seed and the step (see `training.loop`), so the step is the data position and no generator is stored.
+Torch is imported only to read and write tensors.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from models.identity import tensors_of
+from speculoos.errors import BadInput, Damaged, SpeculoosError, Unavailable
+from speculoos.files import new_folder
+from speculoos.sums import SUMS, differing, file_sha256, lines
+
+DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.json"
+NAME = re.compile(r"state-(\d+)$")
+
+
+def all_states(folder: str | Path) -> list[Path]:
+    """Whole states in `folder`, oldest first."""
+    found = [p for p in Path(folder).glob("state-*") if NAME.match(p.name) and (p / STATE).exists()]
+    return sorted(found, key=_step)
+
+
+def latest_state(folder: str | Path | None) -> Path | None:
+    """The newest state in `folder`, or `folder` itself if it is one; None when there is nothing to go on from."""
+    if folder is None:
+        return None
+    folder = Path(folder)
+    if NAME.match(folder.name) and (folder / STATE).exists():
+        return folder
+    states = all_states(folder) if folder.is_dir() else []
+    return states[-1] if states else None
+
+
+def whole_state(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
+    """The newest state that is whole, of the first folder that has one (a folder may be a state itself); None when
+    there is none. `log` is told of each damaged state that was passed over."""
+    for folder in folders:
+        own = latest_state(folder)
+        for state in [own] if own and own == Path(folder or "") else reversed(all_states(folder) if own else []):
+            if not (wrong := damage(state)):
+                return state
+            log(f"{state.parent.name}/{state.name} is damaged ({wrong}), so it is passed over for an older one.")
+    return None
+
+
+def damage(state: Path) -> str:
+    """What is wrong with a state, "" when it is whole. States of earlier versions have no sums: their files must be
+    there, and end where their headers say."""
+    if wrong := differing(state):
+        return "; ".join(f"{name} {why}" for name, why in wrong.items())
+    try:
+        read_facts(state)
+        for name in () if (state / SUMS).exists() else (DRAFT, OPTIMIZER):
+            tensors_of(state / name)
+    except (SpeculoosError, OSError) as error:
+        return str(error).rstrip(".")
+    return ""
+
+
+def remove_damaged(folder: Path) -> None:
+    """Remove the damaged states of `folder`, so that they are not counted among those to keep."""
+    for state in all_states(folder):
+        if damage(state):
+            shutil.rmtree(state, ignore_errors=True)
+
+
+def _step(state: Path) -> int:
+    return int(NAME.match(state.name)[1])
+
+
+def save_state(out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int) -> Path:
+    """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full.
+
+    `draft` and `moments` (see `optimizer_tensors`) are whole tensors.
+    """
+    from safetensors.torch import save_file
+
+    final = out_dir / f"state-{facts['step']}"
+    check_room(out_dir, sum(t.numel() * t.element_size() for t in [*draft.values(), *moments.values()]))
+    with new_folder(final, replace=True) as building:
+        for tensors, name in ((draft, DRAFT), (moments, OPTIMIZER)):
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, building / name)
+        (building / STATE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
+        (building / SUMS).write_text(lines({p.name: file_sha256(p) for p in building.iterdir()}), encoding="utf-8")
+    for old in all_states(out_dir)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def remove_scratch(folder: Path) -> None:
+    """What a run that was killed left in `folder` and nobody reads again: kept features, half-written states."""
+    for pattern in (".features-*", ".state-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_facts(state: Path) -> dict[str, Any]:
+    """The state's state.json. Raises Damaged when it cannot be read."""
+    try:
+        facts = json.loads((state / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{state} cannot be resumed from ({error}); start the training anew.") from None
+    if not isinstance(facts, dict):
+        raise Damaged(f"{state / STATE} holds no object; start the training anew.")
+    return facts
+
+
+def load_state(state: Path, draft: Any, optimizer: Any) -> None:
+    """Put the stored tensors back into `draft` (a module) and `optimizer`, in place, sharded where these are."""
+    from safetensors.torch import load_file
+
+    from training.sharding import load_tensors
+
+    missing = load_tensors(draft, load_file(state / DRAFT))
+    if missing.unexpected_keys:
+        raise BadInput(f"{state} belongs to a draft of another shape; start the training anew.")
+    restore_optimizer(optimizer, load_file(state / OPTIMIZER))
+
+
+def check_same(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
+    """A state goes on only with the `config`, and with what it was `made_of` (base, data), that shaped it; how long and
+    how often to report may change, and so may the number of `processes` where `accumulate` makes up for it.
+    Raises BadInput naming what differs."""
+    then, config = facts["config"], now["config"]
+    before, processes = facts.get("processes", now["processes"]), now["processes"]
+    if then["accumulate"] * before != config["accumulate"] * processes:
+        raise BadInput(
+            f"accumulate: {state} was made with {then['accumulate']} batches in each of {before} processes, "
+            f"not {config['accumulate']} in each of {processes}; their product must stay the same."
+        )
+    free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
+    free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
+    then, wanted = {**then, **facts.get("made_of", {})}, {**config, **now["made_of"]}
+    for name, value in wanted.items():
+        if name not in free and not _alike(name, then.get(name, value), value):
+            raise BadInput(
+                f"{name}: {state} was made with {then[name]!r}, not {value!r}; start a new training for that."
+            )
+
+
+def _alike(name: str, then: Any, value: Any) -> bool:
+    """Folders by their last names: those before change when a home is moved."""
+    if name != "draft_path":
+        return then == value
+    return Path(then).parts[-3:] == Path(value).parts[-3:]
+
+
+def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
+    """The optimizer's moments as {"<parameter number>.<name>": tensor}, sharded where they are; parameters in the
+    order of its groups."""
+    import torch
+
+    found = {}
+    for number, parameter in enumerate(_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            tensor = value if torch.is_tensor(value) else torch.tensor(float("nan") if value is None else value)
+            found[f"{number}.{name}"] = tensor
+    return found
+
+
+def restore_optimizer(optimizer: Any, tensors: dict[str, Any]) -> None:
+    from training.sharding import placed
+
+    parameters = _parameters(optimizer)
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        optimizer.state[parameter][name] = value if name == "step" else placed(value, parameter)
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raise Unavailable unless the disk takes `needed` bytes and a tenth more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed * 1.1:
+        raise Unavailable(
+            f"The disk of {folder} has {free / 1e6:,.1f} MB free, this checkpoint needs {needed * 1.1 / 1e6:,.1f} MB.",
+            "Make room, then retry: it goes on from the last saved state; a lower keep_last needs less.",
+        )
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

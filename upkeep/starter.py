@@ -1,0 +1,80 @@
+"""The starter model and the head that comes with it, in the lists as model `starter` and its checkpoint `starter`.
+
+The head's files lie in the installation; the row names them there, so deleting the row deletes no file. Which head a
+home has been given is noted in it, so that a head someone deleted stays away until a newer one is shipped.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from models.starter import HEAD, starter_path
+from speculoos.settings import Settings
+from tracking.names import STARTER
+from tracking.tables import Base, Checkpoint, now
+
+GIVEN = "starter-head"
+WEIGHTS = "model.safetensors"
+
+
+def ensure_starter(session: Session, settings: Settings) -> Base | None:
+    """The row of the base `starter`, made or brought up to date from its folder's card, and that of its head.
+
+    None, and no change, when the starter has not been installed (`make install` does it) or its name is used otherwise.
+    """
+    folder = starter_path()
+    card = _read_card(folder / "card.json")
+    base = session.scalar(select(Base).where(Base.name == STARTER))
+    if not card or (base and base.source != STARTER):
+        return base
+    if base and base.path == str(folder) and base.card == card and base.state == "ready":
+        _ensure_head(session, settings, base)
+        return base
+    base = base or Base(name=STARTER, source=STARTER, location=STARTER, created_at=now())
+    base.path, base.state, base.card = str(folder), "ready", card
+    base.weights_sha256, base.tokenizer_sha256 = card.get("weights_sha256", ""), card.get("tokenizer_sha256", "")
+    session.add(base)
+    session.flush()
+    _ensure_head(session, settings, base)
+    return base
+
+
+def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
+    """Put the shipped head into the list, once for each home and shipped head. Nothing happens for other base weights
+    than it was trained on, or where a checkpoint of one's own has its name."""
+    if not (HEAD / "config.json").is_file():
+        return
+    config = json.loads((HEAD / "config.json").read_text(encoding="utf-8"))
+    if config["base_sha256"] != base.weights_sha256:
+        return
+    row = session.scalar(select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == STARTER))
+    given, sha256 = settings.home / GIVEN, _sha256()
+    if row is None and (not given.exists() or given.read_text().strip() != sha256):
+        row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
+    if row is None or Path(row.path).name != HEAD.name or (row.sha256 == sha256 and row.path == str(HEAD)):
+        return
+    training = config["training"]
+    row.method, row.state, row.path = config["speculoos_method"], "ready", str(HEAD)
+    row.base_sha256, row.sha256, row.size_bytes = config["base_sha256"], sha256, (HEAD / WEIGHTS).stat().st_size
+    row.config, row.figures, row.step = training["settings"], training["figures"], training["figures"]["step"]
+    row.note = "Comes with the starter model."
+    session.add(row)
+    session.flush()
+    given.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
+    given.write_text(sha256 + "\n", encoding="utf-8")
+
+
+def _sha256() -> str:
+    """Of the weights, as the folder's own sums say."""
+    lines = (HEAD / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    return next(line.split()[0] for line in lines if line.endswith(WEIGHTS))
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,113 @@
+"""Is every model, checkpoint and data set of a home still what it was? `verify` takes all sums anew, `doctor` only
+those of files whose size or time changed. Reads rows and files, changes neither. No torch.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from models import archive
+from models.damage import Known, base_damage, dataset_damage
+from speculoos.errors import NotFound
+from speculoos.settings import Settings
+from speculoos.sums import Sums
+from tracking import queries
+from tracking.db import reading
+from tracking.tables import Base, Checkpoint, Dataset
+
+Thing = Base | Checkpoint | Dataset
+MENDS = {
+    "starter": "Remove that folder and run `make install`, which makes it again.",
+    "folder": "Put its original files back, or add the changed folder under another name (`speculoos models add`).",
+    "hub": "Bring it here again under another name (`speculoos models add`), or put its original files back.",
+    "gguf": "Convert it again under another name (`speculoos models add`), or put its original files back.",
+    "checkpoint": "Train it again, or put the files back from a copy.",
+    "dataset": "Make it again, or put the files back from a copy.",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing that was looked at. `damage` is {file, or part: what is wrong with it}, empty when it is whole."""
+
+    kind: str
+    name: str
+    id: str
+    path: str
+    damage: dict[str, str]
+    mend: str = ""
+
+    def sentence(self) -> str:
+        """What is damaged, and what to do."""
+        wrong = "; ".join(f"{name} {what}" for name, what in self.damage.items())
+        return f"{self.kind} {self.name} in {self.path}: {wrong}. {self.mend}"
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"kind": self.kind, "name": self.name, "id": self.id, "path": self.path, "ok": not self.damage}
+        return {**found, "damage": self.damage, "mend": self.mend} if self.damage else found
+
+
+def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Found]:
+    """Everything that is ready, or what `references` name: a model (with its checkpoints), MODEL@CHECKPOINT, a data
+    set. Raises NotFound for a name of neither."""
+    sums = Sums.of(settings, anew)
+    with reading(settings) as rows:
+        chosen = _named(rows, references) if references else _all(rows)
+        named = [(thing, _name(rows, thing)) for thing in chosen]
+    return [_look(thing, name, sums) for thing, name in named]
+
+
+def _all(rows: Session) -> list[Thing]:
+    return [*queries.bases(rows, True), *queries.checkpoints(rows, ready_only=True), *queries.datasets(rows, "", True)]
+
+
+def _named(rows: Session, references: Iterable[str]) -> list[Thing]:
+    found: dict[str, Thing] = {}
+    for reference in references:
+        things = [*_model(rows, reference), *_dataset(rows, reference)]
+        if not things:
+            raise NotFound(f"There is no model, checkpoint or data set {reference!r}.")
+        for thing in things:
+            queries.must_be_ready(thing)
+            found[thing.id] = thing
+    return list(found.values())
+
+
+def _model(rows: Session, reference: str) -> list[Thing]:
+    try:
+        base, checkpoint = queries.find_model(rows, reference)
+    except NotFound:
+        return []
+    return [checkpoint] if checkpoint else [base, *queries.checkpoints(rows, base.id, ready_only=True)]
+
+
+def _dataset(rows: Session, reference: str) -> list[Thing]:
+    query = select(Dataset).where((Dataset.id == reference) | (Dataset.name == reference))
+    return list(rows.scalars(query))
+
+
+def _name(rows: Session, thing: Thing) -> str:
+    return queries.model_name(rows, thing.base_id, thing.id) if isinstance(thing, Checkpoint) else thing.name
+
+
+def _look(thing: Thing, name: str, sums: Sums) -> Found:
+    if isinstance(thing, Base):
+        known = Known.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card)
+        return _found("model", thing, name, base_damage(thing.path, known, sums), MENDS.get(thing.source, ""))
+    if isinstance(thing, Checkpoint):
+        return _found("checkpoint", thing, name, archive.damage(thing.path, thing.sha256, sums), MENDS["checkpoint"])
+    return _found("data set", thing, name, _dataset_damage(thing, sums), MENDS["dataset"])
+
+
+def _dataset_damage(row: Dataset, sums: Sums) -> dict[str, str]:
+    if not any(Path(row.path).glob("shard-*.jsonl")):
+        return {"shard-00000.jsonl": "is missing"}
+    return dataset_damage(row.path, sums, row.rows)
+
+
+def _found(kind: str, thing: Thing, name: str, damage: dict[str, str], mend: str) -> Found:
+    return Found(kind, name, thing.id, thing.path, damage, mend if damage else "")

@@ -1,0 +1,99 @@
+"""The rows a job will fill: made in state `pending` before the job, so that other jobs and pages can name them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from speculoos.errors import BadInput, Conflict
+from tracking import queries
+from tracking.names import STARTER, free_name, insist
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Table
+from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train
+
+OUTPUT = {
+    FetchModel: ("base_id", Base),
+    ImportPrompts: ("dataset_id", Dataset),
+    GenerateData: ("dataset_id", Dataset),
+    Train: ("checkpoint_id", Checkpoint),
+    Evaluate: ("evaluation_id", Evaluation),
+}
+"""Which field of a request names its output row. (`Evaluate.dataset_id` is an input.)"""
+
+
+def input_ids(request: Request) -> list[tuple[type[Table], str]]:
+    """The rows a request reads, as (table, id)."""
+    if isinstance(request, GenerateData):
+        return [(Dataset, request.source_id)] + ([] if request.endpoint else [(Base, request.base_id)])
+    if isinstance(request, Train):
+        return [(Base, request.base_id), (Dataset, request.dataset_id)]
+    if isinstance(request, Evaluate):
+        wanted = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
+        return wanted[:1] + [(table, id) for table, id in wanted[1:] if id]
+    return []
+
+
+def make_output(
+    session: Session, request: Request, name: str, experiment_id: str | None, like: str = ""
+) -> tuple[Request, Any]:
+    """Make the output row and return the request that names it, with the row.
+
+    A `name` that was given must be free (Conflict otherwise); without one a free one is made up: `like`, `like-2`, ….
+    """
+    field, table = OUTPUT[type(request)]
+    if isinstance(request, FetchModel) and request.source == STARTER:
+        name = name or STARTER
+    base_id = request.base_id if isinstance(request, Train) else ""
+    if isinstance(request, FetchModel):
+        _keep_starter(request, name)
+    if table is Evaluation:
+        chosen = name or like or default_name(session, request)
+    elif name:
+        chosen = insist(session, table, name, base_id)
+    else:
+        chosen = free_name(session, table, like or default_name(session, request), base_id)
+    row = table(name=chosen, **_columns(session, request, experiment_id))
+    session.add(row)
+    session.flush()
+    return replace(request, **{field: row.id}), row
+
+
+def _keep_starter(request: FetchModel, name: str) -> None:
+    """The name `starter` means one set of weights on every machine."""
+    if (request.source == STARTER) != (name.strip() == STARTER):
+        raise Conflict(f"The name {STARTER!r} belongs to the starter model, and the starter model to that name.")
+
+
+def default_name(session: Session, request: Request) -> str:
+    """A name made from what goes in."""
+    if isinstance(request, FetchModel):
+        location = request.location.rstrip("/")
+        return location if request.source == "hub" else Path(location).name.removesuffix(".gguf")
+    if isinstance(request, ImportPrompts):
+        return Path(request.original_name or request.path).stem
+    if isinstance(request, GenerateData):
+        by = request.endpoint or queries.find_base(session, request.base_id).name
+        return f"{queries.find_dataset(session, request.source_id).name} by {by}"
+    if isinstance(request, Train):
+        return f"{request.method}-{queries.find_dataset(session, request.dataset_id).name}"
+    if isinstance(request, Evaluate):
+        return queries.model_name(session, request.base_id, request.checkpoint_id or None)
+    raise BadInput(f"Unknown request {type(request).__name__}.")
+
+
+def _columns(session: Session, request: Request, experiment_id: str | None) -> dict[str, Any]:
+    config = request.to_json()
+    if isinstance(request, FetchModel):
+        return {"source": request.source, "location": request.location}
+    if isinstance(request, ImportPrompts):
+        return {"kind": "prompts", "config": config, "experiment_id": experiment_id}
+    if isinstance(request, GenerateData):
+        links = {"source_id": request.source_id, "base_id": request.base_id or None}
+        return {"kind": "conversations", "config": config, "experiment_id": experiment_id, **links}
+    if isinstance(request, Train):
+        base = queries.find_base(session, request.base_id)
+        links = {"base_id": base.id, "base_sha256": base.weights_sha256, "dataset_id": request.dataset_id}
+        return {"method": request.method, "config": config, "experiment_id": experiment_id, **links}
+    assert isinstance(request, Evaluate)
+    return {"base_id": request.base_id, "checkpoint_id": request.checkpoint_id or None, "config": config}

@@ -1,0 +1,93 @@
+"""The quickstart chain: prompts → answers → Medusa heads → figures, as four jobs of one experiment. No torch.
+
+The Home page's button and `speculoos quickstart` both submit it; `result` reads what it came to.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+
+from methods import SETTINGS
+from methods.recipes import load_recipe
+from speculoos.errors import Conflict, NotFound
+from speculoos.settings import CLONE, Settings
+from tracking import db, jobs, queries
+from tracking.names import STARTER
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+from upkeep.starter import ensure_starter
+from workers.ask.requests import Evaluate, GenerateData, ImportPrompts, Train
+from workers.ask.submit import submit
+
+PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
+PROMPTS_NAME = "quickstart-prompts"
+RECIPE = "quickstart"
+HEADS_NAME = "quickstart"
+ANSWERS = {"max_tokens": 96, "batch_size": 32, "max_minutes": 2.5}
+QUESTIONS = {"limit": 10, "max_tokens": 64}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The jobs of one quickstart, first to last, and what they make."""
+
+    experiment: str
+    job_ids: tuple[str, ...]
+    base_id: str
+    checkpoint_id: str
+    evaluation_id: str
+
+
+def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None = None, user: str = "") -> Chain:
+    """Submit the chain on `base` with the first `limit` prompts for `user`. Raises NotFound where the starter is
+    missing."""
+    with db.session(settings) as session:
+        if base == STARTER and ensure_starter(session, settings) is None:
+            raise NotFound("The starter model is not installed.", "Run `make install`.")
+        row = queries.find_base(session, base)
+        queries.must_be_ready(row)
+    experiment = f"quickstart {datetime.now():%Y-%m-%d %H:%M:%S}"
+    recipe = load_recipe(RECIPE)
+    common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
+    importing, prompts_id = _prompts(settings, common)
+    answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
+    kept = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
+    training = Train(method=recipe["method"], base_id=row.id, dataset_id=answers.request["dataset_id"], settings=kept)
+    trained = submit(training, like=HEADS_NAME, **common)
+    checkpoint_id = trained.request["checkpoint_id"]
+    figures = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
+    done = tuple(job.id for job in (*importing, answers, trained, figures))
+    return Chain(experiment, done, row.id, checkpoint_id, figures.request["evaluation_id"])
+
+
+def result(settings: Settings, chain: Chain) -> dict[str, Any]:
+    """What the chain measured, once its last job SUCCEEDED: the object `speculoos quickstart --json` prints."""
+    with db.reading(settings) as session:
+        last = jobs.get(session, chain.job_ids[-1])
+        if last.state != "SUCCEEDED":
+            raise Conflict(f"The quickstart has not finished: “{last.name}” is {last.state.lower()}.")
+        checkpoint = session.get_one(Checkpoint, chain.checkpoint_id)
+        measured = session.get_one(Evaluation, chain.evaluation_id).result
+        model = queries.model_name(session, chain.base_id, checkpoint.id)
+    return {"checkpoint": model, "path": checkpoint.path, "experiment": chain.experiment, **measured}
+
+
+def _fitting(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
+    """What the recipe must leave out of its sizes for a smaller base, so that a test model goes the same way."""
+    sizes = {"max_length": base.card.get("max_length"), "draft_vocab_size": base.card.get("vocabulary")}
+    wanted = {"max_length": SETTINGS["max_length"].default, **recipe}
+    return {key: int(size) for key, size in sizes.items() if size and size < wanted.get(key, 0)}
+
+
+def _prompts(settings: Settings, common: dict[str, Any]) -> tuple[list[Job], str]:
+    """The built-in prompts: imported once, used by every later quickstart."""
+    with db.reading(settings) as session:
+        found = session.scalar(select(Dataset).where(Dataset.name == PROMPTS_NAME, Dataset.state == "ready"))
+    if found:
+        return [], found.id
+    with db.reading(settings) as session:
+        taken = session.scalar(select(Dataset).where(Dataset.name == PROMPTS_NAME))
+    request = ImportPrompts(path=str(PROMPTS), original_name=f"{PROMPTS_NAME}.jsonl")
+    job = submit(request, name="" if taken else PROMPTS_NAME, **common)
+    return [job], job.request["dataset_id"]

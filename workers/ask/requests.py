@@ -1,0 +1,113 @@
+"""What a job is asked to do: one frozen dataclass a kind, stored as JSON in the job's row. No torch here.
+
+Pages, the command line and tests make these and hand them to `workers.ask.submit.submit`.
+Rows named by an `…_id` exist before the job starts: `submit` makes the output rows in state `pending`.
+"""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar
+
+from speculoos.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Request:
+    """Base of all requests. `kind` names the job, `queue` where it runs."""
+
+    kind: ClassVar[str]
+    queue: ClassVar[str] = "gpu"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class FetchModel(Request):
+    """Bring a base model here: `source` starter, hub, folder or gguf; `location` its hub id, folder or file."""
+
+    kind: ClassVar[str] = "fetch_model"
+    queue: ClassVar[str] = "io"
+    source: str
+    location: str
+    base_id: str = ""  # output row, made by submit
+
+
+@dataclass(frozen=True)
+class ImportPrompts(Request):
+    """Read a prompt file into data set `dataset_id`. `path` is a file this home may read."""
+
+    kind: ClassVar[str] = "import_prompts"
+    queue: ClassVar[str] = "io"
+    path: str
+    original_name: str = ""
+    limit: int | None = None
+    delete_after: bool = False  # an upload is ours to remove
+    dataset_id: str = ""
+
+
+@dataclass(frozen=True)
+class GenerateData(Request):
+    """Answer the prompts of `source_id` with base `base_id`, or with the endpoint named `endpoint`."""
+
+    kind: ClassVar[str] = "generate_data"
+    source_id: str
+    base_id: str = ""
+    endpoint: str = ""
+    endpoint_model: str = ""
+    limit: int | None = None
+    system_prompt: str = ""
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    batch_size: int = 16
+    seed: int = 0
+    max_minutes: float | None = None  # stop by the clock and keep what is finished
+    dataset_id: str = ""
+
+
+@dataclass(frozen=True)
+class Train(Request):
+    """Train a draft with `methods.train_config(method, **settings)`."""
+
+    kind: ClassVar[str] = "train"
+    method: str
+    base_id: str
+    dataset_id: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    recipe: str = ""
+    checkpoint_id: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluate(Request):
+    """Measure acceptance and speed on questions: a data set, or the built-in set when `dataset_id` is empty."""
+
+    kind: ClassVar[str] = "evaluate"
+    base_id: str
+    checkpoint_id: str = ""
+    dataset_id: str = ""
+    limit: int = 20
+    max_tokens: int = 128
+    drafting: dict[str, Any] = field(default_factory=dict)  # tree, depth, …: decoding.drafters options
+    evaluation_id: str = ""
+
+
+REQUESTS: dict[str, type[Request]] = {r.kind: r for r in (FetchModel, ImportPrompts, GenerateData, Train, Evaluate)}
+
+
+def queue_of(request: Request) -> str:
+    """gpu or io; answering through an endpoint needs no device."""
+    if isinstance(request, GenerateData) and request.endpoint:
+        return "io"
+    return request.queue
+
+
+def from_json(kind: str, data: dict[str, Any]) -> Request:
+    """The dataclass for a stored request. Raises BadInput for an unknown kind or field."""
+    if kind not in REQUESTS:
+        raise BadInput(f"Unknown kind of job {kind!r}; known are {', '.join(REQUESTS)}.")
+    made = REQUESTS[kind]
+    known = {f.name for f in fields(made)}
+    if extra := set(data) - known:
+        raise BadInput(f"{kind}: unknown field {sorted(extra)[0]!r}; known are {', '.join(sorted(known))}.")
+    return made(**data)

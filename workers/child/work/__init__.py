@@ -1,0 +1,36 @@
+"""What each kind of job does: WORK[kind](request, context) -> result. Bodies are imported when they are needed.
+
+Further kinds: SPECULOOS_WORK_MODULES names modules that add to WORK and to workers.ask.requests.REQUESTS when imported.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from workers.ask.requests import Request
+from workers.child.context import Context
+
+Body = Callable[[Request, Context], dict[str, Any] | None]
+
+
+def lazy(module: str) -> Body:
+    """The `run` of a module, imported when it is called: the registry itself brings no torch."""
+
+    def body(request: Request, context: Context) -> dict[str, Any] | None:
+        return importlib.import_module(module).run(request, context)
+
+    return body
+
+
+WORK: dict[str, Body] = {
+    kind: lazy(f"workers.child.work.{kind}")
+    for kind in ("fetch_model", "import_prompts", "generate_data", "train", "evaluate")
+}
+
+
+def load_extras() -> None:
+    """Import the operator's further modules of work."""
+    for name in os.environ.get("SPECULOOS_WORK_MODULES", "").split(","):
+        if name.strip():
+            importlib.import_module(name.strip())

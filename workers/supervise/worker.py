@@ -1,0 +1,68 @@
+"""A worker process: `python -m workers.supervise.worker gpu` (one job at a time) or `io` (several).
+
+Its pool has threads, so that it answers while a job runs. Told to end (TERM, Ctrl-C), it interrupts its jobs first.
+"""
+
+import argparse
+import sys
+
+from celery.signals import setup_logging, worker_ready, worker_shutting_down
+
+from speculoos import logs, room
+from speculoos.private import keep_private
+from speculoos.settings import Settings, load
+from tracking import processes
+from workers.celery_app import QUEUES, app
+from workers.supervise import attempt
+from workers.supervise.reconcile import recover
+
+CONCURRENCY = {"gpu": 1, "io": 4}
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+
+
+def main(queue: str, concurrency: int | None = None) -> int:
+    """Serve one queue until told to end; returns the exit status."""
+    keep_private()
+    count = concurrency or CONCURRENCY[queue]
+    settings = load()
+    logs.configure(settings, f"worker-{queue}")
+    setup_logging.connect(lambda **_: None, weak=False)  # Celery then leaves our configuration as it is
+    worker_shutting_down.connect(stop, weak=False)
+    worker_ready.connect(lambda **_: recover(settings), weak=False)
+    flags = [
+        "--pool=threads",
+        f"--concurrency={count}",
+        f"--queues={queue}",
+        f"--hostname={queue}@%h",
+        "--loglevel=INFO",
+    ]
+    try:
+        with processes.beating(settings, f"worker-{queue}", lambda: news(settings), queue=queue, concurrency=count):
+            app.worker_main(["worker", *flags, *QUIET])
+    finally:
+        attempt.stopping.set()
+    return 0
+
+
+def news(settings: Settings) -> dict[str, str]:
+    """What the pages should know of this worker: why it starts nothing, for want of room."""
+    short = room.watch(settings).look()
+    return {"paused": short.note + "."} if short else {}
+
+
+def stop(**_: object) -> None:
+    """Interrupt running jobs, so that the worker's own orderly end does not wait for them."""
+    attempt.stopping.set()
+
+
+def entry(argv: list[str] | None = None) -> int:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(prog="python -m workers.supervise.worker", description="Serve one queue of jobs.")
+    parser.add_argument("queue", choices=QUEUES)
+    parser.add_argument("--concurrency", type=int, help="jobs at once; default: gpu 1, io 4")
+    asked = parser.parse_args(argv)
+    return main(asked.queue, asked.concurrency)
+
+
+if __name__ == "__main__":
+    sys.exit(entry())
