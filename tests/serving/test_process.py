@@ -75,6 +75,11 @@ def start_long_run(server: Server) -> str:
     return run_id
 
 
+def heard(settings: Settings) -> bool:
+    with reading(settings) as db:
+        return processes.last_seen(db, "inference") is not None
+
+
 def stored(settings: Settings, run_id: str) -> int:
     with reading(settings) as db:
         return runs.step_count(db, run_id)
@@ -84,8 +89,7 @@ def test_its_life_with_a_made_token_a_heartbeat_a_kill_and_a_quick_end(settings:
     server = Server(settings).ready()
     token = settings.home / "secrets" / "inference-token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600 and len(token.read_text().strip()) >= 32
-    with reading(settings) as db:
-        assert processes.last_seen(db, "inference") is not None
+    until(lambda: heard(settings))  # it answers a moment before its first heartbeat is in the database
     with server.client() as client:
         answer = client.post("/v1/chat/completions", json={"model": "cycle@right", "messages": PROMPT})
         assert answer.json()["choices"][0]["message"]["content"].startswith(SAYING)

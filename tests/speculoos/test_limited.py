@@ -13,6 +13,7 @@ import pytest
 from speculoos.errors import BadInput
 from speculoos.limited import ChildError, LimitedChild, Overrun, run_limited
 from speculoos.settings import CLONE
+from tests.tools.processes import gone
 
 MEMORY = 2**29
 ENDLESS = ("re:match", "(a+)+$", "a" * 64 + "b")
@@ -89,7 +90,7 @@ def test_a_child_that_was_killed_is_replaced(child: LimitedChild) -> None:
     copy = psutil.Process(child.call("os:getpid", seconds=20))
     copy.parent().kill()
     copy.kill()
-    until(lambda: not copy.is_running() or copy.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: gone(copy.pid))
     until(lambda: child._process.poll() is not None)
     assert child.call("operator:neg", 1, seconds=20) == -1
 
@@ -123,9 +124,9 @@ def test_nothing_is_left_when_the_program_that_asked_is_killed(busy: bool) -> No
     )
     asking = subprocess.Popen([sys.executable, "-c", code], cwd=CLONE, stdout=subprocess.PIPE, text=True)
     copy = psutil.Process(int(asking.stdout.readline()))
-    left = [copy, copy.parent()]
+    left = [copy.pid, copy.ppid()]
     if busy:
         until(lambda: copy.cpu_times().user > 0.2)
     asking.kill()
     asking.wait()
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in left), 20)
+    until(lambda: all(map(gone, left)), 20)

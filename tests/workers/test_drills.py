@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from speculoos.settings import Settings
+from tests.tools.processes import gone
 from tests.workers.conftest import SECRET, Bench, Broker, wait_until
 from tests.workers.drill_work import Count
 from tracking import db, jobs, reports
@@ -202,13 +203,6 @@ def test_what_a_job_started_ends_with_it(steady: Bench, tmp_path: Path) -> None:
     request_cancel(job.id, steady.settings)
     steady.wait(job.id, "CANCELLED")
     wait_until(lambda: gone(grandchild), 5, "the grandchild's end")
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_no_secret_reaches_rows_or_logs(steady: Bench, tmp_path: Path) -> None:
