@@ -18,22 +18,21 @@ MOST = 500
 after a restart of this process: the lists to pick from are of no weight here (widgets/fields.py)."""
 
 
-class _Nothing(dict[int, Any]):
-    """A table that keeps nothing."""
-
-    def __setitem__(self, key: int, value: Any) -> None:
-        """Forgotten."""
-
-
 class PageSession(SessionState):
     """One opened page."""
 
     def __init__(self, blocks: gr.Blocks):
         undescribed: Any = SimpleNamespace(default_config=blocks.default_config, blocks={})
         super().__init__(undescribed)
-        self.config_values = _Nothing()
         self.blocks_config.blocks = ChainMap({}, blocks.default_config.blocks)  # type: ignore[assignment]
         self.blocks_config.fns = blocks.default_config.fns
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        """Keep a component that has changed; Gradio would describe it too."""
+        if isinstance(self.blocks_config.blocks.get(key), gr.State):
+            super().__setitem__(key, value)
+        else:
+            self.blocks_config.blocks[key] = value
 
     def _update_config(self, key: int) -> None:
         """Gradio's hook after a component has changed: nothing to describe."""

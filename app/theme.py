@@ -4,6 +4,7 @@ The palette lives in that one style sheet (light and dark); fonts are the system
 """
 
 import hashlib
+from functools import cache
 from pathlib import Path
 
 import gradio as gr
@@ -142,11 +143,16 @@ def modules() -> list[str]:
 
 def module(name: str) -> str:
     """The address of a module. The hash of all is a folder, so that what a module imports beside it has it too."""
-    return f"/ui/{VERSION}{_hash(modules())}/{name}"
+    return f"/ui/{_version()}/{name}"
 
 
 def _preload(name: str) -> str:
     return f'<link rel="modulepreload" href="{module(name)}">'
+
+
+@cache
+def _version() -> str:
+    return f"{VERSION}{_hash(modules())}"
 
 
 def _hash(names: list[str]) -> str:
@@ -157,5 +163,6 @@ class Static(StaticFiles):
     """`static/`, where a folder that names a version is passed over."""
 
     def get_path(self, scope: Scope) -> str:
-        first, _, rest = super().get_path(scope).partition("/")
-        return rest if rest and first.startswith(VERSION) else super().get_path(scope)
+        path = super().get_path(scope)
+        first, _, rest = path.partition("/")
+        return rest if rest and first.startswith(VERSION) else path

@@ -43,13 +43,8 @@ def _program(settings: Settings, name: str) -> Program:
 
 def worker_command(queue: str, threads: int | None = None) -> tuple[str, ...]:
     """A worker for `queue`, with its own number of threads (1 for gpu) unless told otherwise."""
-    return (
-        sys.executable,
-        "-m",
-        "workers.supervise.worker",
-        queue,
-        *(["--concurrency", str(threads)] if threads else []),
-    )
+    concurrency = ("--concurrency", str(threads)) if threads else ()
+    return (sys.executable, "-m", "workers.supervise.worker", queue, *concurrency)
 
 
 def broker_command(settings: Settings) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class Services:
         return all(part.ok for part in health.check(self.settings, self.wanted).values())
 
     def _start(self) -> None:
-        from launch.up import make_token
+        from speculoos.inference_token import make_token
 
         end_survivors(self.settings)
         make_token(self.settings)

@@ -1,6 +1,5 @@
 """`speculoos up`: everything a home needs, in the foreground, until Ctrl-C. Migrates, starts, waits, prints the URL."""
 
-import secrets
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ from launch.services import stop_services
 from launch.supervision import Starts, Supervisor, end_survivors
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
-from speculoos.files import secret
+from speculoos.inference_token import make_token
 from speculoos.login_links import make_link
 from speculoos.people import access_warning
 from speculoos.settings import Settings
@@ -94,11 +93,6 @@ def prepare(settings: Settings) -> Settings:
     dispose()
     make_token(settings)
     return replace(settings, inference_token=settings.inference_token or make_token(settings))
-
-
-def make_token(settings: Settings) -> str:
-    """The token in home/secrets/inference-token, made at the first start, readable by its owner only."""
-    return secret(settings.home / "secrets" / "inference-token", lambda: secrets.token_urlsafe(32))
 
 
 def wait_healthy(supervisor: Supervisor, names: tuple[str, ...], stop: threading.Event) -> bool:

@@ -21,23 +21,18 @@ SMALL = {
     "max_position_embeddings": 512,
 }
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 MIXED = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {}),
-    "llama3": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-            "tie_word_embeddings": True,
-        },
-    ),
+    "llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
     "mistral": ("mistral", {"sliding_window": 16}),
     "phi": ("phi", {}),
     "phi3": ("phi3", {"sliding_window": 16, "pad_token_id": 0}),

@@ -3,11 +3,9 @@ time) and keys, which are rows (tracking/keys.py).
 """
 
 import hmac
-import secrets
 import time
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -15,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.errors import ApiError, as_api_error
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
-from speculoos.files import secret
+from speculoos.inference_token import make_token
 from speculoos.settings import LOOPBACK, Settings
 from tracking import keys
 from tracking.db import reading, session
@@ -31,10 +29,6 @@ MOST_KNOWN = 1024
 CLIENT = "speculoos.client"
 
 
-def token_path(settings: Settings) -> Path:
-    return settings.home / "secrets" / "inference-token"
-
-
 def with_token(settings: Settings) -> Settings:
     """Settings that have a token: the given one, else one made in home/secrets (loopback only).
 
@@ -47,15 +41,11 @@ def with_token(settings: Settings) -> Settings:
             f"The inference server would listen on {settings.inference_host} without a token; "
             "set SPECULOOS_INFERENCE_TOKEN (or SPECULOOS_INFERENCE_TOKEN_FILE)."
         )
-    return replace(settings, inference_token=make_token(token_path(settings)))
-
-
-def make_token(path: Path) -> str:
-    """The token in `path`, which is made (mode 0600, whole or not at all) when it is not there."""
     try:
-        return secret(path, lambda: secrets.token_urlsafe(24))
+        return replace(settings, inference_token=make_token(settings))
     except OSError as error:
-        raise Unavailable(f"The token file {path} cannot be made ({error.strerror}).") from None
+        file = settings.inference_token_file
+        raise Unavailable(f"The token file {file} cannot be made ({error.strerror}).") from None
 
 
 class Keys:

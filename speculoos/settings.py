@@ -18,6 +18,7 @@ from speculoos.errors import BadInput
 
 CLONE = Path(__file__).resolve().parent.parent
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+INFERENCE_TOKEN = Path("secrets") / "inference-token"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOGINS = ("open", "token")
 
@@ -123,6 +124,10 @@ class Settings:
         return _run_dir(self.home)
 
     @property
+    def inference_token_file(self) -> Path:
+        return self.home / INFERENCE_TOKEN
+
+    @property
     def is_loopback(self) -> bool:
         return self.host in LOOPBACK
 
@@ -164,7 +169,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         inference_host=_value(env, "SPECULOOS_INFERENCE_HOST") or "127.0.0.1",
         inference_port=inference_port,
         inference_url=_value(env, "SPECULOOS_INFERENCE_URL") or f"http://127.0.0.1:{inference_port}",
-        inference_token=_value(env, "SPECULOOS_INFERENCE_TOKEN") or _read(home / "secrets" / "inference-token"),
+        inference_token=_value(env, "SPECULOOS_INFERENCE_TOKEN") or _read(home / INFERENCE_TOKEN),
         password=_value(env, "SPECULOOS_PASSWORD"),
         login=_one_of(env, "SPECULOOS_LOGIN", LOGINS),
         publish_address=_value(env, "SPECULOOS_PUBLISH_ADDRESS"),

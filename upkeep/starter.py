@@ -11,13 +11,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from models.archive import WEIGHTS
 from models.starter import HEAD, starter_path
 from speculoos.settings import Settings
+from speculoos.sums import listed
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, now
 
 GIVEN = "starter-head"
-WEIGHTS = "model.safetensors"
 
 
 def ensure_starter(session: Session, settings: Settings) -> Base | None:
@@ -51,7 +52,7 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     if config["base_sha256"] != base.weights_sha256:
         return
     row = session.scalar(select(Checkpoint).where(Checkpoint.base_id == base.id, Checkpoint.name == STARTER))
-    given, sha256 = settings.home / GIVEN, _sha256()
+    given, sha256 = settings.home / GIVEN, listed(HEAD)[WEIGHTS]
     if row is None and (not given.exists() or given.read_text().strip() != sha256):
         row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
     if row is None or Path(row.path).name != HEAD.name or (row.sha256 == sha256 and row.path == str(HEAD)):
@@ -65,12 +66,6 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     session.flush()
     given.parent.mkdir(parents=True, exist_ok=True)  # with a database elsewhere nothing has made the home yet
     given.write_text(sha256 + "\n", encoding="utf-8")
-
-
-def _sha256() -> str:
-    """Of the weights, as the folder's own sums say."""
-    lines = (HEAD / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
-    return next(line.split()[0] for line in lines if line.endswith(WEIGHTS))
 
 
 def _read_card(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from app.views import choices
 from app.views.manage import sentence
 from app.views.train_settings import SettingControls
 from app.widgets.accordion import folded
-from app.widgets.elements import QUIET, block, notice, on_load, page_header
+from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden
 from app.widgets.review import review
@@ -82,8 +82,7 @@ class TrainPage:
         filled = [*self.main, self.name, *self.advanced.inputs]
         on_load(self.open_address, None, [*filled, *groups, self.method_note, self.review, self.empty])
         seen = (self.review_now, self.values, self.review)
-        changed = [control.input for control in (self.base, self.data, self.name, *self.advanced.inputs)]
-        gr.on(changed, *seen, **QUIET, trigger_mode="always_last")  # one event: its answers keep their order
+        on_typing((self.base, self.data, self.name, *self.advanced.inputs), *seen)
         chosen = [self.recipe, self.method_note, *groups, *self.advanced.inputs]
         self.method.input(self.choose_method, self.method, chosen, **QUIET).then(*seen, **QUIET)
         self.recipe.input(self.choose_recipe, [self.method, self.recipe], self.advanced.inputs, **QUIET).then(

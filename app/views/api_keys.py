@@ -55,8 +55,7 @@ def view(settings: Settings) -> list[Any]:
         return [notice(sentence(error), "bad"), gr.skip()]
     choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)
     if not live:
-        path = settings.home / "secrets" / "inference-token"
-        return [tag("p", safe(NONE_YET.format(path=path)), class_="sp-lead"), choices]
+        return [tag("p", safe(NONE_YET.format(path=settings.inference_token_file)), class_="sp-lead"), choices]
     lines = [
         [safe(key.name), tag("code", safe(key.hint + "…")), safe(ago(key.created_at)), safe(ago(key.last_used_at))]
         for key in live

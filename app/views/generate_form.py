@@ -12,7 +12,7 @@ from app.links import go
 from app.views import choices
 from app.views.manage import SMALL, sentence
 from app.widgets.accordion import folded
-from app.widgets.elements import QUIET, block, notice
+from app.widgets.elements import QUIET, block, notice, on_typing
 from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden
 from app.widgets.review import review
@@ -95,10 +95,7 @@ class GenerateForm:
 
     def _wire(self) -> None:
         values = [self.chosen, self.name, *self.inputs.values()]
-        changed = [control.input for control in (*self.inputs.values(), self.name)]
-        gr.on(
-            changed, self._review, values, self.review, **QUIET, trigger_mode="always_last"
-        )  # one event: answers keep order
+        on_typing((*self.inputs.values(), self.name), self._review, values, self.review)
         self.who.change(self._endpoint, self.who, self.endpoint_model, **QUIET)
         self.start.click(self._start, values, [self.said, self.target], **QUIET).then(
             None, self.target, None, js=go(), api_visibility="private"

@@ -66,7 +66,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; default SPECULOOS_INFERENCE_PORT or 7861.")] = 0,
 ) -> int:
     """The inference server alone: OpenAI's protocol, with the trace of speculation in every chunk."""
-    from launch.up import make_token
+    from speculoos.inference_token import make_token
     from upkeep.homes import open_home
 
     settings = open_home()

@@ -64,7 +64,7 @@ def test_parts_after_the_deadline_are_reported_as_not_run(bench: Bench) -> None:
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # also where the tests run beside a GPU
     assert gpu_check.main([]) == 2
     assert capsys.readouterr().err.strip() == gpu_check.NO_GPU
 
@@ -73,7 +73,7 @@ def test_a_claim_that_does_not_hold_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Found([Claim("plain decoding", "≥ 4 ×", "3.1 ×", False), Claim("tokens", "all", "all", True)])
-    monkeypatch.setattr(gpu_check, "PARTS", {"speed": lambda _bench: slow})
+    monkeypatch.setattr(gpu_check, "PARTS", {"speed": lambda _bench: slow})  # what a slow GPU would find
     assert gpu_check.main(["--dry-run"]) == 1
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == "Does not hold: plain decoding (wanted ≥ 4 ×): 3.1 ×"

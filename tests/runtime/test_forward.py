@@ -7,7 +7,7 @@ from torch import nn
 from decoding.target import Target, fast_target
 from decoding.tree import DraftTree, shape_from_choices
 from models.base import Base, load_base
-from models.tiny import make_tiny_base
+from models.tiny import LLAMA3_ROPE, make_tiny_base
 from runtime.forward import FastForward
 from runtime.graphs import GraphedForward, bucket_of
 from runtime.linear import PackedLinear, pack, pack_module, packing_works, product
@@ -23,17 +23,7 @@ FAMILIES = {
     "qwen3": {"head_dim": 16},
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "phi3": {"pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1},
-    "llama3-rope": {
-        "family": "llama",
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 10000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    },
+    "llama3-rope": {"family": "llama", "rope_parameters": LLAMA3_ROPE},
 }
 
 
