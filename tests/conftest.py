@@ -93,10 +93,10 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 MB."""
+    """A disk of 32 MB."""
     place = tmp_path / "small-disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(place)], capture_output=True)
     if mounted.returncode:
         pytest.skip("only root may mount a small disk, and a shared one must not be filled")
     yield place

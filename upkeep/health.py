@@ -91,16 +91,12 @@ def _lacking(name: str, specifier: Any) -> str:
 
 
 def _database(settings: Settings) -> str:
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-
-    from tracking.db import alembic_config, engine, reading
+    from tracking import revisions
+    from tracking.db import engine, reading
 
     with reading(settings) as session:
-        connection = session.connection()
-        found = MigrationContext.configure(connection).get_current_revision()
-        head = ScriptDirectory.from_config(alembic_config(connection)).get_current_head()
-    if found != head:
+        found = revisions.current(session.connection())
+    if found != (head := revisions.head()):
         raise Unavailable(f"Migration {found or 'none'}, expected {head}.", "`speculoos up` migrates the database.")
     return f"{engine(settings).dialect.name}, migration {found}"
 

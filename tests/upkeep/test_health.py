@@ -1,0 +1,15 @@
+"""Looking at the parts: again and again, in processes that run for weeks."""
+
+from speculoos.settings import Settings
+from tracking import db
+from upkeep import health
+
+
+def test_looking_at_the_database_again_leaves_nothing_behind(database: Settings) -> None:
+    """Statements are compiled once: one made of new tables each time would push all others out of the cache."""
+    (found,) = health.check(database, ["database"]).values()
+    assert found.ok and "migration" in found.detail
+    compiled = len(db.engine(database)._compiled_cache)
+    for _ in range(5):
+        health.check(database, ["database"])
+    assert len(db.engine(database)._compiled_cache) == compiled
