@@ -139,7 +139,7 @@ def engine_tau(base, draft, conversations, depth):
 
 @pytest.mark.parametrize("name", ["medusa", "medusa-tied", "eagle", "eagle3", "draft"])
 def test_every_method_learns_by_heart_what_a_base_with_another_head_says(name, bent, tmp_path):
-    """Saved and loaded too, a chain of two is nearly always taken, and the loss meets the entropy of the base's own logits."""
+    """Saved and loaded too, a chain of two is nearly always taken; the loss meets the base's own entropy."""
     base, few = bent
     torch.manual_seed(0)
     settings = {"medusa_num_heads": 2, "ttt_steps": 2, "draft_num_layers": 2, "eagle_noise": 0.0}
