@@ -74,7 +74,7 @@ def why_not(config: dict[str, Any]) -> str:
     """Empty where drafts can be made for a base with this config.json, else why not, in one sentence."""
     kind, architecture = config.get("model_type", ""), (config.get("architectures") or [""])[0]
     text = config.get("text_config") or config
-    kinds = {kind, text.get("model_type", kind)}
+    kinds = {kind, str(text.get("model_type", kind))}
     if config.get("is_encoder_decoder"):
         return f"{kind} is an encoder-decoder model; drafts here belong to decoder-only ones."
     if kinds & RECURRENT or "ssm_cfg" in config or RECURRENT_LAYERS & _layer_types(text):

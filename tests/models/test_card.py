@@ -69,6 +69,13 @@ def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:
     assert all(reason in why for why in methods(config).values())
 
 
+@pytest.mark.parametrize(
+    "odd", [{"text_config": {"model_type": ["a"]}}, {"layer_types": [{}, 3]}, {"layer_types": "conv"}]
+)
+def test_a_config_that_makes_no_sense_is_no_traceback(odd: dict) -> None:
+    assert set(methods({"model_type": "llama", **odd}).values()) == {""}
+
+
 @pytest.mark.parametrize("family", ["phi", "granite", "gemma2", "cohere"])
 def test_a_bias_a_known_scale_and_a_known_cap_are_no_reason(family: str, tmp_path: Path) -> None:
     kind, overrides = FAMILIES[family]
