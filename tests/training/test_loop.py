@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from methods import train_config
 from models.base import load_base
 from models.checkpoints import load_draft, read_config, verify_sums
-from models.tiny import make_tiny_base
+from models.tiny import GRANITE, make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Silent
 from tests.training.conftest import answer, write_dataset
@@ -374,10 +374,16 @@ def test_what_the_base_cannot_take_is_refused_before_training(tiny_base, dataset
         train(config("eagle3", aux_layers=(1, 99)), tiny_base, dataset, tmp_path / "out")
 
 
-def test_a_base_whose_head_has_a_bias_is_refused(dataset, tmp_path):
-    folder = make_tiny_base(tmp_path / "phi", "phi")
-    with pytest.raises(Unsupported, match="bias"):
-        train(config(), folder, dataset, tmp_path / "out")
+def test_a_base_that_drafts_cannot_be_made_for_is_refused_by_name(dataset, tmp_path, monkeypatch):
+    with pytest.raises(Unsupported, match="bert looks at later tokens"):
+        train(config(), make_tiny_base(tmp_path / "bert", "bert"), dataset, tmp_path / "out")
+    granite = make_tiny_base(tmp_path / "granite", "granite", logits_scaling=4.0)
+    monkeypatch.setattr("models.families.DIVIDED", {})
+    with pytest.raises(Unsupported, match="What granite makes of its logits by logits_scaling"):
+        train(config(), granite, dataset, tmp_path / "out")
+    monkeypatch.setattr("models.families.BENDING", ())
+    with pytest.raises(Unsupported, match="what GraniteForCausalLM makes of its head's output is not known here"):
+        train(config(), granite, dataset, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("version", "sentence"), [("1", "FSDP version 1"), ("2", "FSDP is not supported on a cpu")])
@@ -389,8 +395,9 @@ def test_fsdp_is_refused_by_name(version, sentence, tiny_base, dataset, tmp_path
 
 
 def test_other_families_train_too(tmp_path):
-    for family in ("qwen2", "gpt2"):
-        sizes = {"n_embd": 32, "n_layer": 4, "n_head": 4} if family == "gpt2" else {}
+    sizes_of = {"gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4}, "granite": GRANITE}
+    for family in ("qwen2", "gpt2", "phi", "granite"):
+        sizes = sizes_of.get(family, {})
         folder = make_tiny_base(tmp_path / family, family, **sizes)
         rows = [answer(load_base(folder), f"count {i}", 20) for i in range(4)]
         data = write_dataset(tmp_path / f"{family}-data", rows)
