@@ -13,7 +13,7 @@ from methods.recipes import config_for, read_recipe
 from methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from workers.ask.requests import FetchModel, GenerateData, ImportPrompts, Train
+from workers.ask.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Train
 
 ENDPOINT = "endpoint:"
 SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}
@@ -49,18 +49,28 @@ def hub_id(text: str) -> str:
     return name
 
 
-def import_request(settings: Settings, upload: str | None, path: str, limit: float | None) -> ImportPrompts:
-    """A prompt file: an upload (ours to remove), or one that lies on the server."""
-    rows = whole("Rows at most", limit, low=1)
+def import_request(
+    settings: Settings, upload: str | None, path: str, limit: float | None, answered_by: str | None = None
+) -> ImportPrompts | ImportAnswered:
+    """A file of prompts, or of conversations that base `answered_by` (an id) answered; "" when none was chosen."""
+    if answered_by == "":
+        raise BadInput("Answered by: choose the base model that wrote the answers, or one equal to it.")
+    file = _import_file(settings, upload, path)
+    given = {"path": str(file), "original_name": file.name, "limit": whole("Rows at most", limit, low=1)}
+    given["delete_after"] = bool(upload)
+    return ImportAnswered(base_id=answered_by, **given) if answered_by else ImportPrompts(**given)
+
+
+def _import_file(settings: Settings, upload: str | None, path: str) -> Path:
+    """An upload (ours to remove), or a file that lies on the server."""
     if upload:
-        file = Path(upload)
-        return ImportPrompts(str(file), original_name=file.name, limit=rows, delete_after=True)
+        return Path(upload)
     if not path.strip():
         raise BadInput("Choose a file to upload, or give the path of one on this server.")
     file = readable(settings, path.strip())
     if not file.is_file():
         raise BadInput(f"Path: there is no file {file}.")
-    return ImportPrompts(str(file), original_name=file.name, limit=rows)
+    return file
 
 
 def readable(settings: Settings, text: str) -> Path:

@@ -2,10 +2,13 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corpus.prompts import DEFAULT_MAX_ROWS, BadRow, Row, read_prompts
+from corpus.prompts import read_prompts
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow
 from corpus.shards import ShardWriter, write_summary
 from speculoos.errors import BadInput
 from speculoos.files import new_file, new_folder
@@ -34,30 +37,48 @@ def import_prompts(
     `turns` (rows by number of user turns), `categories`, `characters`.
     Raises BadInput when the file cannot be read or holds no prompt; nothing is left behind then.
     """
-    name = original_name or Path(path).name
-    report = _Report()
-    most = max(UNPACKED, UNPACKED_TIMES * _size(path))
+    source = Source(Path(path), original_name or Path(path).name, "prompt")
+    return write_rows(source, read_prompts(path, limit, max_rows), folder, reporter, Report(), kind="prompts")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file that is imported: its name for people, and what one good row of it is called."""
+
+    path: Path
+    name: str
+    noun: str
+
+
+def write_rows(
+    source: Source, rows: Iterable[Any], folder: str | Path, reporter: Reporter, report: "Report", **summary: Any
+) -> dict[str, Any]:
+    """Write good rows into the data set folder `folder`, bad ones into its `bad.jsonl`; `summary` goes to
+    `dataset.json` with the report, which is returned. Raises BadInput when no row is good."""
+    most = max(UNPACKED, UNPACKED_TIMES * _size(source.path))
     with new_folder(Path(folder), replace=True) as building, new_file(building / "bad.jsonl") as bad:
         with ShardWriter(building) as shards:
-            for row in read_prompts(path, limit, max_rows):
+            for row in rows:
                 report.add(row)
                 if report.size > most:
-                    raise BadInput(f"{name}: unpacks to more than {most >> 20:,} MiB; give a smaller part of it.")
-                if isinstance(row, Row):
-                    shards.add(row.to_json())
-                else:
+                    raise BadInput(
+                        f"{source.name}: unpacks to more than {most >> 20:,} MiB; give a smaller part of it."
+                    )
+                if isinstance(row, BadRow):
                     bad.write(json.dumps({"line": row.line, "reason": row.reason}, ensure_ascii=False) + "\n")
+                else:
+                    shards.add(row.to_json())
                 if report.read % EVERY == 0:
                     reporter.progress(report.read, None, "rows", f"{report.bad_rows} bad")
                     check_stop(reporter)
         made = report.to_json()
-        _check(name, made)
-        write_summary(building, kind="prompts", source=name, **made)
+        _check(source, made)
+        write_summary(building, source=source.name, **summary, **made)
     reporter.progress(report.read, report.read, "rows", f"{report.bad_rows} bad")
     return made
 
 
-class _Report:
+class Report:
     """Counts of an import."""
 
     def __init__(self) -> None:
@@ -70,7 +91,8 @@ class _Report:
     def read(self) -> int:
         return self.rows + self.bad_rows
 
-    def add(self, row: Row | BadRow) -> None:
+    def add(self, row: Any) -> None:
+        """Count a row."""
         if isinstance(row, BadRow):
             self.bad_rows += 1
             if len(self.bad) < REPORTED:
@@ -78,12 +100,14 @@ class _Report:
             return
         self.rows += 1
         self.turns[str(sum(m["role"] == "user" for m in row.messages))] += 1
-        self.characters += sum(len(m["content"]) for m in row.messages)
-        self.size += sum(len(m["content"]) for m in row.messages) + sum(map(len, row.reference))
+        characters = sum(len(m["content"]) for m in row.messages)
+        self.characters += characters
+        self.size += characters + sum(map(len, getattr(row, "reference", ())))
         if row.category and (row.category in self.categories or len(self.categories) < CATEGORIES):
             self.categories[row.category] += 1
 
     def to_json(self) -> dict[str, Any]:
+        """See `import_prompts`."""
         return {
             "rows_read": self.read,
             "rows": self.rows,
@@ -102,8 +126,8 @@ def _size(path: str | Path) -> int:
         return 0  # the reader says what is wrong with it
 
 
-def _check(name: str, report: dict[str, Any]) -> None:
+def _check(source: Source, report: dict[str, Any]) -> None:
     if report["rows"]:
         return
     first = f" The first: line {report['bad'][0]['line']}, {report['bad'][0]['reason']}." if report["bad"] else ""
-    raise BadInput(f"{name}: no usable prompt among {report['rows_read']} rows.{first}")
+    raise BadInput(f"{source.name}: no usable {source.noun} among {report['rows_read']} rows.{first}")

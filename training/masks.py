@@ -15,6 +15,10 @@ from typing import Any
 
 from speculoos.errors import BadInput
 
+Message = dict[str, Any]
+FURTHER = ("reasoning_content", "tool_calls", "tool_call_id", "name")
+"""What a message may hold besides its role and its text."""
+SAID = ("content", "reasoning_content", "tool_calls")
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
 
 
@@ -26,19 +30,24 @@ class Masked:
     mask: list[bool]
     source: str
 
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Half-open spans of what is in the loss."""
+        return _runs(self.mask)
+
 
 def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[int] = ()) -> Masked:
     """The row's ids and loss mask. Raises BadInput, without naming the row, when the row cannot be used."""
     eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
     if row.get("token_ids") and row.get("loss_spans") is not None:
         return from_spans(row["token_ids"], row["loss_spans"])
-    messages, cut = _messages(row), cut_answers(row)
+    messages, cut, tools = _messages(row), cut_answers(row), row.get("tools") or None
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         return from_plain(tokenizer, messages, eos, cut)
     if isinstance(template, str) and GENERATION_MARK.search(template):
-        return from_marks(tokenizer, messages, eos, cut)
-    return from_prefixes(tokenizer, messages, eos, cut)
+        return from_marks(tokenizer, messages, eos, cut, tools)
+    return from_prefixes(tokenizer, messages, eos, cut, tools)
 
 
 def cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
@@ -58,11 +67,16 @@ def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Mask
 
 
 def from_marks(
-    tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int], cut: frozenset[int] = frozenset()
+    tokenizer: Any,
+    messages: list[Message],
+    eos: frozenset[int],
+    cut: frozenset[int] = frozenset(),
+    tools: Sequence[Any] | None = None,
 ) -> Masked:
     """Mask from the template's own marks, mended so that each span ends with its end-of-turn token, but for answers
     that were `cut`: those end before it."""
-    out = _templated(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    marked_up = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    out = _templated(tokenizer, messages, tools=tools, **marked_up)
     ids, marked = list(out["input_ids"]), [bool(m) for m in out["assistant_masks"]]
     mask = [False] * len(ids)
     runs = _runs(marked)
@@ -79,7 +93,11 @@ def from_marks(
 
 
 def from_prefixes(
-    tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int], cut: frozenset[int] = frozenset()
+    tokenizer: Any,
+    messages: list[Message],
+    eos: frozenset[int],
+    cut: frozenset[int] = frozenset(),
+    tools: Sequence[Any] | None = None,
 ) -> Masked:
     """Mask from rendered texts: an answer is what rendering its turn adds to the text that asks for it; of one that
     was `cut` only the words themselves.
@@ -87,7 +105,7 @@ def from_prefixes(
     Turns whose asking text is no prefix of the whole (templates that rewrite earlier turns) stay out of the loss. So
     does an answer that opens the conversation: nothing asks for it, and the engine never drafts there.
     """
-    text = _render(tokenizer, messages, False)
+    text = _render(tokenizer, messages, False, tools)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     mask = [False] * len(ids)
@@ -95,10 +113,11 @@ def from_prefixes(
     for number, turn in enumerate(answers):
         if not turn:
             continue
-        asked, answered = _render(tokenizer, messages[:turn], True), _render(tokenizer, messages[: turn + 1], False)
+        asked = _render(tokenizer, messages[:turn], True, tools)
+        answered = _render(tokenizer, messages[: turn + 1], False, tools)
         if not (text.startswith(asked) and text.startswith(answered) and answered.startswith(asked)):
             continue
-        stop = _end_of_words(text, messages[turn]["content"], len(asked)) if number in cut else len(answered)
+        stop = _end_of_words(text, _words(messages[turn]), len(asked)) if number in cut else len(answered)
         inside = [i for i, (a, b) in enumerate(offsets) if a >= len(asked) and b <= stop and b > a]
         if inside:
             end = _cut_after_eos(ids, inside[0], inside[-1] + 1, eos)
@@ -107,7 +126,7 @@ def from_prefixes(
 
 
 def from_plain(
-    tokenizer: Any, messages: list[dict[str, str]], eos: frozenset[int], cut: frozenset[int] = frozenset()
+    tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int] = frozenset()
 ) -> Masked:
     """Without a chat template: one text continued by one answer, ended, unless it was `cut`, by the tokenizer's own
     end of text."""
@@ -121,25 +140,34 @@ def from_plain(
     return Masked(prompt + answer, [False] * len(prompt) + [True] * len(answer), "prefixes")
 
 
-def _messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
+def _messages(row: Mapping[str, Any]) -> list[Message]:
+    """Role and text of each message, and what else of it a template may write."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise BadInput("no messages")
-    if not any(m.get("role") == "assistant" and m.get("content") for m in messages):
+    if not any(m.get("role") == "assistant" and any(m.get(key) for key in SAID) for m in messages):
         raise BadInput("no answer to learn from")
-    return [{"role": str(m.get("role")), "content": str(m.get("content") or "")} for m in messages]
+    return [
+        {"role": str(m.get("role")), "content": str(m.get("content") or "")} | {k: m[k] for k in FURTHER if m.get(k)}
+        for m in messages
+    ]
 
 
-def _render(tokenizer: Any, messages: list[dict[str, str]], ask: bool) -> str:
-    return _templated(tokenizer, messages, tokenize=False, add_generation_prompt=ask)
+def _words(message: Message) -> str:
+    """What an answer ends with."""
+    return message["content"] or str(message.get("reasoning_content", ""))
 
 
-def _templated(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> Any:
+def _render(tokenizer: Any, messages: list[Message], ask: bool, tools: Sequence[Any] | None) -> str:
+    return _templated(tokenizer, messages, tools=tools, tokenize=False, add_generation_prompt=ask)
+
+
+def _templated(tokenizer: Any, messages: list[Message], **options: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
         return tokenizer.apply_chat_template(messages, **options)
-    except TemplateError as error:
+    except (TemplateError, TypeError, KeyError) as error:  # also what a template's own filters raise
         raise BadInput(f"the chat template refuses these messages ({error})") from None
 
 

@@ -17,7 +17,7 @@ import psutil
 from speculoos.settings import Settings
 
 IMPORT_MB = 2048
-READERS = ("import_prompts",)
+READERS = ("import_prompts", "import_answered")
 """Kinds of jobs that read foreign files and are bounded always."""
 OOM_SCORE = 500
 """Of 1000: the system's choice when memory is out falls on a job, never on the pages or the database."""

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import previews, visitor
 from app.forms import import_request
 from app.links import go
-from app.views import data_view
+from app.views import choices, data_view
 from app.views.generate_form import GenerateForm
 from app.views.job_panel import names
 from app.views.manage import SMALL, Manage, note_line, sentence
@@ -23,6 +23,7 @@ from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
+from tracking.db import reading
 from tracking.paging import page as page_of
 from tracking.tables import Base, Dataset, Job
 from workers.ask.quickstart import PROMPTS, PROMPTS_NAME
@@ -31,6 +32,10 @@ from workers.ask.submit import submit
 
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"]
+PROMPTS_ONLY = "The prompts: a model answers them here"
+ANSWERED = "The answers too: data to train on"
+KINDS = (PROMPTS_ONLY, ANSWERED)
+EQUAL = "The model that wrote the answers, or one equal to it: a draft learns to guess its words."
 IMPORT_SHAPES = (
     "conversations with from/value or role/content, messages, prompt, question, "
     "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
@@ -67,8 +72,8 @@ def build(settings: Settings) -> None:
 
 
 def build_import(settings: Settings) -> None:
-    """The form that imports a prompt file."""
-    with folded("Import prompts", elem_id="data-import"):
+    """The form that imports a file."""
+    with folded("Import a file", elem_id="data-import"):
         block(tag("p", safe(f"Understood: {IMPORT_SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
         with gr.Row():
             upload = gr.File(
@@ -84,12 +89,17 @@ def build_import(settings: Settings) -> None:
                 with gr.Row():
                     name = gr.Textbox(label="Name (optional)", max_lines=1, max_length=200, elem_id="data-new-name")
                     limit = gr.Textbox(label="Rows at most", placeholder="all", elem_id="data-limit", min_width=110)
+        with gr.Row(equal_height=True):
+            kind = gr.Radio(list(KINDS), value=PROMPTS_ONLY, label="What to keep", elem_id="data-kind", scale=2)
+            base = gr.Dropdown([], label="Answered by", elem_id="data-answered-by", visible=False, info=EQUAL)
         said = block(elem_id="data-said-import")
         with gr.Row(elem_classes="sp-buttons"):
             start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
             sample = gr.Button("Use the built-in prompts", elem_id="data-sample", **SMALL)
         target = hidden("data-target")
-    start.click(lambda *form: import_file(settings, *form), [upload, path, limit, name], [said, target], **QUIET).then(
+    kind.change(lambda chosen: answerers(settings, chosen), kind, base, **QUIET)
+    form = [upload, path, limit, name, kind, base]
+    start.click(lambda *values: import_file(settings, *values), form, [said, target], **QUIET).then(
         None, target, None, js=go(), api_visibility="private"
     )
     sample.click(lambda: import_sample(settings), None, [said, target], **QUIET).then(
@@ -97,11 +107,26 @@ def build_import(settings: Settings) -> None:
     )
 
 
-def import_file(settings: Settings, upload: str | None, path: str, limit: str, name: str) -> tuple[str, str]:
+def answerers(settings: Settings, kind: str) -> Any:
+    """The box of base models, shown where answers are kept."""
+    if kind != ANSWERED:
+        return gr.Dropdown(visible=False)
+    with reading(settings) as rows:
+        found = choices.bases(rows)
+    return gr.Dropdown(found, value=choices.first(found), visible=True)
+
+
+def import_file(
+    settings: Settings, upload: str | None, path: str, limit: str, name: str, kind: str, base_id: str | None
+) -> tuple[str, str]:
     """Submit the job: (notice, where to go)."""
+    answered_by = (base_id or "") if kind == ANSWERED else None
     return submitted(
         lambda: submit(
-            import_request(settings, upload, path, limit), name=name.strip(), user=visitor.user(), settings=settings
+            import_request(settings, upload, path, limit, answered_by),
+            name=name.strip(),
+            user=visitor.user(),
+            settings=settings,
         )
     )
 
@@ -131,12 +156,13 @@ class DataPanel:
         self.head = live("dataset-head")
         self.generate = GenerateForm(settings, chosen)
         self.facts = block(elem_id="dataset-facts")
+        self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
         with folded("Name, note, delete", elem_id="dataset-manage"):
             self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
         section("First rows")
         self.preview = block(elem_id="dataset-preview")
-        self.live = [self.head, self.facts, self.bad, self.preview]
+        self.live = [self.head, self.facts, self.distributions, self.bad, self.preview]
         self.outputs = [*self.live, *self.generate.outputs, *self.manage.outputs]
 
     def live_view(self, rows: Session, data: Dataset) -> list[Any]:
@@ -145,7 +171,8 @@ class DataPanel:
         masked = previews.masked_rows(folder)
         plain = [] if masked else previews.message_rows(folder)
         shown = data_view.preview(masked, plain)
-        return [head(rows, data), data_view.details(data, names(rows)), data_view.bad_rows(data), shown]
+        facts, distributions = data_view.details(data, names(rows)), data_view.distributions(data)
+        return [head(rows, data), facts, distributions, data_view.bad_rows(data), shown]
 
     def view(self, rows: Session, data: Dataset | None, asked: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened data set."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from app.views.job_view import banner, progress
+from app.widgets.charts import line_chart
 from app.widgets.elements import badge, empty_state, facts, notice
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
@@ -70,7 +71,9 @@ def details(data: Dataset, names: Mapping[str, str]) -> str:
             ("Rows", f"{data.rows:,}" if data.rows else ""),
             ("Rows left out", f"{data.bad_rows:,}" if data.bad_rows else ""),
             ("Turns", _turns(report.get("turns"))),
-            ("Answer tokens", f"{report['tokens']:,}" if isinstance(report.get("tokens"), int) else ""),
+            ("Answer tokens", _count(report.get("answer_tokens", report.get("tokens")))),
+            ("Cut answers", _cut(report.get("cut_answers"))),
+            ("Mask known from", ", ".join(f"{MASKS.get(k, k)}" for k in report.get("mask_sources") or {})),
             ("Took", f"{duration(report['seconds'])}" if report.get("seconds") else ""),
             ("Speed", f"{speed:.0f} tokens a second" if speed else ""),
             ("Answered by", config.get("endpoint") or names.get(data.base_id or "", "")),
@@ -82,6 +85,35 @@ def details(data: Dataset, names: Mapping[str, str]) -> str:
             ("Id", data.id),
         ]
     )
+
+
+MASKS = {"tokens": "tokens", "marks": "the template's marks", "prefixes": "the rendered texts"}
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else ""
+
+
+def _cut(count: Any) -> str:
+    return f"{count:,}, whose ends are not learned" if isinstance(count, int) and count else ""
+
+
+def distributions(data: Dataset) -> str:
+    """How long the conversations are, and what a draft vocabulary of each size would cover of their answers."""
+    report = data.report or {}
+    charts = (
+        line_chart("Conversations of so many tokens at most", {"rows": _pairs(report.get("lengths"))}),
+        line_chart(
+            "Answer tokens a draft vocabulary covers, by its size",
+            {"covered": _pairs(report.get("coverage"))},
+            percent=True,
+        ),
+    )
+    return tag("div", "".join(charts), class_="sp-charts") if any(charts) else ""
+
+
+def _pairs(points: Any) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in points or []]
 
 
 def _turns(turns: Any) -> str:

@@ -12,6 +12,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 KINDS = {
     "fetch_model": "Fetch model",
     "import_prompts": "Import prompts",
+    "import_answered": "Import conversations",
     "generate_data": "Generate answers",
     "train": "Train draft",
     "evaluate": "Evaluate",

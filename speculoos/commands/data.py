@@ -7,6 +7,7 @@ import typer
 
 from speculoos.console import Json, Wait, figures, finish, table
 from speculoos.errors import BadInput
+from speculoos.settings import Settings
 
 app = typer.Typer(invoke_without_command=True, help="Prompt sets and generated conversations.")
 Name = Annotated[str, typer.Option(help="Name of the new data set.")]
@@ -20,25 +21,42 @@ def import_file(
     file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or parquet file.")],
     name: Name = "",
     limit: Limit = None,
+    answered: Annotated[
+        bool, typer.Option("--answered", help="Keep the answers: data to train on, written by --model or its equal.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="Base model that wrote the answers; with --answered.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Read a prompt file; rows that cannot be used are reported by line and left out."""
+    """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
+    left out."""
     from speculoos.follow import run_jobs
     from speculoos.people import account
     from upkeep.homes import open_home
-    from workers.ask.requests import ImportPrompts
+    from workers.ask.requests import ImportAnswered, ImportPrompts
     from workers.ask.submit import submit
 
     path = Path(file).expanduser().resolve()
     if not path.is_file():
         raise BadInput(f"{file}: there is no such file.")
+    if answered != bool(model):
+        raise BadInput("Say --answered together with --model BASE, the model that wrote the answers.")
     settings = open_home()
-    request = ImportPrompts(path=str(path), original_name=path.name, limit=limit)
+    given = {"path": str(path), "original_name": path.name, "limit": limit}
+    request = ImportAnswered(base_id=base_id(settings, model), **given) if answered else ImportPrompts(**given)
     (job,) = run_jobs(
         settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
     )
     found = describe(settings, job.request["dataset_id"])
     finish(found, as_json, _imported(found))
+
+
+def base_id(settings: Settings, reference: str) -> str:
+    """The id of a base by its name or id. Raises NotFound."""
+    from tracking import queries
+    from tracking.db import reading
+
+    with reading(settings) as session:
+        return queries.find_base(session, reference).id
 
 
 @app.command()
@@ -148,6 +166,8 @@ def describe(settings, reference: str) -> dict:  # noqa: ANN001
 def _imported(found: dict) -> str:
     bad = found.get("bad") or []
     lines = [f"{found['name']}: {found['rows_read']} rows read, {found['rows']} good, {found['bad_rows']} bad"]
+    if "answer_tokens" in found:
+        lines.append(f"  {found['answer_tokens']:,} answer tokens, {found['cut_answers']} answers cut by a limit")
     lines += [f"  line {row['line']}: {row['reason']}" for row in bad[:SHOWN_BAD]]
     return "\n".join(
         lines + ([f"  … and {found['bad_rows'] - SHOWN_BAD} more"] if found["bad_rows"] > SHOWN_BAD else [])

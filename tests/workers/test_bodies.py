@@ -10,6 +10,7 @@ import torch
 
 from corpus.shards import read_rows
 from models import trial
+from models.base import load_tokenizer
 from speculoos.errors import BadInput, Cancelled
 from speculoos.settings import Settings
 from tests.models import hostile
@@ -17,11 +18,12 @@ from tests.models.gguf_file import write_gguf
 from tests.tools.damage import cut, flip
 from tracking import db, jobs, reports
 from tracking.tables import Base, Dataset, Job
+from training.batches import load_conversations
 from training.resume_points import save_state
-from workers.ask.requests import FetchModel, GenerateData, ImportPrompts, Request
+from workers.ask.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Request
 from workers.ask.submit import submit
 from workers.child.context import Context
-from workers.child.work import WORK, fetch_model, generate_data, import_prompts
+from workers.child.work import WORK, fetch_model, generate_data, import_answered, import_prompts
 from workers.child.work.train import resume_from
 from workers.timing import Timing
 
@@ -81,6 +83,32 @@ def test_an_upload_is_removed_once_it_is_imported_and_kept_when_it_is_not(begin:
     with pytest.raises(BadInput, match="line 1"):
         import_prompts.run(request, context)
     assert bad.exists() and row(context, Dataset, request.dataset_id).state == "pending"
+
+
+def test_answered_conversations_become_data_that_can_be_trained_on(
+    begin: Begin, tiny_base: Path, tmp_path: Path
+) -> None:
+    base, file = fetched(begin, tiny_base), tmp_path / "chats.jsonl"
+    said = [{"from": "human", "value": "the fox?"}, {"from": "gpt", "value": "lazy dog"}]
+    rows = [{"conversations": said, "finish": how} for how in ("stop", "length")]
+    file.write_text("".join(json.dumps(each) + "\n" for each in [*rows, {"prompt": "alone"}]))
+    request, context = begin(ImportAnswered(path=str(file), base_id=base.id))
+    found = import_answered.run(request, context)
+    assert {key: found[key] for key in ("rows", "bad_rows", "cut_answers")} == {
+        "rows": 2,
+        "bad_rows": 1,
+        "cut_answers": 1,
+    }
+    data = row(context, Dataset, request.dataset_id)
+    assert (data.kind, data.state, data.base_id) == ("conversations", "ready", base.id)
+    tokenizer = load_tokenizer(base.path)
+    loaded, report = load_conversations(data.path, tokenizer, 64, tokenizer_sha256=base.tokenizer_sha256)
+    assert report.loss_tokens == found["answer_tokens"] and len(loaded) == 2
+    ended, cut = (tokenizer.decode(each.token_ids[each.mask].tolist()) for each in loaded)
+    assert ended.startswith("lazy dog") and cut == "lazy dog" != ended, "no end of turn after a cut"
+    with pytest.raises(BadInput, match="another tokenizer"):
+        load_conversations(data.path, tokenizer, 64, tokenizer_sha256="0" * 64)
+    assert (Path(data.path) / "preview.json").is_file()
 
 
 def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(

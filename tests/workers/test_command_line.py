@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from speculoos.errors import BadInput
 from workers.ask.command_line import command_for, parse_settings
-from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportPrompts, Train
+from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Train
 
 NAMES = {"b1": "starter", "d1": "my prompts", "d2": "answers", "c1": "my-heads"}
 
@@ -74,6 +74,9 @@ def test_evaluating_reads_back() -> None:
 def test_importing_and_fetching_read_back() -> None:
     names, values = parsed(command_for(ImportPrompts(path="/tmp/x", original_name="my file.jsonl", limit=3), {}, "p"))
     assert (names, values["file"], values["limit"]) == (["data", "import"], "my file.jsonl", 3)
+    answered = ImportAnswered(path="/tmp/x", base_id="b1", original_name="my file.jsonl")
+    names, values = parsed(command_for(answered, NAMES, "p"))
+    assert (names, values["answered"], values["model"]) == (["data", "import"], True, "starter")
     names, values = parsed(command_for(FetchModel(source="hub", location="org/name"), {}))
     assert (names, values["location"], values["source"]) == (["models", "add"], "org/name", "hub")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from speculoos.errors import BadInput
-from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train
+from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Request, Train
 
 Words = list[str]
 
@@ -70,6 +70,11 @@ def _import(request: ImportPrompts, named: Callable[[str], str]) -> Words:
     return ["data", "import", request.original_name or request.path, *_changed(request, "limit")]
 
 
+def _import_answered(request: ImportAnswered, named: Callable[[str], str]) -> Words:
+    words = ["data", "import", request.original_name or request.path, "--answered", "--model", named(request.base_id)]
+    return [*words, *_changed(request, "limit")]
+
+
 def _generate_data(request: GenerateData, named: Callable[[str], str]) -> Words:
     keys = ("limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed", "max_minutes")
     who = _option("model", named(request.base_id)) if not request.endpoint else _changed(request, "endpoint")
@@ -96,6 +101,7 @@ def _evaluate(request: Evaluate, named: Callable[[str], str]) -> Words:
 _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     FetchModel: _fetch,
     ImportPrompts: _import,
+    ImportAnswered: _import_answered,
     GenerateData: _generate_data,
     Train: _train,
     Evaluate: _evaluate,

@@ -10,11 +10,12 @@ from speculoos.errors import BadInput, Conflict
 from tracking import queries
 from tracking.names import STARTER, free_name, insist
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Table
-from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train
+from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Request, Train
 
 OUTPUT = {
     FetchModel: ("base_id", Base),
     ImportPrompts: ("dataset_id", Dataset),
+    ImportAnswered: ("dataset_id", Dataset),
     GenerateData: ("dataset_id", Dataset),
     Train: ("checkpoint_id", Checkpoint),
     Evaluate: ("evaluation_id", Evaluation),
@@ -24,6 +25,8 @@ OUTPUT = {
 
 def input_ids(request: Request) -> list[tuple[type[Table], str]]:
     """The rows a request reads, as (table, id)."""
+    if isinstance(request, ImportAnswered):
+        return [(Base, request.base_id)]
     if isinstance(request, GenerateData):
         return [(Dataset, request.source_id)] + ([] if request.endpoint else [(Base, request.base_id)])
     if isinstance(request, Train):
@@ -70,7 +73,7 @@ def default_name(session: Session, request: Request) -> str:
     if isinstance(request, FetchModel):
         location = request.location.rstrip("/")
         return location if request.source == "hub" else Path(location).name.removesuffix(".gguf")
-    if isinstance(request, ImportPrompts):
+    if isinstance(request, ImportPrompts | ImportAnswered):
         return Path(request.original_name or request.path).stem
     if isinstance(request, GenerateData):
         by = request.endpoint or queries.find_base(session, request.base_id).name
@@ -88,6 +91,9 @@ def _columns(session: Session, request: Request, experiment_id: str | None) -> d
         return {"source": request.source, "location": request.location}
     if isinstance(request, ImportPrompts):
         return {"kind": "prompts", "config": config, "experiment_id": experiment_id}
+    if isinstance(request, ImportAnswered):
+        links = {"base_id": request.base_id, "experiment_id": experiment_id}
+        return {"kind": "conversations", "config": config, **links}
     if isinstance(request, GenerateData):
         links = {"source_id": request.source_id, "base_id": request.base_id or None}
         return {"kind": "conversations", "config": config, "experiment_id": experiment_id, **links}

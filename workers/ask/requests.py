@@ -46,6 +46,21 @@ class ImportPrompts(Request):
 
 
 @dataclass(frozen=True)
+class ImportAnswered(Request):
+    """Read a file of conversations that base `base_id` (or an equal one) answered into data set `dataset_id`, which
+    can be trained on as it is. `path` is a file this home may read."""
+
+    kind: ClassVar[str] = "import_answered"
+    queue: ClassVar[str] = "io"
+    path: str
+    base_id: str
+    original_name: str = ""
+    limit: int | None = None
+    delete_after: bool = False
+    dataset_id: str = ""
+
+
+@dataclass(frozen=True)
 class GenerateData(Request):
     """Answer the prompts of `source_id` with base `base_id`, or with the endpoint named `endpoint`."""
 
@@ -92,7 +107,8 @@ class Evaluate(Request):
     evaluation_id: str = ""
 
 
-REQUESTS: dict[str, type[Request]] = {r.kind: r for r in (FetchModel, ImportPrompts, GenerateData, Train, Evaluate)}
+KINDS = (FetchModel, ImportPrompts, ImportAnswered, GenerateData, Train, Evaluate)
+REQUESTS: dict[str, type[Request]] = {request.kind: request for request in KINDS}
 
 
 def queue_of(request: Request) -> str:

@@ -1,0 +1,152 @@
+"""Answered conversations out of records (`corpus.shapes` has their forms): what a model may be trained on as it is.
+
+System turns, tool messages, tool calls, declared tools and reasoning stay with the messages, under the names that chat
+templates know. A greeting that opens a conversation and a question that ends it are left out: nothing asks for the
+one, nothing answers the other. An answer may say how it ended: `finish` or `finish_reason` in its message or in the
+row (a list has one for each answer, one text is the last answer's), ModelOpt's `truncated` in the row.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corpus.fields import MAX_LABEL, BadRecord, check_size, check_text, filled, kind_of, list_of, origin_of, text_of
+from corpus.prompts import ROLES
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow, parsed_rows, row_id
+from corpus.shapes import FIELDS, Message, messages_of, record_of
+
+TOOL = dict.fromkeys(("tool", "function", "observation", "function_response", "ipython"), "tool")
+CALL = dict.fromkeys(("function_call", "tool_call"), "assistant")
+ALL_ROLES = ROLES | TOOL | CALL
+REASONING = ("reasoning_content", "reasoning", "thinking")
+FINISH = ("finish", "finish_reason")
+CUT = ("length", "max_tokens", "max_length", "model_length")
+"""What servers say of an answer that a limit ended."""
+ANSWERED_FIELDS = FIELDS | {"tools", "truncated", *FINISH}
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One conversation that ends with an answer; `finish` says of each answer whether a limit cut it ("length") or it
+    ended by itself ("stop")."""
+
+    line: int
+    messages: list[Message]
+    finish: list[str]
+    tools: list[Any] = field(default_factory=list)
+    category: str = ""
+    source: dict[str, Any] = field(default_factory=dict)
+    part: int = 0
+
+    @property
+    def cut(self) -> int:
+        """Answers that a limit cut."""
+        return self.finish.count("length")
+
+    def to_json(self) -> dict[str, Any]:
+        """The line of a data set folder."""
+        made = {"id": row_id(self.line, self.part), "messages": self.messages, "finish": self.finish}
+        extra = {"tools": self.tools, "category": self.category, "source": {"line": self.line, **self.source}}
+        return made | {key: value for key, value in extra.items() if value}
+
+
+def read_answered(
+    path: str | Path, limit: int | None = None, max_rows: int = DEFAULT_MAX_ROWS
+) -> Iterator[Answered | BadRow]:
+    """Every row of a file of answered conversations, good or bad, in order: see `corpus.rows.parsed_rows`."""
+    return parsed_rows(path, parse, ANSWERED_FIELDS, limit, max_rows)
+
+
+def parse(line: int, value: Any) -> Answered:
+    """The conversation of one record. Raises BadRecord where it holds none that can be learned from."""
+    record = record_of(value)
+    turns = messages_of(record, _message)
+    endings = _endings(record, turns)
+    messages, finish = _trimmed(turns, endings)
+    _check(messages)
+    if filled(record.get("system")) and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": text_of(record["system"], "system")})
+    tools = list_of(record["tools"], "tools") if filled(record.get("tools")) else []
+    category = str(record["category"])[:MAX_LABEL] if filled(record.get("category")) else ""
+    row = Answered(line, messages, finish, tools, category, origin_of(record))
+    check_text(row.to_json())
+    return row
+
+
+def _message(item: Any, where: str) -> Message:
+    """One message with all that a chat template may write; its `finish` goes out again in `_trimmed`."""
+    if not isinstance(item, dict):
+        raise BadRecord(f"{where}: expected a message, found {kind_of(item)}")
+    name = str(item.get("role") or item.get("from")).strip().lower()
+    if name not in ALL_ROLES:
+        raise BadRecord(f"{where}: role {name[:40]!r} is not user, assistant, system or tool")
+    content = item.get("content", item.get("value"))
+    message: Message = {"role": ALL_ROLES[name], "content": "" if content is None else text_of(content, where)}
+    for key in ("name", "tool_call_id"):
+        if isinstance(item.get(key), str) and item[key]:
+            message[key] = item[key]
+    if message["role"] == "assistant":
+        message |= _of_answer(item, where)
+    return message
+
+
+def _of_answer(item: Mapping[str, Any], where: str) -> Message:
+    """What only answers have: reasoning, calls of tools, how it ended."""
+    found: Message = {}
+    if reasoning := next((item[key] for key in REASONING if filled(item.get(key))), None):
+        found["reasoning_content"] = text_of(reasoning, where)
+    if filled(item.get("tool_calls")):
+        found["tool_calls"] = [_call(call, where) for call in list_of(item["tool_calls"], f"{where}.tool_calls")]
+    if ending := next((item[key] for key in FINISH if isinstance(item.get(key), str)), ""):
+        found["finish"] = ending
+    return found
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """A call of a tool, its arguments as an object: templates write them as JSON themselves."""
+    if not isinstance(call, dict):
+        raise BadRecord(f"{where}: expected a tool call, found {kind_of(call)}")
+    function = call.get("function") if isinstance(call.get("function"), dict) else call
+    arguments = function.get("arguments")
+    with suppress(ValueError, RecursionError):  # what is no JSON is a text, and the template writes that
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    named = {"name": str(function.get("name", "")), "arguments": arguments}
+    return {"type": "function", "function": named} | ({"id": call["id"]} if isinstance(call.get("id"), str) else {})
+
+
+def _endings(record: Mapping[str, Any], turns: list[Message]) -> list[str]:
+    """How each answer of `turns` ended, "" where nothing is said."""
+    endings = [turn.pop("finish", "") for turn in turns if turn["role"] == "assistant"]
+    said = next((record[key] for key in FINISH if filled(record.get(key))), None)
+    if isinstance(said, list):
+        endings = [str(said[i]) if i < len(said) else ending for i, ending in enumerate(endings)]
+    elif endings and (said == "length" or said in CUT or record.get("truncated") is True):
+        endings[-1] = "length"
+    return endings
+
+
+def _trimmed(turns: list[Message], endings: list[str]) -> tuple[list[Message], list[str]]:
+    """From the first question to the last answer, system turns before it kept, with how each answer ended."""
+    first = next((i for i, turn in enumerate(turns) if turn["role"] in ("user", "tool")), len(turns))
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
+    if last < first:
+        raise BadRecord("no answer: no assistant turn follows a question")
+    greetings = sum(turn["role"] == "assistant" for turn in turns[:first])
+    kept = [turn for turn in turns[:first] if turn["role"] == "system"] + turns[first : last + 1]
+    return kept, ["length" if ending in CUT else "stop" for ending in endings[greetings:]]
+
+
+def _check(messages: list[Message]) -> None:
+    """Refuse empty turns, and more than a row may hold."""
+    for message in messages:
+        role, said = message["role"], message["content"].strip()
+        if role == "user" and not said:
+            raise BadRecord("a user turn is empty")
+        if role == "assistant" and not (said or message.get("reasoning_content") or message.get("tool_calls")):
+            raise BadRecord("no answer: an assistant turn is empty")
+    users = [message["content"] for message in messages if message["role"] == "user"]
+    others = [m["content"] + m.get("reasoning_content", "") for m in messages if m["role"] != "user"]
+    check_size(users, others)

@@ -1,0 +1,81 @@
+"""What a field of a record holds: texts, lists, labels, each looked at, with the reason where it is something else."""
+
+import json
+from typing import Any
+
+from corpus.records import MAX_ROW_BYTES, too_long
+
+MAX_TURNS = 200
+MAX_LABEL = 200
+"""Most characters of a category, and of what says where a row came from."""
+
+
+class BadRecord(Exception):
+    """Why the record at hand cannot be used."""
+
+
+def check_text(row: dict[str, Any]) -> None:
+    """Prompts are looked at with their place; all else of a row must be text that can be written too."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRecord("an answer, the category or the origin holds half of a character (a lone surrogate)") from None
+
+
+def text_of(value: Any, where: str) -> str:
+    """A text, or the texts of a list of parts."""
+    if isinstance(value, list):
+        value = "".join(_part(part, where) for part in value)
+    if not isinstance(value, str):
+        raise BadRecord(f"{where}: expected text, found {kind_of(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRecord(f"{where}: holds half of a character (a lone surrogate)") from None
+    return value
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return part["text"]
+    raise BadRecord(f"{where}: only text parts can be used, found {kind_of(part)}")
+
+
+def list_of(value: Any, key: str) -> list[Any]:
+    """A list, or the JSON text of one, as CSV cells hold them."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise BadRecord(f"{key}: broken JSON in this cell ({type(error).__name__})") from None
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise BadRecord(f"{key}: expected a list, found {kind_of(value)}")
+    return value
+
+
+def check_size(*texts: list[str]) -> None:
+    """Refuse too many turns (the first list) and too long rows (all lists)."""
+    if len(texts[0]) > MAX_TURNS:
+        raise BadRecord(f"{len(texts[0])} user turns; at most {MAX_TURNS} are taken")
+    if sum(len(text) for group in texts for text in group) > MAX_ROW_BYTES:
+        raise BadRecord(too_long())
+
+
+def origin_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Where the row came from, as far as it says: its own id and data set."""
+    keys = ("id", "question_id", "conversation_id", "dataset", "source")
+    found = {k: record[k] for k in keys if isinstance(record.get(k), str | int) and filled(record[k])}
+    return {k: value[:MAX_LABEL] if isinstance(value, str) else value for k, value in found.items()}
+
+
+def filled(value: Any) -> bool:
+    """Whether a field says anything."""
+    return value is not None and value != "" and value != []
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in words."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "nothing" if value is None else type(value).__name__)

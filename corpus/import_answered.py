@@ -1,0 +1,142 @@
+"""A file of answered conversations into a data set that trains at once: each rendered, tokenised and masked as the base
+would have written it, with what its report needs for pages: lengths, and what a draft vocabulary would cover."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from corpus.answered import Answered, read_answered
+from corpus.importing import Report, Source, write_rows
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow
+from speculoos.errors import BadInput
+from speculoos.reporting import Reporter
+
+SIZES = tuple(2**n for n in range(8, 18))
+"""Draft vocabularies whose coverage is counted: 256 … 131,072 tokens."""
+
+
+class Masked(Protocol):
+    """Token ids of a conversation, and half-open spans of those a draft learns from; `source` says how they are
+    known."""
+
+    token_ids: Sequence[int]
+    source: str
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]: ...
+
+
+Masking = Callable[[dict[str, Any]], Masked]
+"""A row with `messages` and `finish` → its tokens; raises BadInput, without naming the row, where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """A conversation with its tokens, to be stored."""
+
+    row: Answered
+    masked: Masked
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return self.row.messages
+
+    @property
+    def category(self) -> str:
+        return self.row.category
+
+    def to_json(self) -> dict[str, Any]:
+        """The line of a data set folder."""
+        return {**self.row.to_json(), "token_ids": self.masked.token_ids, "loss_spans": self.masked.spans}
+
+
+def import_answered(
+    path: str | Path,
+    folder: str | Path,
+    masking: Masking,
+    reporter: Reporter,
+    *,
+    original_name: str = "",
+    limit: int | None = None,
+    max_rows: int = DEFAULT_MAX_ROWS,
+    **summary: Any,
+) -> dict[str, Any]:
+    """Read `path` into the data set folder `folder`; returns the report of `import_prompts` with `tokens`,
+    `answer_tokens` (in the loss), `cut_answers`, `mask_sources` (rows by how their mask is known), `lengths` ([most
+    tokens, rows] by powers of two) and `coverage` ([size, part of answer tokens among that many commonest]).
+
+    `summary` goes to `dataset.json`: the base's and its tokenizer's sha256. Raises BadInput as `import_prompts` does.
+    """
+    source = Source(Path(path), original_name or Path(path).name, "conversation")
+    rows = tokenised(read_answered(path, None, max_rows if limit is None else 1 << 62), masking, limit)
+    return write_rows(source, rows, folder, reporter, AnsweredReport(), kind="conversations", **summary)
+
+
+def tokenised(
+    rows: Iterable[Answered | BadRow], masking: Masking, limit: int | None = None
+) -> Iterator[Tokenised | BadRow]:
+    """Rows with their tokens, the first `limit` good ones; one that the template refuses, or in which nothing would be
+    learned, is a bad one."""
+    good = 0
+    for row in rows:
+        if limit is not None and good >= limit:
+            return
+        found = row if isinstance(row, BadRow) else _tokenised(row, masking)
+        good += isinstance(found, Tokenised)
+        yield found
+
+
+def _tokenised(row: Answered, masking: Masking) -> Tokenised | BadRow:
+    try:
+        masked = masking(row.to_json())
+    except BadInput as error:
+        return BadRow(row.line, str(error))
+    if not masked.spans:
+        return BadRow(row.line, "nothing to learn from: the template changes its answers, or a limit cut the only one")
+    return Tokenised(row, masked)
+
+
+class AnsweredReport(Report):
+    """Counts of an import of answered conversations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = self.answer_tokens = self.cut_answers = 0
+        self.mask_sources: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+        self.used: Counter[int] = Counter()
+
+    def add(self, row: Any) -> None:
+        """Count a row."""
+        super().add(row)
+        if isinstance(row, BadRow):
+            return
+        ids = row.masked.token_ids
+        self.size += 8 * len(ids)  # as text
+        self.tokens += len(ids)
+        self.cut_answers += row.row.cut
+        self.mask_sources[row.masked.source] += 1
+        self.lengths[1 << (len(ids) - 1).bit_length()] += 1
+        for start, end in row.masked.spans:
+            self.answer_tokens += end - start
+            self.used.update(ids[start:end])
+
+    def to_json(self) -> dict[str, Any]:
+        """See `import_answered`."""
+        return {
+            **super().to_json(),
+            "tokens": self.tokens,
+            "answer_tokens": self.answer_tokens,
+            "cut_answers": self.cut_answers,
+            "mask_sources": dict(self.mask_sources),
+            "lengths": sorted(self.lengths.items()),
+            "coverage": self._coverage(),
+        }
+
+    def _coverage(self) -> list[tuple[int, float]]:
+        """Part of the answers' tokens that the commonest ones make up, until they make up all."""
+        counts = [count for _, count in self.used.most_common()]
+        sizes = [size for size in SIZES if size < len(counts)] + [len(counts)]
+        return [(size, round(sum(counts[:size]) / max(self.answer_tokens, 1), 4)) for size in sizes]

@@ -1,0 +1,85 @@
+"""The shapes in which people have conversations, as messages in one form. What one message may be, the caller says.
+
+| key | shape |
+| --- | --- |
+| `conversations`, `conversation`, `messages` | list of {from, value} or {role, content}; roles in any case |
+| `turns` | list of user turns (MT-Bench); `reference` lists the answers |
+| `instruction` (+ `input`, `output`) | Alpaca |
+| `prompt`, `question` | a text, a list of texts, or a list of messages |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from corpus.fields import BadRecord, filled, kind_of, list_of, text_of
+
+ANSWER_KEYS = ("output", "response", "answer", "completion", "reference", "chosen")
+FIELDS = frozenset(
+    (
+        *("conversations", "conversation", "messages", "turns", "instruction", "input", "prompt", "question"),
+        *("system", "category", "id", "question_id", "conversation_id", "dataset", "source", *ANSWER_KEYS),
+    )
+)
+"""Every key that is looked at, in lower case: what a file of columns holds besides is never read."""
+Message = dict[str, Any]
+MessageReader = Callable[[Any, str], Message]
+"""(an item of a list of messages, where it stands) → {"role", "content", …}; raises BadRecord."""
+
+
+def record_of(value: Any) -> dict[str, Any]:
+    """A record with its keys in lower case; a bare text is a prompt. Raises BadRecord for anything else."""
+    if isinstance(value, str):
+        value = {"prompt": value}
+    if not isinstance(value, dict):
+        raise BadRecord(f"expected an object, found {kind_of(value)}")
+    return {str(key).strip().lower(): item for key, item in value.items()}
+
+
+def messages_of(record: dict[str, Any], read: MessageReader) -> list[Message]:
+    """The record's messages in one form: [{"role", "content", …}, …]. Raises BadRecord where there are none."""
+    for key in ("conversations", "conversation", "messages"):
+        if filled(record.get(key)):
+            return _chat(list_of(record[key], key), key, read)
+    if filled(record.get("turns")):
+        return _turns(list_of(record["turns"], "turns"), record, read)
+    if filled(record.get("instruction")):
+        return _alpaca(record)
+    for key in ("prompt", "question"):
+        if filled(record.get(key)):
+            return _prompt(record[key], record, key, read)
+    raise BadRecord("no prompt: none of conversations, messages, turns, instruction, prompt is there and filled")
+
+
+def _chat(items: list[Any], key: str, read: MessageReader) -> list[Message]:
+    return [read(item, f"{key}[{number}]") for number, item in enumerate(items)]
+
+
+def _turns(items: list[Any], record: dict[str, Any], read: MessageReader) -> list[Message]:
+    if items and isinstance(items[0], dict):
+        return _chat(items, "turns", read)
+    answers = record.get("reference")
+    answers = answers if isinstance(answers, list) else []
+    made = []
+    for number, item in enumerate(items):
+        made.append({"role": "user", "content": text_of(item, f"turns[{number}]")})
+        if number < len(answers) and isinstance(answers[number], str):
+            made.append({"role": "assistant", "content": answers[number]})
+    return made
+
+
+def _alpaca(record: dict[str, Any]) -> list[Message]:
+    text = text_of(record["instruction"], "instruction")
+    if filled(record.get("input")):
+        text = f"{text}\n\n{text_of(record['input'], 'input')}"
+    return [{"role": "user", "content": text}, *_answer(record)]
+
+
+def _prompt(value: Any, record: dict[str, Any], key: str, read: MessageReader) -> list[Message]:
+    if isinstance(value, list):
+        return _turns(value, record, read)
+    return [{"role": "user", "content": text_of(value, key)}, *_answer(record)]
+
+
+def _answer(record: dict[str, Any]) -> list[Message]:
+    found = next((record[key] for key in ANSWER_KEYS if isinstance(record.get(key), str) and record[key]), None)
+    return [{"role": "assistant", "content": found}] if found else []

@@ -1,0 +1,27 @@
+"""Job `import_answered`: a file of answered conversations becomes a data set that can be trained on at once."""
+
+from functools import partial
+from typing import Any
+
+from corpus.import_answered import import_answered
+from models.base import load_tokenizer, read_eos_ids
+from tracking.tables import Base
+from training.masks import mask_conversation
+from workers.ask.requests import ImportAnswered
+from workers.child.context import Context
+from workers.child.work.import_prompts import options, publish, readable
+from workers.child.work.previews import write_preview
+
+COUNTED = ("tokens", "answer_tokens", "cut_answers")
+
+
+def run(request: ImportAnswered, context: Context) -> dict[str, Any]:
+    """Read, render and tokenise the file as its base would have, and fill the data set's row; returns the counts."""
+    base, folder = context.usable(Base, request.base_id), context.dataset_folder(request.dataset_id)
+    tokenizer = load_tokenizer(base.path)
+    masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
+    identity = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
+    with readable(request):
+        report = import_answered(request.path, folder, masking, context, **options(request, context), **identity)
+    write_preview(context, folder, base.path)
+    return publish(request, context, folder, report) | {key: report[key] for key in COUNTED}
