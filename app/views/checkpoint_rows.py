@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.links import model_link
 from app.widgets.elements import badge, empty_state, facts, notice, tiles
-from app.widgets.formatting import ago, figure, size
+from app.widgets.formatting import ago, figure, interval, size
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
 from methods import METHODS
@@ -109,12 +109,24 @@ def figure_tiles(rows: Session, checkpoint: Checkpoint) -> str:
         speedup = speed / plain
     return tiles(
         (
-            ("Mean accepted length τ", figure(tau), "tokens per verification" if tau else "not measured yet"),
-            ("Speedup", f"{speedup:.2f}×" if speedup else "–", "against plain decoding" if speedup else ""),
+            ("Mean accepted length τ", figure(tau), tau_note(figures, tau)),
+            ("Speedup", f"{speedup:.2f}×" if speedup else "–", speedup_note(figures, speedup)),
             ("Tokens per second", figure(speed, 1), f"plain {figure(plain, 1)}" if plain else ""),
             ("Size", size(checkpoint.size_bytes) if checkpoint.size_bytes else "–", method_words(checkpoint.method)),
         )
     )
+
+
+def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
+    """What τ is, or between which figures it lies."""
+    if not tau:
+        return "not measured yet"
+    return interval(figures, "mean_accepted_length") or "tokens per verification"
+
+
+def speedup_note(figures: Mapping[str, Any], speedup: float | None) -> str:
+    """The speedup's interval; of one that has none, what it is."""
+    return (interval(figures, "speedup", "×") or "against plain decoding") if speedup else ""
 
 
 def lineage(rows: Session, checkpoint: Checkpoint, base: Base | None) -> str:
@@ -181,11 +193,15 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     name = safe(evaluation.name)
     return [
         _link(f"/jobs?id={evaluation.job_id}", evaluation.name) if evaluation.job_id else name,
-        safe(figure(_number(result.get("mean_accepted_length")))),
-        safe(f"{speedup:.2f}×" if speedup else "–"),
+        safe(figure(_number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
+        safe(f"{speedup:.2f}×" if speedup else "–") + _small(interval(result, "speedup", "×")),
         safe(words),
         safe(ago(evaluation.created_at)),
     ]
+
+
+def _small(words: str) -> str:
+    return tag("div", safe(words), class_="sp-row-note") if words else ""
 
 
 def _number(value: Any) -> float | None:

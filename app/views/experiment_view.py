@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from app.links import model_link
 from app.views.job_view import ACTIVE, banner, kind_words, progress, state_badge
 from app.widgets.elements import notice, tiles
-from app.widgets.formatting import ago, figure
+from app.widgets.formatting import ago, figure, interval
 from app.widgets.text import safe, tag
 from tracking import listing
 from tracking.tables import Base, Checkpoint, Experiment, Job
@@ -95,8 +95,16 @@ def figures(checkpoint: Checkpoint) -> str:
     words = {True: "yes", False: "no"}.get(same, "–")
     return tiles(
         [
-            ("Tokens per verification τ", figure(found.get("mean_accepted_length")), "1 without drafting"),
-            ("Speed against plain", figure(found.get("speedup"), unit="×"), "same engine, measured"),
+            (
+                "Tokens per verification τ",
+                figure(found.get("mean_accepted_length")),
+                interval(found, "mean_accepted_length") or "1 without drafting",
+            ),
+            (
+                "Speed against plain",
+                figure(found.get("speedup"), unit="×"),
+                interval(found, "speedup", "×") or "same engine",
+            ),
             ("Tokens per second", figure(found.get("tokens_per_second"), 1), plain_words(found)),
             ("Same words as plain", words, "greedy, token for token"),
         ]

@@ -1,6 +1,8 @@
 """Numbers and times as people read them."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 
 def size(bytes_: float) -> str:
@@ -37,3 +39,12 @@ def ago(when: datetime | None) -> str:
 def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
     """A number or a dash."""
     return "–" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"
+
+
+def interval(found: Mapping[str, Any], name: str, unit: str = "") -> str:
+    """ "1.38 – 1.47×, 95 %" of the figure `name` in `found`; "" where it was measured without."""
+    low_high = found.get(f"{name}_interval")
+    if not isinstance(low_high, list | tuple) or len(low_high) != 2:
+        return ""
+    low, high = low_high
+    return f"{low:.2f} – {high:.2f}{unit} (95 %)"

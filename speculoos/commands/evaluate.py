@@ -36,7 +36,7 @@ def evaluate(
     finish(found, as_json, figures({k: v for k, v in found.items() if not isinstance(v, list | dict) or k in SHOWN}))
 
 
-SHOWN = ("acceptance_by_depth",)
+SHOWN = ("acceptance_by_depth", "mean_accepted_length_interval", "speedup_interval")
 
 
 def measure(

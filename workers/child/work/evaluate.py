@@ -15,7 +15,9 @@ from workers.child.work.devices import take_device
 OF_CHECKPOINT = (
     "mean_accepted_length",
     "acceptance_by_depth",
+    "mean_accepted_length_interval",
     "speedup",
+    "speedup_interval",
     "tokens_per_second",
     "plain_tokens_per_second",
     "identical_to_plain",
