@@ -1,0 +1,51 @@
+"""The parts of a Llama layer, as functions of weights: root-mean-square norm, rotary positions, attention, MLP. From
+the Llama architecture as servers implement it, not from the workbench's layers.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from formats.readers.weights import Weights
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) · weight."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def attention(x: torch.Tensor, weights: Weights, prefix: str, config: Mapping[str, Any]) -> torch.Tensor:
+    """Causal self-attention of n places, x [n, width] → [n, H], positions 0 … n - 1."""
+    heads, keys, dim = config["num_attention_heads"], config["num_key_value_heads"], _dim(config)
+    q = rotated(F.linear(x, weights[f"{prefix}q_proj.weight"]).view(-1, heads, dim), config)
+    k = rotated(F.linear(x, weights[f"{prefix}k_proj.weight"]).view(-1, keys, dim), config)
+    v = F.linear(x, weights[f"{prefix}v_proj.weight"]).view(-1, keys, dim)
+    k, v = (part.repeat_interleave(heads // keys, 1) for part in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / dim**0.5
+    hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
+    mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+    return F.linear(mixed.reshape(len(x), -1), weights[f"{prefix}o_proj.weight"])
+
+
+def mlp(x: torch.Tensor, weights: Weights, prefix: str) -> torch.Tensor:
+    """down(silu(gate(x)) · up(x))."""
+    gate = F.silu(F.linear(x, weights[f"{prefix}gate_proj.weight"]))
+    return F.linear(gate * F.linear(x, weights[f"{prefix}up_proj.weight"]), weights[f"{prefix}down_proj.weight"])
+
+
+def rotated(x: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
+    """Rotary embedding of x [n, heads, d] at places 0 … n - 1, pairs (i, i + d/2), plain frequencies."""
+    if config.get("rope_scaling"):
+        raise ValueError("config.json: rope_scaling: this reader knows plain rotary embeddings only.")
+    half = x.shape[-1] // 2
+    frequency = float(config.get("rope_theta", 10000.0)) ** (-torch.arange(half, dtype=torch.float32) / half)
+    angle = torch.arange(len(x), dtype=torch.float32)[:, None] * frequency
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None].to(x.device)
+    turned = torch.complex(x[..., :half], x[..., half:]) * turn
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def _dim(config: Mapping[str, Any]) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
