@@ -38,10 +38,7 @@ def build(
     reading a checkpoint raises.
     """
     target, reporter, record = Path(target), reporter or Silent(), find_format(format_name)
-    checkpoint, facts = Checkpoint.read(folder, base.path), facts or facts_of(base.path)
-    if reason := record.reason(checkpoint):
-        raise Unsupported(reason)
-    check_free(target)
+    checkpoint, facts = check_possible(folder, base.path, format_name, target), facts or facts_of(base.path)
     with _place(target) as building:
         plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
         write(plan, building, reporter)
@@ -56,10 +53,15 @@ def build(
     return report
 
 
-def check_free(target: Path) -> None:
-    """Raise Conflict where something is at `target` already: a file, or a folder that is not empty."""
+def check_possible(folder: str | Path, base_path: str | Path, format_name: str, target: str | Path) -> Checkpoint:
+    """The checkpoint, before a base is loaded for it. Raises Unsupported where the format cannot take it, Conflict
+    where a file or a folder that is not empty is at `target`."""
+    target, checkpoint = Path(target), Checkpoint.read(folder, base_path)
+    if reason := find_format(format_name).reason(checkpoint):
+        raise Unsupported(reason)
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise Conflict(f"{target} is there already; name another place, or remove it first.")
+    return checkpoint
 
 
 def write(plan: Plan, folder: Path, reporter: Reporter) -> None:

@@ -140,7 +140,8 @@ class _Eagles:
 
 
 class _Heads:
-    """Medusa: every head's best token is the chain."""
+    """Medusa: every head's best token is the chain. A head is run once for all places of a passage, since each may be
+    a large matrix that is read for it."""
 
     layers: tuple[int, ...] = ()
 
@@ -148,16 +149,19 @@ class _Heads:
         self.draft, self.reader = draft, reader
         if reader.heads != draft.num_heads:
             raise ValueError(f"config.json: {reader.heads} heads where the draft has {draft.num_heads}.")
+        self.best: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """For each head the best token [n] at every place of the passage, the draft's and the reader's."""
 
     def logits(self, passage: Passage) -> Logits:
+        self.best = []
         for head in range(self.draft.num_heads):
-            yield self.draft.forward_head(head, passage.hidden), self.reader.logits(head, passage.hidden)
+            ours, theirs = self.draft.forward_head(head, passage.hidden), self.reader.logits(head, passage.hidden)
+            yield ours, theirs
+            tokens = self.reader.target_ids[theirs.argmax(-1).to(self.reader.target_ids.device)]
+            self.best.append((self.draft.to_target(ours.argmax(-1)), tokens))
 
     def chain(self, passage: Passage, anchor: int) -> tuple[list[int], list[int]]:
-        hidden, heads = passage.hidden[anchor : anchor + 1], range(self.draft.num_heads)
-        ours = [self.draft.to_target(self.draft.forward_head(h, hidden)[0].argmax()[None]) for h in heads]
-        theirs = [self.reader.target_ids[int(self.reader.logits(h, hidden)[0].argmax())] for h in heads]
-        return [int(token) for token in ours], [int(token) for token in theirs]
+        return [int(ours[anchor]) for ours, _ in self.best], [int(theirs[anchor]) for _, theirs in self.best]
 
 
 class _Models:

@@ -1,5 +1,5 @@
 """Networks that hold no weights: each layer's are read from the file when it runs and dropped after it. What proves a
-large export with the memory of its largest tensor; slow, and right for a few forwards.
+large export with little memory; slow, and right for a few forwards.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from torch import nn
 from formats.readers.weights import KEPT, Weights
 from models.checkpoints import WEIGHTS, draft_class, load_draft, read_config
 
-Named = Callable[[str], torch.Tensor]
+Stored = Callable[[str], str]
+"""A parameter's name → the name it is stored under."""
 
 
 def draft(folder: Path, base: Any) -> Any:
@@ -31,7 +32,7 @@ def draft(folder: Path, base: Any) -> Any:
         owner, _, own = name.rpartition(".")
         if name in weights:
             setattr(made.get_submodule(owner), own, weights[name])
-    return stream(made.eval().requires_grad_(False), weights.__getitem__)
+    return stream(made.eval().requires_grad_(False), weights)
 
 
 def model(folder: Path) -> Any:
@@ -44,26 +45,33 @@ def model(folder: Path) -> Any:
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = Weights(folder / "model.safetensors")
     embedding = next(name for name, part in made.named_modules() if part is made.get_input_embeddings())
+    return stream(
+        made.eval().requires_grad_(False),
+        weights,
+        lambda name: name if name in weights else f"{embedding}.weight",  # a tied head is not stored
+    )
 
-    def named(name: str) -> torch.Tensor:
-        return weights[name if name in weights else f"{embedding}.weight"]  # a tied head is not stored
 
-    return stream(made.eval().requires_grad_(False), named)
-
-
-def stream(module: nn.Module, named: Named) -> Any:
-    """`module`, whose parameters lie on the meta device, made to fetch each part's before that part runs."""
+def stream(module: nn.Module, weights: Weights, stored: Stored = str) -> Any:
+    """`module`, whose parameters lie on the meta device, made to fetch each part's before that part runs; the matrices
+    of linear layers pass some rows at a time."""
     for prefix, part in module.named_modules():
-        if own := [name for name, _ in part.named_parameters(recurse=False)]:
-            names = {name: f"{prefix}.{name}".removeprefix(".") for name in own}
-            part.register_forward_pre_hook(partial(_fill, names, named))
-            part.register_forward_hook(partial(_empty, {name: part._parameters[name] for name in own}))
+        names = {name: stored(f"{prefix}.{name}") for name, _ in part.named_parameters(recurse=False)}
+        if type(part) is nn.Linear:
+            part.forward = partial(_linear, weights, names)
+        elif names:
+            part.register_forward_pre_hook(partial(_fill, names, weights))
+            part.register_forward_hook(partial(_empty, {name: part._parameters[name] for name in names}))
     return module
 
 
-def _fill(names: dict[str, str], named: Named, part: nn.Module, _args: Any) -> None:
+def _linear(weights: Weights, names: dict[str, str], x: torch.Tensor) -> torch.Tensor:
+    return weights.linear(x, names["weight"], weights[names["bias"]] if "bias" in names else None)
+
+
+def _fill(names: dict[str, str], weights: Weights, part: nn.Module, _args: Any) -> None:
     for name, stored in names.items():
-        part._parameters[name] = nn.Parameter(named(stored), requires_grad=False)
+        part._parameters[name] = nn.Parameter(weights[stored], requires_grad=False)
 
 
 def _empty(kept: dict[str, Any], part: nn.Module, _args: Any, _out: Any) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from formats.checkpoint import Checkpoint, read_object
 from formats.readers.llama import attention, mlp, norm
@@ -34,7 +33,7 @@ class Eagle:
     def step(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Features [n, H] with the embeddings [n, H] of the tokens after them → features [n, H]."""
         eps, bias = self.config["rms_norm_eps"], self.weights["fc.bias"] if self.bias else None
-        x = F.linear(torch.cat([embedded, features], -1), self.weights["fc.weight"], bias)
+        x = self.weights.linear(torch.cat([embedded, features], -1), "fc.weight", bias)
         residual = torch.zeros_like(x)
         for index in range(self.config["num_hidden_layers"]):
             prefix = f"layers.{index}."

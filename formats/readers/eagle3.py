@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from formats.checkpoint import Checkpoint, read_object
 from formats.readers.llama import attention, mlp, norm
@@ -31,7 +30,7 @@ class Eagle3:
 
     def fuse(self, hidden: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """inputs [n, 3H], side by side → [n, H]."""
-        return F.linear(inputs, self.weights["fc.weight"])
+        return self.weights.linear(inputs, "fc.weight")
 
     def step(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Features [n, H] with embeddings [n, H] of the tokens after them → features [n, H], before the last norm."""
@@ -50,7 +49,7 @@ class Eagle3:
                 "config.json: tie_word_embeddings is true: the server would take the embeddings for a head."
             )
         normed = norm(features, self.weights["norm.weight"], self.config["rms_norm_eps"])
-        return F.linear(normed, self.weights["lm_head.weight"])
+        return self.weights.linear(normed, "lm_head.weight")
 
 
 def vllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:

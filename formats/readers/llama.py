@@ -19,20 +19,20 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def attention(x: torch.Tensor, weights: Weights, prefix: str, config: Mapping[str, Any]) -> torch.Tensor:
     """Causal self-attention of n places, x [n, width] → [n, H], positions 0 … n - 1."""
     heads, keys, dim = config["num_attention_heads"], config["num_key_value_heads"], _dim(config)
-    q = rotated(F.linear(x, weights[f"{prefix}q_proj.weight"]).view(-1, heads, dim), config)
-    k = rotated(F.linear(x, weights[f"{prefix}k_proj.weight"]).view(-1, keys, dim), config)
-    v = F.linear(x, weights[f"{prefix}v_proj.weight"]).view(-1, keys, dim)
+    q = rotated(weights.linear(x, f"{prefix}q_proj.weight").view(-1, heads, dim), config)
+    k = rotated(weights.linear(x, f"{prefix}k_proj.weight").view(-1, keys, dim), config)
+    v = weights.linear(x, f"{prefix}v_proj.weight").view(-1, keys, dim)
     k, v = (part.repeat_interleave(heads // keys, 1) for part in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) / dim**0.5
     hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
     mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
-    return F.linear(mixed.reshape(len(x), -1), weights[f"{prefix}o_proj.weight"])
+    return weights.linear(mixed.reshape(len(x), -1), f"{prefix}o_proj.weight")
 
 
 def mlp(x: torch.Tensor, weights: Weights, prefix: str) -> torch.Tensor:
     """down(silu(gate(x)) · up(x))."""
-    gate = F.silu(F.linear(x, weights[f"{prefix}gate_proj.weight"]))
-    return F.linear(gate * F.linear(x, weights[f"{prefix}up_proj.weight"]), weights[f"{prefix}down_proj.weight"])
+    gate = F.silu(weights.linear(x, f"{prefix}gate_proj.weight"))
+    return weights.linear(gate * weights.linear(x, f"{prefix}up_proj.weight"), f"{prefix}down_proj.weight")
 
 
 def rotated(x: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:

@@ -25,8 +25,8 @@ class Medusa:
         x = hidden
         for layer in range(self.layers):
             name = self.block.format(head=head, layer=layer)
-            x = x + F.silu(F.linear(x, self.weights[f"{name}.weight"], self._bias(f"{name}.bias")))
-        return F.linear(x, self.weights[self.matrix.format(head=head, layers=self.layers)])
+            x = x + F.silu(self.weights.linear(x, f"{name}.weight", self._bias(f"{name}.bias")))
+        return self.weights.linear(x, self.matrix.format(head=head, layers=self.layers))
 
     def _bias(self, name: str) -> torch.Tensor | None:
         return self.weights[name]
