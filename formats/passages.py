@@ -9,9 +9,9 @@ import torch
 from models.chat import render
 
 PROMPTS = ("Why is the sky blue?", "Write one sentence about a fox.", "1 2 3 4 5 and so on:")
-CONTINUED = 12
+CONTINUED = 16
 """Tokens of the base's own after each prompt."""
-ANCHORS = (0, 3, 6)
+ANCHORS = (1, 6, 11)
 """Where chains are drafted from: so many tokens after the prompt's last one."""
 DEPTH = 4
 """Tokens of a chain."""

@@ -9,6 +9,8 @@ from formats.report import Report
 from formats.serve import measured
 from methods import METHODS
 
+PLACES = ("draft_path", "device")
+"""Settings that say something about the machine, not about the draft."""
 LICENCE = (
     "The draft was trained on the base's own answers and hidden states, and may hold parts of it (its head starts from "
     "the base's rows): the base's licence applies to it. Prompts and answers used for training may have terms of their "
@@ -34,7 +36,7 @@ def readme(record: Format, checkpoint: Checkpoint, facts: Facts, report: Report,
             "## Base\n",
             _table(_base(facts, checkpoint)),
             *_section("Data", training.get("dataset")),
-            *_section("Recipe", training.get("settings")),
+            *_section("Recipe", {k: v for k, v in (training.get("settings") or {}).items() if k not in PLACES}),
             *_section("Figures", training.get("figures")),
             *_section("Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}),
             *(["## Notes\n", str(training["notes"]).strip() + "\n"] if training.get("notes") else []),
@@ -56,7 +58,7 @@ def _verdict(report: Report) -> list[str]:
 
 def _base(facts: Facts, checkpoint: Checkpoint) -> dict[str, str]:
     return {
-        "model": facts.location,
+        "model": facts.location if facts.source == "hub" else facts.name,
         "source": facts.source,
         "revision": facts.revision or "not recorded",
         "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 KEPT = 256 << 20
 """Files up to so many bytes are kept once read."""
-SLICE = 16 << 20
+SLICE = 4 << 20
 """Elements of a matrix that are in memory at a time where the file is not kept."""
 
 

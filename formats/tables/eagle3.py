@@ -31,7 +31,7 @@ def speculators(checkpoint: Checkpoint) -> Table:
         "norm_before_residual": bool(checkpoint.config.get("norm_before_residual")),
         **{"norm_before_fc": False, "fc_norm": False, "norm_output": False, "embed_requires_grad": False},
         **{"tie_word_embeddings": False, "torch_dtype": checkpoint.dtype, "dtype": checkpoint.dtype},
-        **_ids(checkpoint, [i + 1 for i in checkpoint.aux_layers]),
+        IDS: [i + 1 for i in checkpoint.aux_layers],
     }
     choices = ("speculators_version", "speculators_config.proposal_methods", "speculators_config.verifier.name_or_path")
     return Table(

@@ -23,7 +23,8 @@ def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
 
 
 def speculators(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
-    """The layer is a transformers config of its own; layers are counted by their inputs (n + 1)."""
+    """The layer is a transformers config of its own; layers are counted by their inputs (n + 1), and always named:
+    without them `from_pretrained` opens the base's config, wherever that is."""
     layer = llama.config(checkpoint, "LlamaForCausalLM", 1)
     proposal = {
         **{"proposal_type": "greedy", "speculative_tokens": drafted_tokens(checkpoint)},
@@ -50,7 +51,7 @@ def speculators(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
         "tie_word_embeddings": False,
         "torch_dtype": checkpoint.dtype,
         "dtype": checkpoint.dtype,
-        **_ids(checkpoint, 1),
+        IDS: [layer + 1 for layer in checkpoint.aux_layers],
     }
     return Plan(_tensors(checkpoint, *MAPS), config)
 

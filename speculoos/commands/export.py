@@ -74,7 +74,7 @@ def _find(settings: Any, reference: str) -> _Row:
         base = queries.find_base(session, row.base_id)
         facts = Facts(
             name=base.name,
-            location=base.card.get("hub_id") or base.location or base.path,
+            location=base.card.get("hub_id") or base.path,
             source=base.source,
             revision=base.card.get("revision") or "",
             sha256=base.weights_sha256,

@@ -100,13 +100,14 @@ def config_of(folder):
 
 
 def test_layers_are_counted_as_each_server_counts_them(base, checkpoint, tmp_path):
-    """Outputs 0, 2 and 6 of the base are inputs 1, 3 and 7; usual layers are not named at all."""
+    """Outputs 0, 2 and 6 of the base are inputs 1, 3 and 7. Usual layers are not named, but in speculators' format, which
+    no server reads otherwise."""
     outputs, inputs = [0, 2, 6], [1, 3, 7]
     key = "eagle_aux_hidden_state_layer_ids"
     for name in EAGLE3:
         build(checkpoint("eagle3-small"), base, name, tmp_path / f"small-{name}")
         build(checkpoint("eagle3"), base, name, tmp_path / f"usual-{name}")
-        assert key not in json.dumps(config_of(tmp_path / f"usual-{name}"))
+        assert (key in json.dumps(config_of(tmp_path / f"usual-{name}"))) == (name == "speculators")
     found = {name: config_of(tmp_path / f"small-{name}") for name in EAGLE3}
     assert found["vllm"][key] == found["vllm"]["eagle_config"][key] == found["speculators"][key] == inputs
     assert found["sglang"]["eagle_config"][key] == found["modelopt"]["eagle_config"][key] == outputs
