@@ -1,7 +1,12 @@
 """The way in: a limited child, whole or not at all; pickles with code are refused and never run; what went out comes
 back as it was."""
 
+import json
+import os
 import pickle
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from models.checkpoints import load_draft, read_config, set_drafting
 from models.hub import choose, choose_draft
 from speculoos.errors import BadInput, NotFound, Unsupported
 from speculoos.reporting import Silent
+from tests.conftest import CLONE
 from tests.formats.imports import writers
 
 
@@ -109,3 +115,32 @@ def test_a_checkpoint_of_ours_comes_back_with_its_tree(imported, tmp_path, tiny_
     assert read_config(scratch / "draft")["base_sha256"] == "b" * 64
     with pytest.raises(BadInput, match="is the base itself"):
         convert(str(tiny_base), "tiny", str(tiny_base), "tiny", "", str(scratch), "")
+
+
+HUB = """
+import json, sys
+from pathlib import Path
+from formats.imports.run import Matched, import_draft
+from speculoos.reporting import Silent
+print(json.dumps(import_draft("hub", "tests/tiny", Matched(Path(sys.argv[1]), "tiny"), Path(sys.argv[2]), Silent())))
+"""
+
+
+def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
+    offered = writers.write(tmp_path / "offered", writers.eagle(), "pytorch_model.bin")
+    server = CLONE / "tests" / "models" / "hub_server.py"
+    process = subprocess.Popen([sys.executable, str(server), str(tmp_path / "port"), str(offered)])
+    try:
+        while not (tmp_path / "port").exists():
+            time.sleep(0.05)
+        url = f"http://127.0.0.1:{(tmp_path / 'port').read_text()}"
+        env = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+        command = [sys.executable, "-c", HUB, str(tiny_base), str(tmp_path / "made" / "attempt-1")]
+        made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=200)
+    finally:
+        process.kill()
+        process.wait()
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout.splitlines()[-1])["format"] == "eagle"
+    assert load_draft(tmp_path / "made" / "attempt-1", base).method == "eagle"
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
