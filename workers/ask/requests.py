@@ -33,6 +33,20 @@ class FetchModel(Request):
 
 
 @dataclass(frozen=True)
+class ImportDraft(Request):
+    """Make checkpoint `checkpoint_id` of the draft published at `location`: `source` folder or hub. `layout` is one of
+    `formats.imports.layouts.LAYOUTS`, found by itself when empty."""
+
+    kind: ClassVar[str] = "import_draft"
+    queue: ClassVar[str] = "io"
+    source: str
+    location: str
+    base_id: str
+    layout: str = ""
+    checkpoint_id: str = ""
+
+
+@dataclass(frozen=True)
 class ImportPrompts(Request):
     """Read a prompt file into data set `dataset_id`. `path` is a file this home may read."""
 
@@ -92,7 +106,8 @@ class Evaluate(Request):
     evaluation_id: str = ""
 
 
-REQUESTS: dict[str, type[Request]] = {r.kind: r for r in (FetchModel, ImportPrompts, GenerateData, Train, Evaluate)}
+KINDS = (FetchModel, ImportDraft, ImportPrompts, GenerateData, Train, Evaluate)
+REQUESTS: dict[str, type[Request]] = {request.kind: request for request in KINDS}
 
 
 def queue_of(request: Request) -> str:

@@ -25,7 +25,7 @@ def lazy(module: str) -> Body:
 
 WORK: dict[str, Body] = {
     kind: lazy(f"workers.child.work.{kind}")
-    for kind in ("fetch_model", "import_prompts", "generate_data", "train", "evaluate")
+    for kind in ("fetch_model", "import_draft", "import_prompts", "generate_data", "train", "evaluate")
 }
 
 
