@@ -177,7 +177,7 @@ class PackedRunner:
         return table.index_select(0, torch.tensor(depths, device=table.device).add_(first))
 
     def _take_head(self, draft: Any, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
-        """EAGLE-1 shares the base's head, in the base's precision."""
+        """EAGLE-1 shares the base's head, in the base's precision: what a fast base's head gives are its logits."""
         if self.eagle3:
             return take_linear(draft, "lm_head", dtype), dtype
         base = draft._base[0]

@@ -6,6 +6,7 @@ Knows how to load a Hugging Face folder safely. Does not know caches, trees or j
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import nn
 
 from models import foreign, identity, varlen
 from models.damage import NO_SUMS, Known, check_base
+from models.families import LogitRule, logit_rule
 from models.identity import read_json
+from models.logits import Head, bend, head_of
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.sums import Sums
@@ -57,7 +60,22 @@ class Base:
 
     @property
     def lm_head(self) -> nn.Module:
+        """The last linear layer as it is now, a packed one too. What it gives are logits only by way of `logits`."""
         return self.model.get_output_embeddings()
+
+    @property
+    def head(self) -> Head:
+        """Matrix, bias and rule of the logits, for who multiplies by itself; not of a packed base."""
+        return head_of(self.model)
+
+    @cached_property
+    def logit_rule(self) -> LogitRule:
+        """What becomes of the product with the head."""
+        return logit_rule(self.config.to_dict())
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head's input [..., H] → logits [..., V], those of this model's own forward."""
+        return bend(self.lm_head(hidden), self.logit_rule)
 
     @property
     def final_norm(self) -> nn.Module | None:

@@ -4,18 +4,17 @@ A card is plain JSON: rows store it, pages and the command line show it.
 """
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from methods import METHODS
 from models import identity
 from models.damage import NO_SUMS, weights_sum
+from models.families import why_not
 from models.foreign import check_sizes, plain_config
 from speculoos.sums import Sums
 
 NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-RECURRENT = ("mamba", "rwkv", "jamba", "zamba", "bamba", "falcon_h1", "recurrent_gemma", "granitemoehybrid", "lfm2")
 KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
@@ -53,7 +52,7 @@ def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True, sum
         "weights_sha256": weights_sum(folder, sums) if hashes else "",
         "files": identity.file_sums(folder) if hashes else {},
         "memory": memory_needed(parameters, text),
-        "methods": methods(config, {entry.name for entry in entries}),
+        "methods": methods(config),
     }
 
 
@@ -75,26 +74,9 @@ def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
     return {name: (parameters + cells) * size for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
 
 
-def methods(config: dict[str, Any], tensors: Collection[str] = ()) -> dict[str, str]:
-    """For each method "" when this base can carry it, else one sentence why not. `tensors`: names in its files."""
-    reason = _why_not(config)
-    if not reason and "lm_head.bias" in tensors:
-        reason = "Its lm_head has a bias, which no draft here carries."
-    return dict.fromkeys(METHODS, reason)
-
-
-def _why_not(config: dict[str, Any]) -> str:
-    kind = config.get("model_type", "")
-    architecture = (config.get("architectures") or [""])[0]
-    if config.get("is_encoder_decoder"):
-        return f"{kind} is an encoder-decoder model; drafts here belong to decoder-only ones."
-    if any(kind.startswith(name) for name in RECURRENT) or "ssm_cfg" in config:
-        return f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft token."
-    if config.get("quantization_config"):
-        return "Its weights are quantised; fetch the unquantised model or a GGUF file of it."
-    if architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        return f"{architecture} has no language-model head."
-    return ""
+def methods(config: dict[str, Any]) -> dict[str, str]:
+    """For each method "" when a base with this config.json can carry it, else one sentence why not."""
+    return dict.fromkeys(METHODS, why_not(config))
 
 
 def _first(config: dict[str, Any], *names: str) -> int | None:

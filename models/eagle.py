@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from models.draft_layers import Attention, Causal, LayerShape, Memory, SwiGLU, init_weights, shape_of
 
@@ -130,11 +129,11 @@ class EagleDraft(BorrowedParts, nn.Module):
         return self.norm(x)
 
     def logits(self, features: Tensor) -> Tensor:
-        """[…, H] → [..., V], by the base's lm_head."""
-        head = self._base[0].lm_head
-        if head.weight.dtype == features.dtype:
-            return head(features)  # packed heads hold no weight to multiply with
-        return F.linear(features, head.weight.to(features.dtype))
+        """[…, H] → [..., V], as the base makes its own of hidden states."""
+        base = self._base[0]
+        if base.lm_head.weight.dtype == features.dtype:
+            return base.logits(features)  # packed heads hold no weight to multiply with
+        return base.head.to(features.dtype)(features)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Ids of `logits`' columns as token ids of the base: the same."""

@@ -50,6 +50,7 @@ class Eagle3Config(LayerShape):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    lm_head_bias: bool = False
 
 
 class Eagle3Layer(nn.Module):
@@ -123,7 +124,7 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         more = (EagleLayer(config, input_norm=True) for _ in range(1, config.eagle_num_layers))
         self.layers = nn.ModuleList([Eagle3Layer(config), *more])
         self.norm = nn.RMSNorm(hidden, eps)
-        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=config.lm_head_bias)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
 
@@ -133,18 +134,23 @@ class Eagle3Draft(BorrowedParts, nn.Module):
     ) -> "Eagle3Draft":
         """A fresh draft; `draft_ids` (sorted token ids of the base) is its vocabulary, all tokens by default.
 
-        Its head starts from the base's rows of those tokens, its last norm from the base's, smaller. `feature_rms`
-        [3H], the size of each channel fused, scales what `fc` reads. `options` are fields of Eagle3Config.
+        Its head is a plain linear layer that starts from the base's rows of those tokens, times the base's scale of
+        logits where it has one (a cap is left out: servers know none in a draft), with the base's bias; its last norm
+        starts from the base's, smaller. `feature_rms` [3H], the size of each channel fused, scales what `fc` reads.
+        `options` are fields of Eagle3Config.
         """
         ids = torch.arange(base.vocab_size) if draft_ids is None else draft_ids.cpu().long()
         options["aux_layers"] = tuple(options.get("aux_layers") or aux_layers(base.num_layers))
-        sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids)}
+        head = base.head.rows(ids).folded()
+        sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids), "lm_head_bias": head.bias is not None}
         draft = cls(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **options}))
         if feature_rms is not None:
             draft.fc = ScaledLinear(feature_rms.float().cpu(), base.hidden_size)
         init_weights(draft)
         with torch.no_grad():
-            draft.lm_head.weight.copy_(base.lm_head.weight[ids.to(base.lm_head.weight.device)])
+            draft.lm_head.weight.copy_(head.weight)
+            if head.bias is not None:
+                draft.lm_head.bias.copy_(head.bias)
             if (
                 isinstance(norm := getattr(base.final_norm, "weight", None), Tensor)
                 and "Gemma" not in type(base.model).__name__

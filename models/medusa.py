@@ -7,13 +7,14 @@ Offsets, 0-based. The base's final hidden state h[t] (the input of its lm_head) 
 head i gives token t+2+i. After a prompt of 5 tokens (0…4) h[4] predicts token 5 (the base), 6 (head 0), 7 (head 1).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.logits import Head, bend
 from speculoos.errors import BadInput
 
 
@@ -21,7 +22,8 @@ from speculoos.errors import BadInput
 class MedusaConfig:
     """Shape of the heads. Each ends in a V×H matrix of its own, or, with `medusa_tie_lm_head`, in the base's lm_head:
     then a head is `medusa_num_layers` H×H blocks and no matrix is trained or stored. `draft_vocab_size` > 0: the
-    matrices have rows for that many tokens only, a tied one is stored as it was cut from the lm_head."""
+    matrices have rows for that many tokens only, a tied one is stored as it was cut from the lm_head. `lm_head_bias`:
+    the draft's own matrices have a bias, as the base's lm_head has one."""
 
     hidden_size: int
     vocab_size: int
@@ -29,6 +31,7 @@ class MedusaConfig:
     medusa_num_layers: int = 1
     medusa_tie_lm_head: bool = False
     draft_vocab_size: int = 0
+    lm_head_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.medusa_num_heads < 1:
@@ -58,7 +61,8 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """All heads over one base. Tied heads use the base's lm_head as it is now (a packed one too) and never store it."""
+    """All heads over one base. Tied heads use the base's lm_head as it is now (a packed one too) and never store it.
+    What the base does to its head's output to make logits is done to every head's."""
 
     method: ClassVar[str] = "medusa"
 
@@ -70,10 +74,11 @@ class MedusaHeads(nn.Module):
             nn.Sequential(*(ResBlock(h) for _ in range(config.medusa_num_layers)))
             for _ in range(config.medusa_num_heads)
         )
-        self.lm_heads = nn.ModuleList(nn.Linear(h, rows, bias=False) for _ in range(config.matrices))
+        self.lm_heads = nn.ModuleList(nn.Linear(h, rows, bias=config.lm_head_bias) for _ in range(config.matrices))
         if config.draft_vocab_size:
             self.register_buffer("d2t", torch.zeros(rows, dtype=torch.int64))
         self._base = (base,)  # in a tuple: neither a parameter nor in the state dict
+        self.rule = base.logit_rule
         self.to(device=base.device, dtype=base.dtype)
 
     @classmethod
@@ -81,14 +86,16 @@ class MedusaHeads(nn.Module):
         """Fresh heads, in the base's dtype and device: blocks at zero, matrices copied from the base's lm_head, so that
         at the start every head repeats the base's own next token. `draft_ids`: ascending ids of the draft vocabulary,
         as many as `config.draft_vocab_size`."""
-        heads = cls(config, base)
-        weight = base.lm_head.weight
+        own = base.head
+        heads = cls(replace(config, lm_head_bias=own.bias is not None), base)
         with torch.no_grad():
             if draft_ids is not None:
                 heads.d2t.copy_(draft_ids.to(heads.d2t.device) - torch.arange(len(draft_ids), device=heads.d2t.device))
-                weight = weight[draft_ids.to(weight.device)]
+                own = own.rows(draft_ids)
             for linear in heads.lm_heads:
-                linear.weight.copy_(weight)
+                linear.weight.copy_(own.weight)
+                if own.bias is not None:
+                    linear.bias.copy_(own.bias)
                 linear.requires_grad_(not config.medusa_tie_lm_head)
         return heads
 
@@ -110,9 +117,10 @@ class MedusaHeads(nn.Module):
             return self.lm_heads[0] if self.config.draft_vocab_size else self._base[0].lm_head
         return self.lm_heads[i]
 
-    def weight(self, i: int) -> Tensor:
-        """Output matrix [columns, H] of head i."""
-        return self.output(i).weight
+    def head(self, i: int) -> Head:
+        """Output matrix [columns, H], bias and rule of head i."""
+        linear = self.output(i)
+        return Head(linear.weight, linear.bias, self.rule)
 
     @property
     def draft_ids(self) -> Tensor:
@@ -131,11 +139,11 @@ class MedusaHeads(nn.Module):
 
     def forward_head(self, i: int, hidden: Tensor) -> Tensor:
         """[…, H] → logits [..., columns] of head i (0-based) for the token 2+i places on; `to_target` names columns."""
-        return self.output(i)(self.features(i, hidden))
+        return bend(self.output(i)(self.features(i, hidden)), self.rule)
 
     def forward(self, hidden: Tensor, heads: int | None = None) -> Tensor:
         """[…, H] → logits [heads, …, columns] of the first `heads` heads (default all); tied ones share a product."""
         count = self.num_heads if heads is None else heads
         if self.config.medusa_tie_lm_head:
-            return self.output(0)(torch.stack([self.features(i, hidden) for i in range(count)]))
+            return bend(self.output(0)(torch.stack([self.features(i, hidden) for i in range(count)])), self.rule)
         return torch.stack([self.forward_head(i, hidden) for i in range(count)])

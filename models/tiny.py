@@ -29,6 +29,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GRANITE = {
+    "logits_scaling": 3.0,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.4,
+}
 MIXED = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {}),
@@ -40,9 +46,13 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2-mixed": ("qwen2", MIXED),
     "qwen3": ("qwen3", MIXED | {"head_dim": 16}),
     "generic": ("gpt_neox", {}),
+    "granite": ("granite", GRANITE),
+    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 16, "final_logit_softcapping": 20.0}),
+    "cohere": ("cohere", {"logit_scale": 0.3}),
 }
 """Names of tiny bases: a transformers model_type and what its config says otherwise. Between them they have every kind
-of attention, rotary embedding and projection that the fast forward knows, and one that it does not."""
+of attention, rotary embedding and projection that the fast forward knows, and some that it does not; and every way from
+the last hidden state to logits: a plain product, one with a bias (Phi), a scale (Granite, Cohere), a cap (Gemma 2)."""
 
 
 def tiny_tokenizer(vocab_size: int = 320) -> PreTrainedTokenizerFast:
@@ -80,6 +90,8 @@ def make_tiny_base(folder: str | Path, family: str = "llama", seed: int = 0, **o
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(0, 0.2 if "embed" not in name else 1.0)
+        if getattr(head := model.get_output_embeddings(), "bias", None) is not None:
+            head.bias.normal_()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from models.base import Base
+from models.families import PLAIN
 from runtime.attention import layer_windows
 from runtime.layer import DecoderLayer, Heads
 from runtime.linear import Linear, PackedLinear, pack, pack_module
@@ -29,6 +30,8 @@ def why_not_fast(base: Base) -> str:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in FAST_ROPE:
         return f"rotary embeddings of type {rope} change with the length"
+    if base.logit_rule != PLAIN:
+        return "what it makes of its head's output is not covered"
     if getattr(config, "qk_layernorm", False):
         return "its query and key layer norms are not covered"
     if any(isinstance(m, nn.Linear | PackedLinear) and m.weight.is_meta for m in base.model.modules()):

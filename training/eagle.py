@@ -10,7 +10,7 @@ draft reads f[t] and token t+1 and gives g[t], meant to be f[t+1], whose logits 
 
 A place counts when tokens t+1 and t+2 lie in one answer: where the engine drafts. Per place the loss is
 eagle_feature_weight · smoothL1(g[t], f[t+1]) (mean over H) + eagle_token_weight · −Σ p log q
-with p = softmax(f[t+1]·W), q = softmax(g[t]·W) and the base's lm_head W.
+with p = softmax(W(f[t+1])), q = softmax(W(g[t])) and W the base's own way from hidden states to logits.
 Noise uniform in ±eagle_noise · 512 / length is added to the features read.
 """
 
@@ -50,7 +50,7 @@ class EagleMethod(nn.Module):
             use_last_layernorm=config.use_last_layernorm,
         )
         self.draft.float()
-        self._head = (base.lm_head.weight.detach().float(),)
+        self._head = base.head.to(torch.float32)
 
     @torch.no_grad()
     def features(self, batch: Batch) -> dict[str, Tensor]:
@@ -71,14 +71,13 @@ class EagleMethod(nn.Module):
         got = self.draft(read, tokens, positions)[row, position]
         wanted = hidden[row, position + 1]
         distance = F.smooth_l1_loss(got, wanted, reduction="sum") / hidden.shape[-1]
-        token_loss, hits = soft_loss(got, self._head[0], wanted, self._head[0])
+        token_loss, hits = soft_loss(got, self._head, wanted, self._head)
         return scaled([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
         """Hits of a chain that reads its own features."""
-        head = self._head[0]
-        return unrolled_hits(self.draft, features, features["hidden"].float(), MEASURED_DEPTH, lambda x: x @ head.T)
+        return unrolled_hits(self.draft, features, features["hidden"].float(), MEASURED_DEPTH, self._head)
 
     def _noise(self, hidden: Tensor, lengths: Tensor, seed: int) -> Tensor:
         generator = torch.Generator(device=hidden.device).manual_seed(seed)

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from methods.settings import TrainConfig
 from models.base import aux_layers
 from models.draft_layers import ChainMemory
 from models.eagle3 import Eagle3Draft
+from models.logits import Head
 from runtime.argmax import argmax
 from speculoos.errors import BadInput
 from training.batches import Batch, Conversation
@@ -67,9 +67,8 @@ class Eagle3Method(nn.Module):
         self.draft.float()
         self.deep = len(self.draft.layers) > 1  # then every place is computed: the next layer looks at all of them
         whole = self.draft.config.draft_vocab_size == base.vocab_size
-        weight = base.lm_head.weight.detach()
-        self._head = (weight if whole else weight[self.draft.draft_ids],)
-        self._base_head = draft is None and not config.train_lm_head
+        self._head = base.head.to(base.dtype) if whole else base.head.to(base.dtype).rows(self.draft.draft_ids)
+        self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
         self.draft.lm_head.requires_grad_(config.train_lm_head)
 
     @classmethod
@@ -123,7 +122,7 @@ class Eagle3Method(nn.Module):
             xs,
             self._own_head(),
             hidden.flatten(0, 1)[targets],
-            self._head[0],
+            self._head,
             list(inverse.split([len(m) for m in meets])),
             scale,
         )
@@ -136,9 +135,9 @@ class Eagle3Method(nn.Module):
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
         return unrolled_hits(self.draft, features, self._fused(features), self.steps, self.draft.logits)
 
-    def _own_head(self) -> Tensor:
-        """The draft's output matrix; while it is the base's, frozen, products with it run in the base's precision."""
-        return self._head[0] if self._base_head else self.draft.lm_head.weight
+    def _own_head(self) -> Head:
+        """What the draft ends in; while it is the base's, frozen, products with it run in the base's precision."""
+        return self._frozen or Head(self.draft.lm_head.weight, self.draft.lm_head.bias)
 
     def _fused(self, features: dict[str, Tensor]) -> Tensor:
         return self.draft.fuse(features["hidden"], (features["aux"].float(),))
@@ -153,13 +152,13 @@ class Eagle3Method(nn.Module):
 
     def _known(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """bool [B, L]; only places before or in an answer are looked at."""
-        head, known = self._base[0].lm_head.weight, torch.zeros_like(mask)
-        if self.draft.config.draft_vocab_size == len(head):
+        base, known = self._base[0], torch.zeros_like(mask)
+        if self.draft.config.draft_vocab_size == base.vocab_size:
             return torch.ones_like(mask)
         looked = mask.clone()
         looked[:, :-1] |= mask[:, 1:]
         row, position = looked.nonzero(as_tuple=True)
-        best = [argmax(F.linear(part, head)) for part in hidden[row, position].split(256)]
+        best = [argmax(base.logits(part)) for part in hidden[row, position].split(256)]
         known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return known
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from models.logits import Head, bend_, slope
 from runtime.argmax import argmax
 from runtime.linear import product
 
@@ -25,87 +26,99 @@ BLOCK_FLOATS = 3 << 19
 """Logits that a processor works on between two products, so that they stay in its cache."""
 
 
-def hard_loss(x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of logits x·weightᵀ against labels, summed: (scalar, hits bool [N]).
+def hard_loss(x: Tensor, head: Head, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the logits head(x) against labels, summed: (scalar, hits bool [N]).
 
-    x [N, H], weight [V, H], labels [N] in 0…V-1.
+    x [N, H], the head's weight [V, H], labels [N] in 0…V-1.
     """
-    return _HardLoss.apply(x, weight, labels)
+    return _HardLoss.apply(x, head.weight, head.bias, head, labels)
 
 
-def soft_loss(x: Tensor, weight: Tensor, target: Tensor, target_weight: Tensor, kind: str = "ce") -> tuple:
-    """Distance of q = softmax(x·weightᵀ) from p = softmax(target·target_weightᵀ), summed: (scalar, hits bool [N]).
+def soft_loss(x: Tensor, head: Head, target: Tensor, target_head: Head, kind: str = "ce") -> tuple:
+    """Distance of q = softmax(head(x)) from p = softmax(target_head(target)), summed: (scalar, hits bool [N]).
 
-    x [N, H], weight [V, H]; target [N, H'], target_weight [V, H'] give p and take no gradient.
+    x [N, H], the head's weight [V, H]; target [N, H'], target_head's weight [V, H'] give p and take no gradient.
     kind: ce −Σ p log q; kl Σ p (log p − log q); reverse_kl Σ q (log q − log p). A hit: the best token of p.
     """
-    return _SoftLoss.apply(x, weight, target, target_weight, kind)
+    return _SoftLoss.apply(x, head.weight, head.bias, head, target, target_head, kind)
 
 
 def unrolled_loss(
-    xs: list[Tensor], weight: Tensor, target: Tensor, target_weight: Tensor, meets: list[Tensor], scale: Tensor
+    xs: list[Tensor], head: Head, target: Tensor, target_head: Head, meets: list[Tensor], scale: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Soft cross-entropy of several unrolled steps that meet the same targets: (scalar, sums [T], hits by step).
 
-    xs[j] [N_j, H] are the rows of step j, meets[j] [N_j] ascending indices into target [S, H']; weight [V, H],
-    target_weight [V, H']. The scalar is Σ_j scale[j]·sums[j]; sums carry no gradient. Each target's distribution is
-    computed once for all steps, and only one gradient of `weight` is held. Products are in the precision of `weight`.
+    xs[j] [N_j, H] are the rows of step j, meets[j] [N_j] ascending indices into target [S, H']; the weights of head
+    [V, H] and target_head [V, H']. The scalar is Σ_j scale[j]·sums[j]; sums carry no gradient. Each target's
+    distribution is computed once for all steps, and only one gradient of the head is held. Products are in the
+    precision of its weight.
     """
     sizes = [len(x) for x in xs]
-    loss, sums, hits = _UnrolledLoss.apply(torch.cat(xs), weight, target, target_weight, meets, scale)
+    x, given = torch.cat(xs), (head.weight, head.bias, head)
+    loss, sums, hits = _UnrolledLoss.apply(x, *given, target, target_head, meets, scale)
     return loss, sums, list(hits.split(sizes))
 
 
 class _HardLoss(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        grads, logits_of = _Gradients(ctx, x, weight), _Logits(x, weight)
+    def forward(ctx: Any, x: Tensor, _w: Tensor, _b: Tensor | None, head: Head, labels: Tensor) -> tuple:
+        grads, logits_of = _Gradients(ctx, x, head), _Logits(x, head)
         total, hits = x.new_zeros((), dtype=torch.float32), torch.zeros_like(labels, dtype=torch.bool)
-        for part in _chunks(len(x), len(weight)):
+        for part in _chunks(len(x), len(head.weight)):
             logits = logits_of(part)
-            hits[part] = _is_best(logits, labels[part])
+            bent, hits[part] = slope(logits, head.rule), _is_best(logits, labels[part])
             total += _in_blocks(_to_labels, logits, labels[part]).sum()
             if grads.wanted:
-                grads.add(part, logits)
+                grads.add(part, logits, bent)
         grads.save()
         ctx.mark_non_differentiable(hits)
         return total, hits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _hits: Any) -> tuple:
-        return (*_Gradients.scaled(ctx, grad), None)
+        return (*_Gradients.scaled(ctx, grad), None, None)
 
 
 class _SoftLoss(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, target_weight: Tensor, kind: str) -> tuple:
-        grads, logits_of, wanted_of = _Gradients(ctx, x, weight), _Logits(x, weight), _Logits(target, target_weight)
+    def forward(
+        ctx: Any, x: Tensor, _w: Tensor, _b: Tensor | None, head: Head, target: Tensor, target_head: Head, kind: str
+    ) -> tuple:
+        grads, logits_of, wanted_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
         total = x.new_zeros((), dtype=torch.float32)
         hits = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        for part in _chunks(len(x), len(weight)):
+        for part in _chunks(len(x), len(head.weight)):
             logits, wanted = logits_of(part), wanted_of(part)
-            hits[part] = _is_best(logits, argmax(wanted))
+            bent, hits[part] = slope(logits, head.rule), _is_best(logits, argmax(wanted))
             total += _in_blocks(DISTANCES[kind], logits, wanted).sum()
             if grads.wanted:
-                grads.add(part, logits)
+                grads.add(part, logits, bent)
         grads.save()
         ctx.mark_non_differentiable(hits)
         return total, hits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _hits: Any) -> tuple:
-        return (*_Gradients.scaled(ctx, grad), None, None, None)
+        return (*_Gradients.scaled(ctx, grad), None, None, None, None)
 
 
 class _UnrolledLoss(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, target: Tensor, target_weight: Tensor, meets: list[Tensor], scale: Tensor
+        ctx: Any,
+        x: Tensor,
+        _w: Tensor,
+        _b: Tensor | None,
+        head: Head,
+        target: Tensor,
+        target_head: Head,
+        meets: list[Tensor],
+        scale: Tensor,
     ) -> tuple:
-        grads, logits_of, wanted_of = _Gradients(ctx, x, weight), _Logits(x, weight), _Logits(target, target_weight)
+        grads, logits_of, wanted_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
         starts = [0, *torch.tensor([len(m) for m in meets]).cumsum(0).tolist()]
         sums, hits = x.new_zeros(len(meets), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
-        for part in _chunks(len(target), len(weight)):
+        for part in _chunks(len(target), len(head.weight)):
             wanted = wanted_of(part)
             best, p = argmax(wanted), torch.softmax(wanted, -1, out=wanted)
             edges = torch.tensor([part.start, part.stop], device=x.device)
@@ -113,35 +126,36 @@ class _UnrolledLoss(Function):
                 first, last = torch.searchsorted(indices, edges).tolist()
                 own, rows = indices[first:last] - part.start, slice(starts[j] + first, starts[j] + last)
                 logits = logits_of(rows)
-                hits[rows] = _is_best(logits, best[own])
+                bent, hits[rows] = slope(logits, head.rule), _is_best(logits, best[own])
                 sums[j] += _in_blocks(_to_distribution, logits, p, own).sum()
                 if grads.wanted:
-                    grads.add(rows, logits, scale[j])
+                    grads.add(rows, logits, bent, scale[j])
         grads.save()
         ctx.mark_non_differentiable(sums, hits)
         return (sums * scale).sum(), sums, hits
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _sums: Any, _hits: Any) -> tuple:
-        return (*_Gradients.scaled(ctx, grad), None, None, None, None)
+        return (*_Gradients.scaled(ctx, grad), None, None, None, None, None)
 
 
 class _Logits:
-    """Some rows of x·weightᵀ in fp32, multiplied in the precision of `weight`; those of a call before may be gone.
+    """Some rows of head(x) in fp32, multiplied in the precision of its weight; those of a call before may be gone.
 
     Products in half precision are copied to one buffer: fresh memory of this size is mapped page by page, which on a
     processor made every pass over it three times as slow. In fp32 the faster product weighs more than that.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor):
-        self.x, self.weight = x, weight
+    def __init__(self, x: Tensor, head: Head):
+        self.x, self.head, self.weight = x, head, (weight := head.weight)
         self.direct = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
         rows = 0 if self.direct else min(_chunk_rows(len(weight)), len(x))
         self.buffer = torch.empty(rows, len(weight), device=weight.device)
 
     def __call__(self, part: slice) -> Tensor:
         x = self.x[part].to(self.weight.dtype)
-        return product(x, self.weight) if self.direct else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
+        made = product(x, self.weight) if self.direct else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
+        return bend_(made if self.head.bias is None else made.add_(self.head.bias), self.head.rule)
 
 
 def _in_blocks(
@@ -214,29 +228,37 @@ DISTANCES = {"ce": _soft_ce, "kl": _kl, "reverse_kl": _reverse_kl}
 
 
 class _Gradients:
-    """Gradients of the sum by x and, where it learns, by weight; filled chunk by chunk."""
+    """Gradients of the sum by x and, where they learn, by weight and bias; filled chunk by chunk."""
 
-    def __init__(self, ctx: Any, x: Tensor, weight: Tensor):
-        by_x, by_weight = ctx.needs_input_grad[:2]
-        self.wanted = by_x or by_weight
-        self.ctx, self.x, self.weight = ctx, x, weight
+    def __init__(self, ctx: Any, x: Tensor, head: Head):
+        by_x, by_weight, by_bias = ctx.needs_input_grad[:3]
+        self.wanted = by_x or by_weight or by_bias
+        self.ctx, self.x, self.weight = ctx, x, head.weight
         self.by_x = torch.empty_like(x) if by_x else None
-        self.by_weight = torch.zeros_like(weight) if by_weight else None
+        self.by_weight = torch.zeros_like(head.weight) if by_weight else None
+        self.by_bias = torch.zeros_like(head.bias) if by_bias else None
 
-    def add(self, part: slice, d_logits: Tensor, scale: Tensor | float = 1.0) -> None:
-        """Take `scale` times the derivative `d_logits` [n, V] of rows `part` into account."""
+    def add(self, part: slice, d_logits: Tensor, bent: Tensor | float, scale: Tensor | float = 1.0) -> None:
+        """Take `scale` times the derivative `d_logits` [n, V] of rows `part` into account. `bent`: the derivative of
+        the logits by the head's product, a number or one for each of them; `d_logits` may be changed."""
+        if isinstance(bent, Tensor):
+            d_logits = d_logits.mul_(bent)
+        elif bent != 1.0:
+            scale = scale * bent
         d_logits = d_logits.to(self.weight.dtype)
         if self.by_x is not None:
             self.by_x[part] = product(d_logits, self.weight.T) * scale
         if self.by_weight is not None:
             self.by_weight.addmm_(d_logits.T, (self.x[part] * scale).to(self.weight.dtype))
+        if self.by_bias is not None:
+            self.by_bias.add_(d_logits.sum(0).mul_(scale))
 
     def save(self) -> None:
         """Keep them on ctx itself: a second reference, as saved tensors hold, would make autograd copy them."""
-        self.ctx.kept = (self.by_x, self.by_weight)
+        self.ctx.kept = (self.by_x, self.by_weight, self.by_bias)
 
     @staticmethod
-    def scaled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def scaled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.kept is None:
             raise RuntimeError("the gradient of a chunked loss can be taken once; compute the loss again.")
         kept, ctx.kept = ctx.kept, None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.settings import TrainConfig
+from models.logits import Head
 from models.medusa import MedusaConfig, MedusaHeads
 from training.batches import Batch, Conversation
 from training.losses import hard_loss
@@ -48,7 +49,7 @@ class MedusaMethod(nn.Module):
         columns = torch.full((base.vocab_size,), -100)
         columns[self.draft.draft_ids.cpu()] = torch.arange(len(self.draft.draft_ids))
         self._columns = (columns.to(base.device),)
-        self._shared = (base.lm_head.weight.detach().float(),) if self.draft.config.matrices == 0 else ()
+        self._shared = (base.head.to(torch.float32),) if self.draft.config.matrices == 0 else ()
 
     @classmethod
     def prepare(
@@ -87,7 +88,7 @@ class MedusaMethod(nn.Module):
         for i in range(self.draft.num_heads):
             counted = columns[:, i] >= 0
             x = self.draft.features(i, hidden[counted])
-            total, hit = hard_loss(x, self._weight(i), columns[counted, i])
+            total, hit = hard_loss(x, self._head(i), columns[counted, i])
             hits[counted, i] = hit
             sums.append(total)
         return scaled(sums, scale, hits, features["valid"])
@@ -97,14 +98,14 @@ class MedusaMethod(nn.Module):
         """What heads draft at each place, one column a depth."""
         hidden, columns = features["hidden"].float(), features["columns"]
         ranks = [
-            label_ranks(lambda x, i=i: self.draft.features(i, x) @ self._weight(i).T, hidden, columns[:, i])
+            label_ranks(lambda x, i=i: self._head(i)(self.draft.features(i, x)), hidden, columns[:, i])
             for i in range(self.draft.num_heads)
         ]
         return measured(torch.stack(ranks, 1), features["valid"])
 
-    def _weight(self, i: int) -> Tensor:
-        """Output matrix of head i in fp32, also where it is that of a half-precision base."""
-        return self._shared[0] if self._shared else self.draft.weight(i)
+    def _head(self, i: int) -> Head:
+        """What head i ends in, in fp32 also where it is a half-precision base's own."""
+        return self._shared[0] if self._shared else self.draft.head(i)
 
 
 def fresh_heads(config: TrainConfig, base: Any, vocabulary: DraftVocabulary | None) -> MedusaHeads:

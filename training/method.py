@@ -14,6 +14,8 @@ from torch import Tensor
 
 from methods import find_method
 from models.checkpoints import draft_to_train, is_checkpoint
+from models.families import why_not
+from models.logits import check_logits
 from runtime.forward import FastForward
 from runtime.linear import PackedLinear
 from speculoos.errors import Unsupported
@@ -62,13 +64,12 @@ def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
 def make_method(config: Any, base: Any, conversations: Any) -> Any:
     """The method named by `config.method`, with a fresh draft for `base` or the one in `config.draft_path`, which keeps
     its shape. Raises Unsupported or BadInput where the base cannot take it."""
-    if getattr(base.lm_head, "bias", None) is not None:
-        raise Unsupported(
-            f"{base.path}: its lm_head has a bias, which no draft here carries; train a draft for a base without one."
-        )
+    if reason := why_not(base.config.to_dict()):
+        raise Unsupported(f"{base.path} cannot be trained for: {reason}")
     cls = find_method(config.method).load("trainer")
     if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
+    check_logits(base)
     given = config.draft_path
     started = bool(given) and (config.method != "draft" or is_checkpoint(given))
     draft = draft_to_train(given, base, config.method) if started else None

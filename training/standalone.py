@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from methods.settings import TrainConfig
+from models.families import logit_rule
+from models.logits import Head
 from models.standalone import StandaloneDraft
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
@@ -31,8 +33,9 @@ class StandaloneMethod(nn.Module):
         super().__init__()
         self._base = (base,)
         self.kind = config.draft_loss
-        self._head = (base.lm_head.weight.detach().float(),) if self.kind != "ce" else ()
+        self._head = base.head.to(torch.float32) if self.kind != "ce" else None
         self.draft = draft or make_draft(config, base)
+        self._rule = logit_rule(self.draft.to_json())
         self.draft.float().requires_grad_(True)
         if config.gradient_checkpointing:
             self.draft.model.gradient_checkpointing_enable()
@@ -54,11 +57,10 @@ class StandaloneMethod(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position = _places(features["mask"])
         x = self.draft.model.base_model(features["input_ids"], use_cache=False).last_hidden_state[row, position]
-        head = self.draft.model.get_output_embeddings().weight
         if self.kind == "ce":
-            total, hits = hard_loss(x, head, features["input_ids"][row, position + 1])
+            total, hits = hard_loss(x, self._own_head(), features["input_ids"][row, position + 1])
         else:
-            total, hits = soft_loss(x, head, features["hidden"].float(), self._head[0], self.kind)
+            total, hits = soft_loss(x, self._own_head(), features["hidden"].float(), self._head, self.kind)
         return scaled([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
@@ -67,14 +69,17 @@ class StandaloneMethod(nn.Module):
         ids, labels = features["input_ids"], features["labels"][features["row"], features["position"]]
         row, position = _places(features["mask"])
         x = self.draft.model.base_model(ids, use_cache=False).last_hidden_state[row, position]
-        head = self.draft.model.get_output_embeddings().weight
         ranks = torch.full_like(ids, NO_RANK)
-        ranks[row, position] = label_ranks(lambda part: part @ head.T, x, ids[row, position + 1])
+        ranks[row, position] = label_ranks(self._own_head(), x, ids[row, position + 1])
         depths = torch.arange(1, MEASURED_DEPTH + 1, device=ids.device)
         at = (features["position"][:, None] + depths).clamp(max=ids.shape[1] - 1)
         valid = labels >= 0
         found = ranks[features["row"][:, None], at].masked_fill(~valid, NO_RANK)
         return measured(found, valid)
+
+    def _own_head(self) -> Head:
+        linear = self.draft.model.get_output_embeddings()
+        return Head(linear.weight, getattr(linear, "bias", None), self._rule)
 
 
 def make_draft(config: TrainConfig, base: Any) -> StandaloneDraft:

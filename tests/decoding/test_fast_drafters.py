@@ -36,11 +36,12 @@ def made(name: str, base: Base):
     return medusa(base, medusa_tie_lm_head=name == "medusa-tied")
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", ["untied", "tied", "phi"])
 @pytest.mark.parametrize("name", ["medusa", "medusa-tied", "eagle", "eagle3", "draft"])
-def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, tied, monkeypatch):
+def test_a_packed_draft_drafts_the_same_trees(tmp_path, name, family, monkeypatch):
+    """Phi's head has a bias."""
     monkeypatch.setattr(eagle_runner, "drafting_dtype", lambda draft: torch.float32)
-    make_tiny_base(tmp_path, tie_word_embeddings=tied)
+    make_tiny_base(tmp_path, "phi" if family == "phi" else "llama", tie_word_embeddings=family == "tied")
     slow_base, fast_base = load_base(tmp_path), load_base(tmp_path)
     slow_draft, fast_draft = made(name, slow_base), made(name, fast_base)
     slow, fast = Target(slow_base, 200), fast_target(fast_base, 200)

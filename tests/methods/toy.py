@@ -12,6 +12,7 @@ from decoding.drafters.base import Speculative
 from decoding.tree import DraftTree, chain_shape
 from methods.record import DraftSize, Method
 from methods.settings import TrainConfig, setting
+from models.logits import Head
 from training.losses import hard_loss
 from training.medusa import medusa_labels
 from training.method import Outcome, label_ranks, measured, scaled
@@ -59,7 +60,8 @@ class BigramMethod(nn.Module):
         return torch.tensor([len(features["row"])])
 
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
-        total, hits = hard_loss(self.draft.rows(features["last"]), self.draft.columns.weight, features["label"])
+        head = Head(self.draft.columns.weight)
+        total, hits = hard_loss(self.draft.rows(features["last"]), head, features["label"])
         return scaled([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()

@@ -1,18 +1,24 @@
 """Cards are read from files alone and say what a base can carry."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models.card import METHODS, make_card, memory_needed, methods
+from models.families import why_not
 from models.identity import weights_sha256
-from models.tiny import make_tiny_base
+from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput
+
+STATEFUL = re.compile(r"_is_stateful = True|update_(conv|recurrent|ssm)_state|LinearAttention\w*Layer|MiniMaxCache")
 
 
 def test_a_card_says_what_transformers_says(tiny_base: Path) -> None:
@@ -43,7 +49,18 @@ def test_memory_is_weights_plus_cache() -> None:
     ("config", "reason"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
-        ({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}, "recurrent state"),
+        ({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}, "mamba2 keeps a recurrent state"),
+        ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, "qwen3_next keeps a recurrent state"),
+        ({"model_type": "new", "layer_types": ["full_attention", "linear_attention"]}, "new keeps a recurrent state"),
+        (
+            {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]},
+            "Qwen2_5_VLForConditionalGeneration is no causal model of text alone",
+        ),
+        ({"model_type": "bert", "architectures": ["BertLMHeadModel"]}, "bert looks at later tokens too"),
+        (
+            {"model_type": "new", "architectures": ["NewForCausalLM"], "final_logit_softcapping": 30.0},
+            "What new makes of its logits by final_logit_softcapping is not known here",
+        ),
         ({"model_type": "bert", "architectures": ["BertModel"]}, "no language-model head"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantised"),
     ],
@@ -52,9 +69,22 @@ def test_an_unsupported_base_says_why(config: dict, reason: str) -> None:
     assert all(reason in why for why in methods(config).values())
 
 
-def test_a_head_with_a_bias_is_said_before_anything_is_trained(tmp_path: Path) -> None:
-    reasons = make_card(make_tiny_base(tmp_path / "phi", "phi"))["methods"]
-    assert set(reasons.values()) == {"Its lm_head has a bias, which no draft here carries."}
+@pytest.mark.parametrize("family", ["phi", "granite", "gemma2", "cohere"])
+def test_a_bias_a_known_scale_and_a_known_cap_are_no_reason(family: str, tmp_path: Path) -> None:
+    kind, overrides = FAMILIES[family]
+    assert make_card(make_tiny_base(tmp_path / "base", kind, **overrides))["methods"] == dict.fromkeys(METHODS, "")
+
+
+def test_every_family_of_transformers_that_cannot_roll_back_is_refused() -> None:
+    """Read from its sources: those that call themselves stateful, and those with a state beside keys and values."""
+    folder, found = Path(transformers.__file__).parent / "models", set()
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        for name in (kind, kind.removesuffix("_text")):
+            source = folder / name / f"modeling_{name}.py"
+            if source.exists() and STATEFUL.search(source.read_text()):
+                found.add(kind)
+    assert {"qwen3_next", "jamba", "lfm2", "mamba", "rwkv"} <= found
+    assert not [kind for kind in found if "recurrent state" not in why_not({"model_type": kind})]
 
 
 def test_the_licence_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Draft networks: a cache and a tree mask change nothing about what they compute; checkpoints bring them back whole."""
 
+import json
 import shutil
+from functools import cache
 
 import pytest
 import torch
@@ -19,14 +21,30 @@ from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft, spread
+from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.sums import Sums, file_sha256
 from tests.tools.damage import flip
+
+BENT = ("phi", "granite", "gemma2", "cohere")
+"""Families whose logits are not the plain product with the head."""
 
 
 @pytest.fixture(scope="module")
 def base(tiny_base):
     return load_base(tiny_base)
+
+
+@pytest.fixture(scope="module")
+def base_of(tmp_path_factory):
+    """base_of(family): a loaded tiny base, made once."""
+
+    @cache
+    def get(family):
+        kind, overrides = FAMILIES[family]
+        return load_base(make_tiny_base(tmp_path_factory.mktemp(family), kind, **overrides))
+
+    return get
 
 
 def make(method, base):
@@ -60,8 +78,10 @@ def outputs(draft, base):
 
 
 @pytest.mark.parametrize("method", ["medusa", "medusa-tied", "medusa-small", "eagle", "eagle3", "draft"])
+@pytest.mark.parametrize("family", ["llama", *BENT])
 @torch.no_grad()
-def test_a_saved_draft_computes_the_same_when_loaded(method, base, tmp_path):
+def test_a_saved_draft_computes_the_same_when_loaded(family, method, base_of, tmp_path):
+    base = base_of(family)
     draft = make(method, base)
     folder = save_draft(tmp_path / "draft", draft, {"base": "tiny", "base_sha256": "a" * 64})
     loaded = load_draft(folder, base, "a" * 64)
@@ -154,11 +174,53 @@ def test_medusa_heads_over_a_draft_vocabulary_are_columns_of_the_whole(base):
     assert not any(p.requires_grad for p in small.lm_heads.parameters())
 
 
-def test_fresh_medusa_heads_repeat_the_base(base):
-    heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2, 3), base)
-    hidden = torch.randn(4, base.hidden_size)
-    assert torch.allclose(heads(hidden), base.lm_head(hidden).expand(2, -1, -1), atol=1e-5)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", *BENT])
+@torch.no_grad()
+def test_fresh_medusa_heads_repeat_the_base(family, tied, base_of):
+    base, ids = base_of(family), torch.arange(40, 52)[None]
+    heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2, 3, tied), base)
+    hidden, _ = base.forward_hidden(ids)
+    wanted = base.model(ids).logits
+    for found in (heads(hidden), torch.stack([heads.forward_head(i, hidden) for i in range(2)])):
+        assert torch.allclose(found, wanted.expand(2, -1, -1, -1), atol=1e-5)
     assert len({id(p) for p in heads.blocks.parameters()}) == 2 * 3 * 2  # no layer shared
+
+
+@pytest.mark.parametrize("family", BENT)
+@torch.no_grad()
+def test_eagle_drafts_turn_features_into_the_bases_logits(family, base_of):
+    """EAGLE-1 whole, by the base; EAGLE-3 by a head of its own, which has bias and scale in it and knows no cap."""
+    base, ids = base_of(family), torch.arange(40, 52)[None]
+    hidden, _ = base.forward_hidden(ids)
+    wanted, some = base.model(ids).logits, torch.arange(0, base.vocab_size, 3)
+    assert torch.allclose(EagleDraft.from_base(base).logits(hidden), wanted, atol=1e-5)
+    own = Eagle3Draft.from_base(base, some).lm_head(hidden)
+    if cap := base.logit_rule.cap:
+        own = cap * torch.tanh(own / cap)
+    assert torch.allclose(own, wanted[..., some], atol=1e-5)
+
+
+@torch.no_grad()
+def test_eagle_logits_in_another_precision_than_the_bases(base_of, tmp_path):
+    """While training, the draft is in fp32 and the base may be in bf16."""
+    kind, overrides = FAMILIES["granite"]
+    base = load_base(make_tiny_base(tmp_path, kind, **overrides), "bfloat16")
+    draft, features = EagleDraft.from_base(base).float(), torch.randn(3, base.hidden_size)
+    wanted = features @ base.lm_head.weight.float().T / base.config.logits_scaling
+    assert torch.allclose(draft.logits(features), wanted, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_checkpoint_from_before_biases_loads(base, tmp_path):
+    for method in ("medusa", "eagle3"):
+        draft = make(method, base)
+        folder = save_draft(tmp_path / method, draft, {})
+        config = read_config(folder)
+        assert config.pop("lm_head_bias") is False
+        (folder / "SHA256SUMS").unlink()
+        (folder / "config.json").write_text(json.dumps(config))
+        assert torch.equal(outputs(load_draft(folder, base), base), outputs(draft, base))
 
 
 @torch.no_grad()

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.decoding.conftest import base_of
+
+__all__ = ["base_of"]
+
 torch.set_num_threads(1)
 
 

@@ -10,6 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from methods import train_config
 from models.eagle3 import Eagle3Draft
+from models.families import PLAIN, LogitRule
+from models.logits import Head
 from training.batches import collate
 from training.eagle import EagleMethod
 from training.eagle3 import Eagle3Method, places_by_row
@@ -17,6 +19,10 @@ from training.losses import hard_loss, soft_loss
 from training.medusa import MedusaMethod, medusa_labels
 from training.method import make_method
 from training.standalone import StandaloneMethod
+
+FAMILIES = ("llama", "phi", "granite", "gemma2", "cohere")
+"""A head as most have it; one with a bias; logits with a scale (two ways to write it) and with a cap."""
+RULES = (PLAIN, LogitRule(0.3), LogitRule(cap=3.0), LogitRule(1.5, 2.0))
 
 
 @pytest.fixture(scope="module")
@@ -57,32 +63,44 @@ def cross_entropy(q_logits, p_logits):
     return -(p_logits.softmax(-1) * q_logits.log_softmax(-1)).sum()
 
 
+def literal(base, product):
+    """Logits of the product with the head, as the families' forwards in transformers write it."""
+    kind = base.config.model_type
+    return {"granite": product / 3.0, "cohere": product * 0.3, "gemma2": torch.tanh(product / 20.0) * 20.0}.get(
+        kind, product
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("trained_head", [True, False])
-def test_chunked_cross_entropy_equals_torchs(trained_head, monkeypatch):
+def test_chunked_cross_entropy_equals_torchs(trained_head, rule, monkeypatch):
     monkeypatch.setattr("training.losses.CHUNK_FLOATS", 20 * 50)  # chunks of 20 rows
-    x = torch.randn(70, 8, requires_grad=True)
-    w, labels = torch.randn(50, 8, requires_grad=trained_head), torch.randint(0, 50, (70,))
-    total, hits = hard_loss(x, w, labels)
-    expected = F.cross_entropy(x @ w.T, labels, reduction="sum")
+    x, labels = torch.randn(70, 8, requires_grad=True), torch.randint(0, 50, (70,))
+    w, b = torch.randn(50, 8, requires_grad=trained_head), torch.randn(50, requires_grad=trained_head)
+    total, hits = hard_loss(x, Head(w, b, rule), labels)
+    logits = Head(w, b, rule)(x)
+    expected = F.cross_entropy(logits, labels, reduction="sum")
     assert torch.allclose(total, expected, rtol=1e-5)
-    assert torch.equal(hits, (x @ w.T).argmax(-1) == labels)
-    wrt = (x, w) if trained_head else (x,)
+    assert torch.equal(hits, logits.argmax(-1) == labels)
+    wrt = (x, w, b) if trained_head else (x,)
     for a, b in zip(torch.autograd.grad(3 * total, wrt), torch.autograd.grad(3 * expected, wrt), strict=True):
         assert torch.allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
-def test_chunked_distances_equal_their_definitions(kind, monkeypatch):
+def test_chunked_distances_equal_their_definitions(kind, rule, monkeypatch):
     monkeypatch.setattr("training.losses.CHUNK_FLOATS", 16 * 50)
     x, target = torch.randn(37, 8, requires_grad=True), torch.randn(37, 6)
-    w, v = torch.randn(50, 8, requires_grad=True), torch.randn(50, 6)
+    w, v = Head(torch.randn(50, 8, requires_grad=True), None, rule), Head(torch.randn(50, 6), torch.randn(50), rule)
     total, hits = soft_loss(x, w, target, v, kind)
-    log_q, log_p = (x @ w.T).log_softmax(-1), (target @ v.T).log_softmax(-1)
+    log_q, log_p = w(x).log_softmax(-1), v(target).log_softmax(-1)
     q, p = log_q.exp(), log_p.exp()
     expected = {"ce": -p * log_q, "kl": p * (log_p - log_q), "reverse_kl": q * (log_q - log_p)}[kind].sum()
     assert torch.allclose(total, expected, rtol=1e-5)
     assert torch.equal(hits, q.argmax(-1) == p.argmax(-1))
-    for a, b in zip(torch.autograd.grad(total, (x, w)), torch.autograd.grad(expected, (x, w)), strict=True):
+    wrt = (x, w.weight)
+    for a, b in zip(torch.autograd.grad(total, wrt), torch.autograd.grad(expected, wrt), strict=True):
         assert torch.allclose(a, b, atol=1e-4)
 
 
@@ -102,7 +120,7 @@ def test_logits_are_never_whole(dtype, monkeypatch):
     """The largest matrix made is one chunk, whatever the number of rows."""
     monkeypatch.setattr("training.losses.CHUNK_FLOATS", 1 << 12)
     x, target = torch.randn(500, 4, requires_grad=True), torch.randn(500, 4)
-    weight, other = torch.randn(64, 4).to(dtype), torch.randn(64, 4).to(dtype)
+    weight, other = (Head(torch.randn(64, 4).to(dtype), torch.randn(64).to(dtype), LogitRule(0.3)) for _ in range(2))
     with Largest() as largest:
         hard_loss(x, weight, torch.zeros(500, dtype=torch.long))[0].backward()
         soft_loss(x, weight, target, other)[0].backward()
@@ -115,7 +133,7 @@ def test_blocks_change_nothing(block, monkeypatch):
     labels = torch.randint(0, 50, (37,))
     expected = F.cross_entropy(x @ w.T, labels, reduction="sum")
     monkeypatch.setattr("training.losses.BLOCK_FLOATS", block)
-    assert torch.allclose(hard_loss(x, w, labels)[0], expected)
+    assert torch.allclose(hard_loss(x, Head(w), labels)[0], expected)
 
 
 def test_the_medusa_offsets_of_the_docstring():
@@ -137,7 +155,9 @@ def test_no_label_reaches_over_a_gap_between_answers():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_medusa_loss_equals_the_literal_one(base, batch, tied):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_medusa_loss_equals_the_literal_one(family, base_of, batch, tied):
+    base = base_of(family)
     config = train_config(medusa_num_heads=3, medusa_num_layers=2, medusa_tie_lm_head=tied)
     method = stirred(MedusaMethod(config, base))
     features = method.features(batch)
@@ -147,7 +167,9 @@ def test_the_medusa_loss_equals_the_literal_one(base, batch, tied):
         for t in range(batch.input_ids.shape[1]):
             for i in range(3):
                 if in_answer(batch.mask, b, *range(t + 1, t + 3 + i)):
-                    logits = method.draft.forward_head(i, hidden[b, t])
+                    linear = method.draft.output(i)
+                    z = F.linear(method.draft.blocks[i](hidden[b, t]), linear.weight, linear.bias)
+                    logits = literal(base, z)
                     sums[i] = sums[i] + F.cross_entropy(logits, batch.input_ids[b, t + 2 + i])
                     counts[i] += 1
     agree(method, features, sums)
@@ -166,11 +188,13 @@ def test_medusa_labels_outside_the_draft_vocabulary_are_misses_not_losses(base, 
     assert not (outcome.hits & ~known).any() and torch.equal(some.counts(features), known.sum(0))
 
 
-def test_the_eagle_loss_equals_the_literal_one(base, batch):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_eagle_loss_equals_the_literal_one(family, base_of, batch):
+    base = base_of(family)
     method = stirred(EagleMethod(train_config(method="eagle", eagle_num_layers=2), base))
     features = method.features(batch)
     hidden, _ = base.forward_hidden(batch.input_ids)
-    w = base.lm_head.weight
+    p_logits = base.model(batch.input_ids).logits
     smooth, soft, count = torch.zeros(()), torch.zeros(()), 0
     for b in range(3):
         n = int(batch.lengths[b])
@@ -179,7 +203,7 @@ def test_the_eagle_loss_equals_the_literal_one(base, batch):
             if in_answer(batch.mask, b, t + 1, t + 2):
                 d = (g[t] - hidden[b, t + 1]).abs()
                 smooth = smooth + torch.where(d < 1, 0.5 * d * d, d - 0.5).mean()
-                soft = soft + cross_entropy(w @ g[t], w @ hidden[b, t + 1])
+                soft = soft + cross_entropy(literal(base, base.lm_head(g[t])), p_logits[b, t + 1])
                 count += 1
     agree(method, features, [smooth, soft])
     assert method.counts(features).tolist() == [count, count] and method.weights == [1.0, 0.1]
@@ -197,7 +221,9 @@ def test_eagle_noise_is_bounded_and_repeats(base, batch):
 
 @pytest.mark.parametrize("answers", [1, 2])
 @pytest.mark.parametrize("vocabulary", ["all", "some"])
-def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary, answers):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_eagle3_loss_equals_the_literal_one(family, base_of, batch, vocabulary, answers):
+    base = base_of(family)
     config = train_config(method="eagle3", ttt_steps=3)
     ids = None if vocabulary == "all" else torch.arange(0, base.vocab_size, 2)
     if answers == 2:  # a user's turn between two answers, elsewhere in every row
@@ -208,7 +234,7 @@ def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary, answers
     method = stirred(Eagle3Method(config, base, Eagle3Draft.from_base(base, ids)))
     features = method.features(batch)
     hidden, aux = base.forward_hidden(batch.input_ids, layers=method.draft.layers_wanted)
-    head = base.lm_head.weight[method.draft.draft_ids]
+    theirs = base.model(batch.input_ids).logits
     sums, counts = [torch.zeros(()) for _ in range(3)], [0, 0, 0]
     for b in range(3):
         n = int(batch.lengths[b])
@@ -221,10 +247,10 @@ def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary, answers
                     break
                 tokens = torch.cat([batch.input_ids[b, 1 : t + 2], batch.input_ids[b, t + 2 : t + 2 + j]])[None]
                 out = method.draft(states, tokens, torch.arange(t + 1 + j)[None])
-                p_logits = base.lm_head.weight @ hidden[b, t + 1 + j]
+                p_logits = theirs[b, t + 1 + j]
                 if bool(method.draft.t2d[p_logits.argmax()]):
                     q_logits = method.draft.logits(out[0, -1])
-                    sums[j] = sums[j] + cross_entropy(q_logits, head @ hidden[b, t + 1 + j])
+                    sums[j] = sums[j] + cross_entropy(q_logits, p_logits[method.draft.draft_ids])
                     counts[j] += 1
                 states = torch.cat([states, out[:, -1:]], 1)
     agree(method, features, sums)
@@ -233,7 +259,9 @@ def test_the_eagle3_loss_equals_the_literal_one(base, batch, vocabulary, answers
     assert vocabulary == "all" or counts[0] < len(features["row"])
 
 
-def test_a_head_left_to_the_base_changes_no_loss_and_takes_no_gradient(base, batch):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_left_to_the_base_changes_no_loss_and_takes_no_gradient(family, base_of, batch):
+    base = base_of(family)
     config = train_config(method="eagle3")
     torch.manual_seed(0)
     trained = Eagle3Method(config, base)
@@ -255,14 +283,16 @@ def test_places_of_rows_make_a_table():
 
 def test_a_chunked_gradient_is_taken_once():
     x = torch.randn(5, 4, requires_grad=True)
-    total, _ = hard_loss(x, torch.randn(6, 4), torch.zeros(5, dtype=torch.long))
+    total, _ = hard_loss(x, Head(torch.randn(6, 4)), torch.zeros(5, dtype=torch.long))
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="once"):
         total.backward()
 
 
 @pytest.mark.parametrize("kind", ["ce", "kl", "reverse_kl"])
-def test_the_standalone_loss_equals_the_literal_one(base, batch, kind):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_standalone_loss_equals_the_literal_one(family, base_of, batch, kind):
+    base = base_of(family)
     method = stirred(StandaloneMethod(train_config(method="draft", draft_num_layers=2, draft_loss=kind), base))
     features = method.features(batch)
     total = torch.zeros(())
