@@ -21,7 +21,7 @@ FORMAT = Format(
                 refusals.some_blocks("the Medusa repository"),
                 refusals.whole_vocabulary("the Medusa repository"),
                 refusals.own_head_without_bias("the Medusa repository"),
-                refusals.only("The Medusa repository", refusals.MEDUSA),
+                refusals.only("the Medusa repository", refusals.MEDUSA),
             ),
         )
     },

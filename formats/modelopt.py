@@ -20,6 +20,7 @@ FORMAT = Format(
             refusal=refusals.first_of(
                 refusals.residual_after_norm("ModelOpt"),
                 refusals.ascending_layers("ModelOpt"),
+                refusals.one_layer("ModelOpt"),
                 refusals.only("ModelOpt", refusals.EAGLE3),
             ),
         )

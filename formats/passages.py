@@ -50,7 +50,7 @@ def passages(base: Any, layers: Sequence[int], prompts: Sequence[str] = PROMPTS)
         ids = list(prompt)
         for _ in range(CONTINUED):
             hidden, _ = base.forward_hidden(_row(ids, base))
-            ids.append(int(base.lm_head(hidden[0, -1]).argmax()))
+            ids.append(int(base.logits(hidden[0, -1]).argmax()))
         wanted = sorted(set(layers))
         hidden, outputs = base.forward_hidden(_row(ids, base), layers=wanted)
         states = {layer: state[0] for layer, state in zip(wanted, outputs, strict=True)}

@@ -12,6 +12,7 @@ import torch
 
 from formats.passages import DEPTH, Passage, passages
 from formats.report import Check
+from models.logits import bend
 
 BOUND = 1e-4
 Logits = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -127,11 +128,11 @@ class _Eagles:
         return self.draft(features[None], ids.to(device), places.to(device))[0]
 
     def _their_step(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
-        embedded = self.base.embed_tokens(torch.tensor(tokens, device=features.device))
+        embedded = self.reader.embed(torch.tensor(tokens, device=features.device), self.base.embed_tokens)
         return self.reader.step(features, embedded)
 
     def _scores(self, side: Any, features: torch.Tensor) -> torch.Tensor:
-        return side.logits(features) if side is self.draft else side.logits(features, self.base.lm_head)
+        return side.logits(features) if side is self.draft else side.logits(features, self.base.logits)
 
     def _token(self, side: Any, column: int) -> int:
         if side is self.draft:
@@ -140,13 +141,14 @@ class _Eagles:
 
 
 class _Heads:
-    """Medusa: every head's best token is the chain. A head is run once for all places of a passage, since each may be
-    a large matrix that is read for it."""
+    """Medusa: every head's best token is the chain. What some bases do to the product with their head (a scale, a cap),
+    servers leave out for drafts: it changes no order, and is done to the reader's logits here to compare them. A head
+    is run once for all places of a passage, since each may be a large matrix that is read for it."""
 
     layers: tuple[int, ...] = ()
 
     def __init__(self, draft: Any, reader: Any, base: Any):
-        self.draft, self.reader = draft, reader
+        self.draft, self.reader, self.rule = draft, reader, base.logit_rule
         if reader.heads != draft.num_heads:
             raise ValueError(f"config.json: {reader.heads} heads where the draft has {draft.num_heads}.")
         self.best: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -155,7 +157,8 @@ class _Heads:
     def logits(self, passage: Passage) -> Logits:
         self.best = []
         for head in range(self.draft.num_heads):
-            ours, theirs = self.draft.forward_head(head, passage.hidden), self.reader.logits(head, passage.hidden)
+            ours = self.draft.forward_head(head, passage.hidden)
+            theirs = bend(self.reader.logits(head, passage.hidden), self.rule)
             yield ours, theirs
             tokens = self.reader.target_ids[theirs.argmax(-1).to(self.reader.target_ids.device)]
             self.best.append((self.draft.to_target(ours.argmax(-1)), tokens))

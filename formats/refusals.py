@@ -11,18 +11,19 @@ Refusal = Callable[[Checkpoint], str]
 LAYER = frozenset(
     {
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-        *("rms_norm_eps", "rope_theta", "vocab_size"),
+        *("rms_norm_eps", "rope_theta", "rope_scaling", "vocab_size", "eagle_num_layers"),
     }
 )
-EAGLE = LAYER | {"eagle_num_layers"}
+EAGLE = LAYER
 EAGLE3 = LAYER | {"draft_vocab_size", "aux_layers", "norm_before_residual"}
+EAGLE31 = EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output", "own_embeddings"}
 MEDUSA = frozenset(
     {"hidden_size", "vocab_size", "medusa_num_heads", "medusa_num_layers", "medusa_tie_lm_head", "draft_vocab_size"}
 )
 TENSORS = {
-    "eagle": r"fc\.weight|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|\w+_layernorm)\.weight",
-    "eagle3": r"(fc|norm|lm_head)\.weight|d2t|t2d"
-    r"|layers\.0\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|hidden_norm|\w+_layernorm)\.weight",
+    "eagle": r"fc\.(weight|bias)|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|\w+_layernorm)\.weight",
+    "eagle3": r"(fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)\.weight|d2t|t2d"
+    r"|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|hidden_norm|\w+_layernorm)\.weight",
     "medusa": r"blocks\.\d+\.\d+\.linear\.(weight|bias)|lm_heads\.\d+\.weight|d2t",
 }
 """What the tensors of a draft that every server knows are called."""
@@ -42,10 +43,10 @@ def only(server: str, known: frozenset[str]) -> Refusal:
 
     def refusal(checkpoint: Checkpoint) -> str:
         for key in checkpoint.unknown(known):
-            return f"{server} does not read the draft's `{key}` ({checkpoint.config[key]!r})."
+            return f"An export for {server} has no place for the draft's `{key}` ({checkpoint.config[key]!r})."
         for name in checkpoint.tensors:
             if not re.fullmatch(TENSORS[checkpoint.method], name):
-                return f"{server} has no place for the draft's tensor {name}."
+                return f"An export for {server} has no place for the draft's tensor {name}."
         return ""
 
     return refusal
@@ -72,6 +73,16 @@ def three_layers(server: str) -> Refusal:
     def refusal(checkpoint: Checkpoint) -> str:
         count = len(checkpoint.aux_layers)
         return "" if count == 3 else f"The draft fuses {count} layers of the base; {server} always fuses three."
+
+    return refusal
+
+
+def one_layer(server: str) -> Refusal:
+    """EAGLE-3: further layers are vLLM's and speculators'; others call them otherwise, or norm their input."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        count = checkpoint.config.get("eagle_num_layers", 1)
+        return "" if count == 1 else f"The draft has {count} layers; for {server} only drafts of one are exported."
 
     return refusal
 

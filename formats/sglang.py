@@ -16,7 +16,9 @@ FORMAT = Format(
             table="formats.tables.eagle:sglang",
             reader="formats.readers.eagle:sglang",
             serve="formats.serve:sglang",
-            refusal=refusals.first_of(refusals.plain_eagle("SGLang"), refusals.only("SGLang", refusals.EAGLE)),
+            refusal=refusals.first_of(
+                refusals.plain_eagle("SGLang"), refusals.only("SGLang", refusals.EAGLE | {"fc_bias"})
+            ),
         ),
         "eagle3": Layout(
             servers="SGLang 0.5",
@@ -27,6 +29,7 @@ FORMAT = Format(
             refusal=refusals.first_of(
                 refusals.residual_after_norm("SGLang"),
                 refusals.three_layers("SGLang"),
+                refusals.one_layer("SGLang"),
                 refusals.ascending_layers("SGLang"),
                 refusals.only("SGLang", refusals.EAGLE3),
             ),

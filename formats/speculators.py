@@ -16,7 +16,9 @@ FORMAT = Format(
             table="formats.tables.eagle3:speculators",
             reader="formats.readers.eagle3:speculators",
             serve="formats.serve:speculators",
-            refusal=refusals.first_of(refusals.ascending_layers("vLLM"), refusals.only("speculators", refusals.EAGLE3)),
+            refusal=refusals.first_of(
+                refusals.ascending_layers("vLLM"), refusals.only("speculators", refusals.EAGLE31)
+            ),
         )
     },
     lacking={

@@ -20,6 +20,7 @@ FORMAT = Format(
             refusal=refusals.first_of(
                 refusals.residual_after_norm("TensorRT-LLM"),
                 refusals.ascending_layers("TensorRT-LLM"),
+                refusals.one_layer("TensorRT-LLM"),
                 refusals.only("TensorRT-LLM", refusals.EAGLE3),
             ),
         ),

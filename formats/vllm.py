@@ -28,7 +28,7 @@ FORMAT = Format(
             refusal=refusals.first_of(
                 refusals.ascending_layers("vLLM"),
                 refusals.three_layers("vLLM"),
-                refusals.only("vLLM", refusals.EAGLE3),
+                refusals.only("vLLM", refusals.EAGLE31 | {"target_hidden_size"}),
             ),
         ),
         "medusa": Layout(

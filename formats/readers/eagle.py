@@ -30,6 +30,10 @@ class Eagle:
         """The base's last hidden states [n, H]; no inner ones."""
         return hidden
 
+    def embed(self, ids: torch.Tensor, target: Head) -> torch.Tensor:
+        """Embeddings [n, H] of tokens: the target's, whatever the file holds."""
+        return target(ids)
+
     def step(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Features [n, H] with the embeddings [n, H] of the tokens after them → features [n, H]."""
         eps, bias = self.config["rms_norm_eps"], self.weights["fc.bias"] if self.bias else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from formats.checkpoint import Checkpoint, read_object
 from formats.readers.llama import attention, mlp, norm
@@ -27,20 +28,51 @@ class Eagle3:
     layer_inputs: tuple[int, ...]
     target_ids: torch.Tensor
     residual_after_norm: bool = False
+    newer: bool = False
+    """Whether the server reads EAGLE-3.1's options and embeddings of the draft's own."""
 
     def fuse(self, hidden: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """inputs [n, 3H], side by side → [n, H]."""
-        return self.weights.linear(inputs, "fc.weight")
+        """inputs [n, 3H], side by side → [n, H]. `fc_norm` norms each, `norm_before_fc` all of them together."""
+        w, eps, fused = self.weights, self.config["rms_norm_eps"], len(self.layer_inputs)
+        if self.switch("fc_norm"):
+            parts = enumerate(inputs.chunk(fused, -1))
+            inputs = torch.cat([norm(part, w[f"fc_norm.{i}.weight"], eps) for i, part in parts], -1)
+        elif self.switch("norm_before_fc"):
+            inputs = norm(inputs, w["input_norm.weight"], eps)
+        return w.linear(inputs, "fc.weight")
+
+    def switch(self, name: str) -> bool:
+        """An option of EAGLE-3.1, where this server reads it."""
+        return self.newer and bool(self.config.get(name))
+
+    def embed(self, ids: torch.Tensor, target: Head) -> torch.Tensor:
+        """Embeddings [n, H] of tokens: the draft's own where the file has some and the server reads them."""
+        if self.newer and "embed_tokens.weight" in self.weights:
+            return F.embedding(ids, self.weights["embed_tokens.weight"])
+        return target(ids)
 
     def step(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Features [n, H] with embeddings [n, H] of the tokens after them → features [n, H], before the last norm."""
+        """Features [n, H] with embeddings [n, H] of the tokens after them → features [n, H], before the last norm
+        unless `norm_output` is on. Layers after the first are plain ones."""
         w, eps, prefix = self.weights, self.config["rms_norm_eps"], "layers.0."
         normed = norm(features, w[f"{prefix}hidden_norm.weight"], eps)
         residual = normed if self.residual_after_norm else features
         both = torch.cat([norm(embedded, w[f"{prefix}input_layernorm.weight"], eps), normed], -1)
-        residual = residual + attention(both, w, f"{prefix}self_attn.", self.config)
-        x = norm(residual, w[f"{prefix}post_attention_layernorm.weight"], eps)
+        x = self._rest(both, residual, prefix)
+        for index in range(1, self.config["num_hidden_layers"]):
+            prefix = f"layers.{index}."
+            x = self._rest(norm(x, w[f"{prefix}input_layernorm.weight"], eps), x, prefix)
+        return self._normed(x) if self.switch("norm_output") else x
+
+    def _rest(self, x: torch.Tensor, residual: torch.Tensor, prefix: str) -> torch.Tensor:
+        """Attention and MLP of a layer, each added to the residual."""
+        w = self.weights
+        residual = residual + attention(x, w, f"{prefix}self_attn.", self.config)
+        x = norm(residual, w[f"{prefix}post_attention_layernorm.weight"], self.config["rms_norm_eps"])
         return residual + mlp(x, w, f"{prefix}mlp.")
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        return norm(x, self.weights["norm.weight"], self.config["rms_norm_eps"])
 
     def logits(self, features: torch.Tensor, head: Head) -> torch.Tensor:
         """[n, H] → [n, V'], by the draft's own head unless the config ties it to the embeddings."""
@@ -48,28 +80,27 @@ class Eagle3:
             raise ValueError(
                 "config.json: tie_word_embeddings is true: the server would take the embeddings for a head."
             )
-        normed = norm(features, self.weights["norm.weight"], self.config["rms_norm_eps"])
-        return self.weights.linear(normed, "lm_head.weight")
+        return self.weights.linear(features if self.switch("norm_output") else self._normed(features), "lm_head.weight")
 
 
 def vllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     """Layer ids are handed to the target unchanged: inputs of these layers. t2d is skipped."""
     config, weights = _opened(folder)
     ids = config.get(IDS) or config.get("eagle_config", {}).get(IDS) or _usual(checkpoint)
-    return Eagle3(
-        config, weights, tuple(ids), _targets(config, weights, "t2d"), config.get("norm_before_residual", False)
-    )
+    targets = _targets(config, weights, "t2d")
+    return Eagle3(config, weights, tuple(ids), targets, config.get("norm_before_residual", False), newer=True)
 
 
 def speculators(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     """d2t and t2d are buffers where draft_vocab_size differs from the layer's vocab_size; layer ids as in vLLM."""
     config, weights = _opened(folder)
-    layer = {**config["transformer_layer_config"], "draft_vocab_size": config["draft_vocab_size"]}
+    options = {name: config[name] for name in ("draft_vocab_size", "norm_before_fc", "fc_norm", "norm_output")}
+    layer = {**config["transformer_layer_config"], **options}
     ids = config.get(IDS) or _usual(checkpoint)
     targets = _targets(layer, weights, "t2d")
     if "t2d" in weights and not torch.equal(weights["t2d"].nonzero().flatten(), targets.sort().values):
         raise ValueError("model.safetensors: t2d and d2t name different tokens.")
-    return Eagle3(layer, weights, tuple(ids), targets, config["norm_before_residual"])
+    return Eagle3(layer, weights, tuple(ids), targets, config["norm_before_residual"], newer=True)
 
 
 def sglang(folder: Path, checkpoint: Checkpoint) -> Eagle3:

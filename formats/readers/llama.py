@@ -36,15 +36,27 @@ def mlp(x: torch.Tensor, weights: Weights, prefix: str) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
-    """Rotary embedding of x [n, heads, d] at places 0 … n - 1, pairs (i, i + d/2), plain frequencies."""
-    if config.get("rope_scaling"):
-        raise ValueError("config.json: rope_scaling: this reader knows plain rotary embeddings only.")
+    """Rotary embedding of x [n, heads, d] at places 0 … n - 1, pairs (i, i + d/2)."""
     half = x.shape[-1] // 2
-    frequency = float(config.get("rope_theta", 10000.0)) ** (-torch.arange(half, dtype=torch.float32) / half)
+    frequency, factor = _frequencies(config, half)
     angle = torch.arange(len(x), dtype=torch.float32)[:, None] * frequency
-    turn = torch.polar(torch.ones_like(angle), angle)[:, None].to(x.device)
+    turn = torch.polar(torch.full_like(angle, factor), angle)[:, None].to(x.device)
     turned = torch.complex(x[..., :half], x[..., half:]) * turn
     return torch.cat([turned.real, turned.imag], -1)
+
+
+def _frequencies(config: Mapping[str, Any], half: int) -> tuple[torch.Tensor, float]:
+    """What a place turns each pair by [half], and the factor on the result; scaled ones as transformers' Llama."""
+    theta = float(config.get("rope_theta", 10000.0))
+    if not config.get("rope_scaling"):
+        return theta ** (-torch.arange(half, dtype=torch.float32) / half), 1.0
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    names = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+    scaling = {"rope_theta": theta, "rope_scaling": dict(config["rope_scaling"])}
+    rotary = LlamaRotaryEmbedding(LlamaConfig(**{name: config[name] for name in names if name in config}, **scaling))
+    return rotary.inv_freq.float(), float(rotary.attention_scaling)
 
 
 def _dim(config: Mapping[str, Any]) -> int:

@@ -18,10 +18,11 @@ def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
 
 
 def sglang(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
-    """SGLang's `fc` has a bias that stays as memory was where the file has none: a zero one is written."""
+    """SGLang's `fc` has a bias that stays as memory was where the file has none: a zero one is written then."""
     plan = vllm(checkpoint, base, facts)
     bias = zeros("fc.bias", checkpoint.written_type, (checkpoint.hidden_size,))
-    return Plan([*plan.tensors, bias], _config(checkpoint, "LlamaForCausalLMEagle"))
+    further = [] if "fc.bias" in checkpoint.tensors else [bias]
+    return Plan([*plan.tensors, *further], _config(checkpoint, "LlamaForCausalLMEagle"))
 
 
 def _config(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:

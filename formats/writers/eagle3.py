@@ -1,5 +1,6 @@
 """EAGLE-3 as five readers load it. Tensor names are the same everywhere; what differs is the config, which of d2t and
-t2d are there, and how fused layers are counted. Embeddings are the target's and never written. No torch.
+t2d are there, and how fused layers are counted. Embeddings are the target's; only an imported draft's own are written.
+No torch.
 """
 
 from typing import Any
@@ -15,17 +16,18 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
-    """Layers are counted by their inputs (n + 1), at the top level in all versions, in eagle_config in newer ones."""
+    """Layers are counted by their inputs (n + 1), at the top level in all versions, in eagle_config in newer ones. The
+    class has the name that only vLLM knows: SGLang, which counts otherwise, refuses it instead of fusing other layers.
+    """
     ids = _ids(checkpoint, 1)
-    config = _config(checkpoint, "LlamaForCausalLMEagle3", ids)
-    residual = {"norm_before_residual": bool(checkpoint.config.get("norm_before_residual"))}
-    return Plan(_tensors(checkpoint, *MAPS), {**config, **residual, **ids})
+    config = _config(checkpoint, "Eagle3LlamaForCausalLM", ids)
+    return Plan(_tensors(checkpoint, *MAPS), {**config, **_norms(checkpoint), **ids})
 
 
 def speculators(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     """The layer is a transformers config of its own; layers are counted by their inputs (n + 1), and always named:
     without them `from_pretrained` opens the base's config, wherever that is."""
-    layer = llama.config(checkpoint, "LlamaForCausalLM", 1)
+    layer = llama.config(checkpoint, "LlamaForCausalLM", checkpoint.config.get("eagle_num_layers", 1))
     proposal = {
         **{"proposal_type": "greedy", "speculative_tokens": drafted_tokens(checkpoint)},
         **{"accept_tolerance": 0.0, "verifier_accept_k": 1},
@@ -43,10 +45,7 @@ def speculators(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
         "transformer_layer_config": layer,
         "draft_vocab_size": checkpoint.draft_vocab_size,
         "target_hidden_size": None,
-        "norm_before_residual": bool(checkpoint.config.get("norm_before_residual")),
-        "norm_before_fc": False,
-        "fc_norm": False,
-        "norm_output": False,
+        **_norms(checkpoint),
         "embed_requires_grad": False,
         "tie_word_embeddings": False,
         "torch_dtype": checkpoint.dtype,
@@ -62,8 +61,9 @@ def sglang(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
 
 
 def trtllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
-    """Layers are not read from here but from the server's YAML; t2d is no parameter there."""
-    return Plan(_tensors(checkpoint, "d2t"), _config(checkpoint, "EAGLE3LlamaForCausalLM", {}))
+    """Layers are read from the server's YAML; the config names them by their outputs as the YAML does, for who reads
+    the folder otherwise. t2d is no parameter there."""
+    return Plan(_tensors(checkpoint, "d2t"), _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, 0)))
 
 
 def modelopt(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
@@ -87,11 +87,17 @@ def _tensors(checkpoint: Checkpoint, *maps: str) -> list:
 
 def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
     return {
-        **llama.config(checkpoint, architecture, 1),
+        **llama.config(checkpoint, architecture, checkpoint.config.get("eagle_num_layers", 1)),
         "draft_vocab_size": checkpoint.draft_vocab_size,
-        "target_hidden_size": checkpoint.hidden_size,
+        "target_hidden_size": checkpoint.config.get("target_hidden_size") or checkpoint.hidden_size,
         "eagle_config": {"use_aux_hidden_state": True, **ids},
     }
+
+
+def _norms(checkpoint: Checkpoint) -> dict[str, bool]:
+    """EAGLE-3.1's switches, which vLLM and speculators read."""
+    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return {name: bool(checkpoint.config.get(name)) for name in names}
 
 
 def _ids(checkpoint: Checkpoint, added: int) -> dict[str, list[int]]:

@@ -11,8 +11,8 @@ SHAPES = (
 
 
 def config(checkpoint: Checkpoint, architecture: str, layers: int) -> dict[str, Any]:
-    """The draft's shape. Rotary settings are the draft's own: it has no scaling even where its base has. Both words for
-    the type, since servers read one or the other; it is that of the tensors."""
+    """The draft's shape. Rotary settings are the draft's own: one trained here has no scaling even where its base has.
+    Both words for the type, since servers read one or the other; it is that of the tensors."""
     return {
         "architectures": [architecture],
         "model_type": "llama",
@@ -20,7 +20,7 @@ def config(checkpoint: Checkpoint, architecture: str, layers: int) -> dict[str, 
         "num_hidden_layers": layers,
         "max_position_embeddings": int(first(checkpoint.base, "max_position_embeddings", "n_positions") or 2048),
         "hidden_act": "silu",
-        "rope_scaling": None,
+        "rope_scaling": checkpoint.config.get("rope_scaling"),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,

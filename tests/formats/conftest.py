@@ -8,7 +8,11 @@ import torch
 
 torch.set_num_threads(1)
 
-EVERY = ("eagle", "eagle3", "eagle3-small", "eagle3-residual", "medusa", "medusa-shared", "medusa-small", "draft")
+EVERY = (
+    *("eagle", "eagle-biased", "eagle-scaled", "eagle3", "eagle3-small", "eagle3-residual", "eagle3-scaled"),
+    *("eagle3-fused-norm", "eagle3-each-norm", "eagle3-narrow", "medusa", "medusa-shared", "medusa-small", "draft"),
+)
+"""Those of training, and of published drafts with what only these have."""
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +21,28 @@ def base(tmp_path_factory):
     from models.tiny import make_tiny_base
 
     return load_base(make_tiny_base(tmp_path_factory.mktemp("formats") / "base", num_hidden_layers=8))
+
+
+LLAMA3 = {
+    **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def narrow(base, ids):
+    """An EAGLE-3 draft of half the base's width, with embeddings of its own."""
+    from dataclasses import asdict
+
+    from models.draft_layers import shape_of
+    from models.eagle3 import Eagle3Config, Eagle3Draft
+
+    sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids), "aux_layers": (1, 3, 4)}
+    other = {"hidden_size": base.hidden_size // 2, "target_hidden_size": base.hidden_size, "own_embeddings": True}
+    draft = Eagle3Draft(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **other}))
+    draft.d2t.copy_(ids - torch.arange(len(ids)))
+    draft.t2d.zero_()[ids] = True
+    return draft._at(base)
 
 
 def draft_of(name: str, base):
@@ -38,6 +64,14 @@ def draft_of(name: str, base):
     made = {
         "eagle": lambda: EagleDraft.from_base(base, eagle_num_layers=2),
         "eagle-normed": lambda: EagleDraft.from_base(base, use_last_layernorm=True),
+        "eagle-biased": lambda: EagleDraft.from_base(base, fc_bias=True),
+        "eagle-scaled": lambda: EagleDraft.from_base(base, rope_scaling=LLAMA3),
+        "eagle3-scaled": lambda: Eagle3Draft.from_base(base, some, rope_scaling=YARN),
+        "eagle3-fused-norm": lambda: Eagle3Draft.from_base(
+            base, some, norm_before_fc=True, norm_output=True, eagle_num_layers=2
+        ),
+        "eagle3-each-norm": lambda: Eagle3Draft.from_base(base, some, fc_norm=True, own_embeddings=True),
+        "eagle3-narrow": lambda: narrow(base, some),
         "eagle3": lambda: Eagle3Draft.from_base(base),
         "eagle3-small": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 6)),
         "eagle3-residual": lambda: Eagle3Draft.from_base(base, some, norm_before_residual=True),

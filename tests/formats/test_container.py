@@ -76,13 +76,15 @@ def test_a_draft_that_holds_no_weights_drafts_the_same(kind, base, checkpoint, t
     """The way of large files, on small ones: both sides read their weights layer by layer, matrices in pieces."""
     from formats import streamed
     from formats.export import build
+    from formats.options import options
     from formats.readers import standalone, weights
 
     for module in (streamed, standalone, weights):
         monkeypatch.setattr(module, "KEPT", 0)
     monkeypatch.setattr(weights.Weights.__init__, "__defaults__", (0,))
     monkeypatch.setattr(weights, "SLICE", 1000)
-    report = build(checkpoint(kind), base, "huggingface" if kind == "draft" else "vllm", tmp_path / "out")
+    name = next(o.name for o in options(checkpoint(kind), base.path) if o.possible and o.name != "own")
+    report = build(checkpoint(kind), base, name, tmp_path / "out")
     assert report.passed, report.failures
     found = streamed.draft(checkpoint(kind), base)
     assert all(p.is_meta for p in getattr(found, "model", found).parameters())

@@ -15,11 +15,18 @@ from speculoos.sums import differing, listed
 from tests.formats.conftest import EVERY
 
 EAGLE3 = {"vllm", "speculators", "sglang", "trtllm", "modelopt"}
+NEWER = {"vllm", "speculators"}
 TAKES = {
     "eagle": {"vllm", "sglang"},
     "eagle3": EAGLE3,
     "eagle3-small": EAGLE3,
     "eagle3-residual": {"vllm", "speculators"},
+    "eagle-biased": {"sglang"},
+    "eagle-scaled": {"vllm", "sglang"},
+    "eagle3-scaled": EAGLE3,
+    "eagle3-fused-norm": NEWER,
+    "eagle3-each-norm": NEWER,
+    "eagle3-narrow": {"vllm"},
     "medusa": {"vllm", "trtllm", "medusa"},
     "medusa-shared": {"vllm", "trtllm", "medusa"},
     "medusa-small": {"vllm"},
@@ -90,9 +97,9 @@ def test_a_setting_that_no_server_knows_is_refused_by_name(base, checkpoint):
     from models.checkpoints import amend
 
     folder = checkpoint("eagle3")
-    amend(folder, fc_norm=True)
+    amend(folder, thinks_twice=True)
     reasons = {option.name: option.reason for option in options(folder, base.path)}
-    assert all("`fc_norm`" in reasons[name] for name in EAGLE3) and reasons["own"] == ""
+    assert all("`thinks_twice`" in reasons[name] for name in EAGLE3) and reasons["own"] == ""
 
 
 def config_of(folder):
@@ -100,8 +107,8 @@ def config_of(folder):
 
 
 def test_layers_are_counted_as_each_server_counts_them(base, checkpoint, tmp_path):
-    """Outputs 0, 2 and 6 of the base are inputs 1, 3 and 7. Usual layers are not named, but in speculators' format, which
-    no server reads otherwise."""
+    """Outputs 0, 2 and 6 of the base are inputs 1, 3 and 7. Usual layers are not named, but in speculators' format,
+    which no server reads otherwise."""
     outputs, inputs = [0, 2, 6], [1, 3, 7]
     key = "eagle_aux_hidden_state_layer_ids"
     for name in EAGLE3:
