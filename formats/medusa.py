@@ -12,7 +12,7 @@ FORMAT = Format(
     title="Medusa repository and TGI",
     layouts={
         "medusa": Layout(
-            servers="FasterDecoding/Medusa, Text Generation Inference 1.2 to 3",
+            servers="FasterDecoding/Medusa, Text Generation Inference 3",
             writer="formats.writers.medusa:repository",
             table="formats.tables.medusa:repository",
             reader="formats.readers.medusa:repository",

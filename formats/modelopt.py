@@ -27,7 +27,7 @@ FORMAT = Format(
     },
     lacking={
         "eagle": "ModelOpt exports EAGLE-3 only; it dropped EAGLE-1.",
-        "medusa": "ModelOpt trains Medusa heads but has no export of them in any version.",
+        "medusa": "ModelOpt trains Medusa heads but has no export of them (as of 0.47).",
         "draft": "ModelOpt has no format for standalone drafts; take huggingface.",
     },
     otherwise="ModelOpt has no export for this method.",

@@ -94,8 +94,8 @@ def residual_after_norm(server: str) -> Refusal:
         if not checkpoint.config.get("norm_before_residual"):
             return ""
         return (
-            f"The draft was trained with norm_before_residual, which {server} does not read (it takes the residual "
-            "before the norm in every version); vLLM and speculators do. Train with norm_before_residual=false."
+            f"The draft was trained with norm_before_residual, which {server} does not read (it always takes the "
+            "residual before the norm); vLLM and speculators do. Train with norm_before_residual=false."
         )
 
     return refusal

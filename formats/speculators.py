@@ -22,7 +22,7 @@ FORMAT = Format(
         )
     },
     lacking={
-        "eagle": "speculators dropped EAGLE-1 after 0.2; take the format vllm or sglang.",
+        "eagle": "speculators 0.9 has no EAGLE-1 any more; take the format vllm or sglang.",
         "medusa": "speculators never had Medusa.",
         "draft": "speculators holds heads, not whole models; take the format huggingface.",
     },

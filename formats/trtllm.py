@@ -12,7 +12,7 @@ FORMAT = Format(
     title="TensorRT-LLM",
     layouts={
         "eagle3": Layout(
-            servers="TensorRT-LLM 1.0 and later (PyTorch backend)",
+            servers="TensorRT-LLM 1.2 and later (PyTorch backend)",
             writer="formats.writers.eagle3:trtllm",
             table="formats.tables.eagle3:trtllm",
             reader="formats.readers.eagle3:trtllm",
