@@ -17,7 +17,7 @@ from runtime.attention import SequenceView
 from runtime.cache import KVCache
 from runtime.drafts import CacheMemory
 from runtime.linear import packing_works
-from runtime.norms import norm_of
+from runtime.norms import Norm, norm_of
 from runtime.rotary import draft_rotations
 from runtime.weights import take_draft_layer, take_linear
 
@@ -111,21 +111,27 @@ class PackedRunner:
     def __init__(self, draft: Any, dtype: torch.dtype):
         self.method, self.layers_wanted, self.dtype = draft.method, tuple(draft.layers_wanted), dtype
         self.eagle3 = draft.method == "eagle3"
-        self._embedding = draft._base[0].embed_tokens
+        self._embedding = draft.table
         self._fc = take_linear(draft, "fc", dtype)
         self._layers = [take_draft_layer(layer, draft.config, dtype) for layer in draft.layers]
         self._heads = self._layers[0].heads
         self._norm = norm_of(draft.norm, dtype=dtype)
+        self._norms_output = not self.eagle3 or draft.config.norm_output
+        self._fused_norm = _fused_norm(draft, dtype) if self.eagle3 and draft.norms_features else None
         self._head, self._head_dtype = self._take_head(draft, dtype)
         self._d2t = draft.d2t if self.eagle3 else None
-        self._rotations = draft_rotations(self._heads.dim, draft.config.rope_theta, self._embedding.weight.device)
+        shape, device = draft.config, self._embedding.weight.device
+        self._rotations = draft_rotations(self._heads.dim, shape.rope_theta, device, shape.rope_scaling)
 
     def new_cache(self) -> KVCache:
         return KVCache(len(self._layers), ENDLESS, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
         """Of the three layers aux [n, 3H] (EAGLE-3), or `hidden` [n, H] itself."""
-        return self._fc(aux.to(self.dtype)) if self.eagle3 else hidden.to(self.dtype)
+        if not self.eagle3:
+            return hidden.to(self.dtype)
+        aux = aux.to(self.dtype)
+        return self._fc(aux if self._fused_norm is None else self._fused_norm(aux))
 
     @torch.inference_mode()
     def __call__(
@@ -153,11 +159,11 @@ class PackedRunner:
             x = layer(x, n, rotation, view, index, embedded)
         cache.stage(n)
         cache.commit_all()
-        return (x if self.eagle3 else self._norm(x))[:n]
+        return (self._norm(x) if self._norms_output else x)[:n]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """[n, H] → [n, V']."""
-        return self._head((self._norm(features) if self.eagle3 else features).to(self._head_dtype))
+        return self._head((features if self._norms_output else self._norm(features)).to(self._head_dtype))
 
     def to_target(self, ids: torch.Tensor) -> torch.Tensor:
         """Draft ids as token ids of the base."""
@@ -176,3 +182,11 @@ class PackedRunner:
             return take_linear(draft, "lm_head", dtype), dtype
         base = draft._base[0]
         return base.lm_head, base.dtype
+
+
+def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:
+    """What an EAGLE-3 draft does to features side by side [n, 3H] before they are fused."""
+    if draft.fc_norm is None:
+        return norm_of(draft.input_norm, dtype=dtype)
+    norms = [norm_of(norm, dtype=dtype) for norm in draft.fc_norm]
+    return lambda aux: torch.cat([norm(part) for norm, part in zip(norms, aux.chunk(len(norms), -1), strict=True)], -1)

@@ -53,8 +53,8 @@ def save_draft(
     """Write `draft` to `folder` (replaced if there) and return it. The folder appears whole or not at all.
 
     `info` goes to config.json's `training` and to the card; known keys are `base` (name), `base_sha256`, `dataset`,
-    `settings`, `figures` and `notes`. `dtype` ("bfloat16") casts the weights; default as they are. `tensors`: weights
-    to write instead of those that `draft` holds now.
+    `settings`, `figures`, `notes` and `source` (of a draft from elsewhere). `dtype` ("bfloat16") casts the weights;
+    default as they are. `tensors`: weights to write instead of those that `draft` holds now.
     """
     folder = Path(folder)
     with new_folder(folder, replace=True) as building:
@@ -133,7 +133,7 @@ def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, ten
         "dtype": next((str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()), ""),
         "base": info.get("base", ""),
         "base_sha256": info.get("base_sha256", ""),
-        "training": {key: info[key] for key in ("dataset", "settings", "figures", "notes") if key in info},
+        "training": {key: info[key] for key in ("dataset", "settings", "figures", "notes", "source") if key in info},
     }
     _write_texts(folder, config)
 
@@ -173,9 +173,11 @@ def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:
     for key, actual in (("hidden_size", hidden), ("vocab_size", vocabulary)):
         if key == "hidden_size" and not find_method(config["speculoos_method"]).shares_hidden_size:
             continue
-        if config.get(key, actual) != actual:
+        wanted = config.get("target_hidden_size") if key == "hidden_size" else None
+        wanted = wanted or config.get(key, actual)
+        if wanted != actual:
             raise Unsupported(
-                f"The draft in {folder} was trained for a base with {key} {config[key]}, this base has {actual}; "
+                f"The draft in {folder} was trained for a base with {key} {wanted}, this base has {actual}; "
                 f"choose the base it names ({config.get('base') or 'unknown'})."
             )
 

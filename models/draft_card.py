@@ -18,6 +18,7 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             f"Base model: `{_line(base)}`, sha256 of its weights `{config.get('base_sha256') or 'not recorded'}`. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
             "The draft only proposes; every token is checked by the base, whose greedy output it does not change.\n",
+            *_section("Source", training.get("source")),
             *_section("Data", training.get("dataset")),
             *_section("Settings", training.get("settings")),
             *_section("Figures", training.get("figures")),

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.rope import frequencies
+
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of a draft's decoder layer; by default those of the base."""
+    """Sizes of a draft's decoder layer; by default those of the base. What follows `rope_theta` drafts trained here do
+    without; published ones have it."""
 
     hidden_size: int
     intermediate_size: int
@@ -24,6 +27,15 @@ class LayerShape:
     head_dim: int
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    """As `models.rope.frequencies` takes it."""
+    attention_bias: bool = False
+    """Of queries, keys and values."""
+    output_bias: bool = False
+    """Of what follows attention."""
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Each head of queries and keys is normed, as in Qwen 3."""
 
 
 def shape_of(base: Any) -> LayerShape:
@@ -101,25 +113,28 @@ class ChainMemory:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions, no biases. `width` is the input's size (2H in EAGLE-3)."""
+    """Grouped-query attention with rotary positions. `width` is the input's size (2H in EAGLE-3)."""
 
     def __init__(self, shape: LayerShape, width: int):
         super().__init__()
         self.shape = shape
         heads, kv, d = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
-        self.q_proj = nn.Linear(width, heads * d, bias=False)
-        self.k_proj = nn.Linear(width, kv * d, bias=False)
-        self.v_proj = nn.Linear(width, kv * d, bias=False)
-        self.o_proj = nn.Linear(heads * d, shape.hidden_size, bias=False)
+        self.q_proj = nn.Linear(width, heads * d, bias=shape.attention_bias)
+        self.k_proj = nn.Linear(width, kv * d, bias=shape.attention_bias)
+        self.v_proj = nn.Linear(width, kv * d, bias=shape.attention_bias)
+        self.o_proj = nn.Linear(heads * d, shape.hidden_size, bias=shape.output_bias)
+        self.q_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, asked: Tensor | None = None) -> Tensor:
         """x [B, n, width] → [B, n, H], or [B, m, H] where only the places `asked` [B, m] ask; all are looked at."""
         q, k, v = self.q_proj(pick(x, asked)), self.k_proj(x), self.v_proj(x)
-        cos, sin = rotary(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
-        k = rotate(self._heads(k), cos, sin)
+        cos, sin = rotary(positions, self.shape, x.dtype)
+        k = rotate(self.k_norm(self._heads(k)), cos, sin)
         if asked is not None:
-            cos, sin = rotary(positions.gather(1, asked), self.shape.head_dim, self.shape.rope_theta, x.dtype)
-        out = memory.attend(layer, rotate(self._heads(q), cos, sin), k, self._heads(v))
+            cos, sin = rotary(positions.gather(1, asked), self.shape, x.dtype)
+        q = rotate(self.q_norm(self._heads(q)), cos, sin)
+        out = memory.attend(layer, q, k, self._heads(v))
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -129,11 +144,12 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """down(SiLU(gate(x)) · up(x))."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int):
+    def __init__(self, shape: LayerShape):
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        hidden, wide, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
+        self.gate_proj = nn.Linear(hidden, wide, bias=bias)
+        self.up_proj = nn.Linear(hidden, wide, bias=bias)
+        self.down_proj = nn.Linear(wide, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -144,12 +160,23 @@ def pick(x: Tensor, places: Tensor | None) -> Tensor:
     return x if places is None else x.take_along_dim(places[..., None], 1)
 
 
-def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary(positions: Tensor, shape: LayerShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos, sin [B, 1, n, d] for positions [B, n], computed in float32."""
-    powers = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = positions.float()[:, None, :, None] / theta**powers
+    angles, factor = _angles(positions.float()[:, None, :, None], shape)
     angles = torch.cat([angles, angles], -1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    if factor != 1.0:
+        cos, sin = cos * factor, sin * factor
+    return cos.to(dtype), sin.to(dtype)
+
+
+def _angles(places: Tensor, shape: LayerShape) -> tuple[Tensor, float]:
+    """Angles [..., d / 2] at float32 places [..., 1], and the factor on cos and sin."""
+    if shape.rope_scaling:
+        turns, factor = frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling)
+        return places * turns.to(places.device), factor
+    powers = torch.arange(0, shape.head_dim, 2, device=places.device, dtype=torch.float32) / shape.head_dim
+    return places / shape.rope_theta**powers, 1.0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

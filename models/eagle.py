@@ -3,7 +3,8 @@
 Offsets: at place t the draft reads feature f[t] (the input of the base's lm_head) and token t+1, and gives g[t] ≈
 f[t+1], whose logits under the base's own lm_head predict token t+2. Drafting on, g[t] stands for f[t+1] and meets the
 drafted token t+2 at place t+1.
-Embeddings and lm_head are the base's, frozen and not stored. `fc` has no bias (servers disagree about one).
+Embeddings and lm_head are the base's, frozen and not stored; a draft published with embeddings of its own keeps them,
+frozen too. `fc` of a draft trained here has no bias (servers disagree about one).
 """
 
 from dataclasses import asdict, dataclass
@@ -17,12 +18,14 @@ from models.draft_layers import Attention, Causal, LayerShape, Memory, SwiGLU, i
 
 @dataclass(frozen=True)
 class EagleConfig(LayerShape):
-    """Layer sizes and ModelOpt's options."""
+    """Layer sizes, ModelOpt's options, and what only drafts from elsewhere have."""
 
     vocab_size: int = 0
     eagle_num_layers: int = 1
     use_input_layernorm_in_first_layer: bool = False
     use_last_layernorm: bool = False
+    fc_bias: bool = False
+    own_embeddings: bool = False
 
 
 class EagleLayer(nn.Module):
@@ -31,7 +34,7 @@ class EagleLayer(nn.Module):
     def __init__(self, shape: LayerShape, input_norm: bool):
         super().__init__()
         self.self_attn = Attention(shape, shape.hidden_size)
-        self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
+        self.mlp = SwiGLU(shape)
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps) if input_norm else None
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
@@ -42,7 +45,12 @@ class EagleLayer(nn.Module):
 
 
 class BorrowedParts:
-    """Embeddings and head of the base, used but neither owned nor stored by a draft."""
+    """Embeddings and head of the base, used but neither owned nor stored by a draft.
+
+    `embed_tokens` is set by every draft: None, or a table [V, H] of its own (`own_table`).
+    """
+
+    embed_tokens: nn.Embedding | None
 
     runner: Any = None
     """What drafts with this draft's weights, once it has taken them over (`decoding.eagle_runner.packed_runner`)."""
@@ -50,8 +58,20 @@ class BorrowedParts:
     def borrow(self, base: Any) -> None:
         self._base = (base,)  # in a tuple: not a submodule; its head is looked up late, since it may be packed by then
 
+    @property
+    def table(self) -> Any:
+        """The embeddings in use."""
+        return self._base[0].embed_tokens if self.embed_tokens is None else self.embed_tokens
+
     def embed(self, token_ids: Tensor) -> Tensor:
-        return self._base[0].embed_tokens(token_ids).detach()
+        return self.table(token_ids).detach()
+
+
+def own_table(config: Any) -> nn.Embedding | None:
+    """Frozen embeddings [V, H] for a draft that brings some."""
+    if not config.own_embeddings:
+        return None
+    return nn.Embedding(config.vocab_size, config.hidden_size).requires_grad_(False)
 
 
 class EagleDraft(BorrowedParts, nn.Module):
@@ -64,7 +84,8 @@ class EagleDraft(BorrowedParts, nn.Module):
     def __init__(self, config: EagleConfig):
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.embed_tokens = own_table(config)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList(
             EagleLayer(config, i > 0 or config.use_input_layernorm_in_first_layer)
             for i in range(config.eagle_num_layers)

@@ -3,6 +3,10 @@
 Offsets: at place t it reads the fused feature of t and token t+1 and predicts token t+2. Drafting on, its own output at
 t stands for the feature of t+1, not fused again. It has its own head over a draft vocabulary: draft id i is token
 i + d2t[i] of the base; t2d marks the tokens it has. Embeddings are the base's, frozen and not stored.
+
+Drafts from elsewhere may have more: embeddings of their own (and then another width than the base), biases, further
+layers, and EAGLE-3.1's norms: before `fc`, of all fused features together or of each, and of the output that is read as
+the next feature.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,7 +27,7 @@ from models.draft_layers import (
     pick,
     shape_of,
 )
-from models.eagle import BorrowedParts
+from models.eagle import BorrowedParts, EagleLayer, own_table
 
 NORM_START = 0.3
 """Part of the base's last norm that a fresh draft starts with. At full size the logits of a draft that knows nothing
@@ -32,12 +36,20 @@ lie so far apart that the first loss is 20 nats instead of 10, and later steps p
 
 @dataclass(frozen=True)
 class Eagle3Config(LayerShape):
-    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused."""
+    """Layer sizes, vocabulary and which base layers (0-based outputs) are fused. What follows `norm_before_residual`
+    only drafts from elsewhere have; `target_hidden_size` 0: the base is as wide as the draft."""
 
     vocab_size: int = 0
     draft_vocab_size: int = 0
     aux_layers: tuple[int, ...] = ()
     norm_before_residual: bool = False
+    eagle_num_layers: int = 1
+    target_hidden_size: int = 0
+    fc_bias: bool = False
+    own_embeddings: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
     lm_head_bias: bool = False
 
 
@@ -52,7 +64,7 @@ class Eagle3Layer(nn.Module):
         self.input_layernorm = nn.RMSNorm(hidden, eps)
         self.self_attn = Attention(config, 2 * hidden)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
-        self.mlp = SwiGLU(hidden, config.intermediate_size)
+        self.mlp = SwiGLU(config)
 
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, asked: Tensor | None = None
@@ -65,20 +77,20 @@ class Eagle3Layer(nn.Module):
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer without bias that learns in units of its inputs: y = W·(s ∘ x), kept in files as the plain W·s.
+    """A linear layer that learns in units of its inputs: y = W·(s ∘ x) + b, kept in files as the plain W·s and b.
 
     Hidden states have a few channels hundreds of times larger than the rest; with one learning rate for all columns
     these would drown the others. s [in] is rounded to powers of two, so that folding and unfolding lose nothing.
     """
 
-    def __init__(self, rms: Tensor, out_features: int):
-        super().__init__(len(rms), out_features, bias=False)
+    def __init__(self, rms: Tensor, out_features: int, bias: bool = False):
+        super().__init__(len(rms), out_features, bias=bias)
         self.register_buffer("scale", torch.exp2(-rms.clamp(min=1e-3).log2().round()), persistent=False)
         self.register_state_dict_post_hook(_fold)
         self.register_load_state_dict_pre_hook(_unfold)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x * self.scale, self.weight)
+        return F.linear(x * self.scale, self.weight, self.bias)
 
     @property
     def plain_weight(self) -> Tensor:
@@ -103,10 +115,15 @@ class Eagle3Draft(BorrowedParts, nn.Module):
     def __init__(self, config: Eagle3Config):
         super().__init__()
         self.config = config
-        hidden = config.hidden_size
-        self.fc = nn.Linear(len(config.aux_layers) * hidden, hidden, bias=False)
-        self.layers = nn.ModuleList([Eagle3Layer(config)])
-        self.norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        hidden, eps, fused = config.hidden_size, config.rms_norm_eps, len(config.aux_layers)
+        each = config.target_hidden_size or hidden
+        self.embed_tokens = own_table(config)
+        self.input_norm = nn.RMSNorm(fused * each, eps) if config.norm_before_fc else nn.Identity()
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(each, eps) for _ in range(fused)) if config.fc_norm else None
+        self.fc = nn.Linear(fused * each, hidden, bias=config.fc_bias)
+        more = (EagleLayer(config, input_norm=True) for _ in range(1, config.eagle_num_layers))
+        self.layers = nn.ModuleList([Eagle3Layer(config), *more])
+        self.norm = nn.RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=config.lm_head_bias)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
@@ -153,11 +170,18 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         return asdict(self.config)
 
     def scale_features(self, rms: Tensor | None) -> None:
-        """Let `fc` learn in units of its inputs' size `rms` [3H]; what it computes stays the same."""
-        if rms is not None:
-            weight = self.fc.weight
-            self.fc = ScaledLinear(rms.float().cpu(), weight.shape[0]).to(weight.device, weight.dtype)
-            self.fc.load_state_dict({"weight": weight.detach()})
+        """Let `fc` learn in units of its inputs' size `rms` [3H]; what it computes stays the same. Normed inputs have
+        one size already."""
+        if rms is not None and not self.norms_features:
+            fc = self.fc
+            scaled = ScaledLinear(rms.float().cpu(), fc.out_features, bias=fc.bias is not None)
+            scaled.to(fc.weight.device, fc.weight.dtype).load_state_dict(fc.state_dict())
+            self.fc = scaled
+
+    @property
+    def norms_features(self) -> bool:
+        """Whether features are normed before they are fused."""
+        return self.config.norm_before_fc or self.config.fc_norm
 
     @property
     def layers_wanted(self) -> tuple[int, ...]:
@@ -171,7 +195,15 @@ class Eagle3Draft(BorrowedParts, nn.Module):
 
     def fuse(self, hidden: Tensor, aux: tuple[Tensor, ...] = ()) -> Tensor:
         """Features [B, n, H] from the outputs of `layers_wanted`, each [B, n, H]; `hidden` is not used."""
-        return self.fc(torch.cat([a.to(self.fc.weight.dtype) for a in aux], -1))
+        joined = torch.cat([a.to(self.fc.weight.dtype) for a in aux], -1)
+        return self.fc(self.normed(joined) if self.norms_features else joined)
+
+    def normed(self, joined: Tensor) -> Tensor:
+        """Features side by side [..., 3H] with the norms before `fc`."""
+        if self.fc_norm is None:
+            return self.input_norm(joined)
+        parts = joined.chunk(len(self.fc_norm), -1)
+        return torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
 
     def forward(
         self,
@@ -184,14 +216,22 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
         `memory`: what attention looks at besides these places, a ChainMemory while training; none for whole rows.
-        `asked` [B, m]: give the features of these places only, [B, m, H]; the others are looked at, no more.
+        `asked` [B, m]: give the features of these places only, [B, m, H]; the others are looked at, no more (a draft of
+        one layer only).
         """
-        embedded = self.embed(token_ids).to(features.dtype)
-        return self.layers[0](embedded, features, positions, memory or Causal(), asked)
+        embedded, memory = self.embed(token_ids).to(features.dtype), memory or Causal()
+        x = self.layers[0](embedded, features, positions, memory, asked)
+        for i, layer in enumerate(self.layers[1:], 1):
+            x = layer(x, positions, memory, i)
+        return self.norm(x) if self.config.norm_output else x
 
     def logits(self, features: Tensor) -> Tensor:
         """[…, H] → [..., draft_vocab_size]; `to_target` names the columns."""
-        return self.lm_head(self.norm(features))
+        return self.lm_head(self.scored(features))
+
+    def scored(self, features: Tensor) -> Tensor:
+        """[…, H] → […, H]: what the head reads of the features that `forward` gives."""
+        return features if self.config.norm_output else self.norm(features)
 
     def to_target(self, ids: Tensor) -> Tensor:
         """Draft ids as token ids of the base."""
@@ -199,8 +239,9 @@ class Eagle3Draft(BorrowedParts, nn.Module):
 
     def to_draft(self, ids: Tensor) -> Tensor:
         """Token ids of the base as draft ids, −100 where the draft vocabulary lacks them."""
-        places = self.t2d.cumsum(0) - 1
-        return torch.where(self.t2d[ids], places[ids], -100)
+        places = torch.full(self.t2d.shape, -100, device=self.t2d.device)
+        places[self.draft_ids] = torch.arange(len(self.d2t), device=self.t2d.device)
+        return places[ids]
 
     def _at(self, base: Any) -> "Eagle3Draft":
         self.borrow(base)

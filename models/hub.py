@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,13 @@ WANTED = re.compile(
 )
 UNWANTED = re.compile(r"(?:adapter_|consolidated|training_args|optimizer|trainer_state).*")
 NO_SAFETENSORS = "has no safetensors weights, and other formats can run code, so they are not loaded."
+PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin|medusa_lm_head\.pt")
+"""Weights of drafts in pickles. None of a base is fetched."""
 POLL_SECONDS = 0.5
 HEADROOM = 1 << 30
+Files = dict[str, tuple[int, str]]
+"""{name: (bytes, sha256 or "")}."""
+Choice = Callable[[Files], Files]
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,14 @@ def parse_id(location: str) -> tuple[str, str | None]:
     return found["repo"], found["revision"]
 
 
-def download(location: str, folder: Path, reporter: Reporter, token: str = "") -> Listing:
-    """Download a hub model into `folder`, going on with what an earlier call left there.
+def download(location: str, folder: Path, reporter: Reporter, token: str = "", chosen: Choice | None = None) -> Listing:
+    """Download a hub model into `folder`, going on with what an earlier call left there. `chosen` says which of its
+    files are wanted, by default those of a base (`choose`).
 
     Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
     """
     repo, revision = parse_id(location)
-    listing = _guarded(repo, lambda: _listing(repo, revision, token))
+    listing = _guarded(repo, lambda: _listing(repo, revision, token, chosen or choose))
     _check_space(listing, folder)
     folder.mkdir(parents=True, exist_ok=True)
     reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
@@ -83,13 +90,22 @@ def choose(files: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
     return wanted
 
 
-def _listing(repo: str, revision: str | None, token: str) -> Listing:
+def choose_draft(files: Files) -> Files:
+    """Of all files of a repository, those a published draft consists of; pickles only where there are no safetensors.
+    They are read in a limited child, without running what is in them."""
+    wanted = choose(files)
+    if not any(name.endswith(".safetensors") for name in wanted):
+        wanted |= {name: value for name, value in files.items() if PICKLES.fullmatch(name)}
+    return wanted
+
+
+def _listing(repo: str, revision: str | None, token: str, chosen: Choice) -> Listing:
     from huggingface_hub import HfApi
 
     info = HfApi(token=token or False).model_info(repo, revision=revision, files_metadata=True)
     every = {s.rfilename: (s.size or 0, s.lfs.sha256 if s.lfs else "") for s in info.siblings or ()}
-    files = choose(every)
-    if not any(name.endswith(".safetensors") for name in files):
+    files = chosen(every)
+    if not any(name.endswith(".safetensors") or PICKLES.fullmatch(name) for name in files):
         raise Unsupported(_why_none(repo, set(every)))
     return Listing(repo, info.sha or revision or "main", files)
 

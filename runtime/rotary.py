@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from models.rope import frequencies
+
 SMALLEST = 256
 
 
@@ -69,12 +71,16 @@ def base_rotations(base: Any) -> Rotations:
     return Rotations(compute)
 
 
-def draft_rotations(dim: int, theta: float, device: torch.device) -> Rotations:
-    """Those of a draft, whose positions are never scaled."""
-    steps = theta ** (torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
+def draft_rotations(dim: int, theta: float, device: torch.device, scaling: dict[str, Any] | None = None) -> Rotations:
+    """Those of a draft; `scaling` as `models.rope.frequencies` takes it."""
+    if scaling:
+        turns, factor = frequencies(dim, theta, scaling)
+        steps = 1 / turns.to(device)
+    else:
+        steps, factor = theta ** (torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim), 1.0
 
     def compute(length: int) -> torch.Tensor:
         angles = torch.arange(length, device=device)[:, None].float() / steps
-        return torch.polar(torch.ones_like(angles), angles)[:, None]
+        return torch.polar(torch.full_like(angles, factor), angles)[:, None]
 
     return Rotations(compute)

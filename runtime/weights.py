@@ -73,14 +73,17 @@ def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> Decode
     attention, mlp, beside = layer.self_attn, layer.mlp, hasattr(layer, "hidden_norm")
     heads = Heads(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
     first = layer.hidden_norm if beside else layer.input_layernorm
+    order = pair_order(heads.dim, heads.dim)
     return DecoderLayer(
         heads=heads,
         attention_norm=None if first is None else norm_of(first, dtype=dtype),
-        qkv=_take_qkv(attention, heads, pair_order(heads.dim, heads.dim), dtype),
+        qkv=_take_qkv(attention, heads, order, dtype),
         out=take_linear(attention, "o_proj", dtype),
         mlp_norm=norm_of(layer.post_attention_layernorm, dtype=dtype),
         up=_take_up(mlp, dtype),
         down=take_linear(mlp, "down_proj", dtype),
+        query_norm=norm_of(attention.q_norm, order, dtype) if shape.qk_norm else None,
+        key_norm=norm_of(attention.k_norm, order, dtype) if shape.qk_norm else None,
         beside_norm=norm_of(layer.input_layernorm, dtype=dtype) if beside else None,
         norm_before_residual=getattr(layer, "norm_before_residual", False),
     )

@@ -22,19 +22,20 @@ FLOORS: dict[str, set[str]] = {
     "models": {"methods"},
     "runtime": {"models"},
     "decoding": {"runtime", "models", "methods"},
+    "formats": ENGINE,
     "training": ENGINE,
     "corpus": ENGINE,
     "evaluation": {*ENGINE, "corpus"},
     "upkeep": {*LEDGER, "models"},
     "workers": LEDGER,
     "workers.ask": {*LEDGER, "methods", "upkeep", "workers"},
-    "workers.child": {*LEDGER, *ENGINE, *WORK, "workers", "workers.ask"},
+    "workers.child": {*LEDGER, *ENGINE, *WORK, "formats", "workers", "workers.ask"},
     "workers.supervise": {*LEDGER, "upkeep", "workers", "workers.ask", "workers.child"},
     "serving": {*LEDGER, *ENGINE},
     "app": {*LEDGER, "methods", "models", "upkeep", "workers.ask"},
     "launch": {*LEDGER, "upkeep", "workers.supervise"},
-    "roof": {*LEDGER, *ENGINE, *WORK, "upkeep", "workers.ask", "launch"},
-    "benchmarks": {*LEDGER, *ENGINE, *WORK, "upkeep", "workers.ask", "app", "launch", "tests"},
+    "roof": {*LEDGER, *ENGINE, *WORK, "formats", "upkeep", "workers.ask", "launch"},
+    "benchmarks": {*LEDGER, *ENGINE, *WORK, "formats", "upkeep", "workers.ask", "app", "launch", "tests"},
 }
 """Each room with the rooms it may import, beside its own. `workers/` is four: what asks for work, what runs in the
 child, what supervises, and what all three share."""

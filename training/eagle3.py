@@ -65,6 +65,7 @@ class Eagle3Method(nn.Module):
             norm_before_residual=config.norm_before_residual,
         )
         self.draft.float()
+        self.deep = len(self.draft.layers) > 1  # then every place is computed: the next layer looks at all of them
         whole = self.draft.config.draft_vocab_size == base.vocab_size
         self._head = base.head.to(base.dtype) if whole else base.head.to(base.dtype).rows(self.draft.draft_ids)
         self._frozen = self._head.folded() if draft is None and not config.train_lm_head else None
@@ -103,16 +104,16 @@ class Eagle3Method(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position, hidden = features["row"], features["position"], features["hidden"]
         labels = features["labels"][row, position]
-        asked, slot = places_by_row(row, position, len(hidden))
+        asked, slot = (None, position) if self.deep else places_by_row(row, position, len(hidden))
         memory, x, xs, meets, counting = ChainMemory(asked), self._fused(features), [], [], []
         place = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
             tokens, positions = next_tokens(features["input_ids"], j)
-            if j:  # the rest of the row has served as keys in step 0
+            if j and asked is not None:  # the rest of the row has served as keys in step 0
                 tokens, positions = tokens.gather(1, asked), positions.gather(1, asked)
             x = self.draft(x, tokens, positions, memory, None if j else asked)
             counted, at = self._meets(features, j)
-            xs.append(self.draft.norm(x[row[counted], slot[counted]]))
+            xs.append(self.draft.scored(x[row[counted], slot[counted]]))
             meets.append(place[row[counted], at])
             counting.append(counted)
         targets, inverse = torch.cat(meets).unique(return_inverse=True)

@@ -94,7 +94,7 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
         link = f"/jobs?id={checkpoint.job_id}" if checkpoint.job_id else ""
         return notice("Its job is still at work.", "info", link, "See the job" if link else "")
     if checkpoint.state == "failed":
-        return notice("Its training was not finished; retry the job, or delete this checkpoint.", "bad")
+        return notice("It was not finished; retry its job, or delete this checkpoint.", "bad")
     if base and checkpoint.base_sha256 and checkpoint.base_sha256 != base.weights_sha256:
         return notice(f"Trained on other weights than {base.name} has now; fewer tokens will be accepted.", "warn")
     return ""
@@ -135,6 +135,7 @@ def lineage(rows: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
+        ("Came from", safe(origin(checkpoint))),
         ("Data", _link(f"/data?id={dataset.id}", dataset.name) if dataset else "not recorded"),
         ("Made by", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
@@ -144,6 +145,16 @@ def lineage(rows: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     ]
     rows_html = "".join(tag("dt", safe(k)) + tag("dd", v) for k, v in items if v)
     return tag("dl", rows_html, class_="sp-facts")
+
+
+def origin(checkpoint: Checkpoint) -> str:
+    """Of a draft that was published elsewhere: where, in which format, its licence and what was noticed."""
+    imported = checkpoint.config.get("imported") or {}
+    if not imported:
+        return ""
+    said = " ".join(imported.get("notices") or ())
+    licence = imported.get("licence") or "not stated"
+    return f"{checkpoint.config.get('location')} ({imported.get('title')}), licence {licence}. {said}".strip()
 
 
 def actions(rows: Session, checkpoint: Checkpoint) -> str:

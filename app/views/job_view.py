@@ -11,6 +11,7 @@ PAUSED = "Paused: "
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 KINDS = {
     "fetch_model": "Fetch model",
+    "import_draft": "Import draft",
     "import_prompts": "Import prompts",
     "import_answered": "Import conversations",
     "generate_data": "Generate answers",

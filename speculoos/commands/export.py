@@ -1,36 +1,140 @@
-"""speculoos export: a checkpoint as the zip the pages offer."""
+"""speculoos export: a checkpoint as the zip the pages offer, or in the format of a server."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from speculoos.console import Json, finish
+from speculoos.console import Json, finish, say, table
+
+if TYPE_CHECKING:
+    from formats.facts import Facts
+    from formats.report import Report
 
 
 def export(
     checkpoint: Annotated[str, typer.Argument(help="MODEL@CHECKPOINT, a checkpoint's name or its id.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; default MODEL-CHECKPOINT.zip here.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "--output",
+            "-o",
+            help="File or folder to write; default MODEL-CHECKPOINT.zip here, for a server's format a folder here.",
+        ),
     ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="own, or a server's: see --list. A folder, or a zip where --out ends so.")
+    ] = "own",
+    listing: Annotated[bool, typer.Option("--list", help="Only say which formats can take it, and why not.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write what failed its validation too; its README and the exit code say so.")
+    ] = False,
     as_json: Json = False,
-) -> None:
-    """Write a zip of model.safetensors, config.json, the model card and sha256 sums."""
-    from models import archive
-    from speculoos.sums import Sums, file_sha256
-    from tracking import queries
-    from tracking.db import reading
+) -> int:
+    """Write a checkpoint as a zip with its sums, or in a server's format, compared with what that server reads."""
+    from formats import find_format
     from upkeep.homes import open_home
 
     settings = open_home()
+    row = _find(settings, checkpoint)
+    if listing:
+        return _list(row, as_json)
+    if find_format(form).name == "own":
+        return _own(settings, row, output, as_json)
+    return _server(settings, row, form, output, force, as_json)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A checkpoint that is ready, and its base, as their rows say."""
+
+    name: str
+    path: str
+    sha256: str
+    base_path: str
+    base_known: Any
+    facts: "Facts"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.facts.name}@{self.name}"
+
+
+def _find(settings: Any, reference: str) -> _Row:
+    from formats.facts import Facts
+    from models.damage import Known
+    from tracking import queries
+    from tracking.db import reading
+
     with reading(settings) as session:
-        row = queries.find_checkpoint(session, checkpoint)
+        row = queries.find_checkpoint(session, reference)
         queries.must_be_ready(row)
-        base = queries.find_base(session, row.base_id).name
-    target = (output or Path(archive.archive_name(base, row.name))).expanduser().resolve()
+        base = queries.find_base(session, row.base_id)
+        facts = Facts(
+            name=base.name,
+            location=base.card.get("hub_id") or base.path,
+            source=base.source,
+            revision=base.card.get("revision") or "",
+            sha256=base.weights_sha256,
+            tokenizer_sha256=base.tokenizer_sha256,
+            licence=base.card.get("licence") or "",
+            checkpoint=row.name,
+        )
+        known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+        return _Row(row.name, row.path, row.sha256, base.path, known, facts)
+
+
+def _list(row: _Row, as_json: bool) -> int:
+    from formats.options import options
+
+    found = [option.to_json() for option in options(row.path, row.base_path)]
+    rows = [(o["name"], "yes" if o["possible"] else "no", o["reason"] or o["for"]) for o in found]
+    finish(found, as_json, table(rows, ("format", "possible", "for, or why not")))
+    return 0
+
+
+def _own(settings: Any, row: _Row, output: Path | None, as_json: bool) -> int:
+    from models import archive
+    from speculoos.sums import Sums, file_sha256
+
+    name = archive.archive_name(row.facts.name, row.name)
+    target = (output or Path(name)).expanduser().resolve()
     if target.is_dir():
-        target = target / archive.archive_name(base, row.name)
+        target = target / name
     archive.check(row.path, row.name, row.sha256, Sums.of(settings))
     archive.write_zip(row.path, target)
     found = {"path": str(target), "bytes": target.stat().st_size, "sha256": file_sha256(target)}
-    finish({**found, "checkpoint": f"{base}@{row.name}"}, as_json, f"{target} ({found['bytes'] / 1e6:.1f} MB)")
+    finish({**found, "checkpoint": row.full_name}, as_json, f"{target} ({found['bytes'] / 1e6:.1f} MB)")
+    return 0
+
+
+def _server(settings: Any, row: _Row, form: str, output: Path | None, force: bool, as_json: bool) -> int:
+    from formats.export import build, check_possible
+    from models import archive
+    from models.base import load_base
+    from speculoos.reporting import ConsoleReporter
+    from speculoos.sums import Sums
+
+    name = archive.archive_name(row.facts.name, f"{row.name}-{form}").removesuffix(".zip")
+    target = (output or Path(name)).expanduser().resolve()
+    check_possible(row.path, row.base_path, form, target)
+    sums = Sums.of(settings)
+    archive.check(row.path, row.name, row.sha256, sums)
+    base = load_base(row.base_path, "float32", "cpu", row.base_known, sums)
+    report = build(row.path, base, form, target, ConsoleReporter(), row.facts, force)
+    finish({**_written(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _words(target, report))
+    if not report.passed:
+        say(f"It failed its validation and should not be served: {' '.join(report.failures)}")
+    return 0 if report.passed else 1
+
+
+def _written(target: Path) -> dict[str, Any]:
+    files = [target] if target.is_file() else [path for path in target.iterdir() if path.is_file()]
+    return {"path": str(target), "bytes": sum(path.stat().st_size for path in files)}
+
+
+def _words(target: Path, report: "Report") -> str:
+    passed = [f"  {'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}" for check in report.checks]
+    return "\n".join([f"{target}, for {report.servers}", *passed, "How to serve it: README.md there."])

@@ -1,12 +1,15 @@
 """speculoos generate: one prompt, answered in this process by the project's own engine."""
 
+import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from speculoos.console import Json, finish, say
+from speculoos.files import new_file
 
 Model = Annotated[str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder.")]
 CheckpointOption = Annotated[str, typer.Option(help="Checkpoint that drafts: a name or a folder.")]
@@ -28,6 +31,9 @@ def generate(
     acceptance: Annotated[str, typer.Option(help="exact, or typical (lossy).")] = "exact",
     draft: Draft = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    trace: Annotated[
+        Path | None, typer.Option(help="File for what was drafted and accepted: a step record a line, as JSON.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Answer a prompt; greedy unless a temperature is given."""
@@ -43,7 +49,7 @@ def generate(
     ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
     engine = Engine(settings, ref, device or settings.device, parse_settings(draft or ()))
-    found = engine.answer([{"role": "user", "content": text}], system, config, show=not as_json)
+    found = engine.answer([{"role": "user", "content": text}], system, config, not as_json, trace)
     finish(found, as_json, _line(found))
 
 
@@ -62,8 +68,11 @@ class Engine:
         self.target = fast_target(self.base)
         self.drafter = make_drafter(self.target, draft, drafting)
 
-    def answer(self, messages: list[dict[str, str]], system: str, config: Any, show: bool) -> dict[str, Any]:
-        """The result object of `speculoos generate`; with `show` the text is printed as it comes."""
+    def answer(
+        self, messages: list[dict[str, str]], system: str, config: Any, show: bool, trace: Path | None = None
+    ) -> dict[str, Any]:
+        """The result object of `speculoos generate`; with `show` the text is printed as it comes. `trace`: a file for
+        the step records, JSON lines, whole or not there."""
         from decoding.generate import generate as run
         from decoding.stats import summarize
         from decoding.text import TextStream
@@ -78,6 +87,9 @@ class Engine:
                 print("".join(token["text"] for token in records[-1]["tokens"]), end="", flush=True)
         if show:
             print()
+        if trace is not None:
+            with new_file(trace) as lines:
+                lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         summary = summarize(steps)
         return {
             **{"model": self.ref.name, "token_ids": [t.id for s in steps for t in s.tokens], "text": stream.text},

@@ -11,6 +11,7 @@ from speculoos.errors import BadInput
 app = typer.Typer(invoke_without_command=True, help="Base models and the checkpoints trained for them.")
 Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
 SOURCES = ("hub", "folder", "gguf", "starter")
+DRAFT_SOURCES = ("folder", "hub")
 
 
 @app.callback()
@@ -74,6 +75,41 @@ def add(
     return show(job.request["base_id"], as_json)
 
 
+@app.command("add-draft")
+def add_draft(
+    location: Annotated[str, typer.Argument(help="Folder of a published draft, or its hub id.")],
+    model: Annotated[str, typer.Option(help="Base model it was trained for, by name or id.")],
+    name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
+    source: Annotated[str, typer.Option(help="folder or hub; default: what the location looks like.")] = "",
+    layout: Annotated[
+        str, typer.Option("--format", help="How the draft is laid out, such as vllm-eagle3; default: detected.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Bring a published draft here as a checkpoint: Medusa, EAGLE, or any small model with the same tokens."""
+    from speculoos.follow import run_jobs
+    from speculoos.people import account
+    from tracking import queries
+    from tracking.db import reading
+    from upkeep.homes import open_home
+    from workers.ask.requests import ImportDraft
+    from workers.ask.submit import submit
+
+    settings, source = open_home(), source or guess_source(location)
+    if source not in DRAFT_SOURCES:
+        raise BadInput(f"--source {source}: expected one of {', '.join(DRAFT_SOURCES)}.")
+    if source == "folder":
+        location = str(Path(location).expanduser().resolve())
+    with reading(settings) as session:
+        base_id = queries.find_base(session, model).id
+    request = ImportDraft(source=source, location=location, base_id=base_id, layout=layout)
+    (job,) = run_jobs(
+        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
+    )
+    made = job.request["checkpoint_id"]
+    _show(lambda s: (queries.find_base(s, base_id), queries.find_checkpoint(s, made, base_id)), as_json)
+
+
 def guess_source(location: str) -> str:
     """starter, gguf, folder or hub, from how the location looks and what is on disk."""
     path = Path(location).expanduser()
@@ -88,13 +124,18 @@ def guess_source(location: str) -> str:
 def show(reference: Reference, as_json: Json = False) -> None:
     """The card of a base model, or how a checkpoint was trained and what it reached."""
     from tracking import queries
+
+    _show(lambda session: queries.find_model(session, reference), as_json)
+
+
+def _show(find, as_json: bool) -> None:  # noqa: ANN001
+    """The row of a base or of its checkpoint: `find(session)` gives (base, checkpoint or None)."""
     from tracking.db import reading
     from upkeep.homes import columns, open_home
 
     with reading(open_home()) as session:
-        base, checkpoint = queries.find_model(session, reference)
-        row = checkpoint or base
-        found = {**columns(row), **({"base": base.name} if checkpoint else {})}
+        base, checkpoint = find(session)
+        found = {**columns(checkpoint or base), **({"base": base.name} if checkpoint else {})}
     finish(found, as_json, figures({k: v for k, v in found.items() if v not in ("", None, {})}))
 
 

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from speculoos.errors import BadInput
-from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Request, Train
+from workers.ask.requests import (
+    Evaluate,
+    FetchModel,
+    GenerateData,
+    ImportAnswered,
+    ImportDraft,
+    ImportPrompts,
+    Request,
+    Train,
+)
 
 Words = list[str]
 
@@ -66,6 +75,11 @@ def _fetch(request: FetchModel, named: Callable[[str], str]) -> Words:
     return ["models", "add", *([request.location] if request.location else []), "--source", request.source]
 
 
+def _import_draft(request: ImportDraft, named: Callable[[str], str]) -> Words:
+    words = ["models", "add-draft", request.location, *_option("model", named(request.base_id))]
+    return [*words, "--source", request.source, *_option("format", request.layout)]
+
+
 def _import(request: ImportPrompts, named: Callable[[str], str]) -> Words:
     return ["data", "import", request.original_name or request.path, *_changed(request, "limit")]
 
@@ -100,6 +114,7 @@ def _evaluate(request: Evaluate, named: Callable[[str], str]) -> Words:
 
 _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     FetchModel: _fetch,
+    ImportDraft: _import_draft,
     ImportPrompts: _import,
     ImportAnswered: _import_answered,
     GenerateData: _generate_data,

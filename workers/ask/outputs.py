@@ -10,10 +10,20 @@ from speculoos.errors import BadInput, Conflict
 from tracking import queries
 from tracking.names import STARTER, free_name, insist
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Table
-from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Request, Train
+from workers.ask.requests import (
+    Evaluate,
+    FetchModel,
+    GenerateData,
+    ImportAnswered,
+    ImportDraft,
+    ImportPrompts,
+    Request,
+    Train,
+)
 
 OUTPUT = {
     FetchModel: ("base_id", Base),
+    ImportDraft: ("checkpoint_id", Checkpoint),
     ImportPrompts: ("dataset_id", Dataset),
     ImportAnswered: ("dataset_id", Dataset),
     GenerateData: ("dataset_id", Dataset),
@@ -29,6 +39,8 @@ def input_ids(request: Request) -> list[tuple[type[Table], str]]:
         return [(Base, request.base_id)]
     if isinstance(request, GenerateData):
         return [(Dataset, request.source_id)] + ([] if request.endpoint else [(Base, request.base_id)])
+    if isinstance(request, ImportDraft):
+        return [(Base, request.base_id)]
     if isinstance(request, Train):
         return [(Base, request.base_id), (Dataset, request.dataset_id)]
     if isinstance(request, Evaluate):
@@ -47,7 +59,7 @@ def make_output(
     field, table = OUTPUT[type(request)]
     if isinstance(request, FetchModel) and request.source == STARTER:
         name = name or STARTER
-    base_id = request.base_id if isinstance(request, Train) else ""
+    base_id = request.base_id if isinstance(request, Train | ImportDraft) else ""
     if isinstance(request, FetchModel):
         _keep_starter(request, name)
     if table is Evaluation:
@@ -73,6 +85,8 @@ def default_name(session: Session, request: Request) -> str:
     if isinstance(request, FetchModel):
         location = request.location.rstrip("/")
         return location if request.source == "hub" else Path(location).name.removesuffix(".gguf")
+    if isinstance(request, ImportDraft):
+        return request.location.rstrip("/").rpartition("/")[2]
     if isinstance(request, ImportPrompts | ImportAnswered):
         return Path(request.original_name or request.path).stem
     if isinstance(request, GenerateData):
@@ -89,6 +103,9 @@ def _columns(session: Session, request: Request, experiment_id: str | None) -> d
     config = request.to_json()
     if isinstance(request, FetchModel):
         return {"source": request.source, "location": request.location}
+    if isinstance(request, ImportDraft):
+        base = queries.find_base(session, request.base_id)
+        return {"method": "", "config": config, "base_id": base.id, "base_sha256": base.weights_sha256}
     if isinstance(request, ImportPrompts):
         return {"kind": "prompts", "config": config, "experiment_id": experiment_id}
     if isinstance(request, ImportAnswered):

@@ -33,6 +33,20 @@ class FetchModel(Request):
 
 
 @dataclass(frozen=True)
+class ImportDraft(Request):
+    """Make checkpoint `checkpoint_id` of the draft published at `location`: `source` folder or hub. `layout` is one of
+    `formats.imports.layouts.LAYOUTS`, found by itself when empty."""
+
+    kind: ClassVar[str] = "import_draft"
+    queue: ClassVar[str] = "io"
+    source: str
+    location: str
+    base_id: str
+    layout: str = ""
+    checkpoint_id: str = ""
+
+
+@dataclass(frozen=True)
 class ImportPrompts(Request):
     """Read a prompt file into data set `dataset_id`. `path` is a file this home may read."""
 
@@ -107,7 +121,7 @@ class Evaluate(Request):
     evaluation_id: str = ""
 
 
-KINDS = (FetchModel, ImportPrompts, ImportAnswered, GenerateData, Train, Evaluate)
+KINDS = (FetchModel, ImportDraft, ImportPrompts, ImportAnswered, GenerateData, Train, Evaluate)
 REQUESTS: dict[str, type[Request]] = {request.kind: request for request in KINDS}
 
 

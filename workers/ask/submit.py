@@ -18,6 +18,7 @@ from workers.ask.requests import GenerateData, Request, Train, from_json, queue_
 
 VERBS = {
     "fetch_model": "Fetch",
+    "import_draft": "Import",
     "import_prompts": "Import",
     "import_answered": "Import",
     "generate_data": "Generate",

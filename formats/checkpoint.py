@@ -1,0 +1,140 @@
+"""A trained draft and its base as their files say: what records, writers, tables and model cards go by. Reads
+config.json and safetensors headers, no weights. No torch.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from models.foreign import plain_config
+from models.identity import TensorEntry, tensors, tensors_of, tokenizer_sha256
+from speculoos.errors import BadInput, NotFound
+
+WEIGHTS = "model.safetensors"
+DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+BOOKKEEPING = frozenset(
+    {
+        *("speculoos_method", "speculoos_format", "dtype", "base", "base_sha256", "training", "drafting", "tuning"),
+        *("imported", "source", "notes"),
+    }
+)
+"""Keys of a checkpoint's config.json that say nothing about its network."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`config` is the draft's config.json, `tensors` its stored tensors by name, `base` the text part of the base's
+    config.json, `base_path` the base's folder, `base_tensors` its stored tensors."""
+
+    path: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry]
+    base: Mapping[str, Any]
+    base_path: Path
+    base_tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path, base_path: str | Path) -> "Checkpoint":
+        """Raises NotFound, BadInput or Unsupported for what is no checkpoint or no base."""
+        from models.checkpoints import read_config
+
+        path, base_path = Path(path), Path(base_path)
+        config = read_config(path)
+        if not (path / WEIGHTS).is_file():
+            raise NotFound(f"The files of this checkpoint are gone ({path}); train it again or restore the folder.")
+        entries = {entry.name: entry for entry in tensors_of(path / WEIGHTS)}
+        base = plain_config(base_path)
+        return cls(
+            path, config, entries, base.get("text_config") or base, base_path, {e.name: e for e in tensors(base_path)}
+        )
+
+    @property
+    def method(self) -> str:
+        return self.config["speculoos_method"]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config["hidden_size"]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the base's head."""
+        return self.config["vocab_size"]
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Columns of the draft's logits."""
+        return self.config.get("draft_vocab_size") or self.vocab_size
+
+    @property
+    def small_vocabulary(self) -> bool:
+        """Whether the draft knows fewer tokens than the base."""
+        return self.draft_vocab_size != self.vocab_size
+
+    @property
+    def base_layers(self) -> int:
+        """Decoder layers of the base."""
+        return int(first(self.base, "num_hidden_layers", "n_layer", "num_layers") or 0)
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """EAGLE-3: 0-based base layers whose *outputs* are fused, in this order."""
+        return tuple(self.config.get("aux_layers") or self.usual_aux_layers)
+
+    @property
+    def usual_aux_layers(self) -> tuple[int, int, int]:
+        """The outputs every server takes unless told otherwise: inputs of layers 2, n // 2 and n - 3."""
+        n = self.base_layers
+        return (1, n // 2 - 1, n - 4)
+
+    @cached_property
+    def float_type(self) -> str:
+        """safetensors' name of the floating-point type of the weights. Raises BadInput where there are two."""
+        kinds = {entry.dtype for entry in self.tensors.values() if entry.dtype in DTYPES}
+        if len(kinds) != 1:
+            raise BadInput(
+                f"{self.path / WEIGHTS}: expected weights of one floating-point type, found {sorted(kinds)}."
+            )
+        return kinds.pop()
+
+    @cached_property
+    def written_type(self) -> str:
+        """The type that an export is written in: the weights' own, but where heads share the base's matrix that one's
+        too if it is wider, so that nothing is rounded."""
+        shared = self.config.get("medusa_tie_lm_head") and not self.small_vocabulary
+        shape = (self.vocab_size, self.hidden_size) if shared else ()
+        types = [entry.dtype for entry in self.base_tensors.values() if entry.shape == shape and entry.dtype in DTYPES]
+        return max([self.float_type, *types], key=[*reversed(DTYPES)].index)
+
+    @property
+    def dtype(self) -> str:
+        """Its usual name: `bfloat16`."""
+        return DTYPES[self.written_type]
+
+    @cached_property
+    def tokenizer_sha256(self) -> str:
+        """Of the base."""
+        return tokenizer_sha256(self.base_path)
+
+    def unknown(self, known: frozenset[str]) -> list[str]:
+        """Keys of config.json that shape the network, are set, and are not `known`."""
+        return sorted(k for k, v in self.config.items() if k not in known and k not in BOOKKEEPING and v)
+
+
+def first(config: Mapping[str, Any], *names: str) -> Any:
+    """The first of these keys that is set; None when none is."""
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of an export. Raises BadInput naming the file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path.name} cannot be read ({error}).") from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{path.name}: expected a JSON object.")
+    return found

@@ -1,0 +1,130 @@
+"""An export: written, validated, and there whole or not at all. Callable from a command, a job or a page's download."""
+
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from formats import container, find_format
+from formats.checkpoint import Checkpoint
+from formats.facts import Facts, facts_of
+from formats.plan import Plan
+from formats.readme import readme
+from formats.report import Report
+from formats.validate import REPORT, validate
+from speculoos import sums as folder_sums
+from speculoos.errors import Conflict, Unsupported
+from speculoos.files import new_folder, new_path, write_json
+from speculoos.reporting import Reporter, Silent, check_stop
+from speculoos.sums import SUMS, file_sha256
+
+
+def build(
+    folder: str | Path,
+    base: Any,
+    format_name: str,
+    target: str | Path,
+    reporter: Reporter | None = None,
+    facts: Facts | None = None,
+    force: bool = False,
+) -> Report:
+    """Write the checkpoint in `folder` for `base` (a loaded Base in float32) to `target`, a new folder or a `.zip`.
+
+    An export that fails its validation is not written; with `force` it is, and its README begins by saying so. Raises
+    Unsupported where the format cannot take it or the validation failed, Conflict where `target` is taken, and what
+    reading a checkpoint raises.
+    """
+    target, reporter, record = Path(target), reporter or Silent(), find_format(format_name)
+    checkpoint, facts = check_possible(folder, base.path, format_name, target), facts or facts_of(base.path)
+    with _place(target) as building:
+        plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
+        write(plan, building, reporter)
+        report = validate(building, format_name, checkpoint, base, facts, reporter)
+        if not report.passed and not force:
+            raise Unsupported(
+                f"The export failed its validation and was not written: {' '.join(report.failures)}",
+                "With --force it is written all the same, and says so.",
+            )
+        if format_name != "own":
+            _describe(building, record, checkpoint, facts, report, _folder_name(target))
+    return report
+
+
+def check_possible(folder: str | Path, base_path: str | Path, format_name: str, target: str | Path) -> Checkpoint:
+    """The checkpoint, before a base is loaded for it. Raises Unsupported where the format cannot take it, Conflict
+    where a file or a folder that is not empty is at `target`."""
+    target, checkpoint = Path(target), Checkpoint.read(folder, base_path)
+    if reason := find_format(format_name).reason(checkpoint):
+        raise Unsupported(reason)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise Conflict(f"{target} is there already; name another place, or remove it first.")
+    return checkpoint
+
+
+def write(plan: Plan, folder: Path, reporter: Reporter) -> None:
+    """The files of a plan in `folder`, tensors streamed."""
+    total = sum(piece.size for piece in plan.tensors)
+    if plan.tensors:
+        container.write(folder / plan.weights, plan.tensors, _counter(reporter, total))
+        write_json(folder / "config.json", plan.config)
+    if plan.pickled:
+        container.pickle_of(folder / plan.weights, folder / plan.pickled)
+    for path in plan.copies:
+        shutil.copyfile(path, folder / path.name)
+    for name, text in plan.texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _counter(reporter: Reporter, total: int) -> Callable[[int], None]:
+    """Tells the reporter of bytes written; a stop that was asked for is met here."""
+    done = 0
+
+    def passed(count: int) -> None:
+        nonlocal done
+        check_stop(reporter)
+        done += count
+        reporter.progress(done, total, "bytes")
+
+    return passed
+
+
+def _describe(folder: Path, record: Any, checkpoint: Checkpoint, facts: Facts, report: Report, name: str) -> None:
+    """The report, the README and the sums of all files."""
+    write_json(folder / REPORT, report.to_json())
+    (folder / "README.md").write_text(readme(record, checkpoint, facts, report, name), encoding="utf-8")
+    files = {path.name: file_sha256(path) for path in folder.iterdir() if path.is_file()}
+    (folder / SUMS).write_text(folder_sums.lines(files), encoding="utf-8")
+
+
+@contextmanager
+def _place(target: Path) -> Iterator[Path]:
+    """A folder to build in, which becomes `target`, or a zip of that name, when the block ends well."""
+    if target.suffix != ".zip":
+        if target.is_dir():
+            target.rmdir()  # an empty one gives way
+        with new_folder(target) as building:
+            yield building
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:
+        yield Path(building)
+        with new_path(target) as temporary:
+            _zip(Path(building), temporary)
+
+
+def _zip(folder: Path, target: Path) -> None:
+    """Weights do not compress, so nothing is."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(folder.iterdir()):
+            info = zipfile.ZipInfo.from_file(path, path.name)
+            info.external_attr = 0o100644 << 16
+            with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as out:
+                shutil.copyfileobj(source, out, 1 << 20)
+
+
+def _folder_name(target: Path) -> str:
+    """What the README calls the folder."""
+    return target.stem if target.suffix == ".zip" else target.name

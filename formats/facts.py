@@ -1,0 +1,32 @@
+"""What the checkpoint's files do not say and a model card should: where the base comes from and under which licence. No
+torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Facts:
+    """About the base. `location` is a hub id or a folder, what servers are given as the model."""
+
+    name: str
+    location: str
+    source: str = "folder"
+    """hub, folder, gguf or starter."""
+    revision: str = ""
+    sha256: str = ""
+    tokenizer_sha256: str = ""
+    licence: str = ""
+    checkpoint: str = ""
+    """The checkpoint's own name."""
+
+    @property
+    def model(self) -> str:
+        """What to write in a command: the hub id, else a word to be replaced by the folder."""
+        return self.location if self.source == "hub" else "PATH_OF_THE_BASE"
+
+
+def facts_of(base_path: str | Path, name: str = "", **further: str) -> Facts:
+    """Facts of a base that is in no list: its folder."""
+    path = Path(base_path)
+    return Facts(name or path.name, str(path), **further)

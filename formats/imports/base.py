@@ -1,0 +1,73 @@
+"""The base a draft is matched to, without its weights: sizes from a model on the meta device, single tensors from its
+files."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from models import foreign, identity
+from models.base import Base, aux_layers
+from models.identity import TensorEntry
+from speculoos.errors import SpeculoosError, Unsupported
+
+META = torch.device("meta")
+
+
+class BaseOutline:
+    """Sizes and single tensors of the base in `folder`, called `name` in messages."""
+
+    def __init__(self, folder: str | Path, name: str = ""):
+        self.folder, self.name = Path(folder), name or Path(folder).name
+        self.base = Base(_meta_model(self.folder), None, self.folder, torch.float32, META, frozenset())
+        self.hidden_size, self.vocab_size = self.base.hidden_size, self.base.vocab_size
+        self.num_layers = self.base.num_layers
+
+    @property
+    def default_layers(self) -> tuple[int, ...]:
+        """Outputs that EAGLE-3 fuses where nothing else is said."""
+        return aux_layers(self.num_layers)
+
+    @cached_property
+    def entries(self) -> dict[str, TensorEntry]:
+        """Where its tensors lie."""
+        return {entry.name: entry for entry in identity.tensors(self.folder)}
+
+    @cached_property
+    def embeddings(self) -> Tensor | None:
+        """[V, H]; None where its files name them in a way unknown here."""
+        return self._weight(self.base.embed_tokens)
+
+    @cached_property
+    def head(self) -> Tensor | None:
+        """[V, H]: its lm_head, or the embeddings where these are tied."""
+        found = self._weight(self.base.lm_head)
+        tied = self.base.config.get_text_config().tie_word_embeddings
+        return self.embeddings if found is None and tied else found
+
+    def _weight(self, module: Any) -> Tensor | None:
+        named = self.base.model.named_parameters(remove_duplicate=False)
+        names = [name for name, value in named if value is module.weight]
+        entry = next((self.entries[name] for name in names if name in self.entries), None)
+        if entry is None:
+            return None
+        with safe_open(entry.file, "pt") as stored:
+            return stored.get_tensor(entry.name)
+
+
+def _meta_model(folder: Path) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with foreign.shown(folder, weights=False) as view:
+        config = AutoConfig.from_pretrained(view, trust_remote_code=False, local_files_only=True)
+    try:
+        with META:
+            model = AutoModelForCausalLM.from_config(config)
+    except SpeculoosError:
+        raise
+    except Exception as error:
+        raise Unsupported(f"{folder}: transformers cannot make this base's outline ({type(error).__name__}).") from None
+    return model

@@ -1,0 +1,64 @@
+"""A draft that was read: our network, tensors by our names, and what there is to say about it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from formats.imports.base import META, BaseOutline
+from formats.imports.source import Source, same_values
+from models.checkpoints import draft_class, own_tensors
+from speculoos.errors import BadInput
+
+TABLE = "embed_tokens.weight"
+
+
+@dataclass
+class ReadDraft:
+    """What a reader makes of a source. `notices` are sentences for people: what was accepted and how it was taken."""
+
+    network: Any
+    """Of its method, for its config; where its numbers are in `tensors`, on the meta device."""
+    tensors: dict[str, Tensor]
+    notices: list[str] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
+    """Of a checkpoint of ours: what it says of its training."""
+    drafting: dict[str, Any] = field(default_factory=dict)
+
+
+def outline(method: str, config: dict[str, Any], base: BaseOutline) -> Any:
+    """The draft's network of that config, on the meta device: names and shapes, no numbers."""
+    with META:
+        return draft_class(method).from_json(config, base.base)
+
+
+def fill(method: str, config: dict[str, Any], source: Source, base: BaseOutline, given: dict[str, Tensor]) -> ReadDraft:
+    """Take every tensor the network of `config` has, out of `given` or from the source under the same name.
+
+    Raises BadInput or Unsupported where one is missing, has another shape, or is left over.
+    """
+    network, tensors = outline(method, config, base), {}
+    for name, wanted in own_tensors(network).items():
+        value = given[name] if name in given else source.take(name, tuple(wanted.shape))
+        if tuple(value.shape) != tuple(wanted.shape):
+            raise BadInput(f"{source.name}: {name} has the shape {list(value.shape)}, not {list(wanted.shape)}.")
+        tensors[name] = value
+    source.check_nothing_left()
+    return ReadDraft(network, tensors)
+
+
+def own_embeddings(source: Source, base: BaseOutline, width: int) -> Tensor | None:
+    """Embeddings [V, width] that the source brings and that are not the base's; None where the base's serve.
+
+    Raises BadInput where a draft of another width brings none, or they have another shape.
+    """
+    if not source.has(TABLE):
+        if width != base.hidden_size:
+            raise BadInput(
+                f"{source.name}: {TABLE} is missing, and the base's cannot serve: "
+                f"the draft is {width} wide and the base {base.hidden_size}."
+            )
+        return None
+    own = source.take(TABLE, (base.vocab_size, width))
+    shared = width == base.hidden_size and base.embeddings is not None and same_values(own, base.embeddings)
+    return None if shared else own

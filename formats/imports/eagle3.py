@@ -1,0 +1,168 @@
+"""EAGLE-3 drafts of the EAGLE repository, SpecForge, SGLang, vLLM, ModelOpt and speculators.
+
+They agree on the tensors, but for `midlayer.` or `layers.0.`, and disagree on which layers
+`eagle_aux_hidden_state_layer_ids` means: SGLang, SpecForge and ModelOpt count outputs of layers (0-based), vLLM and
+speculators their inputs, one more for the same tensor. Where the ids are one of the two defaults, that settles it:
+converted files carry the ids of where they came from.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from formats.imports.base import BaseOutline
+from formats.imports.draft import TABLE, ReadDraft, fill, own_embeddings
+from formats.imports.eagle import check_vocabulary
+from formats.imports.layers import layer_config, layer_count, looks_back_less, plain_name
+from formats.imports.source import Source, same_values
+from formats.imports.vocabulary import draft_vocabulary
+from speculoos.errors import BadInput, Unsupported
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+INPUT_IDS = ("vllm-eagle3", "speculators")
+"""Layouts whose layer ids name inputs of layers."""
+
+
+def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
+    """The draft as EAGLE-3's network. Raises BadInput or Unsupported, naming the key that is at fault."""
+    source.rename(plain_name)
+    _check_known(source)
+    check_vocabulary(source, base)
+    hidden = source.fields.number("hidden_size", source.shape("norm.weight")[0])
+    target = _target_hidden(source, base, hidden)
+    layers = _aux_layers(source, base, layout, _fused(source, hidden, target))
+    config = layer_config(source, hidden) | _options(source) | {"aux_layers": layers}
+    table = own_embeddings(source, base, hidden)
+    given, notices = _head(source, base, hidden, table)
+    if table is not None:
+        given[TABLE] = table
+    config |= {
+        "vocab_size": base.vocab_size,
+        "draft_vocab_size": len(given["d2t"]),
+        "target_hidden_size": 0 if target == hidden else target,
+        "own_embeddings": table is not None,
+    }
+    found = fill("eagle3", config, source, base, given)
+    found.notices += [*notices, *filter(None, [looks_back_less(source.fields)])]
+    return found
+
+
+def _check_known(source: Source) -> None:
+    """Refuse variants that are other networks under the same names."""
+    fields = source.fields
+    if fields.get("use_aux_hidden_state") is False:
+        raise Unsupported(
+            f"{source.where}: use_aux_hidden_state is false; only drafts that fuse layers are known here."
+        )
+    if (step := fields.get("parallel_draft_step") or 1) != 1:
+        raise Unsupported(f"{source.where}: parallel_draft_step {step}: parallel drafting is not known here.")
+    if not source.has("layers.0.hidden_norm.weight"):
+        raise BadInput(f"{source.name}: the tensor layers.0.hidden_norm.weight is missing; fetch the draft again.")
+
+
+def _options(source: Source) -> dict[str, Any]:
+    """Switches of the network: by the tensors where there are some, else by the config."""
+    fields = source.fields
+    each, joined = source.has("fc_norm.0.weight"), source.has("input_norm.weight")
+    for key, there in (("fc_norm", each), ("norm_before_fc", joined)):
+        if fields.flag(key) != there and fields.get(key) is not None:
+            told = "is true and its tensors are missing" if not there else "is false and its tensors are there"
+            raise BadInput(f"{source.where}: {key} {told}; restore the config.json that came with them.")
+    return {
+        "norm_before_residual": fields.flag("norm_before_residual"),
+        "norm_output": fields.flag("norm_output") or fields.flag("return_hidden_post_norm"),
+        "fc_norm": each,
+        "norm_before_fc": joined,
+        "fc_bias": source.has("fc.bias"),
+        "eagle_num_layers": layer_count(source),
+    }
+
+
+def _target_hidden(source: Source, base: BaseOutline, hidden: int) -> int:
+    stated = source.fields.number("target_hidden_size", 0)
+    if (stated or hidden) != base.hidden_size:
+        key = "target_hidden_size" if stated else "hidden_size"
+        raise Unsupported(
+            f"{source.where}: {key} is {stated or hidden}, the base {base.name} has {base.hidden_size}; "
+            "choose the base the draft was trained for."
+        )
+    return base.hidden_size
+
+
+def _fused(source: Source, hidden: int, target: int) -> int:
+    """How many layers `fc` [hidden, layers · target] takes. Raises BadInput for another shape."""
+    shape = source.shape("fc.weight")
+    if len(shape) == 2 and shape[0] == hidden and shape[1] % target == 0:
+        return shape[1] // target
+    source.take("fc.weight", (hidden, 3 * target))
+    raise AssertionError("fc.weight has the shape it should not have")
+
+
+def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> tuple[int, ...]:
+    """Base layers whose outputs are fused (0-based). Raises BadInput for ids that are out of range or too many."""
+    ids = source.fields.get(LAYER_IDS) or source.fields.get("aux_hidden_state_layer_ids") or ()
+    if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
+        raise BadInput(f"{source.where}: {LAYER_IDS}: expected a list of whole numbers, got {str(ids)[:60]!r}.")
+    if not ids:
+        ids, shift = base.default_layers, 0
+    else:
+        shift = _shift(tuple(ids), layout, base)
+    if len(ids) != fused:
+        raise BadInput(
+            f"{source.where}: {LAYER_IDS} names {len(ids)} layers, and {source.their('fc.weight')} takes {fused}."
+        )
+    if wrong := [i for i in ids if not shift <= i < base.num_layers + shift]:
+        last = base.num_layers - 1 + shift
+        raise BadInput(
+            f"{source.where}: {LAYER_IDS}: the base {base.name} has layers {shift} to {last} as this format counts "
+            f"them, got {wrong[0]}."
+        )
+    return tuple(i - shift for i in ids)
+
+
+def _shift(ids: tuple[int, ...], layout: str, base: BaseOutline) -> int:
+    """1 where ids name inputs of layers, 0 where they name outputs."""
+    if ids == base.default_layers:
+        return 0
+    if ids == tuple(i + 1 for i in base.default_layers):
+        return 1
+    return 1 if layout in INPUT_IDS else 0
+
+
+def _head(source: Source, base: BaseOutline, hidden: int, table: Tensor | None) -> tuple[dict[str, Tensor], list[str]]:
+    """lm_head.weight, d2t and t2d, and what there is to say. A head that is missing is the embeddings where they are
+    tied, else the base's."""
+    stated, notices = source.fields.number("draft_vocab_size", 0), []
+    tied = source.fields.flag("tie_word_embeddings")
+    if source.has("lm_head.weight"):
+        head = source.take("lm_head.weight", (stated or source.shape("lm_head.weight")[0], hidden))
+        if tied and not _is_table(head, base, table):
+            notices.append(
+                "tie_word_embeddings: config.json says true, and lm_head.weight is no copy of the embeddings; "
+                "the draft scores with lm_head.weight."
+            )
+    else:
+        head, said = _borrowed_head(source, base, stated, table, tied)
+        notices.append(said)
+    d2t, t2d = draft_vocabulary(source, base, len(head))
+    return {"lm_head.weight": head, "d2t": d2t, "t2d": t2d}, notices
+
+
+def _is_table(head: Tensor, base: BaseOutline, table: Tensor | None) -> bool:
+    other = base.embeddings if table is None else table
+    return other is not None and same_values(head, other)
+
+
+def _borrowed_head(
+    source: Source, base: BaseOutline, stated: int, table: Tensor | None, tied: bool
+) -> tuple[Tensor, str]:
+    if stated not in (0, base.vocab_size):
+        raise BadInput(f"{source.name}: the tensor lm_head.weight is missing, and draft_vocab_size is {stated}.")
+    if tied:
+        head, said = (base.embeddings if table is None else table), "the embeddings (tie_word_embeddings is true)"
+    else:
+        head, said = (base.head if table is None else None), f"the head of {base.name}"
+    if head is None:
+        raise BadInput(f"{source.name}: the tensor lm_head.weight is missing, and no other can stand for it.")
+    return torch.clone(head), f"lm_head.weight: is not in the file; {said} stands for it."

@@ -1,0 +1,39 @@
+"""Checkpoints of ours that come back from another home: a folder, or an unpacked zip."""
+
+from formats.imports.base import BaseOutline
+from formats.imports.draft import ReadDraft, fill
+from formats.imports.source import Source
+from methods import find_method
+from models.checkpoints import draft_class, read_config, verify_sums
+from speculoos.errors import Unsupported
+
+KEYS = frozenset(
+    ("speculoos_method", "speculoos_format", "dtype", "base", "base_sha256", "training", "drafting", "tuning")
+)
+
+
+def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
+    """The draft with what its config says of its training and drafting. Raises Damaged where its sums do not hold."""
+    config = read_config(source.folder)
+    verify_sums(source.folder)
+    method = config["speculoos_method"]
+    draft_class(method)
+    _check_sizes(source, base, find_method(method).shares_hidden_size)
+    shape = {key: value for key, value in config.items() if key not in KEYS}
+    found = fill(method, shape, source, base, {})
+    found.info = {**config.get("training", {}), "base_sha256": config.get("base_sha256", "")}
+    found.drafting = {key: config[key] for key in ("drafting", "tuning") if config.get(key)}
+    return found
+
+
+def _check_sizes(source: Source, base: BaseOutline, shares_hidden_size: bool) -> None:
+    fields = source.fields
+    width = fields.get("target_hidden_size") or fields.get("hidden_size", base.hidden_size)
+    checks = [("vocab_size", fields.get("vocab_size", base.vocab_size), base.vocab_size)]
+    checks += [("hidden_size", width, base.hidden_size)] if shares_hidden_size else []
+    for key, stated, actual in checks:
+        if stated != actual:
+            raise Unsupported(
+                f"{source.where}: {key} is {stated}, the base {base.name} has {actual}; "
+                "choose the base the draft was trained for."
+            )

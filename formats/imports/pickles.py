@@ -1,0 +1,61 @@
+"""Weights in pickles of torch, rewritten as safetensors. For limited children only.
+
+`weights_only=True` builds tensors and containers of them; a pickle that names anything else is refused before that is
+imported or called. Source: torch.load's documentation.
+"""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from speculoos.errors import BadInput
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
+"""Keys under which some trainers keep the weights of a file."""
+
+
+def convert(file: Path, target: Path) -> None:
+    """Write the tensors in `file` to `target`, as safetensors. Raises BadInput for a pickle that holds code, a damaged
+    one, or one without tensors."""
+    tensors = {name: value for name, value in _weights(_load(file), file).items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise BadInput(f"{file.name}: holds no tensors under names; fetch it again.")
+    save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, target)
+
+
+def _load(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise BadInput(
+            f"{file.name}: this pickle holds code ({_culprit(error)}), which is never run; "
+            "ask its publisher for safetensors."
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
+        raise BadInput(f"{file.name}: damaged, or no file of torch.save ({_first_line(error)}).") from None
+
+
+def _culprit(error: Exception) -> str:
+    """The global that torch refused, from its sentence; else its first line."""
+    words = str(error).split()
+    named = [word for before, word in zip(words, words[1:], strict=False) if before in ("GLOBAL", "global")]
+    return next((word.strip(".,`'") for word in named), _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+
+
+def _weights(found: Any, file: Path) -> Mapping[str, Any]:
+    """The mapping of names to tensors, out of what trainers wrap it in."""
+    for key in WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise BadInput(f"{file.name}: expected names with tensors, found {type(found).__name__}.")
+    return found

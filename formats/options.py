@@ -1,0 +1,34 @@
+"""Which formats can take a checkpoint, and why the others cannot: what `speculoos export --list` and a page show. No
+torch."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from formats import FORMATS
+from formats.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Option:
+    """One format for one checkpoint. `servers` is called `for` in JSON."""
+
+    name: str
+    title: str
+    servers: str
+    possible: bool
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        return {"name": values.pop("name"), "title": values.pop("title"), "for": values.pop("servers"), **values}
+
+
+def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
+    """Every format, for the checkpoint and the base in these folders. Raises what Checkpoint.read does."""
+    found = Checkpoint.read(checkpoint, base)
+    made = []
+    for record in FORMATS.values():
+        reason = record.reason(found)
+        made.append(Option(record.name, record.title, record.servers(found.method), not reason, reason))
+    return made

@@ -1,0 +1,106 @@
+"""What a writer decides before a byte is written: tensors by name with where their bytes come from, and the texts
+beside them. No torch: bytes are copied, a few small tensors are made, and one kind is cast while it passes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from formats.checkpoint import DTYPES
+from models.identity import TensorEntry
+
+SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "BOOL": 1, "U8": 1, "I8": 1}
+"""Bytes of an element, by safetensors' name of the type."""
+CHUNK = 4 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of an export; `chunks` gives its bytes, row-major, little-endian, a few megabytes at a time."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterator[bytes]]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return SIZES[self.dtype] * prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files of an export. `pickled` names a torch.save file of the same tensors, "" for none."""
+
+    tensors: list[Piece]
+    config: dict[str, Any]
+    weights: str = "model.safetensors"
+    pickled: str = ""
+    copies: tuple[Path, ...] = ()
+    """Files that are taken as they are, under their own names."""
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+def copied(entry: TensorEntry, name: str = "") -> Piece:
+    """A stored tensor as it is, under another name where one is given."""
+
+    def chunks() -> Iterator[bytes]:
+        with open(entry.file, "rb") as file:
+            file.seek(entry.start)
+            left = entry.end - entry.start
+            while left and (piece := file.read(min(CHUNK, left))):
+                left -= len(piece)
+                yield piece
+
+    return Piece(name or entry.name, entry.dtype, entry.shape, chunks)
+
+
+def made(name: str, dtype: str, shape: tuple[int, ...], content: bytes) -> Piece:
+    """A small tensor that no file holds."""
+    return Piece(name, dtype, shape, lambda: iter((content,)))
+
+
+def zeros(name: str, dtype: str, shape: tuple[int, ...]) -> Piece:
+    """Zero in every type is zero bytes."""
+    return made(name, dtype, shape, bytes(SIZES[dtype] * prod(shape)))
+
+
+def cast(name: str, tensor: Any, dtype: str) -> Piece:
+    """A matrix [rows, columns] in memory, in another floating-point type, some rows at a time."""
+
+    def chunks() -> Iterator[bytes]:
+        step = max(CHUNK // (8 * tensor.shape[1]), 1)
+        for rows in tensor.detach().split(step):
+            yield _bytes(rows, dtype)
+
+    return Piece(name, dtype, tuple(tensor.shape), chunks)
+
+
+def widened(piece: Piece, dtype: str) -> Piece:
+    """A floating-point tensor in another type; itself where it is of that type."""
+    if piece.dtype == dtype:
+        return piece
+
+    def chunks() -> Iterator[bytes]:
+        import torch
+
+        for chunk in piece.chunks():
+            yield _bytes(torch.frombuffer(bytearray(chunk), dtype=getattr(torch, DTYPES[piece.dtype])), dtype)
+
+    return Piece(piece.name, dtype, piece.shape, chunks)
+
+
+def _bytes(values: Any, dtype: str) -> bytes:
+    """A tensor's elements in the type `dtype`."""
+    import torch
+
+    return values.to("cpu", getattr(torch, DTYPES[dtype])).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def content(entry: TensorEntry) -> bytes:
+    """All bytes of a small stored tensor, such as d2t."""
+    return b"".join(chain(copied(entry).chunks()))

@@ -1,0 +1,95 @@
+"""Medusa heads as vLLM's Medusa and the Medusa repository, TGI and TensorRT-LLM run them: x + silu(Wx + b) for each
+block, then the head's matrix.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from formats.checkpoint import Checkpoint, read_object
+from formats.readers.weights import Weights
+
+
+class Medusa:
+    """Heads by the names of their tensors: `block` and `matrix` are patterns of head and layer."""
+
+    def __init__(self, weights: Weights, heads: int, layers: int, block: str, matrix: str, targets: torch.Tensor):
+        self.weights, self.heads, self.layers, self.target_ids = weights, heads, layers, targets
+        self.block, self.matrix = block, matrix
+
+    def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
+        """The base's last hidden states [n, H] → [n, V'] of one head (0-based)."""
+        x = hidden
+        for layer in range(self.layers):
+            name = self.block.format(head=head, layer=layer)
+            x = x + F.silu(self.weights.linear(x, f"{name}.weight", self._bias(f"{name}.bias")))
+        return self.weights.linear(x, self.matrix.format(head=head, layers=self.layers))
+
+    def _bias(self, name: str) -> torch.Tensor | None:
+        return self.weights[name]
+
+
+class WithoutBias(Medusa):
+    """vLLM's blocks where medusa_fc_bias is not true: a stored bias is passed over."""
+
+    def _bias(self, name: str) -> None:
+        return None
+
+
+def vllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
+    """MedusaConfig takes any key with `num` and `heads`, or `num` and `layers`, in it for its own two, the last one
+    wins; token_map counts where truncated_vocab_size is smaller."""
+    config, weights = read_object(folder / "config.json"), Weights(folder / "model.safetensors")
+    heads = _last(config, "heads", 5)
+    layers = _last(config, "layers", 1)
+    vocabulary = config.get("vocab_size", 32001)
+    columns = config.get("truncated_vocab_size") or vocabulary
+    targets = weights["token_map"] if columns < vocabulary else torch.arange(vocabulary)
+    kind = Medusa if config.get("medusa_fc_bias", False) else WithoutBias
+    return kind(weights, heads, layers, "blocks.{head}.layers.{layer}", "lm_heads.{head}.weight", targets)
+
+
+def repository(folder: Path, checkpoint: Checkpoint) -> Medusa:
+    """TGI: no `architectures`, `{h}.{l}.linear` and `{h}.{L}`; the repository: no `model_type`."""
+    config = read_object(folder / "config.json")
+    for key in ("architectures", "model_type"):
+        if key in config:
+            raise ValueError(f"config.json: {key} must not be there.")
+    return _repository(config, folder, config["medusa_num_heads"], checkpoint)
+
+
+def trtllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
+    """config.py's and model.py's numbers of heads are read by different names and must agree."""
+    config = read_object(folder / "config.json")
+    if config["num_medusa_heads"] != config["medusa_num_heads"]:
+        raise ValueError("config.json: num_medusa_heads and medusa_num_heads differ.")
+    return _repository(config, folder, config["num_medusa_heads"], checkpoint)
+
+
+def _repository(config: Mapping[str, Any], folder: Path, heads: int, checkpoint: Checkpoint) -> Medusa:
+    weights = Weights(folder / "medusa_lm_head.safetensors")
+    _same_pickle(folder / "medusa_lm_head.pt", weights)
+    targets = torch.arange(checkpoint.vocab_size)
+    return Medusa(
+        weights, heads, config["medusa_num_layers"], "{head}.{layer}.linear", "{head}.{layers}.weight", targets
+    )
+
+
+def _same_pickle(path: Path, weights: Weights) -> None:
+    """The pickled state dict holds the same tensors, bit for bit; both are mapped, not loaded."""
+    from safetensors import safe_open
+
+    pickled = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if different := sorted(set(pickled) ^ weights.names):
+        raise ValueError(f"{path.name}: {different[0]} is in one of the two files only.")
+    for name, value in pickled.items():
+        with safe_open(weights.path, "pt") as stored:
+            if not torch.equal(stored.get_tensor(name), value):
+                raise ValueError(f"{path.name}: {name} differs from {weights.path.name}.")
+
+
+def _last(config: Mapping[str, Any], what: str, default: int) -> int:
+    return [default, *(value for key, value in config.items() if "num" in key and what in key)][-1]

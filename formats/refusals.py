@@ -1,0 +1,155 @@
+"""Why a checkpoint of some shape cannot go to a server: each function takes a Checkpoint and gives "" or one sentence.
+Each is about something that the server's source does not read; the server would ignore it and draft garbage. No torch.
+"""
+
+import re
+from collections.abc import Callable
+
+from formats.checkpoint import Checkpoint
+
+Refusal = Callable[[Checkpoint], str]
+LAYER = frozenset(
+    {
+        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+        *("rms_norm_eps", "rope_theta", "rope_scaling", "vocab_size", "eagle_num_layers"),
+    }
+)
+EAGLE = LAYER
+EAGLE3 = LAYER | {"draft_vocab_size", "aux_layers", "norm_before_residual"}
+EAGLE31 = EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output", "own_embeddings"}
+MEDUSA = frozenset(
+    {"hidden_size", "vocab_size", "medusa_num_heads", "medusa_num_layers", "medusa_tie_lm_head", "draft_vocab_size"}
+)
+TENSORS = {
+    "eagle": r"fc\.(weight|bias)|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|\w+_layernorm)\.weight",
+    "eagle3": r"(fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)\.weight|d2t|t2d"
+    r"|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|hidden_norm|\w+_layernorm)\.weight",
+    "medusa": r"blocks\.\d+\.\d+\.linear\.(weight|bias)|lm_heads\.\d+\.weight|d2t",
+}
+"""What the tensors of a draft that every server knows are called."""
+
+
+def first_of(*refusals: Refusal) -> Refusal:
+    """The first sentence of several refusals."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        return next((said for each in refusals if (said := each(checkpoint))), "")
+
+    return refusal
+
+
+def only(server: str, known: frozenset[str]) -> Refusal:
+    """Nothing in the config or among the tensors that `server` has no place for."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        for key in checkpoint.unknown(known):
+            return f"An export for {server} has no place for the draft's `{key}` ({checkpoint.config[key]!r})."
+        for name in checkpoint.tensors:
+            if not re.fullmatch(TENSORS[checkpoint.method], name):
+                return f"An export for {server} has no place for the draft's tensor {name}."
+        return ""
+
+    return refusal
+
+
+def ascending_layers(server: str) -> Refusal:
+    """EAGLE-3: servers collect hidden states while the layers run, so in ascending order and each once."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        ids = checkpoint.aux_layers
+        if list(ids) != sorted(set(ids)) or min(ids) < 0:
+            return (
+                f"The draft fuses the base's layers {list(ids)}; {server} collects each layer once and in ascending "
+                "order. Train with other aux_layers (small bases have no three layers by default)."
+            )
+        return ""
+
+    return refusal
+
+
+def three_layers(server: str) -> Refusal:
+    """EAGLE-3: `fc` of this server is three hidden states wide, whatever the config says."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        count = len(checkpoint.aux_layers)
+        return "" if count == 3 else f"The draft fuses {count} layers of the base; {server} always fuses three."
+
+    return refusal
+
+
+def one_layer(server: str) -> Refusal:
+    """EAGLE-3: further layers are vLLM's and speculators'; others call them otherwise, or norm their input."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        count = checkpoint.config.get("eagle_num_layers", 1)
+        return "" if count == 1 else f"The draft has {count} layers; for {server} only drafts of one are exported."
+
+    return refusal
+
+
+def residual_after_norm(server: str) -> Refusal:
+    """EAGLE-3: `norm_before_residual` is vLLM's and speculators' alone."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        if not checkpoint.config.get("norm_before_residual"):
+            return ""
+        return (
+            f"The draft was trained with norm_before_residual, which {server} does not read (it always takes the "
+            "residual before the norm); vLLM and speculators do. Train with norm_before_residual=false."
+        )
+
+    return refusal
+
+
+def plain_eagle(server: str) -> Refusal:
+    """EAGLE-1 as the reference has it: no norm before the first layer, none after the last, the base's plain head."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        for key, what in (
+            ("use_input_layernorm_in_first_layer", "first layer's input norm"),
+            ("use_last_layernorm", "last norm"),
+        ):
+            if checkpoint.config.get(key):
+                return f"The draft has a {what} ({key}), which {server}'s EAGLE class leaves out; train without it."
+        if any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors):
+            return f"The base's lm_head has a bias, which {server}'s EAGLE class does not add to the draft's logits."
+        return ""
+
+    return refusal
+
+
+def some_blocks(server: str) -> Refusal:
+    """Medusa: a head has a residual block."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        if checkpoint.config["medusa_num_layers"] > 0:
+            return ""
+        return f"The heads have no residual block (medusa_num_layers 0); {server} was written for one or more."
+
+    return refusal
+
+
+def whole_vocabulary(server: str) -> Refusal:
+    """Medusa: heads of this server score every token of the base."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        if not checkpoint.small_vocabulary:
+            return ""
+        return (
+            f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} has no map from "
+            "draft ids to tokens (vLLM up to 0.32 has: token_map). Train with draft_vocab_size=0."
+        )
+
+    return refusal
+
+
+def own_head_without_bias(server: str) -> Refusal:
+    """Medusa: shared heads are written out as the base's matrix; there is no place for its bias."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        biased = any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors)
+        if checkpoint.config.get("medusa_tie_lm_head") and biased:
+            return f"The heads share the base's lm_head, which has a bias; a Medusa head of {server} has none."
+        return ""
+
+    return refusal

@@ -1,0 +1,35 @@
+"""What vLLM's EagleLlamaForCausalLM and SGLang's LlamaForCausalLMEagle load. No torch."""
+
+from formats.checkpoint import Checkpoint
+from formats.table import FLOAT, Table
+from formats.tables import layers
+
+
+def vllm(checkpoint: Checkpoint) -> Table:
+    """`fc` without bias, embeddings and head from the target, no norm before the first layer nor after the last."""
+    return Table(
+        _tensors(checkpoint),
+        layers.config(checkpoint, "LlamaForCausalLM", checkpoint.config["eagle_num_layers"]),
+        checkpoint.written_type,
+        why=layers.WHY,
+    )
+
+
+def sglang(checkpoint: Checkpoint) -> Table:
+    """As vLLM, with the bias its `fc` has."""
+    return Table(
+        {**_tensors(checkpoint), "fc.bias": ((checkpoint.hidden_size,), FLOAT)},
+        layers.config(checkpoint, "LlamaForCausalLMEagle", checkpoint.config["eagle_num_layers"]),
+        checkpoint.written_type,
+        why=layers.WHY,
+    )
+
+
+def _tensors(checkpoint: Checkpoint) -> layers.Shapes:
+    hidden = checkpoint.hidden_size
+    found: layers.Shapes = {"fc.weight": ((hidden, 2 * hidden), FLOAT)}
+    for index in range(checkpoint.config["eagle_num_layers"]):
+        found |= layers.layer(checkpoint, index, hidden)
+        if index:
+            found[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
+    return found

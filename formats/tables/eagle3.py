@@ -1,0 +1,110 @@
+"""What the EAGLE-3 classes of vLLM, speculators, SGLang, TensorRT-LLM and ModelOpt load. No torch."""
+
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.table import FLOAT, Table
+from formats.tables import layers
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def vllm(checkpoint: Checkpoint) -> Table:
+    """Eagle3LlamaForCausalLM; layer ids are inputs."""
+    ids = _ids(checkpoint, [i + 1 for i in checkpoint.aux_layers])
+    config = _config(checkpoint, "Eagle3LlamaForCausalLM", ids)
+    config |= {**_switches(checkpoint), **ids}
+    return Table(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
+
+
+def speculators(checkpoint: Checkpoint) -> Table:
+    """Eagle3DraftModel; layer ids are inputs, the layer's config is nested."""
+    config = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            **{"algorithm": "eagle3", "default_proposal_method": "greedy"},
+            "verifier": {"architectures": checkpoint.base.get("architectures") or []},
+        },
+        "transformer_layer_config": layers.config(checkpoint, "LlamaForCausalLM", _count(checkpoint)),
+        **{"draft_vocab_size": checkpoint.draft_vocab_size, "target_hidden_size": None},
+        **{**_switches(checkpoint), "embed_requires_grad": False},
+        **{"tie_word_embeddings": False, "torch_dtype": checkpoint.dtype, "dtype": checkpoint.dtype},
+        IDS: [i + 1 for i in checkpoint.aux_layers],
+    }
+    choices = ("speculators_version", "speculators_config.proposal_methods", "speculators_config.verifier.name_or_path")
+    return Table(
+        _tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, frozenset(choices), why=layers.WHY
+    )
+
+
+def sglang(checkpoint: Checkpoint) -> Table:
+    """LlamaForCausalLMEagle3; layer ids are outputs."""
+    config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
+    return Table(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
+
+
+def trtllm(checkpoint: Checkpoint) -> Table:
+    """Eagle3ForCausalLM; layers come from the YAML, layer ids here are outputs as there."""
+    config = _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, list(checkpoint.aux_layers)))
+    return Table(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, why=layers.WHY)
+
+
+def modelopt(checkpoint: Checkpoint) -> Table:
+    """LLAMA_EAGLE_SINGLE_LAYER and the template config of ModelOpt; layer ids are outputs."""
+    config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
+    config["eagle_config"] |= {
+        **{"use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False},
+        **{"next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1},
+    }
+    choices = frozenset({"initializer_range", "attention_dropout", "pretraining_tp"})
+    return Table(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, choices, why=layers.WHY)
+
+
+def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **layers.config(checkpoint, architecture, _count(checkpoint)),
+        **{"draft_vocab_size": checkpoint.draft_vocab_size, "target_hidden_size": _width(checkpoint)},
+        "eagle_config": {"use_aux_hidden_state": True, **ids},
+    }
+
+
+def _switches(checkpoint: Checkpoint) -> dict[str, bool]:
+    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    return {name: checkpoint.config.get(name, False) for name in names}
+
+
+def _count(checkpoint: Checkpoint) -> int:
+    return checkpoint.config.get("eagle_num_layers", 1)
+
+
+def _width(checkpoint: Checkpoint) -> int:
+    """Of one hidden state of the base."""
+    return checkpoint.config.get("target_hidden_size") or checkpoint.hidden_size
+
+
+def _ids(checkpoint: Checkpoint, counted: list[int]) -> dict[str, list[int]]:
+    """No key for the layers that all servers take by themselves."""
+    return {} if checkpoint.aux_layers == checkpoint.usual_aux_layers else {IDS: counted}
+
+
+def _tensors(checkpoint: Checkpoint, *maps: str) -> layers.Shapes:
+    hidden, columns, fused = checkpoint.hidden_size, checkpoint.draft_vocab_size, len(checkpoint.aux_layers)
+    found: layers.Shapes = {
+        "fc.weight": ((hidden, fused * _width(checkpoint)), FLOAT),
+        **{f"layers.0.{name}.weight": ((hidden,), FLOAT) for name in ("input_layernorm", "hidden_norm")},
+        **layers.layer(checkpoint, 0, 2 * hidden),
+        "norm.weight": ((hidden,), FLOAT),
+        "lm_head.weight": ((columns, hidden), FLOAT),
+    }
+    for index in range(1, _count(checkpoint)):
+        found |= layers.layer(checkpoint, index, hidden)
+        found[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
+    if checkpoint.config.get("norm_before_fc"):
+        found["input_norm.weight"] = ((fused * _width(checkpoint),), FLOAT)
+    if checkpoint.config.get("fc_norm"):
+        found |= {f"fc_norm.{index}.weight": ((_width(checkpoint),), FLOAT) for index in range(fused)}
+    if checkpoint.config.get("own_embeddings"):
+        found["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
+    both = {"d2t": ((columns,), "I64"), "t2d": ((checkpoint.vocab_size,), "BOOL")}
+    return found | ({name: both[name] for name in maps} if checkpoint.small_vocabulary else {})

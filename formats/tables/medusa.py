@@ -1,0 +1,81 @@
+"""What vLLM's Medusa, TensorRT-LLM's and the Medusa repository's loaders ask for. No torch."""
+
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.table import FLOAT, Table
+
+HEADS = "medusa_lm_head"
+Shapes = dict[str, tuple[tuple[int, ...], str]]
+WHY = {
+    "medusa_fc_bias": "without it vLLM makes the blocks without bias and drops ours",
+    "vocab_size": "vLLM's default is 32001",
+    "truncated_vocab_size": "vLLM maps by token_map only where it is smaller than vocab_size",
+    "token_map": "vLLM would take draft ids for token ids",
+    "num_heads": "vLLM drafts as many tokens as there are heads",
+    "num_attention_heads": "vLLM would take it for the number of heads",
+    "model_type": "the Medusa repository would take this config for the base's",
+    "architectures": "TGI would take the folder for no Medusa",
+    "num_medusa_heads": "TensorRT-LLM's config.py reads it",
+    "medusa_num_heads": "TensorRT-LLM's model.py, TGI and the Medusa repository read it",
+}
+
+
+def vllm(checkpoint: Checkpoint) -> Table:
+    """Blocks, a matrix for every head, and the map of a smaller vocabulary."""
+    heads, layers = _counts(checkpoint)
+    hidden, columns = checkpoint.hidden_size, checkpoint.draft_vocab_size
+    tensors: Shapes = {}
+    for head in range(heads):
+        for layer in range(layers):
+            tensors[f"blocks.{head}.layers.{layer}.weight"] = ((hidden, hidden), FLOAT)
+            tensors[f"blocks.{head}.layers.{layer}.bias"] = ((hidden,), FLOAT)
+        tensors[f"lm_heads.{head}.weight"] = ((columns, hidden), FLOAT)
+    if checkpoint.small_vocabulary:
+        tensors["token_map"] = ((columns,), "I64")
+    config = {
+        **{"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": hidden},
+        **{"vocab_size": checkpoint.vocab_size, "truncated_vocab_size": columns},
+        **{"num_heads": heads, "num_hidden_layers": layers, "medusa_fc_bias": True, "original_lm_head": False},
+        **{"tie_word_embeddings": False, "torch_dtype": checkpoint.dtype, "dtype": checkpoint.dtype},
+    }
+    return Table(tensors, config, checkpoint.written_type, why=WHY)
+
+
+def repository(checkpoint: Checkpoint) -> Table:
+    """The state dict of `medusa_head`, as safetensors for TGI and pickled for the repository."""
+    return _repository(checkpoint, {}, ())
+
+
+def trtllm(checkpoint: Checkpoint) -> Table:
+    """The same tensors, three names for two numbers, and the tree for `--medusa_choices`."""
+    further = {
+        **{"num_medusa_heads": checkpoint.config["medusa_num_heads"], "hidden_size": checkpoint.hidden_size},
+        "vocab_size": checkpoint.vocab_size,
+    }
+    return _repository(checkpoint, further, ("medusa_choices.json",))
+
+
+def _repository(checkpoint: Checkpoint, further: dict[str, Any], files: tuple[str, ...]) -> Table:
+    heads, layers = _counts(checkpoint)
+    hidden = checkpoint.hidden_size
+    tensors: Shapes = {}
+    for head in range(heads):
+        for layer in range(layers):
+            tensors[f"{head}.{layer}.linear.weight"] = ((hidden, hidden), FLOAT)
+            tensors[f"{head}.{layer}.linear.bias"] = ((hidden,), FLOAT)
+        tensors[f"{head}.{layers}.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
+    config = {"medusa_num_heads": heads, "medusa_num_layers": layers, "torch_dtype": checkpoint.dtype, **further}
+    return Table(
+        tensors,
+        config,
+        checkpoint.written_type,
+        frozenset({"base_model_name_or_path"}),
+        WHY,
+        f"{HEADS}.safetensors",
+        (f"{HEADS}.pt", *files),
+    )
+
+
+def _counts(checkpoint: Checkpoint) -> tuple[int, int]:
+    return checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]

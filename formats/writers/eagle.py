@@ -1,0 +1,29 @@
+"""EAGLE-1 as vLLM and SGLang load it: our tensors have the reference's names already; embeddings and head are the
+target's and never written. No torch.
+"""
+
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.facts import Facts
+from formats.plan import Plan, copied, zeros
+from formats.writers import llama
+
+
+def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+    """vLLM makes the class of method and architecture: LlamaForCausalLM becomes EagleLlamaForCausalLM. `fc` has no
+    bias there."""
+    tensors = [copied(entry) for entry in checkpoint.tensors.values()]
+    return Plan(tensors, _config(checkpoint, "LlamaForCausalLM"))
+
+
+def sglang(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+    """SGLang's `fc` has a bias that stays as memory was where the file has none: a zero one is written then."""
+    plan = vllm(checkpoint, base, facts)
+    bias = zeros("fc.bias", checkpoint.written_type, (checkpoint.hidden_size,))
+    further = [] if "fc.bias" in checkpoint.tensors else [bias]
+    return Plan([*plan.tensors, *further], _config(checkpoint, "LlamaForCausalLMEagle"))
+
+
+def _config(checkpoint: Checkpoint, architecture: str) -> dict[str, Any]:
+    return llama.config(checkpoint, architecture, checkpoint.config["eagle_num_layers"])

@@ -1,0 +1,106 @@
+"""Medusa heads as vLLM, TensorRT-LLM and the Medusa repository load them. Heads that share the base's matrix are
+written out whole: no server shares it. No torch at import.
+"""
+
+import array
+import json
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.facts import Facts
+from formats.plan import Piece, Plan, cast, content, copied, made, widened
+
+HEADS = "medusa_lm_head"
+
+
+def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+    """`blocks.{h}.layers.{l}`; a smaller vocabulary by `token_map`. No key but two may have `num` with `heads` or
+    `layers` in it: vLLM's config class takes any such key for these."""
+    shape = checkpoint.config
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": checkpoint.hidden_size,
+        "vocab_size": checkpoint.vocab_size,
+        "truncated_vocab_size": checkpoint.draft_vocab_size,
+        "num_heads": shape["medusa_num_heads"],
+        "num_hidden_layers": shape["medusa_num_layers"],
+        "medusa_fc_bias": True,
+        "original_lm_head": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": checkpoint.dtype,
+        "dtype": checkpoint.dtype,
+    }
+    blocks = _blocks(checkpoint, "blocks.{head}.layers.{layer}.{kind}")
+    heads = [_matrix(checkpoint, base, h, f"lm_heads.{h}.weight") for h in range(shape["medusa_num_heads"])]
+    return Plan([*blocks, *heads, *_token_map(checkpoint)], config)
+
+
+def trtllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+    """The repository's layout with all three names for the number of heads and layers: config.py and model.py of
+    TensorRT-LLM read different ones. Older releases read the `.pt` only."""
+    plan = repository(checkpoint, base, facts)
+    heads = checkpoint.config["medusa_num_heads"]
+    return Plan(
+        plan.tensors,
+        {
+            **plan.config,
+            "num_medusa_heads": heads,
+            "hidden_size": checkpoint.hidden_size,
+            "vocab_size": checkpoint.vocab_size,
+        },
+        weights=plan.weights,
+        pickled=plan.pickled,
+        texts={"medusa_choices.json": json.dumps(choices(checkpoint)) + "\n"},
+    )
+
+
+def repository(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+    """`{h}.{l}.linear` and `{h}.{L}`. Neither `model_type` nor `architectures`: with the one the repository takes the
+    config for the base's, with the other TGI takes the folder for no Medusa at all."""
+    shape = checkpoint.config
+    config = {
+        "base_model_name_or_path": facts.location,
+        "medusa_num_heads": shape["medusa_num_heads"],
+        "medusa_num_layers": shape["medusa_num_layers"],
+        "torch_dtype": checkpoint.dtype,
+    }
+    blocks = _blocks(checkpoint, "{head}.{layer}.linear.{kind}")
+    last = shape["medusa_num_layers"]
+    heads = [_matrix(checkpoint, base, h, f"{h}.{last}.weight") for h in range(shape["medusa_num_heads"])]
+    return Plan([*blocks, *heads], config, weights=f"{HEADS}.safetensors", pickled=f"{HEADS}.pt")
+
+
+def choices(checkpoint: Checkpoint) -> list[list[int]]:
+    """The tuned tree, every node a path of ranks; a chain of first choices where none was tuned."""
+    tree = checkpoint.config.get("drafting", {}).get("tree") or [[0] * checkpoint.config["medusa_num_heads"]]
+    nodes = {tuple(path[:depth]) for path in tree for depth in range(1, len(path) + 1)}
+    return [list(path) for path in sorted(nodes, key=lambda path: (len(path), path))]
+
+
+def _blocks(checkpoint: Checkpoint, pattern: str) -> list[Piece]:
+    """Weights and biases of every residual block, named by `pattern`."""
+    found = []
+    for name, entry in checkpoint.tensors.items():
+        if name.startswith("blocks."):
+            _, head, layer, _, kind = name.split(".")
+            piece = copied(entry, pattern.format(head=head, layer=layer, kind=kind))
+            found.append(widened(piece, checkpoint.written_type))
+    return found
+
+
+def _matrix(checkpoint: Checkpoint, base: Any, head: int, name: str) -> Piece:
+    """Output matrix of a head: its own, the one that was cut for all of them, or the base's."""
+    shared = bool(checkpoint.config.get("medusa_tie_lm_head"))
+    if shared and not checkpoint.small_vocabulary:
+        return cast(name, base.lm_head.weight, checkpoint.written_type)
+    return copied(checkpoint.tensors[f"lm_heads.{0 if shared else head}.weight"], name)
+
+
+def _token_map(checkpoint: Checkpoint) -> list[Piece]:
+    """Token ids of the base by draft id, int64."""
+    if not checkpoint.small_vocabulary:
+        return []
+    offsets = array.array("q", content(checkpoint.tensors["d2t"]))
+    ids = array.array("q", (place + offset for place, offset in enumerate(offsets)))
+    return [made("token_map", "I64", (len(ids),), ids.tobytes())]

@@ -1,0 +1,37 @@
+"""A standalone draft as a plain Hugging Face folder: the model's own config and weights, the base's tokenizer."""
+
+import json
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.facts import Facts
+from formats.plan import Plan, copied
+from models.foreign import cleaned
+from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
+from models.standalone import OWN_KEYS
+
+TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
+
+
+def plan(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+    """transformers' names are ours. The generation config is the checkpoint's, without settings of sampling: what an
+    assistant drafts with is the caller's choice."""
+    values = {key: value for key, value in checkpoint.config.items() if key not in (*OWN_KEYS, "torch_dtype")}
+    config = cleaned({**values, "dtype": checkpoint.dtype, "architectures": _architectures(values)})
+    tokenizer = [path for name in TOKENIZER if (path := checkpoint.base_path / name).is_file()]
+    tensors = [copied(entry) for entry in checkpoint.tensors.values()]
+    return Plan(tensors, config, copies=tuple(tokenizer), texts={"generation_config.json": _generation(checkpoint)})
+
+
+def _architectures(config: dict[str, Any]) -> list[str]:
+    """Servers find the class by this name."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return config.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]
+
+
+def _generation(checkpoint: Checkpoint) -> str:
+    path = checkpoint.path / "generation_config.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    kept = {key: found[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if found.get(key) is not None}
+    return json.dumps(kept or {"eos_token_id": checkpoint.base.get("eos_token_id")}, indent=2) + "\n"

@@ -1,0 +1,101 @@
+"""A tiny base of eight layers (fewer have no three layers to fuse) and drafts with random weights for it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+EVERY = (
+    *("eagle", "eagle-biased", "eagle-scaled", "eagle3", "eagle3-small", "eagle3-residual", "eagle3-scaled"),
+    *("eagle3-fused-norm", "eagle3-each-norm", "eagle3-narrow", "medusa", "medusa-shared", "medusa-small", "draft"),
+)
+"""Those of training, and of published drafts with what only these have."""
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    from models.base import load_base
+    from models.tiny import make_tiny_base
+
+    return load_base(make_tiny_base(tmp_path_factory.mktemp("formats") / "base", num_hidden_layers=8))
+
+
+LLAMA3 = {
+    **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def narrow(base, ids):
+    """An EAGLE-3 draft of half the base's width, with embeddings of its own."""
+    from dataclasses import asdict
+
+    from models.draft_layers import shape_of
+    from models.eagle3 import Eagle3Config, Eagle3Draft
+
+    sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids), "aux_layers": (1, 3, 4)}
+    other = {"hidden_size": base.hidden_size // 2, "target_hidden_size": base.hidden_size, "own_embeddings": True}
+    draft = Eagle3Draft(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **other}))
+    draft.d2t.copy_(ids - torch.arange(len(ids)))
+    draft.t2d.zero_()[ids] = True
+    return draft._at(base)
+
+
+def draft_of(name: str, base):
+    """A draft of the kind, every weight random."""
+    from models.eagle import EagleDraft
+    from models.eagle3 import Eagle3Draft
+    from models.medusa import MedusaConfig, MedusaHeads
+    from models.standalone import StandaloneDraft
+
+    def medusa(*shape, **options):
+        return MedusaHeads.from_base(
+            MedusaConfig(base.hidden_size, base.vocab_size, *shape, draft_vocab_size=options.pop("rows", 0)),
+            base,
+            **options,
+        )
+
+    some = torch.arange(5, 205)
+    torch.manual_seed(7)
+    made = {
+        "eagle": lambda: EagleDraft.from_base(base, eagle_num_layers=2),
+        "eagle-normed": lambda: EagleDraft.from_base(base, use_last_layernorm=True),
+        "eagle-biased": lambda: EagleDraft.from_base(base, fc_bias=True),
+        "eagle-scaled": lambda: EagleDraft.from_base(base, rope_scaling=LLAMA3),
+        "eagle3-scaled": lambda: Eagle3Draft.from_base(base, some, rope_scaling=YARN),
+        "eagle3-fused-norm": lambda: Eagle3Draft.from_base(
+            base, some, norm_before_fc=True, norm_output=True, eagle_num_layers=2
+        ),
+        "eagle3-each-norm": lambda: Eagle3Draft.from_base(base, some, fc_norm=True, own_embeddings=True),
+        "eagle3-narrow": lambda: narrow(base, some),
+        "eagle3": lambda: Eagle3Draft.from_base(base),
+        "eagle3-small": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 6)),
+        "eagle3-residual": lambda: Eagle3Draft.from_base(base, some, norm_before_residual=True),
+        "eagle3-unordered": lambda: Eagle3Draft.from_base(base, some, aux_layers=(2, 2, 1)),
+        "medusa": lambda: medusa(3, 2),
+        "medusa-shared": lambda: medusa(3, 1, True),
+        "medusa-small": lambda: medusa(2, 1, True, rows=40, draft_ids=torch.arange(0, 80, 2)),
+        "medusa-bare": lambda: medusa(2, 0),
+        "draft": lambda: StandaloneDraft.from_base(base, 7),
+    }[name]()
+    if name != "draft":  # this one must have tokens accepted
+        for parameter in made.parameters():
+            low, high = (0.5, 1.5) if parameter.dim() == 1 else (-0.3, 0.3)
+            torch.nn.init.uniform_(parameter, low, high)
+    return made
+
+
+@pytest.fixture
+def checkpoint(base, tmp_path) -> Callable[..., Path]:
+    """(kind, dtype) → the folder of a checkpoint."""
+    from models.checkpoints import save_draft
+
+    def made(name: str, dtype: str = "float32") -> Path:
+        folder = tmp_path / f"{name}-{dtype}"
+        return folder if folder.exists() else save_draft(folder, draft_of(name, base), {"base": "tiny"}, dtype)
+
+    return made

@@ -1,0 +1,190 @@
+"""Published drafts of every layout compute here what they computed where they come from: against references written
+from the other projects' forwards, by the plain module and by the fast runner, and without changing a token."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.drafters import make_drafter
+from decoding.eagle_runner import PackedRunner
+from decoding.target import fast_target
+from models.base import load_base
+from models.checkpoints import load_draft, verify_sums
+from tests.decoding.conftest import run
+from tests.formats.imports import references, writers
+from tests.formats.imports.writers import HIDDEN, LINEAR, LLAMA3, VOCABULARY, YARN
+
+PLACES = 9
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+NEAR = {"rtol": 0.0, "atol": 1e-4}
+OTHER_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 48}
+SOME = torch.arange(3, VOCABULARY, 2)
+SHUFFLED = SOME[torch.randperm(len(SOME), generator=torch.Generator().manual_seed(0))]
+"""ModelOpt lists its draft vocabulary by frequency."""
+TABLE = writers.Random(9).matrix(VOCABULARY, HIDDEN) * 5
+NARROW = writers.Random(8).matrix(VOCABULARY, 16) * 5
+EAGLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("model.safetensors", {}),
+    "pickled": ("pytorch_model.bin", {}),
+    "fc bias": ("pytorch_model.bin", {"fc_bias": True}),
+    "two layers, qkv bias": ("model.safetensors", {"layers": 2, "biases": "qkv"}),
+    "all biases": ("model.safetensors", {"biases": "qkv o mlp"}),
+    "own embeddings": ("model.safetensors", {"table": TABLE}),
+    "linear rope": ("model.safetensors", {"config": {"rope_scaling": LINEAR}}),
+    "llama3 rope": ("model.safetensors", {"config": {"rope_scaling": LLAMA3, "rope_theta": 500.0}}),
+    "yarn": ("model.safetensors", {"config": {"rope_scaling": YARN}}),
+    "other heads": ("model.safetensors", {"config": OTHER_HEADS}),
+}
+EAGLE3: dict[str, tuple[str, dict[str, Any]]] = {
+    "repository": ("pytorch_model.bin", {"draft_ids": SOME, "marked": True}),
+    "all tokens": ("model.safetensors", {}),
+    "modelopt": ("model.safetensors", {"first": "layers.0.", "draft_ids": SHUFFLED}),
+    "norm before residual": ("model.safetensors", {"config": {"norm_before_residual": True}, "draft_ids": SOME}),
+    "each normed": ("model.safetensors", {"each": True, "config": {"fc_norm": True, "norm_output": True}}),
+    "together normed": ("model.safetensors", {"joined": True, "config": {"norm_before_fc": True}}),
+    "biases": ("model.safetensors", {"biases": "qkv o mlp", "fc_bias": True}),
+    "query norms": ("model.safetensors", {"qk": True}),
+    "two layers": ("model.safetensors", {"layers": 2}),
+    "own embeddings": ("model.safetensors", {"table": TABLE, "draft_ids": SOME}),
+    "narrower": (
+        "model.safetensors",
+        {
+            **{"table": NARROW, "target": HIDDEN},
+            "config": {"hidden_size": 16, "target_hidden_size": HIDDEN, "intermediate_size": 40},
+        },
+    ),
+    "other heads": ("model.safetensors", {"config": OTHER_HEADS, "draft_ids": SOME}),
+    "llama3 rope": ("model.safetensors", {"config": {"rope_scaling": LLAMA3, "rope_theta": 500.0}}),
+    "yarn": ("model.safetensors", {"config": {"rope_scaling": YARN}}),
+    "two fused": ("model.safetensors", {"fused": 2, "config": {"eagle_config": {LAYER_IDS: [0, 2]}}}),
+}
+
+
+def drafted_twice(draft: Any, hidden: torch.Tensor, aux: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [2, V'] of a reference or a network: after the text, and after one more token read with its own output."""
+    features = draft.fuse(hidden, aux)
+    out = draft.hidden(features, ids[:-1])
+    again = draft.hidden(torch.cat([features, out[-1:]]), ids)
+    return torch.stack([draft.logits(out[-1]), draft.logits(again[-1])])
+
+
+class Network:
+    """Our module in the reference's shape."""
+
+    def __init__(self, draft: Any):
+        self.draft, self.logits = draft, draft.logits
+
+    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
+        return self.draft.fuse(hidden[None], aux[None].chunk(max(len(self.draft.layers_wanted), 1), -1))[0]
+
+    def hidden(self, features: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return self.draft(features[None], ids[None], torch.arange(len(ids))[None])[0]
+
+
+def runner_twice(runner: PackedRunner, hidden: torch.Tensor, aux: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The same by the fast runner, the second step over its cache."""
+    cache = runner.new_cache()
+    out = runner(runner.fuse(hidden, aux), ids[:-1].tolist(), 0, None, cache)[-1:]
+    again = runner(out, ids[-1:].tolist(), len(ids) - 1, None, cache)
+    return torch.cat([runner.logits(out), runner.logits(again)])
+
+
+def inputs(base: Any, fused: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    random = writers.Random(7)
+    ids = torch.randint(0, base.vocab_size, (PLACES + 1,), generator=random.generator)
+    return random.matrix(PLACES, base.hidden_size) * 5, random.matrix(PLACES, fused * base.hidden_size) * 5, ids
+
+
+@torch.no_grad()
+def check_eagle(kind: str, file: str, made: Any, options: dict, base: Any, tiny_base: Any, imported: Any) -> dict:
+    """Module and runner equal the reference; the engine's output stays the base's."""
+    folder, report = imported(made, file)
+    verify_sums(folder)
+    reference = getattr(references, kind)(*made, base.embed_tokens.weight, base.lm_head.weight)
+    given = inputs(base, options.get("fused", 3))
+    wanted = drafted_twice(reference, *given)
+    draft = load_draft(folder, base)
+    torch.testing.assert_close(drafted_twice(Network(draft), *given), wanted, **NEAR)
+    fast_base = load_base(tiny_base)
+    packed = load_draft(folder, fast_base)
+    torch.testing.assert_close(runner_twice(PackedRunner(packed, torch.float32), *given), wanted, **NEAR)
+    check_engine(folder, tiny_base)
+    return report
+
+
+def check_engine(folder: Any, tiny_base: Any) -> None:
+    base = load_base(tiny_base)
+    target, prompt = fast_target(base, 200), list(range(20, 50))
+    plain = run(target, make_drafter(target), prompt, max_tokens=32)
+    target.rewind(0)
+    steps = run(target, make_drafter(target, load_draft(folder, base)), prompt, max_tokens=32)
+    assert [t.id for s in steps for t in s.tokens] == [t.id for s in plain for t in s.tokens]
+    assert any(s.drafted and len(s.drafted.tokens) > 1 for s in steps)
+
+
+@pytest.mark.parametrize("name", EAGLE)
+def test_eagle_1(name, base, tiny_base, imported):
+    file, options = EAGLE[name]
+    made = writers.eagle(**options)
+    report = check_eagle("Eagle", file, made, options, base, tiny_base, imported)
+    assert (report["format"], report["method"]) == ("eagle", "eagle")
+
+
+@pytest.mark.parametrize("name", EAGLE3)
+def test_eagle_3(name, base, tiny_base, imported):
+    file, options = EAGLE3[name]
+    made = writers.eagle3(**options)
+    report = check_eagle("Eagle3", file, made, options, base, tiny_base, imported)
+    assert report["format"] == ("modelopt-eagle3" if name == "modelopt" else "eagle3")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draft_ids": SOME, "marked": True},
+        {"draft_ids": SOME, "marked": True, "each": True, "top": {"norm_output": True}},
+        {"draft_ids": SOME, "marked": True, "joined": True, "layers": 2},
+    ],
+    ids=["plain", "3.1", "norm before fc"],
+)
+def test_speculators(options, base, tiny_base, imported):
+    made = writers.speculators(**options)
+    report = check_eagle("Eagle3", "model.safetensors", made, options, base, tiny_base, imported)
+    assert report["format"] == "speculators"
+
+
+@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layers": 2}, {"prefix": "medusa_head."}, {"matrices": False}, {"layers": 0}],
+    ids=["v1", "two blocks", "prefixed", "v2", "no block"],
+)
+@torch.no_grad()
+def test_medusa(file, options, base, tiny_base, imported):
+    if options.get("layers") == 0:
+        options = {**options, "prefix": "medusa_head."}  # else nothing says what the matrices are
+    made = writers.medusa(**options)
+    folder, report = imported(made, file)
+    hidden = inputs(base, 3)[0]
+    wanted = references.medusa(made[1], hidden, base.lm_head.weight, options.get("prefix", ""))
+    torch.testing.assert_close(load_draft(folder, base)(hidden), wanted, **NEAR)
+    check_engine(folder, tiny_base)
+    assert (report["format"], report["method"]) == ("medusa", "medusa")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": False}, {"token_map": SHUFFLED}, {"single": True}],
+    ids=["bias", "no bias", "token map", "one matrix"],
+)
+@torch.no_grad()
+def test_medusa_for_vllm(options, base, tiny_base, imported):
+    made = writers.vllm_medusa(**options)
+    folder, report = imported(made)
+    hidden, heads = inputs(base, 3)[0], load_draft(folder, base)
+    wanted = references.vllm_medusa(*made, hidden)
+    torch.testing.assert_close(heads(hidden), wanted[..., heads.draft_ids], **NEAR)
+    assert wanted.isfinite().sum() == wanted[..., heads.draft_ids].numel()
+    check_engine(folder, tiny_base)
+    assert report["format"] == "vllm-medusa"

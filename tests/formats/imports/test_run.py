@@ -1,0 +1,146 @@
+"""The way in: a limited child, whole or not at all; pickles with code are refused and never run; what went out comes
+back as it was."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from formats.imports.run import Matched, import_draft
+from formats.imports.work import convert
+from models.checkpoints import load_draft, read_config, set_drafting
+from models.hub import choose, choose_draft
+from speculoos.errors import BadInput, NotFound, Unsupported
+from speculoos.reporting import Silent
+from tests.conftest import CLONE
+from tests.formats.imports import writers
+
+
+class Code:
+    """Unpickling it makes a file: what a hostile pickle would do."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (Path.touch, (self.marker,))
+
+
+@pytest.fixture
+def matched(tiny_base) -> Matched:
+    return Matched(tiny_base, "tiny", "b" * 64)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*"))
+
+
+def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, matched, base):
+    source = writers.write(tmp_path / "heads", writers.medusa(), "medusa_lm_head.pt")
+    (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Heads")
+    report = import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", Silent())
+    assert (report["format"], report["method"], report["licence"]) == ("medusa", "medusa", "apache-2.0")
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
+    card = (tmp_path / "made" / "attempt-1" / "README.md").read_text()
+    assert "| format | Medusa repository |" in card and "| licence | apache-2.0 |" in card and "org/base" in card
+    config = read_config(tmp_path / "made" / "attempt-1")
+    assert (config["base"], config["base_sha256"]) == ("tiny", "b" * 64)
+    assert load_draft(tmp_path / "made" / "attempt-1", base, "b" * 64).notices == []
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "medusa_lm_head.pt"])
+@pytest.mark.parametrize("form", ["torch", "bare"])
+def test_a_pickle_with_code_is_refused_and_never_run(name, form, tmp_path, matched):
+    marker = tmp_path / "marker"
+    source = writers.write(tmp_path / "heads", writers.medusa())
+    (source / "model.safetensors").unlink()
+    hostile = {"0.0.linear.weight": Code(marker)}
+    if form == "torch":
+        torch.save(hostile, source / name)
+    else:
+        (source / name).write_bytes(pickle.dumps(hostile))
+    with pytest.raises(BadInput, match=rf"{name}: this pickle holds code .*, which is never run"):
+        import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", Silent())
+    assert not marker.exists() and files(tmp_path / "made") == []
+    pickle.loads(pickle.dumps(hostile))
+    assert marker.exists(), "the trap is a trap"
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\x03\x04 cut"])
+def test_a_damaged_pickle_is_one_sentence(content, tmp_path, matched):
+    source = writers.write(tmp_path / "heads", writers.medusa())
+    (source / "model.safetensors").unlink()
+    (source / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(BadInput, match="pytorch_model.bin: ") as found:
+        import_draft("folder", str(source), matched, tmp_path / "made", Silent())
+    assert "\n" not in str(found.value)
+
+
+def test_what_a_base_cannot_carry_and_what_is_not_there_leaves_nothing(tmp_path, matched):
+    source = writers.write(tmp_path / "heads", writers.medusa())
+    refusing = Matched(matched.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
+    with pytest.raises(Unsupported, match="heads: tiny cannot carry it: Its lm_head has a bias"):
+        import_draft("folder", str(source), refusing, tmp_path / "made" / "attempt-1", Silent())
+    assert files(tmp_path / "made") == []
+    with pytest.raises(NotFound, match="no such folder"):
+        import_draft("folder", str(tmp_path / "none"), matched, tmp_path / "made" / "attempt-1", Silent())
+    with pytest.raises(BadInput, match="--format nonsense: expected one of"):
+        import_draft("folder", str(source), matched, tmp_path / "made" / "attempt-1", Silent(), layout="nonsense")
+
+
+def test_of_a_hub_repository_pickles_come_only_where_there_are_no_safetensors():
+    listed = {
+        name: (1, "") for name in ("config.json", "pytorch_model.bin", "medusa_lm_head.pt", "modeling_x.py", "x.bin")
+    }
+    assert set(choose_draft(listed)) == {"config.json", "pytorch_model.bin", "medusa_lm_head.pt"}
+    assert set(choose_draft({**listed, "model.safetensors": (1, "")})) == {"config.json", "model.safetensors"}
+    assert set(choose(listed)) == {"config.json"}
+
+
+def test_a_checkpoint_of_ours_comes_back_with_its_tree(imported, tmp_path, tiny_base, base):
+    folder, _ = imported(writers.eagle3(draft_ids=torch.arange(3, 200, 2)))
+    set_drafting(folder, {"depth": 2, "top_k": 2, "nodes": 5}, {"verdict": "fast"})
+    scratch = tmp_path / "again"
+    scratch.mkdir()
+    report = convert(str(folder), "mine", str(tiny_base), "tiny", "c" * 64, str(scratch), "")
+    first, second = load_draft(folder, base), load_draft(scratch / "draft", base)
+    assert report["format"] == "speculoos" and second.drafting == first.drafting
+    assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
+    assert read_config(scratch / "draft")["base_sha256"] == "b" * 64
+    with pytest.raises(BadInput, match="is the base itself"):
+        convert(str(tiny_base), "tiny", str(tiny_base), "tiny", "", str(scratch), "")
+
+
+HUB = """
+import json, sys
+from pathlib import Path
+from formats.imports.run import Matched, import_draft
+from speculoos.reporting import Silent
+print(json.dumps(import_draft("hub", "tests/tiny", Matched(Path(sys.argv[1]), "tiny"), Path(sys.argv[2]), Silent())))
+"""
+
+
+def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
+    offered = writers.write(tmp_path / "offered", writers.eagle(), "pytorch_model.bin")
+    server = CLONE / "tests" / "models" / "hub_server.py"
+    process = subprocess.Popen([sys.executable, str(server), str(tmp_path / "port"), str(offered)])
+    try:
+        while not (tmp_path / "port").exists():
+            time.sleep(0.05)
+        url = f"http://127.0.0.1:{(tmp_path / 'port').read_text()}"
+        env = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+        command = [sys.executable, "-c", HUB, str(tiny_base), str(tmp_path / "made" / "attempt-1")]
+        made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=200)
+    finally:
+        process.kill()
+        process.wait()
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout.splitlines()[-1])["format"] == "eagle"
+    assert load_draft(tmp_path / "made" / "attempt-1", base).method == "eagle"
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]

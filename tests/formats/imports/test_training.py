@@ -1,0 +1,55 @@
+"""A published draft is trained further like one of ours: it keeps its shape, and what was not trained stays."""
+
+import pytest
+import torch
+
+from methods import train_config
+from models.checkpoints import draft_to_train, load_draft
+from speculoos.reporting import Silent
+from tests.formats.imports import writers
+from tests.training.conftest import conversations, dataset, rows  # noqa: F401
+from training.batches import collate
+from training.eagle3 import Eagle3Method
+from training.loop import Trainer
+
+TABLE = writers.Random(9).matrix(writers.VOCABULARY, writers.HIDDEN) * 5
+SOME = torch.arange(0, writers.VOCABULARY, 2)
+DRAFTS = {
+    "eagle": writers.eagle(layers=2, fc_bias=True, biases="qkv", table=TABLE),
+    "eagle3": writers.eagle3(layers=2, fc_bias=True, table=TABLE, draft_ids=SOME.flip(0)),
+    "medusa": writers.vllm_medusa(token_map=SOME),
+}
+NORMED = writers.eagle3(each=True, config={"fc_norm": True, "norm_output": True})
+
+
+def settings(method: str, **values):
+    return train_config(
+        method, **{"max_steps": 12, "max_length": 256, "batch_tokens": 256, "eval_every": 0, "lr": 3e-3, **values}
+    )
+
+
+@pytest.mark.parametrize("made", [*DRAFTS.values(), NORMED], ids=[*DRAFTS, "eagle3-normed"])
+def test_a_published_draft_learns_and_keeps_its_shape(made, imported, base, tiny_base, dataset, tmp_path):  # noqa: F811
+    folder, report = imported(made)
+    config = settings(report["method"], draft_path=str(folder))
+    trainer = Trainer(config, tiny_base, dataset, tmp_path / "out", Silent(), {})
+    before = load_draft(folder, base)
+    result = trainer.run()
+    after = load_draft(result.folder, base)
+    assert after.to_json() == before.to_json()
+    moved = {n for n, value in after.state_dict().items() if not torch.equal(value, before.state_dict()[n])}
+    kept = {"embed_tokens.weight", "d2t", "t2d"} & set(after.state_dict())
+    assert moved == set(after.state_dict()) - kept
+
+
+@torch.no_grad()
+def test_a_deep_draft_learns_from_the_same_places_as_a_flat_one(imported, base, conversations):  # noqa: F811
+    """With one layer both ways of unrolling must give one loss; the deep way is what further layers need."""
+    folder, _ = imported(writers.eagle3(draft_ids=SOME))
+    method = Eagle3Method(settings("eagle3"), base, draft_to_train(folder, base, "eagle3"))
+    features = method.features(collate(conversations[:4]))
+    flat = method(features)
+    method.deep = True
+    deep = method(features)
+    assert torch.equal(flat.hits, deep.hits) and flat.sums.abs().min() > 0
+    torch.testing.assert_close(flat.sums, deep.sums, rtol=1e-5, atol=1e-5)

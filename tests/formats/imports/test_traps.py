@@ -1,0 +1,174 @@
+"""What is wrong with a published draft is said in one sentence that names the key; what is odd is accepted and said."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from formats.imports.work import convert
+from models.base import load_base
+from models.checkpoints import load_draft
+from models.tiny import make_tiny_base
+from speculoos.errors import BadInput, Unsupported
+from tests.formats.imports import writers
+from tests.formats.imports.writers import HIDDEN, VOCABULARY, changed
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+SOME = torch.arange(3, VOCABULARY, 2)
+
+
+def small() -> Any:
+    return writers.eagle3(draft_ids=SOME, marked=True)
+
+
+def without(name: str, made: Any) -> Any:
+    return changed(made, lambda config, tensors: tensors.pop(name))
+
+
+def put(name: str, value: Any, made: Any) -> Any:
+    return changed(made, lambda config, tensors: tensors.__setitem__(name, value(tensors)))
+
+
+def said(made: Any, **more: Any) -> Any:
+    return changed(made, lambda config, tensors: config.update(more))
+
+
+FC, Q = "fc.weight", "midlayer.self_attn.q_proj.weight"
+REFUSED: dict[str, tuple[Any, str]] = {
+    "missing d2t": (without("d2t", without("t2d", small())), r"the tensor d2t is missing: draft_vocab_size is 159"),
+    "d2t of absolute ids": (put("d2t", lambda t: SOME, small()), "d2t leads to token 477"),
+    "d2t twice": (put("d2t", lambda t: t["d2t"].clamp(max=3), small()), "d2t leads to one token|t2d marks"),
+    "t2d of another": (put("t2d", lambda t: ~t["t2d"], small()), "t2d marks other tokens"),
+    "transposed fc": (put(FC, lambda t: t[FC].T, small()), "fc.weight: expected the shape 32 × 96, .* transposed"),
+    "transposed fc of EAGLE-1": (put(FC, lambda t: t[FC].T, writers.eagle()), "fc.weight: .* it is transposed"),
+    "wrong head count": (said(small(), num_attention_heads=8, head_dim=8), "num_attention_heads is 8"),
+    "wrong key heads": (said(small(), num_key_value_heads=4), "num_key_value_heads is 4"),
+    "too few Medusa heads": (said(writers.medusa(), medusa_num_heads=5), "medusa_num_heads is 5, .* are of 3"),
+    "other vLLM heads": (said(writers.vllm_medusa(), num_heads=1), "num_heads is 1"),
+    "wrong blocks": (said(writers.medusa(), medusa_num_layers=2), "medusa_num_layers is 2"),
+    "a head in between": (without("1.1.weight", without("1.0.linear.bias", writers.medusa())), "1.*linear.bias"),
+    "other hidden size": (writers.eagle(config={"hidden_size": 16}), "hidden_size is 16, the base tiny has 32"),
+    "other hidden size of EAGLE-3": (writers.eagle3(config={"hidden_size": 16}), "hidden_size is 16"),
+    "other target": (said(small(), target_hidden_size=64), "target_hidden_size is 64"),
+    "other vocabulary": (said(small(), vocab_size=1000), "vocab_size is 1000"),
+    "left over": (put("mystery.weight", lambda t: torch.zeros(2), small()), "holds mystery.weight"),
+    "missing": (
+        without("midlayer.mlp.down_proj.weight", small()),
+        "the tensor midlayer.mlp.down_proj.weight is missing",
+    ),
+    "missing bias": (said(writers.eagle(), bias=True), "fc.bias is missing"),
+    "unwanted bias": (said(writers.eagle(fc_bias=True), bias=False), "fc.bias is there"),
+    "foreign head": (
+        put("lm_head.weight", lambda t: torch.ones(VOCABULARY, HIDDEN), writers.eagle()),
+        "lm_head.weight",
+    ),
+    "layers out of range": (said(small(), **{IDS: [0, 2, 9]}), f"{IDS}: .* layers 0 to 3 .* got 9"),
+    "an embedding as a layer": (said(writers.speculators(draft_ids=SOME), **{IDS: [0, 1, 3]}), f"{IDS}: .* got 0"),
+    "too many layers": (said(small(), **{IDS: [0, 1, 2, 3]}), f"{IDS} names 4 layers, and fc.weight takes 3"),
+    "layer count": (said(small(), num_hidden_layers=2), "num_hidden_layers is 2"),
+    "dynamic rope": (said(small(), rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_scaling: 'dynamic'"),
+    "half a rope": (said(small(), rope_scaling={"rope_type": "llama3", "factor": 2.0}), "low_freq_factor"),
+    "other activation": (said(small(), hidden_act="gelu"), "hidden_act 'gelu'"),
+    "quantised": (said(small(), quantization_config={"quant_method": "fp8"}), "quantization_config"),
+    "no number": (said(small(), num_attention_heads="four"), "num_attention_heads: expected a whole number"),
+    "norm promised": (said(small(), fc_norm=True), "fc_norm is true and its tensors are missing"),
+    "parallel": (said(small(), eagle_config={"parallel_draft_step": 4}), "parallel_draft_step 4"),
+    "no features": (said(small(), eagle_config={"use_aux_hidden_state": False}), "use_aux_hidden_state"),
+    "another kind": (said(writers.speculators(), speculators_model_type="dflash"), "speculators_model_type 'dflash'"),
+    "no draft": (({}, {"weight": torch.zeros(2)}), "no draft of a kind known here .its first tensor is weight"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_trap_is_refused_with_a_sentence_that_names_the_key(name, imported, tmp_path):
+    made, sentence = REFUSED[name]
+    with pytest.raises((BadInput, Unsupported), match=sentence) as found:
+        imported(made)
+    assert str(tmp_path) not in str(found.value) and "\n" not in str(found.value)
+    assert not (tmp_path / "scratch" / "draft").exists()
+
+
+ODD: dict[str, tuple[Any, str]] = {
+    "bf16 declared fp32": (
+        changed(small(), lambda config, t: t.update({n: v.bfloat16() for n, v in t.items() if v.is_floating_point()})),
+        "torch_dtype: config.json says float32, the numbers are stored as bfloat16",
+    ),
+    "more heads than said": (said(writers.medusa(), medusa_num_heads=2), "medusa_num_heads: config.json says 2"),
+    "a bias of zeros": (put("fc.bias", lambda t: torch.zeros(HIDDEN), writers.eagle()), "fc.bias: is zero"),
+    "tied and not": (said(small(), tie_word_embeddings=True), "tie_word_embeddings: config.json says true"),
+    "no head": (without("lm_head.weight", writers.eagle3()), "lm_head.weight: is not in the file; the head of tiny"),
+    "a sliding window": (said(small(), layer_types=["sliding_attention"], sliding_window=64), "sliding_window: .* 64"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_is_accepted_and_said(name, imported):
+    made, sentence = ODD[name]
+    folder, report = imported(made)
+    assert [notice for notice in report["notices"] if notice.startswith(sentence.split(":")[0])]
+    assert re.search(sentence, " ".join(report["notices"]))
+    assert sentence.split(":")[0] in (folder / "README.md").read_text()
+
+
+def layers_of(folder: Path) -> list[int]:
+    return json.loads((folder / "config.json").read_text())["aux_layers"]
+
+
+@pytest.mark.parametrize(
+    "ids, layout, wanted",
+    [
+        (None, "", [1, 1, 0]),
+        ([1, 1, 0], "", [1, 1, 0]),
+        ([2, 2, 1], "", [1, 1, 0]),
+        ([0, 2, 3], "", [0, 2, 3]),
+        ([1, 3, 4], "vllm-eagle3", [0, 2, 3]),
+    ],
+    ids=["absent", "outputs", "inputs", "own outputs", "own inputs"],
+)
+def test_layer_ids_are_read_as_their_project_counts_them(ids, layout, wanted, imported):
+    """The tiny base has four layers: SGLang's default names outputs 1, 1, 0 and vLLM's inputs 2, 2, 1."""
+    more = {} if ids is None else {"eagle_config": {IDS: ids}}
+    folder, _ = imported(said(small(), **more), layout=layout)
+    assert layers_of(folder) == wanted
+
+
+def test_speculators_count_inputs(imported):
+    folder, _ = imported(said(writers.speculators(draft_ids=SOME), **{IDS: [1, 3, 4]}))
+    assert layers_of(folder) == [0, 2, 3]
+
+
+def test_the_tokenizer_of_another_model_is_refused(imported, tmp_path, tiny_base):
+    folder = tmp_path / "published"
+    folder.mkdir()
+    tokenizer = json.loads((tiny_base / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    imported(small())  # the base's own, written anew
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(Unsupported, match="published/tokenizer.json: is another tokenizer than that of tiny: 'a'"):
+        imported(small())
+
+
+def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refused(tmp_path, tiny_base, base):
+    folder = make_tiny_base(tmp_path / "published", seed=5, hidden_size=16, num_hidden_layers=2)
+    arguments = ("small", str(tiny_base), "tiny", "", str(tmp_path), "")
+    report = convert(str(folder), *arguments)
+    assert (report["format"], report["method"]) == ("model", "draft")
+    draft, ids = load_draft(tmp_path / "draft", base), torch.arange(9)[None]
+    assert torch.equal(draft(ids).logits, load_base(folder).model(ids).logits)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["a"], tokenizer["model"]["vocab"]["b"] = 65, 64
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(Unsupported, match="another tokenizer"):
+        convert(str(folder), *arguments)
+
+
+def test_a_base_that_was_tuned_with_its_heads_is_left_in_the_file(imported, base, tiny_base):
+    config, heads = writers.medusa(prefix="medusa_head.")
+    folder, report = imported((config, heads | load_file(tiny_base / "model.safetensors")))
+    assert "Medusa-2" in report["notices"][0] and report["format"] == "medusa"

@@ -1,0 +1,194 @@
+"""Every kind of draft in every format: either it goes there, and what an independent reader rebuilds from the files
+drafts the same, or a sentence says why not and nothing is written."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from formats import FORMATS
+from formats.export import build
+from formats.options import options
+from formats.report import Report
+from speculoos.errors import Conflict, Unsupported
+from speculoos.sums import differing, listed
+from tests.formats.conftest import EVERY
+
+EAGLE3 = {"vllm", "speculators", "sglang", "trtllm", "modelopt"}
+NEWER = {"vllm", "speculators"}
+TAKES = {
+    "eagle": {"vllm", "sglang"},
+    "eagle3": EAGLE3,
+    "eagle3-small": EAGLE3,
+    "eagle3-residual": {"vllm", "speculators"},
+    "eagle-biased": {"sglang"},
+    "eagle-scaled": {"vllm", "sglang"},
+    "eagle3-scaled": EAGLE3,
+    "eagle3-fused-norm": NEWER,
+    "eagle3-each-norm": NEWER,
+    "eagle3-narrow": {"vllm"},
+    "medusa": {"vllm", "trtllm", "medusa"},
+    "medusa-shared": {"vllm", "trtllm", "medusa"},
+    "medusa-small": {"vllm"},
+    "draft": {"huggingface"},
+}
+"""Beside `own`, which takes all."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_draft_goes_where_it_can_and_drafts_the_same_there(kind, dtype, base, checkpoint, tmp_path):
+    folder = checkpoint(kind, dtype)
+    for option in options(folder, base.path):
+        target = tmp_path / option.name
+        assert option.possible == (option.name == "own" or option.name in TAKES[kind]), (option.name, option.reason)
+        if not option.possible:
+            with pytest.raises(Unsupported) as refused:
+                build(folder, base, option.name, target)
+            assert str(refused.value) == option.reason and not target.exists()
+            continue
+        report = build(folder, base, option.name, target)
+        assert report.passed, report.failures
+        assert not differing(target)
+        if option.name != "own":
+            check_folder(target, report, option.name)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "something half-made stayed"
+
+
+def check_folder(target, report, name):
+    """The report, the sums of every file, and a README with a command."""
+    assert Report.from_json(json.loads((target / "validation.json").read_text())) == report
+    assert {*listed(target)} == {p.name for p in target.iterdir()} - {"SHA256SUMS"}
+    assert report.figures["largest_relative_difference"] <= 1e-4 and report.figures["drafted"] >= 18
+    said = (target / "README.md").read_text()
+    words = {"vllm": "--speculative-config", "speculators": "vllm serve ./", "sglang": "sglang.launch_server"}
+    words |= {"medusa": "text-generation-launcher", "huggingface": "assistant_model=draft"}
+    assert words.get(name, "convert_checkpoint.py" if report.method == "medusa" else "trtllm-serve") in said
+    assert report.subject["tokenizer_sha256"] in said
+
+
+def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
+    """Random heads are never right, so the count of accepted tokens means something here alone."""
+    report = build(checkpoint("draft"), base, "huggingface", tmp_path / "out")
+    assert report.figures["accepted"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "word"),
+    [
+        ("eagle-normed", "vllm", "use_last_layernorm"),
+        ("eagle-normed", "sglang", "use_last_layernorm"),
+        ("eagle", "trtllm", "EAGLE-3 only"),
+        ("eagle3-residual", "sglang", "norm_before_residual"),
+        ("eagle3-unordered", "vllm", "ascending order"),
+        ("medusa-bare", "vllm", "medusa_num_layers 0"),
+        ("medusa-small", "trtllm", "token_map"),
+        ("medusa", "sglang", "SGLang never had Medusa"),
+        ("draft", "vllm", "huggingface"),
+    ],
+)
+def test_a_refusal_says_what_stands_in_the_way(kind, name, word, base, checkpoint):
+    reasons = {option.name: option.reason for option in options(checkpoint(kind), base.path)}
+    assert word in reasons[name]
+
+
+def test_a_setting_that_no_server_knows_is_refused_by_name(base, checkpoint):
+    """A later version of a network must not be exported by rules that do not know it."""
+    from models.checkpoints import amend
+
+    folder = checkpoint("eagle3")
+    amend(folder, thinks_twice=True)
+    reasons = {option.name: option.reason for option in options(folder, base.path)}
+    assert all("`thinks_twice`" in reasons[name] for name in EAGLE3) and reasons["own"] == ""
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_layers_are_counted_as_each_server_counts_them(base, checkpoint, tmp_path):
+    """Outputs 0, 2 and 6 of the base are inputs 1, 3 and 7. Usual layers are not named, but in speculators' format,
+    which no server reads otherwise."""
+    outputs, inputs = [0, 2, 6], [1, 3, 7]
+    key = "eagle_aux_hidden_state_layer_ids"
+    for name in EAGLE3:
+        build(checkpoint("eagle3-small"), base, name, tmp_path / f"small-{name}")
+        build(checkpoint("eagle3"), base, name, tmp_path / f"usual-{name}")
+        assert (key in json.dumps(config_of(tmp_path / f"usual-{name}"))) == (name == "speculators")
+    found = {name: config_of(tmp_path / f"small-{name}") for name in EAGLE3}
+    assert found["vllm"][key] == found["vllm"]["eagle_config"][key] == found["speculators"][key] == inputs
+    assert found["sglang"]["eagle_config"][key] == found["modelopt"]["eagle_config"][key] == outputs
+    assert "eagle3_layers_to_capture: [0, 2, 6]" in (tmp_path / "small-trtllm" / "README.md").read_text()
+
+
+def test_tensors_are_those_the_loader_wants(base, checkpoint, tmp_path):
+    def tensors(kind, name, file="model.safetensors"):
+        build(checkpoint(kind), base, name, tmp_path / f"{kind}-{name}")
+        return load_file(tmp_path / f"{kind}-{name}" / file)
+
+    eagle = tensors("eagle", "sglang")
+    assert not eagle["fc.bias"].any() and "layers.0.input_layernorm.weight" not in eagle
+    assert "fc.bias" not in tensors("eagle", "vllm")
+    small = tensors("eagle3-small", "sglang")
+    assert (small["d2t"] == 5).all() and small["t2d"].sum() == 200 and not [n for n in small if "embed" in n]
+    assert not {"d2t", "t2d"} & {*tensors("eagle3", "vllm")}, "a whole vocabulary needs no map"
+    assert "t2d" not in tensors("eagle3-small", "modelopt")
+    assert tensors("medusa-small", "vllm")["token_map"].tolist() == [*range(0, 80, 2)]
+    shared = tensors("medusa-shared", "medusa", "medusa_lm_head.safetensors")
+    assert all((shared[f"{head}.1.weight"] == base.lm_head.weight).all() for head in range(3))
+
+
+def test_shared_heads_are_not_rounded_to_the_type_of_their_blocks(base, checkpoint, tmp_path):
+    """Blocks in bfloat16 beside a base in float32: the base's matrix is written as it is."""
+    build(checkpoint("medusa-shared", "bfloat16"), base, "vllm", tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert (found["lm_heads.2.weight"] == base.lm_head.weight).all()
+    assert config_of(tmp_path / "out")["torch_dtype"] == "float32"
+
+
+def test_transformers_takes_the_standalone_draft_as_an_assistant(base, checkpoint, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    build(checkpoint("draft"), base, "huggingface", tmp_path / "out")
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = AutoTokenizer.from_pretrained(tmp_path / "out")("the quick brown fox", return_tensors="pt").input_ids
+    asked = {"max_new_tokens": 24, "do_sample": False}
+    assert torch.equal(base.model.generate(ids, **asked), base.model.generate(ids, assistant_model=draft, **asked))
+    assert (tmp_path / "out" / "generation_config.json").is_file()
+
+
+def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp_path):
+    import zipfile
+
+    build(checkpoint("medusa"), base, "vllm", tmp_path / "out.zip")
+    with zipfile.ZipFile(tmp_path / "out.zip") as archive:
+        archive.extractall(tmp_path / "unpacked")
+    assert not differing(tmp_path / "unpacked") and listed(tmp_path / "unpacked")
+    for target in (tmp_path / "out.zip", tmp_path / "unpacked"):
+        with pytest.raises(Conflict, match="is there already"):
+            build(checkpoint("medusa"), base, "vllm", target)
+    (tmp_path / "empty").mkdir()
+    assert build(checkpoint("medusa"), base, "vllm", tmp_path / "empty").passed
+
+
+def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_path):
+    from models.checkpoints import set_drafting
+
+    folder = checkpoint("eagle3")
+    set_drafting(folder, {"depth": 2, "top_k": 4, "nodes": 6}, {"verdict": "6 nodes: 1.86 × plain."})
+    build(folder, base, "sglang", tmp_path / "sglang")
+    build(folder, base, "vllm", tmp_path / "vllm")
+    said = (tmp_path / "sglang" / "README.md").read_text()
+    assert "--speculative-num-steps 3" in said and "--speculative-eagle-topk 4" in said and "1.86 × plain" in said
+    assert "--speculative-num-draft-tokens 6" in said
+    assert '"num_speculative_tokens": 3' in (tmp_path / "vllm" / "README.md").read_text()
+
+
+def test_formats_can_be_listed_without_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, formats, formats.options, formats.readme; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert [*FORMATS][0] == "own"

@@ -1,0 +1,36 @@
+"""Bases whose head is no plain product: a bias is refused by name, a scale or a cap changes no order and goes along."""
+
+import pytest
+
+from formats.export import build
+from formats.options import options
+from models.base import load_base
+from models.checkpoints import save_draft
+from models.tiny import make_tiny_base
+from tests.formats.conftest import draft_of
+
+BENT = {"granite": {"logits_scaling": 4.0}, "gemma2": {"final_logit_softcapping": 5.0, "head_dim": 8}}
+
+
+@pytest.mark.parametrize("family", [*BENT])
+def test_a_scale_or_a_cap_of_the_base_goes_along(family, tmp_path):
+    base = load_base(make_tiny_base(tmp_path / "base", family, num_hidden_layers=8, **BENT[family]))
+    for kind in ("eagle", "eagle3", "medusa", "medusa-shared"):
+        folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": family})
+        report = build(folder, base, "vllm", tmp_path / f"out-{kind}")
+        assert report.passed, report.failures
+
+
+def test_a_bias_of_the_head_is_refused_by_name(tmp_path):
+    """Phi: no server's draft classes add one."""
+    base = load_base(make_tiny_base(tmp_path / "base", "phi", num_hidden_layers=8))
+    for kind in ("eagle", "eagle3", "medusa", "medusa-shared", "draft"):
+        folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": "phi"})
+        for option in options(folder, base.path):
+            if option.name in ("own", "huggingface"):
+                assert option.possible == (option.name == "own" or kind == "draft")
+            else:
+                assert not option.possible
+            if option.name == "vllm" and kind != "draft":
+                assert "bias" in option.reason
+    assert build(tmp_path / "draft", base, "huggingface", tmp_path / "out").passed

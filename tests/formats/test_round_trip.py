@@ -1,0 +1,53 @@
+"""What was exported comes back by the importer as it was: the same tensors and network, the same drafted tokens."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.generate import generate
+from decoding.target import Target
+from formats.export import build
+from formats.imports.work import convert
+from formats.options import options
+from models.chat import render
+from models.checkpoints import load_draft, read_config
+from tests.formats.conftest import EVERY
+
+SAYS_NOTHING = {"training", "base", "base_sha256", "speculoos_format", "_name_or_path"}
+SHARED = ("medusa-shared", "medusa-small")
+"""These come back with a matrix for every head, as every server needs them."""
+
+
+def drafted(folder, base):
+    """Every step of a generation with this draft: what was drafted, what was accepted."""
+    target = Target(base, max_length=128)
+    drafter = make_drafter(target, load_draft(folder, base))
+    prompt = render(base.tokenizer, [{"role": "user", "content": "the quick brown fox"}])
+    steps = generate(target, drafter, prompt, GenerateConfig(max_tokens=12))
+    return [json.loads(json.dumps({k: v for k, v in s.record().items() if "ms" not in k})) for s in steps]
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_export_comes_back_whole(kind, base, checkpoint, tmp_path):
+    folder = checkpoint(kind)
+    config = read_config(folder)
+    for option in options(folder, base.path):
+        if not option.possible or option.name == "own":
+            continue
+        stored = load_file(folder / "model.safetensors")
+        build(folder, base, option.name, tmp_path / option.name)
+        (scratch := tmp_path / f"import-{option.name}").mkdir()
+        convert(str(tmp_path / option.name), option.name, str(base.path), "tiny", "", str(scratch), "")
+        found, back = load_file(scratch / "draft" / "model.safetensors"), read_config(scratch / "draft")
+        if kind in SHARED:
+            heads = [found.pop(f"lm_heads.{head}.weight") for head in range(back["medusa_num_heads"])]
+            shared = stored.pop("lm_heads.0.weight", base.lm_head.weight)
+            assert all(torch.equal(head, shared) for head in heads)
+        differing = {key for key in {*config} | {*back} if config.get(key) != back.get(key)} - SAYS_NOTHING
+        assert differing == ({"medusa_tie_lm_head"} if kind in SHARED else set())
+        assert {*found} == {*stored} and all(torch.equal(found[name], stored[name]) for name in stored), option.name
+        assert drafted(scratch / "draft", base) == drafted(folder, base)

@@ -1,0 +1,41 @@
+"""Job `import_draft`: a published draft becomes a checkpoint of a base that is here."""
+
+from pathlib import Path
+from typing import Any
+
+from formats.imports.run import Matched, import_draft
+from models.checkpoints import WEIGHTS
+from speculoos.sums import file_sha256
+from tracking.changes import size
+from tracking.tables import Base, Checkpoint
+from workers.ask.requests import ImportDraft
+from workers.child.context import Context
+
+
+def run(request: ImportDraft, context: Context) -> dict[str, Any]:
+    """Fetch, read, write the checkpoint, and fill its row."""
+    base = context.usable(Base, request.base_id)
+    folder = context.checkpoint_folder(request.checkpoint_id)
+    matched = Matched(Path(base.path), base.name, base.weights_sha256, (base.card or {}).get("methods") or {})
+    token = context.settings.hf_token
+    report = import_draft(request.source, request.location, matched, folder, context, token, request.layout)
+    publish(request, context, base, report, folder)
+    return {"checkpoint_id": request.checkpoint_id, **{key: report[key] for key in ("method", "format", "notices")}}
+
+
+def publish(request: ImportDraft, context: Context, base: Base, report: dict[str, Any], folder: Path) -> None:
+    """Fill the checkpoint's row, fenced. Its config says where it came from and what there is to know about that."""
+    told = {key: report[key] for key in ("format", "title", "licence", "notices")}
+    context.publish(
+        Checkpoint,
+        request.checkpoint_id,
+        state="ready",
+        method=report["method"],
+        path=str(folder),
+        attempt=context.attempt,
+        base_sha256=base.weights_sha256,
+        size_bytes=size(folder),
+        sha256=file_sha256(folder / WEIGHTS),
+        config={**request.to_json(), "imported": told},
+        figures=report["figures"],
+    )
