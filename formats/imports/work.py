@@ -29,7 +29,7 @@ def convert(request: dict[str, str]) -> dict[str, Any]:
 
 def _convert(asked: Asked, base: BaseOutline) -> dict[str, Any]:
     folder, scratch = Path(asked.folder), Path(asked.scratch)
-    found = Source(folder, _rewritten(folder, scratch), asked.shown)
+    found = Source(folder, _rewritten(folder, scratch), asked.shown, bool(asked.layout))
     layout = find_layout(found, asked.layout)
     said = [check_tokenizer(folder, asked.shown, base.folder, base.name), _other_dtype(found)]
     draft = LAYOUTS[layout].read(found, base, layout)

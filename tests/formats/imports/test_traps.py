@@ -134,14 +134,17 @@ def layers_of(folder: Path) -> list[int]:
         ([2, 2, 1], "", [1, 1, 0]),
         ([0, 2, 3], "", [0, 2, 3]),
         ([1, 3, 4], "vllm-eagle3", [0, 2, 3]),
+        ([2, 2, 1], "eagle3", [2, 2, 1]),
     ],
-    ids=["absent", "outputs", "inputs", "own outputs", "own inputs"],
+    ids=["absent", "outputs", "inputs", "own outputs", "own inputs", "said"],
 )
 def test_layer_ids_are_read_as_their_project_counts_them(ids, layout, wanted, imported):
     """The tiny base has four layers: SGLang's default names outputs 1, 1, 0 and vLLM's inputs 2, 2, 1."""
     more = {} if ids is None else {"eagle_config": {IDS: ids}}
-    folder, _ = imported(said(small(), **more), layout=layout)
+    folder, report = imported(said(small(), **more), layout=layout)
     assert layers_of(folder) == wanted
+    guessed = [notice for notice in report["notices"] if "were read as inputs of layers" in notice]
+    assert len(guessed) == (ids == [2, 2, 1] and not layout)
 
 
 def test_speculators_count_inputs(imported):
