@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from formats.imports.run import Asked
 from formats.imports.work import convert
 from models.base import Base, load_base
 from models.checkpoints import load_draft
@@ -74,7 +75,7 @@ def randomise(module: nn.Module, seed: int) -> None:
 def imported(folder: Path, base: Base) -> Any:
     """The draft in `folder` as ours."""
     with tempfile.TemporaryDirectory() as scratch:
-        convert(str(folder), folder.name, str(base.path), "tiny", "", scratch, "")
+        convert(asdict(Asked(str(folder), scratch, str(base.path), folder.name)))
         return load_draft(Path(scratch) / "draft", base)
 
 

@@ -154,7 +154,7 @@ def origin(checkpoint: Checkpoint) -> str:
         return ""
     said = " ".join(imported.get("notices") or ())
     licence = imported.get("licence") or "not stated"
-    return f"{checkpoint.config.get('location')} ({imported.get('title')}), licence {licence}. {said}".strip()
+    return f"{imported.get('origin')} ({imported.get('title')}), licence {licence}. {said}".strip()
 
 
 def actions(rows: Session, checkpoint: Checkpoint) -> str:

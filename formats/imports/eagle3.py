@@ -31,7 +31,7 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     check_vocabulary(source, base)
     hidden = source.fields.number("hidden_size", source.shape("norm.weight")[0])
     target = _target_hidden(source, base, hidden)
-    layers = _aux_layers(source, base, layout, _fused(source, hidden, target))
+    layers, counted = _aux_layers(source, base, layout, _fused(source, hidden, target))
     config = layer_config(source, hidden) | _options(source) | {"aux_layers": layers}
     table = own_embeddings(source, base, hidden)
     given, notices = _head(source, base, hidden, table)
@@ -44,7 +44,7 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
         "own_embeddings": table is not None,
     }
     found = fill("eagle3", config, source, base, given)
-    found.notices += [*notices, *filter(None, [looks_back_less(source.fields)])]
+    found.notices += [*notices, *filter(None, [counted, looks_back_less(source.fields)])]
     return found
 
 
@@ -99,15 +99,15 @@ def _fused(source: Source, hidden: int, target: int) -> int:
     raise AssertionError("fc.weight has the shape it should not have")
 
 
-def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> tuple[int, ...]:
-    """Base layers whose outputs are fused (0-based). Raises BadInput for ids that are out of range or too many."""
+def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> tuple[tuple[int, ...], str]:
+    """Base layers whose outputs are fused (0-based), and a notice where ids are read against their format. Raises
+    BadInput for ids that are out of range or too many."""
     ids = source.fields.get(LAYER_IDS) or source.fields.get("aux_hidden_state_layer_ids") or ()
     if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
         raise BadInput(f"{source.where}: {LAYER_IDS}: expected a list of whole numbers, got {str(ids)[:60]!r}.")
-    if not ids:
-        ids, shift = base.default_layers, 0
-    else:
-        shift = _shift(tuple(ids), layout, base)
+    usual = 1 if layout in INPUT_IDS else 0
+    shift = _shift(tuple(ids), usual if ids else 0, source, base)
+    ids = ids or base.default_layers
     if len(ids) != fused:
         raise BadInput(
             f"{source.where}: {LAYER_IDS} names {len(ids)} layers, and {source.their('fc.weight')} takes {fused}."
@@ -118,16 +118,25 @@ def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> t
             f"{source.where}: {LAYER_IDS}: the base {base.name} has layers {shift} to {last} as this format counts "
             f"them, got {wrong[0]}."
         )
-    return tuple(i - shift for i in ids)
+    return tuple(i - shift for i in ids), _said(ids, shift) if shift != usual and source.fields.get(LAYER_IDS) else ""
 
 
-def _shift(ids: tuple[int, ...], layout: str, base: BaseOutline) -> int:
-    """1 where ids name inputs of layers, 0 where they name outputs."""
-    if ids == base.default_layers:
-        return 0
-    if ids == tuple(i + 1 for i in base.default_layers):
-        return 1
-    return 1 if layout in INPUT_IDS else 0
+def _shift(ids: tuple[int, ...], usual: int, source: Source, base: BaseOutline) -> int:
+    """1 where ids name inputs of layers, 0 where they name outputs: as their format does (`usual`), unless they are a
+    default of the others and nobody said which format it is."""
+    if source.layout_given:
+        return usual
+    for shift in (0, 1):
+        if ids == tuple(i + shift for i in base.default_layers):
+            return shift
+    return usual
+
+
+def _said(ids: Any, shift: int) -> str:
+    what = ("outputs", "inputs")[shift]
+    return (
+        f"{LAYER_IDS}: {list(ids)} were read as {what} of layers, whose default they are; --format decides otherwise."
+    )
 
 
 def _head(source: Source, base: BaseOutline, hidden: int, table: Tensor | None) -> tuple[dict[str, Tensor], list[str]]:

@@ -56,10 +56,10 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     rows, made = _matrices(source, base, heads)
     given |= made
     config["medusa_tie_lm_head"] = rows is None
-    if rows is not None and (rows < base.vocab_size or source.has("token_map")):
+    if rows is not None and layout == "vllm-medusa" and (rows < base.vocab_size or source.has("token_map")):
         config["draft_vocab_size"] = rows
         given["d2t"] = _token_map(source, base, rows)
-    elif rows is not None and rows != base.vocab_size:
+    elif rows not in (None, base.vocab_size):
         raise Unsupported(
             f"{source.name}: {source.their('lm_heads.0.weight')} has {rows} rows and the base {base.name} "
             f"{base.vocab_size} tokens; choose the base the heads were trained for."

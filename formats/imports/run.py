@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,12 @@ from speculoos.reporting import Reporter
 WORK = "formats.imports.work:convert"
 SECONDS, BYTES_PER_SECOND = 300.0, 10e6
 MEMORY, MEMORY_PER_BYTE = 3 << 30, 5
-"""Bytes of the child beside the weights (torch itself, the base's embeddings), and for each byte of them."""
+"""Bytes of the child for torch itself, and for each byte of the draft's weights."""
+MOST_TABLES = 8 << 30
+"""Bytes for the base's embeddings and head, which the draft's are compared with: never more than its files."""
 WEIGHTS = (".safetensors", ".bin", ".pt")
+SCRATCH = ".import-"
+"""How the folder begins in which an import gathers, beside the final one."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,21 @@ class Matched:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the child is asked: to read `folder`, called `shown` in messages and `origin` on the card, for a base, and
+    to write into `scratch`."""
+
+    folder: str
+    scratch: str
+    base_folder: str
+    shown: str
+    origin: str = ""
+    base_name: str = ""
+    base_sha256: str = ""
+    layout: str = ""
+
+
 def import_draft(
     source: str, location: str, base: Matched, folder: Path, reporter: Reporter, token: str = "", layout: str = ""
 ) -> dict[str, Any]:
@@ -46,14 +65,13 @@ def import_draft(
     Unsupported, NotFound or Unavailable in one sentence; then nothing of it stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError):
-        folder.rmdir()  # an empty one: it appears when all is well
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=folder.parent) as made:
+    _clear(folder)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder.parent) as made:
         scratch = Path(made)
-        place = _fetched(source, location, scratch / "source", reporter, token)
-        shown = location if source == "hub" else place.name
+        place, shown, origin = _fetched(source, location, scratch / "source", reporter, token)
         reporter.log(f"Reading {shown} for {base.name} …")
-        report = _in_child(place, shown, base, scratch, layout)
+        named = (str(place), str(scratch), str(base.path), shown, origin, base.name, base.sha256)
+        report = _in_child(Asked(*named, layout))
         if reason := base.refused.get(report["method"]):
             raise Unsupported(f"{shown}: {base.name} cannot carry it: {reason}")
         for notice in report["notices"]:
@@ -63,24 +81,34 @@ def import_draft(
     return report
 
 
-def _fetched(source: str, location: str, scratch: Path, reporter: Reporter, token: str) -> Path:
+def _clear(folder: Path) -> None:
+    """Remove what an attempt left that was killed, and the folder itself where it is empty: it appears when all is
+    well."""
+    for left in folder.parent.glob(f"{SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _fetched(source: str, location: str, scratch: Path, reporter: Reporter, token: str) -> tuple[Path, str, str]:
+    """The folder, its name in messages, and where the card says it came from."""
     if source == "hub":
-        hub.download(location, scratch, reporter, token, hub.choose_draft)
-        return scratch
+        listing = hub.download(location, scratch, reporter, token, hub.choose_draft)
+        return scratch, listing.repo, f"{listing.repo}@{listing.revision}"
     place = Path(location).expanduser().resolve()
     if not place.is_dir():
         raise NotFound(f"{location}: there is no such folder.")
-    return place
+    return place, place.name, place.name
 
 
-def _in_child(place: Path, shown: str, base: Matched, scratch: Path, layout: str) -> dict[str, Any]:
+def _in_child(asked: Asked) -> dict[str, Any]:
     """The reading, with limits that grow with the files."""
-    size = sum(path.stat().st_size for path in place.iterdir() if path.suffix in WEIGHTS and path.is_file())
+    size, shown = _bytes(Path(asked.folder)), asked.shown
     seconds = SECONDS + size / BYTES_PER_SECOND
-    memory = min(MEMORY + MEMORY_PER_BYTE * size + 2 * _table_bytes(base), psutil.virtual_memory().available)
-    arguments = (str(place), shown, str(base.path), base.name, base.sha256, str(scratch), layout)
+    tables = min(2 * _bytes(Path(asked.base_folder)), MOST_TABLES)
+    memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, psutil.virtual_memory().available)
     try:
-        return run_limited(WORK, *arguments, seconds=seconds, memory=memory)
+        return run_limited(WORK, asdict(asked), seconds=seconds, memory=memory)
     except Overrun as error:
         how = f"did not end within {seconds:.0f} s" if error.reason == "time" else "took more memory than it may"
         raise BadInput(f"{shown}: reading the draft {how}; the file is damaged, or this machine too small.") from None
@@ -88,10 +116,9 @@ def _in_child(place: Path, shown: str, base: Matched, scratch: Path, layout: str
         raise BadInput(f"{shown}: is no draft that can be read ({error.kind}: {_short(error)}).") from None
 
 
-def _table_bytes(base: Matched) -> int:
-    """Room for the base's embeddings and head, which are compared with the draft's: never more than its files."""
-    files = [path.stat().st_size for path in base.path.glob("*.safetensors")]
-    return min(sum(files), 4 << 30)
+def _bytes(folder: Path) -> int:
+    """Of the weights in a folder."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file())
 
 
 def _short(error: SpeculoosError) -> str:

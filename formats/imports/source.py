@@ -39,9 +39,10 @@ def safetensors_files(folder: Path) -> list[Path]:
 class Source:
     """What is in the folder. Tensors are read when they are taken; `left` says which nobody took."""
 
-    def __init__(self, folder: Path, files: Iterable[Path] = (), shown: str = ""):
-        """`files`: weights instead of those in the folder (pickles rewritten). `shown`: how messages name it."""
-        self.folder, self.name = folder, shown or folder.name
+    def __init__(self, folder: Path, files: Iterable[Path] = (), shown: str = "", layout_given: bool = False):
+        """`files`: weights instead of those in the folder (pickles rewritten). `shown`: how messages name it.
+        `layout_given`: somebody said what its layout is, so that nothing is guessed."""
+        self.folder, self.name, self.layout_given = folder, shown or folder.name, layout_given
         self.config = identity.read_json(folder / "config.json")
         self.entries = self._entries([*files] or safetensors_files(folder))
         self._taken: set[str] = set()

@@ -7,36 +7,37 @@ from formats.imports import pickles, source
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft
 from formats.imports.layouts import LAYOUTS, find_layout
+from formats.imports.run import Asked
 from formats.imports.source import Source
 from formats.imports.tokens import check_tokenizer
 from models.checkpoints import amend, save_draft
 from speculoos.errors import BadInput, SpeculoosError
 
 
-def convert(
-    folder: str, shown: str, base_folder: str, base_name: str, base_sha256: str, scratch: str, layout: str
-) -> dict[str, Any]:
-    """Read the draft in `folder` (called `shown` in messages) for the base and write `scratch`/draft.
+def convert(request: dict[str, str]) -> dict[str, Any]:
+    """Read a draft for its base and write `scratch`/draft; `request` holds the fields of `run.Asked`.
 
-    Returns {"method", "format", "title", "notices", "licence", "figures"}. Raises BadInput or Unsupported, naming the
-    file and key at fault.
+    Returns {"method", "format", "title", "origin", "notices", "licence", "figures"}. Raises BadInput or Unsupported,
+    naming the file and key at fault.
     """
+    asked = Asked(**request)
     try:
-        return _convert(Path(folder), shown, BaseOutline(base_folder, base_name), base_sha256, Path(scratch), layout)
+        return _convert(asked, BaseOutline(asked.base_folder, asked.base_name))
     except SpeculoosError as error:
-        raise type(error)(str(error).replace(folder, shown), error.hint) from None
+        raise type(error)(str(error).replace(asked.folder, asked.shown), error.hint) from None
 
 
-def _convert(
-    folder: Path, shown: str, base: BaseOutline, base_sha256: str, scratch: Path, asked: str
-) -> dict[str, Any]:
-    found = Source(folder, _rewritten(folder, scratch), shown)
-    layout = find_layout(found, asked)
-    said = [check_tokenizer(folder, shown, base.folder, base.name), _other_dtype(found)]
+def _convert(asked: Asked, base: BaseOutline) -> dict[str, Any]:
+    folder, scratch = Path(asked.folder), Path(asked.scratch)
+    found = Source(folder, _rewritten(folder, scratch), asked.shown, bool(asked.layout))
+    layout = find_layout(found, asked.layout)
+    said = [check_tokenizer(folder, asked.shown, base.folder, base.name), _other_dtype(found)]
     draft = LAYOUTS[layout].read(found, base, layout)
-    notices = [*filter(None, said), *draft.notices]
-    report = {"format": layout, "title": LAYOUTS[layout].title, "notices": notices, "licence": found.licence}
-    _write(scratch / "draft", draft, base, base_sha256, _source(shown, found, report))
+    report = {
+        **{"format": layout, "title": LAYOUTS[layout].title, "origin": asked.origin or asked.shown},
+        **{"notices": [*filter(None, said), *draft.notices], "licence": found.licence},
+    }
+    _write(scratch / "draft", draft, base, asked.base_sha256, _source(found, report))
     return {**report, "method": draft.network.method, "figures": draft.info.get("figures") or {}}
 
 
@@ -62,11 +63,11 @@ def _other_dtype(found: Source) -> str:
     return f"{key}: config.json says {stated[:40]}, the numbers are stored as {found.dtype} and were kept so."
 
 
-def _source(shown: str, found: Source, report: dict[str, Any]) -> dict[str, Any]:
+def _source(found: Source, report: dict[str, Any]) -> dict[str, Any]:
     """For the card: where it came from."""
     made_for = found.config.get("base_model_name_or_path") or _verifier(found.config)
     return {
-        "came from": shown,
+        "came from": report["origin"],
         "format": report["title"],
         "made for": made_for if isinstance(made_for, str) else "",
         "licence": report["licence"] or "not stated",

@@ -86,7 +86,7 @@ def default_name(session: Session, request: Request) -> str:
         location = request.location.rstrip("/")
         return location if request.source == "hub" else Path(location).name.removesuffix(".gguf")
     if isinstance(request, ImportDraft):
-        return request.location.rstrip("/").rpartition("/")[2]
+        return request.location.rstrip("/").rpartition("/")[2].partition("@")[0]
     if isinstance(request, ImportPrompts | ImportAnswered):
         return Path(request.original_name or request.path).stem
     if isinstance(request, GenerateData):

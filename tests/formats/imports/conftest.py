@@ -1,16 +1,24 @@
 """A tiny base, and an import of what a writer made for it."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from formats.imports.run import Asked
 from formats.imports.work import convert
 from models.base import Base, load_base
 from tests.formats.imports.writers import write
 
 Imported = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+def read_here(folder: Path, base: Path, scratch: Path, **more: str) -> dict[str, Any]:
+    """What the limited child does, in this process."""
+    asked = {"base_name": "tiny", "base_sha256": "b" * 64, "shown": folder.name, **more}
+    return convert(asdict(Asked(str(folder), str(scratch), str(base), **asked)))
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +34,6 @@ def imported(tiny_base: Path, tmp_path: Path) -> Imported:
         folder = write(tmp_path / "published", made, file, **changes)
         scratch = tmp_path / "scratch"
         scratch.mkdir(exist_ok=True)
-        report = convert(str(folder), "published", str(tiny_base), "tiny", "b" * 64, str(scratch), layout)
-        return scratch / "draft", report
+        return scratch / "draft", read_here(folder, tiny_base, scratch, layout=layout)
 
     return bring

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from formats.imports.run import Matched, import_draft
-from formats.imports.work import convert
 from models.checkpoints import load_draft, read_config, set_drafting
 from models.hub import choose, choose_draft
 from speculoos.errors import BadInput, NotFound, Unsupported
 from speculoos.reporting import Silent
 from tests.conftest import CLONE
 from tests.formats.imports import writers
+from tests.formats.imports.conftest import read_here
 
 
 class Code:
@@ -108,13 +108,13 @@ def test_a_checkpoint_of_ours_comes_back_with_its_tree(imported, tmp_path, tiny_
     set_drafting(folder, {"depth": 2, "top_k": 2, "nodes": 5}, {"verdict": "fast"})
     scratch = tmp_path / "again"
     scratch.mkdir()
-    report = convert(str(folder), "mine", str(tiny_base), "tiny", "c" * 64, str(scratch), "")
+    report = read_here(folder, tiny_base, scratch, base_sha256="c" * 64)
     first, second = load_draft(folder, base), load_draft(scratch / "draft", base)
     assert report["format"] == "speculoos" and second.drafting == first.drafting
     assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
     assert read_config(scratch / "draft")["base_sha256"] == "b" * 64
     with pytest.raises(BadInput, match="is the base itself"):
-        convert(str(tiny_base), "tiny", str(tiny_base), "tiny", "", str(scratch), "")
+        read_here(tiny_base, tiny_base, scratch)
 
 
 HUB = """

@@ -53,3 +53,14 @@ def test_a_deep_draft_learns_from_the_same_places_as_a_flat_one(imported, base, 
     deep = method(features)
     assert torch.equal(flat.hits, deep.hits) and flat.sums.abs().min() > 0
     torch.testing.assert_close(flat.sums, deep.sums, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_in_any_order_map_to_the_draft_and_back(imported, base):
+    """ModelOpt lists a draft vocabulary by frequency."""
+    shuffled = SOME[torch.randperm(len(SOME), generator=torch.Generator().manual_seed(0))]
+    folder, _ = imported(writers.eagle3(draft_ids=shuffled))
+    draft = load_draft(folder, base)
+    places = torch.arange(len(shuffled))
+    assert torch.equal(draft.to_target(places), shuffled)
+    assert torch.equal(draft.to_draft(shuffled), places)
+    assert draft.to_draft(torch.tensor([1, 3])).tolist() == [-100, -100]

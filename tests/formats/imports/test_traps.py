@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from formats.imports.work import convert
 from models.base import load_base
 from models.checkpoints import load_draft
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unsupported
 from tests.formats.imports import writers
+from tests.formats.imports.conftest import read_here
 from tests.formats.imports.writers import HIDDEN, VOCABULARY, changed
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -50,6 +50,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "too few Medusa heads": (said(writers.medusa(), medusa_num_heads=5), "medusa_num_heads is 5, .* are of 3"),
     "other vLLM heads": (said(writers.vllm_medusa(), num_heads=1), "num_heads is 1"),
     "wrong blocks": (said(writers.medusa(), medusa_num_layers=2), "medusa_num_layers is 2"),
+    "matrices of another vocabulary": (
+        put("0.1.weight", lambda t: torch.zeros(100, HIDDEN), writers.medusa()),
+        "0.1.weight has 100 rows and the base tiny 320 tokens",
+    ),
+    "no token map": (
+        said(without("token_map", writers.vllm_medusa(token_map=SOME)), truncated_vocab_size=None),
+        "the tensor token_map is missing",
+    ),
     "a head in between": (without("1.1.weight", without("1.0.linear.bias", writers.medusa())), "1.*linear.bias"),
     "other hidden size": (writers.eagle(config={"hidden_size": 16}), "hidden_size is 16, the base tiny has 32"),
     "other hidden size of EAGLE-3": (writers.eagle3(config={"hidden_size": 16}), "hidden_size is 16"),
@@ -126,14 +134,17 @@ def layers_of(folder: Path) -> list[int]:
         ([2, 2, 1], "", [1, 1, 0]),
         ([0, 2, 3], "", [0, 2, 3]),
         ([1, 3, 4], "vllm-eagle3", [0, 2, 3]),
+        ([2, 2, 1], "eagle3", [2, 2, 1]),
     ],
-    ids=["absent", "outputs", "inputs", "own outputs", "own inputs"],
+    ids=["absent", "outputs", "inputs", "own outputs", "own inputs", "said"],
 )
 def test_layer_ids_are_read_as_their_project_counts_them(ids, layout, wanted, imported):
     """The tiny base has four layers: SGLang's default names outputs 1, 1, 0 and vLLM's inputs 2, 2, 1."""
     more = {} if ids is None else {"eagle_config": {IDS: ids}}
-    folder, _ = imported(said(small(), **more), layout=layout)
+    folder, report = imported(said(small(), **more), layout=layout)
     assert layers_of(folder) == wanted
+    guessed = [notice for notice in report["notices"] if "were read as inputs of layers" in notice]
+    assert len(guessed) == (ids == [2, 2, 1] and not layout)
 
 
 def test_speculators_count_inputs(imported):
@@ -156,8 +167,7 @@ def test_the_tokenizer_of_another_model_is_refused(imported, tmp_path, tiny_base
 
 def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refused(tmp_path, tiny_base, base):
     folder = make_tiny_base(tmp_path / "published", seed=5, hidden_size=16, num_hidden_layers=2)
-    arguments = ("small", str(tiny_base), "tiny", "", str(tmp_path), "")
-    report = convert(str(folder), *arguments)
+    report = read_here(folder, tiny_base, tmp_path)
     assert (report["format"], report["method"]) == ("model", "draft")
     draft, ids = load_draft(tmp_path / "draft", base), torch.arange(9)[None]
     assert torch.equal(draft(ids).logits, load_base(folder).model(ids).logits)
@@ -165,7 +175,7 @@ def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refuse
     tokenizer["model"]["vocab"]["a"], tokenizer["model"]["vocab"]["b"] = 65, 64
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(Unsupported, match="another tokenizer"):
-        convert(str(folder), *arguments)
+        read_here(folder, tiny_base, tmp_path)
 
 
 def test_a_base_that_was_tuned_with_its_heads_is_left_in_the_file(imported, base, tiny_base):

@@ -25,7 +25,7 @@ def run(request: ImportDraft, context: Context) -> dict[str, Any]:
 
 def publish(request: ImportDraft, context: Context, base: Base, report: dict[str, Any], folder: Path) -> None:
     """Fill the checkpoint's row, fenced. Its config says where it came from and what there is to know about that."""
-    told = {key: report[key] for key in ("format", "title", "licence", "notices")}
+    told = {key: report[key] for key in ("format", "title", "origin", "licence", "notices")}
     context.publish(
         Checkpoint,
         request.checkpoint_id,
