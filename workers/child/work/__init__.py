@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from workers.ask.requests import Request
+from workers.ask.requests import KINDS, Request
 from workers.child.context import Context
 
 Body = Callable[[Request, Context], dict[str, Any] | None]
@@ -23,10 +23,7 @@ def lazy(module: str) -> Body:
     return body
 
 
-WORK: dict[str, Body] = {
-    kind: lazy(f"workers.child.work.{kind}")
-    for kind in ("fetch_model", "import_draft", "import_prompts", "generate_data", "train", "evaluate")
-}
+WORK: dict[str, Body] = {request.kind: lazy(f"workers.child.work.{request.kind}") for request in KINDS}
 
 
 def load_extras() -> None:
