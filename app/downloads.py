@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
-from formats.store import Stored, exports_folder, source_of, store, stored
+from formats.store import Stored, exports_folder, make_room, note, source_of, stored
 from models import archive
 from models.archive import archive_name
 from models.starter import HEAD
@@ -49,8 +49,7 @@ def routes(settings: Settings) -> APIRouter:
 
 def own_zip(kept: Path, folder: Path, source: str) -> Stored:
     """Our own format: the checkpoint's folder as it is."""
-    kept.mkdir(parents=True, exist_ok=True)
-    return store(kept, OWN, folder, source, {})
+    return note(archive.write_zip(folder, make_room(kept, OWN)), source, {})
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from speculoos.errors import BadInput
-from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportDraft, ImportPrompts, Request, Train
+from workers.ask.requests import Evaluate, Export, FetchModel, GenerateData, ImportDraft, ImportPrompts, Request, Train
 
 Words = list[str]
 
@@ -98,6 +98,10 @@ def _evaluate(request: Evaluate, named: Callable[[str], str]) -> Words:
     return [*words, *_settings("--draft", request.drafting)]
 
 
+def _export(request: Export, named: Callable[[str], str]) -> Words:
+    return ["export", named(request.checkpoint_id), "--format", request.format]
+
+
 _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     FetchModel: _fetch,
     ImportDraft: _import_draft,
@@ -105,4 +109,5 @@ _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     GenerateData: _generate_data,
     Train: _train,
     Evaluate: _evaluate,
+    Export: _export,
 }

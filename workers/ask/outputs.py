@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from formats import find_format
 from speculoos.errors import BadInput, Conflict
 from tracking import queries
 from tracking.names import STARTER, free_name, insist
@@ -98,7 +99,7 @@ def default_name(session: Session, request: Request) -> str:
     if isinstance(request, Evaluate):
         return queries.model_name(session, request.base_id, request.checkpoint_id or None)
     if isinstance(request, Export):
-        return f"{queries.find_checkpoint(session, request.checkpoint_id).name} for {FORMATS[request.format].title}"
+        return f"{queries.find_checkpoint(session, request.checkpoint_id).name} for {find_format(request.format).title}"
     raise BadInput(f"Unknown request {type(request).__name__}.")
 
 
