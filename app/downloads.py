@@ -1,13 +1,16 @@
-"""Downloads over our own routes: a checkpoint as one zip, made while it is sent. Addresses are ids, never paths."""
+"""Downloads over our own routes: a checkpoint as one zip, ours or in a server's format. Each is a file that is written
+once, so a download that broke off can be gone on with. Addresses are ids, never paths."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from fastapi import APIRouter
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse
 
+from formats.store import Stored, exports_folder, make_room, note, source_of, stored
 from models import archive
-from models.archive import archive_name, stream_zip
+from models.archive import archive_name
 from models.starter import HEAD
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
@@ -15,18 +18,38 @@ from speculoos.sums import Sums
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint
 
+OWN = "own"
+KEEP_OUT = {"Cache-Control": "private, no-cache"}
+"""Asked for anew each time; a browser may still go on with a part it has."""
+
 
 def routes(settings: Settings) -> APIRouter:
-    """GET /api/checkpoints/{id}/download."""
-    router = APIRouter(prefix="/api")
+    """GET /api/checkpoints/{id}/download and /api/checkpoints/{id}/exports/{format}."""
+    router, writing = APIRouter(prefix="/api"), threading.Lock()
 
     @router.get("/checkpoints/{checkpoint_id}/download")
-    def download(checkpoint_id: str) -> StreamingResponse:
-        folder, name = checkpoint_files(settings, checkpoint_id)
-        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
-        return StreamingResponse(stream_zip(folder), media_type="application/zip", headers=headers)
+    def download(checkpoint_id: str) -> FileResponse:
+        return export(checkpoint_id, OWN)
+
+    @router.get("/checkpoints/{checkpoint_id}/exports/{name}")
+    def export(checkpoint_id: str, name: str) -> FileResponse:
+        folder, filename = checkpoint_files(settings, checkpoint_id)
+        kept, source = exports_folder(settings.home, checkpoint_id), source_of(folder)
+        with writing:
+            found = stored(kept, source).get(name)
+            if found is None and name == OWN:
+                found = own_zip(kept, folder, source)
+        if found is None:
+            raise NotFound("This download is not made yet, or was made of an older state; make it on its page.")
+        filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"
+        return FileResponse(found.path, media_type="application/zip", filename=filename, headers=KEEP_OUT)
 
     return router
+
+
+def own_zip(kept: Path, folder: Path, source: str) -> Stored:
+    """Our own format: the checkpoint's folder as it is."""
+    return note(archive.write_zip(folder, make_room(kept, OWN)), source, {})
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:
@@ -43,7 +66,7 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
     if checkpoint.state != "ready":
         raise Conflict(f"The checkpoint “{checkpoint.name}” is not finished; wait for its job.")
     folder = Path(checkpoint.path).resolve()
-    if not any(folder.is_relative_to(store) for store in stores(settings)):
+    if not any(folder.is_relative_to(root) for root in stores(settings)):
         raise NotFound(f"The files of “{checkpoint.name}” lie outside of this home, so they are not served.")
     archive.check(folder, checkpoint.name, checkpoint.sha256, Sums.of(settings))
     return folder, archive_name(base.name, checkpoint.name)

@@ -3,6 +3,7 @@ torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,20 @@ class Facts:
     def model(self) -> str:
         """What to write in a command: the hub id, else a word to be replaced by the folder."""
         return self.location if self.source == "hub" else "PATH_OF_THE_BASE"
+
+    @classmethod
+    def of(cls, base: Any, checkpoint: str = "") -> "Facts":
+        """Of a base's row, and the name of the checkpoint."""
+        return cls(
+            name=base.name,
+            location=base.card.get("hub_id") or base.path,
+            source=base.source,
+            revision=base.card.get("revision") or "",
+            sha256=base.weights_sha256,
+            tokenizer_sha256=base.tokenizer_sha256,
+            licence=base.card.get("licence") or "",
+            checkpoint=checkpoint,
+        )
 
 
 def facts_of(base_path: str | Path, name: str = "", **further: str) -> Facts:

@@ -98,6 +98,8 @@ class Settings:
     """SPECULOOS_KEEP_LOGS_MB: all log files of ended jobs together; the oldest go first."""
     keep_uploads_days: int = 2
     """SPECULOOS_KEEP_UPLOADS_DAYS: files given to the pages that no job needs any more."""
+    keep_exports_days: int = 7
+    """SPECULOOS_KEEP_EXPORTS_DAYS: zips made for download; they are made again when someone asks."""
     keep_states_days: int = 14
     """SPECULOOS_KEEP_STATES_DAYS: states of failed and cancelled trainings, from which a retry goes on."""
     keep_copies: int = 5
@@ -187,6 +189,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         keep_logs_days=_int(env, "SPECULOOS_KEEP_LOGS_DAYS", 90, least=0),
         keep_logs_mb=_int(env, "SPECULOOS_KEEP_LOGS_MB", 1000, least=0),
         keep_uploads_days=_int(env, "SPECULOOS_KEEP_UPLOADS_DAYS", 2, least=0),
+        keep_exports_days=_int(env, "SPECULOOS_KEEP_EXPORTS_DAYS", 7, least=0),
         keep_states_days=_int(env, "SPECULOOS_KEEP_STATES_DAYS", 14, least=0),
         keep_copies=_int(env, "SPECULOOS_KEEP_COPIES", 5, least=0),
         min_disk_mb=_optional(env, "SPECULOOS_MIN_DISK_MB"),

@@ -146,6 +146,7 @@ def _files(settings: Settings, row: Any) -> list[Path]:
     own = [settings.home / "logs" / f"{row.id}.log"] if isinstance(row, Job) else []
     if place := places.get(type(row)):
         own = [settings.home / place / row.id, *(settings.home / place).glob(f".{row.id}[.-]*")]
+        own += [settings.home / "exports" / row.id] if isinstance(row, Checkpoint) else []
     return [path for path in own if path.exists()]
 
 

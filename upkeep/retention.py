@@ -2,6 +2,7 @@
 
 runs            chats and comparisons, whole, whose newest turn is old; their steps go along
 job logs        lines and files of jobs that ended long ago; beyond a size the oldest files go first
+exports         zips that were made for download
 uploads         files given to the pages, which no waiting or running job needs
 states          a finished training keeps its last one; a failed or cancelled one all, for a while: a retry needs them
 copies          automatic copies of the database, the last few are kept
@@ -223,6 +224,14 @@ def _uploads(turn: Round) -> Part:
     return part
 
 
+def _exports(turn: Round) -> Part:
+    """With the notes beside them, and what was left half made."""
+    part, cutoff = Part(), turn.before(turn.settings.keep_exports_days)
+    files = (turn.settings.home / "exports").glob("*/*") if cutoff else ()
+    turn.remove([path for path in files if _changed(path) < cutoff.timestamp()], part)
+    return part
+
+
 def _states(turn: Round) -> Part:
     """Of each checkpoint whose training has ended."""
     part, cutoff = Part(), turn.before(turn.settings.keep_states_days)
@@ -270,6 +279,7 @@ RULES: dict[str, Callable[[Round], Part]] = {
     "log lines": _log_lines,
     "log files": _log_files,
     "uploads": _uploads,
+    "exports": _exports,
     "states": _states,
     "copies": _copies,
 }

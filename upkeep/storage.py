@@ -32,6 +32,7 @@ FRESH_SECONDS = 60.0
 SHARE = 50
 """Counting takes at most about a fiftieth of the time."""
 STATE = "state-"
+EXPORTS = "exports"
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def survey(settings: Settings) -> Survey:
     left = leftovers(settings)
     for kind in TABLES:
         parts[kind] = sum(each.bytes for each in found if each.kind == kind and not each.outside)
-    for part in ("logs", "uploads", db.BACKUPS, "broker"):
+    for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
         parts[part] = tree(settings.home / part)
     parts["leftovers"] = sum(item.bytes for item in left)
     parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once

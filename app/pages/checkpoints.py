@@ -7,16 +7,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.views import checkpoint_rows, manage
+from app.views import checkpoint_rows, export_rows, manage
 from app.views.manage import SMALL, Manage
 from app.widgets.accordion import folded
+from app.widgets.downloads import maker, on_make
 from app.widgets.elements import QUIET, block, notice, page_header
 from app.widgets.list_page import Listing, ListPage, signature_of
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Checkpoint, Evaluation
-from workers.ask.requests import Evaluate
+from workers.ask.requests import Evaluate, Export
 from workers.ask.submit import submit
 
 LEAD = "Trained drafts: where each comes from, how well it does, and the files to take away."
@@ -28,16 +29,33 @@ def signature(rows: Session) -> str:
     return f"{signature_of(Checkpoint)(rows)}.{hash(tuple(measured))}"
 
 
-CHECKPOINTS = Listing("checkpoints", Checkpoint, "checkpoint", checkpoint_rows.checkpoints_table, signature)
+def row_signature(rows: Session, checkpoint_id: str) -> str:
+    """The same for one checkpoint and the files that are being made of it."""
+    jobs = [(name, job.id, job.state) for name, job in export_rows.latest_jobs(rows, checkpoint_id).items()]
+    return f"{signature(rows)}.{hash(tuple(jobs))}"
+
+
+CHECKPOINTS = Listing(
+    "checkpoints",
+    Checkpoint,
+    "checkpoint",
+    checkpoint_rows.checkpoints_table,
+    signature,
+    row_signature=row_signature,
+)
 
 
 class CheckpointPanel:
     """One checkpoint's components, and what to put into them. `chosen` is the hidden box with its id."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings = settings
         self.head = block(elem_id="checkpoint-head")
         self.links = block(elem_id="checkpoint-links")
         with gr.Tabs(elem_id="checkpoint-tabs"):
+            with gr.Tab("Downloads", elem_id="checkpoint-tab-downloads"):
+                self.exports = maker("checkpoint-exports")
+                self.export_said = block(elem_id="checkpoint-export-said")
             with gr.Tab("Evaluations", elem_id="checkpoint-tab-evaluations"):
                 self.evaluations = block(elem_id="checkpoint-evaluations")
                 self.measure = gr.Button("Evaluate on the built-in questions", elem_id="checkpoint-evaluate", **SMALL)
@@ -46,8 +64,9 @@ class CheckpointPanel:
                 self.config = block(elem_id="checkpoint-settings")
         with folded("Name, note, delete", elem_id="checkpoint-manage"):
             self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
-        self.live = [self.head, self.links, self.evaluations, self.config, self.measure]
-        self.outputs = [*self.live, self.said, *self.manage.outputs]
+        self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
+        self.outputs = [*self.live, self.export_said, self.said, *self.manage.outputs]
+        on_make(self.exports, self._make, [chosen], [self.export_said, self.exports])
         self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
 
     def live_view(self, rows: Session, row: Checkpoint) -> list[Any]:
@@ -55,6 +74,7 @@ class CheckpointPanel:
         return [
             checkpoint_rows.head(rows, row),
             checkpoint_rows.actions(rows, row),
+            export_rows.exports_table(rows, self.settings, row),
             checkpoint_rows.evaluations_table(rows, row),
             checkpoint_rows.settings_table(row),
             gr.Button(visible=row.state == "ready"),
@@ -62,8 +82,18 @@ class CheckpointPanel:
 
     def view(self, rows: Session, row: Checkpoint | None, asked: dict[str, str]) -> list[Any]:
         """Values of `outputs`."""
-        live = self.live_view(rows, row) if row else ["", "", "", "", gr.Button(visible=False)]
-        return [*live, "", *self.manage.view(row)]
+        live = self.live_view(rows, row) if row else ["", "", "", "", "", gr.Button(visible=False)]
+        return [*live, "", "", *self.manage.view(row)]
+
+    def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
+        """Queue the export called `name`: (what went wrong, the list as it is now)."""
+        try:
+            submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
+            with reading(self.settings) as rows:
+                row = manage.row(rows, Checkpoint, "checkpoint", checkpoint_id)
+                return "", export_rows.exports_table(rows, self.settings, row)
+        except SpeculoosError as error:
+            return notice(manage.sentence(error), "bad"), gr.skip()
 
 
 def measure(settings: Settings, checkpoint_id: str) -> str:

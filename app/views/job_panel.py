@@ -121,7 +121,16 @@ def made_links(rows: Session, job: Job) -> str:
     """Links to what a finished job made."""
     if job.state != JobState.SUCCEEDED:
         return ""
-    return "".join(notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in made_by(rows, job))
+    made = "".join(notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in made_by(rows, job))
+    return made + downloads(rows, job)
+
+
+def downloads(rows: Session, job: Job) -> str:
+    """Where the files are of the checkpoint that a job trained or exported."""
+    query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
+    found = job.request.get("checkpoint_id") if job.kind == "export" else rows.scalar(query)
+    link = tag("a", "Download it for a server…", href=f"/checkpoints?id={found}", class_="sp-button sp-quiet")
+    return tag("div", link, class_="sp-link-row") if found else ""
 
 
 def made_by(rows: Session, job: Job) -> list[tuple[str, str, tuple[str, str]]]:

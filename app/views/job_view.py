@@ -17,6 +17,7 @@ KINDS = {
     "generate_data": "Generate answers",
     "train": "Train draft",
     "evaluate": "Evaluate",
+    "export": "Export",
 }
 STATES: dict[str, tuple[str, Tone | str]] = {
     "QUEUED": ("Waiting", "warn"),

@@ -72,16 +72,7 @@ def _find(settings: Any, reference: str) -> _Row:
         row = queries.find_checkpoint(session, reference)
         queries.must_be_ready(row)
         base = queries.find_base(session, row.base_id)
-        facts = Facts(
-            name=base.name,
-            location=base.card.get("hub_id") or base.path,
-            source=base.source,
-            revision=base.card.get("revision") or "",
-            sha256=base.weights_sha256,
-            tokenizer_sha256=base.tokenizer_sha256,
-            licence=base.card.get("licence") or "",
-            checkpoint=row.name,
-        )
+        facts = Facts.of(base, row.name)
         known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
         return _Row(row.name, row.path, row.sha256, base.path, known, facts)
 

@@ -11,6 +11,7 @@ from typing import Any
 from speculoos.errors import BadInput
 from workers.ask.requests import (
     Evaluate,
+    Export,
     FetchModel,
     GenerateData,
     ImportAnswered,
@@ -112,6 +113,10 @@ def _evaluate(request: Evaluate, named: Callable[[str], str]) -> Words:
     return [*words, *_settings("--draft", request.drafting)]
 
 
+def _export(request: Export, named: Callable[[str], str]) -> Words:
+    return ["export", named(request.checkpoint_id), "--format", request.format]
+
+
 _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     FetchModel: _fetch,
     ImportDraft: _import_draft,
@@ -120,4 +125,5 @@ _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     GenerateData: _generate_data,
     Train: _train,
     Evaluate: _evaluate,
+    Export: _export,
 }

@@ -6,12 +6,14 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from formats import find_format
 from speculoos.errors import BadInput, Conflict
 from tracking import queries
 from tracking.names import STARTER, free_name, insist
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Table
 from workers.ask.requests import (
     Evaluate,
+    Export,
     FetchModel,
     GenerateData,
     ImportAnswered,
@@ -30,7 +32,7 @@ OUTPUT = {
     Train: ("checkpoint_id", Checkpoint),
     Evaluate: ("evaluation_id", Evaluation),
 }
-"""Which field of a request names its output row. (`Evaluate.dataset_id` is an input.)"""
+"""Which field of a request names its output row. (`Evaluate.dataset_id` is an input.) An export has none."""
 
 
 def input_ids(request: Request) -> list[tuple[type[Table], str]]:
@@ -46,16 +48,20 @@ def input_ids(request: Request) -> list[tuple[type[Table], str]]:
     if isinstance(request, Evaluate):
         wanted = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
         return wanted[:1] + [(table, id) for table, id in wanted[1:] if id]
+    if isinstance(request, Export):
+        return [(Checkpoint, request.checkpoint_id)]
     return []
 
 
 def make_output(
     session: Session, request: Request, name: str, experiment_id: str | None, like: str = ""
 ) -> tuple[Request, Any]:
-    """Make the output row and return the request that names it, with the row.
+    """Make the output row and return the request that names it, with the row; no row for requests that fill none.
 
     A `name` that was given must be free (Conflict otherwise); without one a free one is made up: `like`, `like-2`, ….
     """
+    if type(request) not in OUTPUT:
+        return request, None
     field, table = OUTPUT[type(request)]
     if isinstance(request, FetchModel) and request.source == STARTER:
         name = name or STARTER
@@ -96,6 +102,8 @@ def default_name(session: Session, request: Request) -> str:
         return f"{request.method}-{queries.find_dataset(session, request.dataset_id).name}"
     if isinstance(request, Evaluate):
         return queries.model_name(session, request.base_id, request.checkpoint_id or None)
+    if isinstance(request, Export):
+        return f"{queries.find_checkpoint(session, request.checkpoint_id).name} for {find_format(request.format).title}"
     raise BadInput(f"Unknown request {type(request).__name__}.")
 
 

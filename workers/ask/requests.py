@@ -121,7 +121,20 @@ class Evaluate(Request):
     evaluation_id: str = ""
 
 
-KINDS = (FetchModel, ImportDraft, ImportPrompts, ImportAnswered, GenerateData, Train, Evaluate)
+@dataclass(frozen=True)
+class Export(Request):
+    """Write checkpoint `checkpoint_id` in the format `format` (a key of `formats.FORMATS`) and check it, for download.
+
+    Its files are made again at will, so it has no output row.
+    """
+
+    kind: ClassVar[str] = "export"
+    queue: ClassVar[str] = "io"
+    checkpoint_id: str
+    format: str
+
+
+KINDS = (FetchModel, ImportDraft, ImportPrompts, ImportAnswered, GenerateData, Train, Evaluate, Export)
 REQUESTS: dict[str, type[Request]] = {request.kind: request for request in KINDS}
 
 

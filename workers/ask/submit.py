@@ -12,7 +12,7 @@ from tracking import db, jobs, queries
 from tracking.names import WORDS
 from tracking.states import FINISHED
 from tracking.tables import Job
-from workers.ask.outputs import OUTPUT, input_ids, make_output
+from workers.ask.outputs import OUTPUT, default_name, input_ids, make_output
 from workers.ask.publish import publish
 from workers.ask.requests import GenerateData, Request, Train, from_json, queue_of
 
@@ -24,6 +24,7 @@ VERBS = {
     "generate_data": "Generate",
     "train": "Train",
     "evaluate": "Evaluate",
+    "export": "Export",
 }
 
 
@@ -76,7 +77,7 @@ def clone(job_id: str, *, name: str = "", user: str = "", settings: Settings | N
 
 def without_output(request: Request) -> Request:
     """The request before it was given an output row: what clones and forms start from."""
-    return replace(request, **{OUTPUT[type(request)][0]: ""})
+    return replace(request, **{OUTPUT[type(request)][0]: ""}) if type(request) in OUTPUT else request
 
 
 def _create(
@@ -97,12 +98,13 @@ def _create(
         kind=request.kind,
         queue=queue_of(request),
         request=request.to_json(),
-        name=f"{VERBS[request.kind]} {row.name}",
+        name=f"{VERBS[request.kind]} {row.name if row else default_name(session, request)}",
         after_id=after_id,
         experiment_id=experiment_id,
         user=user,
     )
-    row.job_id = job.id
+    if row:
+        row.job_id = job.id
     return job
 
 

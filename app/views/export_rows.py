@@ -1,0 +1,86 @@
+"""The formats a checkpoint can be downloaded in: for which server each is, whether it was proved, and why not."""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.widgets.elements import badge, notice
+from app.widgets.formatting import size
+from app.widgets.picker import table
+from app.widgets.text import safe, tag
+from formats.options import Option, options
+from formats.store import Stored, exports_folder, source_of, stored
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking.states import FINISHED, JobState
+from tracking.tables import Base, Checkpoint, Job
+
+OWN = "own"
+COLUMNS = ["Format", "For", "Proof", "Download"]
+LATEST = 200
+"""Export jobs that are looked at, the newest first."""
+
+
+def exports_table(rows: Session, settings: Settings, checkpoint: Checkpoint) -> str:
+    """Every format: what can be had, what is being made, what cannot be and why."""
+    if checkpoint.state != "ready":
+        return tag("p", "There is something to download once it is trained.", class_="sp-lead")
+    try:
+        found = options(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)
+    except SpeculoosError as error:
+        return notice(str(error), "bad")
+    made = stored(exports_folder(settings.home, checkpoint.id), source_of(checkpoint.path))
+    jobs = latest_jobs(rows, checkpoint.id)
+    found.sort(key=lambda option: not option.possible)
+    cells = [_row(checkpoint.id, option, made.get(option.name), jobs.get(option.name)) for option in found]
+    return tag("div", table(COLUMNS, cells, "Formats", named=COLUMNS[1:]), class_="sp-exports")
+
+
+def latest_jobs(rows: Session, checkpoint_id: str) -> dict[str, Job]:
+    """{format: the last job that was to make it}."""
+    query = select(Job).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
+    own = [job for job in rows.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
+    return {job.request["format"]: job for job in reversed(own)}
+
+
+def _row(checkpoint_id: str, option: Option, made: Stored | None, job: Job | None) -> list[str]:
+    if not option.possible:
+        why = tag("span", safe(option.reason), class_="sp-hint")
+        return [tag("span", safe(option.title), class_="sp-off"), safe(option.servers), "–", why]
+    name = tag("strong", safe(option.title))
+    if option.name == OWN:
+        return [name, safe(option.servers), safe("sha256 sums"), _link(checkpoint_id, option, "Download zip")]
+    return [name, safe(option.servers), _proof(made), _action(checkpoint_id, option, made, job)]
+
+
+def _proof(made: Stored | None) -> str:
+    """What the validation found, in a word, with every check behind it."""
+    if made is None:
+        return "–"
+    checks = made.report.get("checks", [])
+    word = badge(f"{len(checks)} checks passed", "good") if made.passed else badge("failed its validation", "bad")
+    items = "".join(tag("li", _check(check)) for check in checks)
+    return tag("details", tag("summary", word) + tag("ul", items), class_="sp-proof")
+
+
+def _check(check: dict[str, Any]) -> str:
+    sign = "✓" if check.get("passed") else "×"
+    return tag("b", safe(f"{sign} {check.get('name', '')}")) + safe(f" {check.get('detail', '')}")
+
+
+def _action(checkpoint_id: str, option: Option, made: Stored | None, job: Job | None) -> str:
+    if made is not None:
+        words = "Download" if made.passed else "Download all the same"
+        return _link(checkpoint_id, option, f"{words} ({size(made.bytes)})")
+    if job is not None and job.state not in FINISHED:
+        return tag("a", "Being made and checked…", href=f"/jobs?id={job.id}")
+    button = tag("button", "Make and download", type="button", class_="sp-small-button", data_make=option.name)
+    if job is not None and job.state == JobState.FAILED:
+        return button + tag("div", safe(job.error), class_="sp-hint")
+    return button
+
+
+def _link(checkpoint_id: str, option: Option, words: str) -> str:
+    to = f"/api/checkpoints/{checkpoint_id}/exports/{option.name}"
+    return tag("a", safe(words), href=to, class_="sp-small-button", data_made=option.name, download="")

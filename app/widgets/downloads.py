@@ -1,0 +1,39 @@
+"""A list with buttons that make a file and links that bring it: what someone asked for comes by itself once it is
+there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gradio as gr
+
+from app.widgets.elements import QUIET
+
+ASK = """
+let wanted = '';
+element.addEventListener('click', (event) => {
+  const button = event.target.closest('button[data-make]');
+  if (!button) return;
+  wanted = button.dataset.make;
+  trigger('make', {wanted});
+});
+watch('value', () => {
+  const link = wanted && element.querySelector(`a[data-made="${CSS.escape(wanted)}"]`);
+  if (!link) return;
+  wanted = '';
+  link.click();
+});
+"""
+
+
+def maker(elem_id: str) -> gr.HTML:
+    """A list of `<button data-make="x">`; once its value has `<a data-made="x" href>`, who asked gets that file."""
+    return gr.HTML(elem_id=elem_id, js_on_load=ASK, apply_default_css=False)
+
+
+def on_make(listed: gr.HTML, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:
+    """Call `fn(name, *inputs)` when a button of the list is pressed."""
+
+    def asked(*given: Any, event: gr.EventData) -> Any:
+        return fn(str(getattr(event, "wanted", ""))[:64], *given)
+
+    return listed.make(asked, inputs, outputs, **QUIET)

@@ -1,0 +1,76 @@
+"""Exports that were made, on disk: `exports/<checkpoint id>/<format>.zip`, and beside each what its check found.
+
+An export belongs to the checkpoint as it was: when that changes (tuned, trained again) its old exports are no longer
+offered, and the next one takes their place. No torch.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from models.identity import read_json
+from speculoos.errors import BadInput
+from speculoos.files import write_json
+from speculoos.sums import SUMS
+
+FOLDER = "exports"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A zip that is ready. `report` is what `formats.report.Report.to_json` gives, empty for our own format."""
+
+    path: Path
+    bytes: int
+    report: dict[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.report.get("passed", True))
+
+
+def exports_folder(home: Path, checkpoint_id: str) -> Path:
+    """Where a checkpoint's exports lie."""
+    return home / FOLDER / checkpoint_id
+
+
+def source_of(checkpoint: str | Path) -> str:
+    """What tells this state of a checkpoint's folder from others: the sha256 of its SHA256SUMS; "" without one."""
+    try:
+        return sha256((Path(checkpoint) / SUMS).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def stored(folder: Path, source: str) -> dict[str, Stored]:
+    """{format: zip} of what was made from the checkpoint as `source` has it."""
+    found = {}
+    for path in sorted(folder.glob("[!.]*.json")):
+        note, archive = _read(path), path.with_suffix(".zip")
+        if source and note.get("source") == source and archive.is_file():
+            found[path.stem] = Stored(archive, archive.stat().st_size, note.get("report", {}))
+    return found
+
+
+def make_room(folder: Path, name: str) -> Path:
+    """Where the zip of format `name` is to be written; an older one is gone. Its note first: a zip without one is not
+    offered, so that none has another's report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{name}.zip"
+    for old in (archive.with_suffix(".json"), archive):
+        old.unlink(missing_ok=True)
+    return archive
+
+
+def note(archive: Path, source: str, report: dict[str, Any]) -> Stored:
+    """Say of a zip that is whole what it was made of and what its check found: from now on it is offered."""
+    write_json(archive.with_suffix(".json"), {"source": source, "report": report})
+    return Stored(archive, archive.stat().st_size, report)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with suppress(BadInput):
+        return read_json(path)
+    return {}

@@ -1,0 +1,150 @@
+"""Server formats on a checkpoint's page: made as a job, proved, stored once, sent in parts, and no longer offered when the
+checkpoint has changed."""
+
+import io
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app.downloads import routes
+from app.events import answer_error
+from app.views import export_rows
+from formats.store import exports_folder
+from speculoos.errors import SpeculoosError, Unsupported
+from speculoos.settings import Settings
+from tests.tools.homes import add_base
+from tracking import changes, db, jobs
+from tracking.tables import Checkpoint, new_id
+from workers.ask.requests import Export
+from workers.ask.submit import submit
+from workers.child.context import Context
+from workers.child.work import export
+from workers.timing import Timing
+
+
+@pytest.fixture(scope="session")
+def eight_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from models.tiny import make_tiny_base
+
+    return make_tiny_base(tmp_path_factory.mktemp("exports") / "base", num_hidden_layers=8)
+
+
+@pytest.fixture
+def heads(home: Settings, eight_layers: Path) -> str:
+    """The id of an EAGLE-3 checkpoint, its weights random."""
+    from models.base import load_base
+    from models.checkpoints import save_draft
+    from models.eagle3 import Eagle3Draft
+
+    base_id, row_id = add_base(home, eight_layers), new_id()
+    draft = Eagle3Draft.from_base(load_base(eight_layers))
+    folder = save_draft(home.home / "checkpoints" / row_id / "attempt-1", draft, {"base": "tiny"})
+    with db.session(home) as session:
+        session.add(
+            Checkpoint(id=row_id, name="heads", base_id=base_id, method="eagle3", state="ready", path=str(folder))
+        )
+    return row_id
+
+
+@pytest.fixture
+def client(home: Settings) -> TestClient:
+    app = FastAPI()
+    app.include_router(routes(home))
+    app.add_exception_handler(SpeculoosError, answer_error)
+    return TestClient(app)
+
+
+def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, Context]:
+    """An export, claimed as a worker would."""
+    job = submit(Export(checkpoint_id, name), settings=home)
+    with db.session(home) as session:
+        attempt = jobs.claim(session, job.id, "test", 60)
+    return Export(**job.request), Context(home, job.id, attempt, Timing())
+
+
+def made(home: Settings, checkpoint_id: str, name: str) -> dict:
+    request, context = ordered(home, checkpoint_id, name)
+    result = export.run(request, context)
+    with db.session(home) as session:
+        jobs.succeed(session, context.job_id, context.attempt, result)
+    return result
+
+
+def page(home: Settings, checkpoint_id: str) -> str:
+    with db.reading(home) as rows:
+        return export_rows.exports_table(rows, home, rows.get_one(Checkpoint, checkpoint_id))
+
+
+def row_of(html: str, title: str) -> str:
+    """The line of a format."""
+    return next(line for line in re.findall(r"<tr>.*?</tr>", html, re.S) if title in line)
+
+
+def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads: str, client: TestClient) -> None:
+    before = page(home, heads)
+    assert 'data-make="vllm"' in row_of(before, "vLLM") and "data-made" not in row_of(before, "vLLM")
+    assert "sp-off" in row_of(before, "Medusa") and "data-make" not in row_of(before, "Medusa")
+    address = f"/api/checkpoints/{heads}/exports/vllm"
+    assert client.get(address).status_code == 404
+
+    request, context = ordered(home, heads, "vllm")
+    assert "Being made" in row_of(page(home, heads), "vLLM")
+    export.run(request, context)
+    shown = row_of(page(home, heads), "vLLM")
+    assert f'href="{address}"' in shown and re.search(r"\d+ checks passed", shown) and "✓ logits" in shown
+
+    whole = client.get(address)
+    assert whole.headers["content-disposition"] == 'attachment; filename="tiny-heads-vllm.zip"'
+    archive = zipfile.ZipFile(io.BytesIO(whole.content))
+    assert {"model.safetensors", "config.json", "README.md", "validation.json", "SHA256SUMS"} <= set(archive.namelist())
+    rest = client.get(address, headers={"Range": "bytes=1000-", "If-Range": whole.headers["etag"]})
+    assert rest.status_code == 206 and whole.content[1000:] == rest.content
+
+
+def test_our_own_zip_is_written_once_and_goes_on_where_it_broke_off(
+    home: Settings, heads: str, client: TestClient
+) -> None:
+    whole = client.get(f"/api/checkpoints/{heads}/download")
+    (kept,) = exports_folder(home.home, heads).glob("*.zip")
+    written = kept.stat().st_mtime_ns
+    rest = client.get(f"/api/checkpoints/{heads}/exports/own", headers={"Range": "bytes=5000-"})
+    assert rest.status_code == 206 and rest.content == whole.content[5000:]
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_an_export_of_what_the_checkpoint_was_is_offered_no_longer(
+    home: Settings, heads: str, client: TestClient
+) -> None:
+    from models.checkpoints import set_drafting
+
+    made(home, heads, "sglang")
+    own = client.get(f"/api/checkpoints/{heads}/download").content
+    with db.reading(home) as session:
+        folder = session.get_one(Checkpoint, heads).path
+    set_drafting(folder, {"depth": 3}, {})
+    assert client.get(f"/api/checkpoints/{heads}/exports/sglang").status_code == 404
+    assert 'data-make="sglang"' in row_of(page(home, heads), "SGLang")
+    assert client.get(f"/api/checkpoints/{heads}/download").content != own
+
+
+def test_what_cannot_go_there_ends_with_the_reason_and_leaves_nothing(home: Settings, heads: str) -> None:
+    request, context = ordered(home, heads, "medusa")
+    with pytest.raises(Unsupported) as refused:
+        export.run(request, context)
+    with db.session(home) as session:
+        jobs.fail(session, context.job_id, context.attempt, refused.value.code, str(refused.value), "")
+    assert not list(exports_folder(home.home, heads).glob("*"))
+    with pytest.raises(Unsupported, match="Unknown format 'nonsense'"):
+        submit(Export(heads, "nonsense"), settings=home)
+
+
+def test_exports_go_with_their_checkpoint(home: Settings, heads: str) -> None:
+    made(home, heads, "vllm")
+    with db.session(home) as session:
+        paths = changes.delete(session, home, session.get_one(Checkpoint, heads), force=True)
+    changes.remove_files(paths)
+    assert not exports_folder(home.home, heads).exists()
