@@ -66,7 +66,7 @@ class CheckpointPanel:
             self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
         self.outputs = [*self.live, self.export_said, self.said, *self.manage.outputs]
-        on_make(self.exports, self._make, [chosen], [self.export_said, self.exports])
+        on_make(self.exports, chosen, self._make, [self.export_said, self.exports])
         self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
 
     def live_view(self, rows: Session, row: Checkpoint) -> list[Any]:

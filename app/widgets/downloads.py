@@ -30,10 +30,10 @@ def maker(elem_id: str) -> gr.HTML:
     return gr.HTML(elem_id=elem_id, js_on_load=ASK, apply_default_css=False)
 
 
-def on_make(listed: gr.HTML, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> Any:
-    """Call `fn(name, *inputs)` when a button of the list is pressed."""
+def on_make(listed: gr.HTML, chosen: gr.Textbox, fn: Callable[[str, str], Any], outputs: list[Any]) -> Any:
+    """Call `fn(name, row_id)` when a button of the list is pressed; `chosen` is the hidden box with the row's id."""
 
-    def asked(*given: Any, event: gr.EventData) -> Any:
-        return fn(str(getattr(event, "wanted", ""))[:64], *given)
+    def asked(row_id: str, event: gr.EventData) -> Any:
+        return fn(str(getattr(event, "wanted", ""))[:64], row_id)
 
-    return listed.make(asked, inputs, outputs, **QUIET)
+    return listed.make(asked, chosen, outputs, **QUIET)

@@ -1,5 +1,5 @@
-"""Server formats on a checkpoint's page: made as a job, proved, stored once, sent in parts, and no longer offered when the
-checkpoint has changed."""
+"""Server formats on a checkpoint's page: made as a job, proved, stored once, sent in parts, and no longer offered when
+the checkpoint has changed."""
 
 import io
 import re
