@@ -113,7 +113,8 @@ def distributions(data: Dataset) -> str:
 
 
 def _pairs(points: Any) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in points or []]
+    """Points of a line: none where there is but one."""
+    return [(float(x), float(y)) for x, y in points] if points and len(points) > 1 else []
 
 
 def _turns(turns: Any) -> str:
