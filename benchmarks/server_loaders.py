@@ -117,8 +117,8 @@ def check(wheel: str, folder: Path, kind: str, base: Base, scratch: Path) -> Loa
     tensors = load_file(out / "model.safetensors")
     parts.reached.clear()
     model.load_weights((name, tensor) for name, tensor in tensors.items())
-    difference = compare(server, model, load(checkpoint, base), base)
-    return Loaded(wheel, kind, len(tensors), left_over(server, tensors, model), unset(model, kind), difference)
+    over, missed = left_over(server, tensors, model), unset(model, kind)
+    return Loaded(wheel, kind, len(tensors), over, missed, compare(server, model, load(checkpoint, base), base))
 
 
 def left_over(server: str, tensors: dict[str, torch.Tensor], model: Any) -> list[str]:
@@ -132,8 +132,13 @@ def unset(model: Any, kind: str) -> list[str]:
     """Parameters that nothing was loaded into and that the target does not fill: embeddings, and EAGLE-1's head."""
     filled = (*FROM_TARGET, *(("lm_head.weight",) if kind.startswith("eagle-") or kind == "eagle" else ()))
     unused = ".hidden_norm.weight" if kind == "eagle3-deep" else "?"  # vLLM makes one in every layer, uses the first's
-    found = [name for name, param in model.named_parameters() if param.is_floating_point() and param.isnan().any()]
+    found = [name for name, param in model.named_parameters() if param.is_floating_point() and not_loaded(param)]
     return [name for name in found if name not in filled and not (unused in name and ".0." not in name)]
+
+
+def not_loaded(param: torch.nn.Parameter) -> bool:
+    """Whether nothing was copied into it, or not into all of it."""
+    return id(param) not in parts.reached or bool(param.isnan().any())
 
 
 @torch.no_grad()
@@ -144,7 +149,8 @@ def compare(server: str, model: Any, draft: Any, base: Base) -> float | None:
     worst = 0.0
     for passage in passages(base, getattr(draft, "layers_wanted", ())):
         ours, theirs = logits(server, model, draft, base, passage)
-        worst = max(worst, float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0)))
+        off = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))
+        worst = max(worst, off if off == off else float("inf"))
     return worst
 
 

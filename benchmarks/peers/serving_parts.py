@@ -21,7 +21,7 @@ from formats.readers.llama import rotated
 STACKED = ((".qkv_proj", ".q_proj", "q"), (".qkv_proj", ".k_proj", "k"), (".qkv_proj", ".v_proj", "v"),
            (".gate_up_proj", ".gate_proj", 0), (".gate_up_proj", ".up_proj", 1))  # fmt: skip
 reached: set[int] = set()
-"""Ids of the tensors that were copied into a parameter."""
+"""Ids of the tensors that were copied into a parameter, and of these parameters."""
 current: Any = SimpleNamespace()
 """What get_current_vllm_config gives."""
 
@@ -43,7 +43,7 @@ def copy_in(param: nn.Parameter, tensor: Tensor, rows: slice = slice(None)) -> N
     if param.data[rows].shape != tensor.shape:
         raise ValueError(f"a parameter of {list(param.data[rows].shape)} was given {list(tensor.shape)}")
     param.data[rows] = tensor.to(param.dtype)
-    reached.add(id(tensor))
+    reached.update((id(tensor), id(param)))
 
 
 def empty(*shape: int) -> nn.Parameter:
