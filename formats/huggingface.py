@@ -7,7 +7,7 @@ FORMAT = Format(
     title="Hugging Face",
     layouts={
         "draft": Layout(
-            servers="transformers 5 (assistant_model), vLLM (draft_model), SGLang (STANDALONE), TensorRT-LLM (DraftTarget)",
+            servers="transformers 5 (assistant_model); vLLM, SGLang and TensorRT-LLM as a draft model",
             writer="formats.writers.standalone:plan",
             table="formats.tables.standalone:table",
             reader="formats.readers.standalone:reader",

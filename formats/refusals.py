@@ -20,10 +20,10 @@ EAGLE31 = EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output", "own_embeddings"
 MEDUSA = frozenset(
     {"hidden_size", "vocab_size", "medusa_num_heads", "medusa_num_layers", "medusa_tie_lm_head", "draft_vocab_size"}
 )
+PARTS = r"self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|hidden_norm|\w+_layernorm"
 TENSORS = {
-    "eagle": r"fc\.(weight|bias)|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|\w+_layernorm)\.weight",
-    "eagle3": r"(fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)\.weight|d2t|t2d"
-    r"|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|hidden_norm|\w+_layernorm)\.weight",
+    "eagle": rf"fc\.(weight|bias)|embed_tokens\.weight|layers\.\d+\.({PARTS})\.weight",
+    "eagle3": rf"((fc|norm|lm_head|input_norm|fc_norm\.\d+|embed_tokens)|layers\.\d+\.({PARTS}))\.weight|d2t|t2d",
     "medusa": r"blocks\.\d+\.\d+\.linear\.(weight|bias)|lm_heads\.\d+\.weight|d2t",
 }
 """What the tensors of a draft that every server knows are called."""
@@ -129,6 +129,21 @@ def some_blocks(server: str) -> Refusal:
     return refusal
 
 
+def few_tokens_shared(server: str) -> Refusal:
+    """Medusa: vLLM makes heads of their own over all tokens, and only a shared matrix over those of token_map."""
+
+    def refusal(checkpoint: Checkpoint) -> str:
+        if not checkpoint.small_vocabulary or checkpoint.config.get("medusa_tie_lm_head"):
+            return ""
+        return (
+            f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens each by its own matrix; "
+            f"{server} loads fewer rows for a shared matrix only (medusa_tie_lm_head). Train with "
+            "draft_vocab_size=0 or medusa_tie_lm_head=true."
+        )
+
+    return refusal
+
+
 def whole_vocabulary(server: str) -> Refusal:
     """Medusa: heads of this server score every token of the base."""
 
@@ -137,7 +152,7 @@ def whole_vocabulary(server: str) -> Refusal:
             return ""
         return (
             f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} has no map from "
-            "draft ids to tokens (vLLM up to 0.32 has: token_map). Train with draft_vocab_size=0."
+            "draft ids to tokens (vLLM up to 0.32 has, for shared heads: token_map). Train with draft_vocab_size=0."
         )
 
     return refusal

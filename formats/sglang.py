@@ -28,10 +28,9 @@ FORMAT = Format(
             serve="formats.serve:sglang",
             refusal=refusals.first_of(
                 refusals.residual_after_norm("SGLang"),
-                refusals.three_layers("SGLang"),
                 refusals.one_layer("SGLang"),
                 refusals.ascending_layers("SGLang"),
-                refusals.only("SGLang", refusals.EAGLE3),
+                refusals.only("SGLang", refusals.EAGLE3 | {"norm_before_fc", "fc_norm", "norm_output"}),
             ),
         ),
     },

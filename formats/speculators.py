@@ -17,7 +17,9 @@ FORMAT = Format(
             reader="formats.readers.eagle3:speculators",
             serve="formats.serve:speculators",
             refusal=refusals.first_of(
-                refusals.ascending_layers("vLLM"), refusals.only("speculators", refusals.EAGLE31)
+                refusals.three_layers("vLLM, given speculators' format,"),
+                refusals.ascending_layers("vLLM"),
+                refusals.only("speculators", refusals.EAGLE31),
             ),
         )
     },

@@ -17,7 +17,9 @@ FORMAT = Format(
             table="formats.tables.eagle:vllm",
             reader="formats.readers.eagle:vllm",
             serve="formats.serve:vllm",
-            refusal=refusals.first_of(refusals.plain_eagle("vLLM"), refusals.only("vLLM", refusals.EAGLE)),
+            refusal=refusals.first_of(
+                refusals.plain_eagle("vLLM"), refusals.only("vLLM", refusals.EAGLE | {"own_embeddings"})
+            ),
         ),
         "eagle3": Layout(
             servers="vLLM 0.29 to 0.33",
@@ -27,7 +29,6 @@ FORMAT = Format(
             serve="formats.serve:vllm",
             refusal=refusals.first_of(
                 refusals.ascending_layers("vLLM"),
-                refusals.three_layers("vLLM"),
                 refusals.only("vLLM", refusals.EAGLE31 | {"target_hidden_size"}),
             ),
         ),
@@ -39,6 +40,7 @@ FORMAT = Format(
             serve="formats.serve:vllm",
             refusal=refusals.first_of(
                 refusals.some_blocks("vLLM"),
+                refusals.few_tokens_shared("vLLM"),
                 refusals.own_head_without_bias("vLLM"),
                 refusals.only("vLLM", refusals.MEDUSA),
             ),

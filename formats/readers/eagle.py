@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from formats.checkpoint import Checkpoint, read_object
 from formats.readers.llama import attention, mlp, norm
@@ -18,7 +19,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Eagle:
-    """The network; `bias` says whether the server's `fc` has one."""
+    """The network; `bias`: the server's `fc` has one (SGLang)."""
 
     layer_inputs: tuple[int, ...] = ()
 
@@ -31,7 +32,9 @@ class Eagle:
         return hidden
 
     def embed(self, ids: torch.Tensor, target: Head) -> torch.Tensor:
-        """Embeddings [n, H] of tokens: the target's, whatever the file holds."""
+        """Embeddings [n, H] of tokens. vLLM keeps those of the file; SGLang sets the target's, whatever it holds."""
+        if not self.bias and "embed_tokens.weight" in self.weights:
+            return F.embedding(ids, self.weights["embed_tokens.weight"])
         return target(ids)
 
     def step(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:

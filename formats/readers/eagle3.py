@@ -29,7 +29,9 @@ class Eagle3:
     target_ids: torch.Tensor
     residual_after_norm: bool = False
     newer: bool = False
-    """Whether the server reads EAGLE-3.1's options and embeddings of the draft's own."""
+    """Whether the server reads EAGLE-3.1's options."""
+    own_embeddings: bool = False
+    """Whether it keeps embeddings of the draft's own."""
 
     def fuse(self, hidden: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """inputs [n, 3H], side by side → [n, H]. `fc_norm` norms each, `norm_before_fc` all of them together."""
@@ -47,7 +49,7 @@ class Eagle3:
 
     def embed(self, ids: torch.Tensor, target: Head) -> torch.Tensor:
         """Embeddings [n, H] of tokens: the draft's own where the file has some and the server reads them."""
-        if self.newer and "embed_tokens.weight" in self.weights:
+        if self.own_embeddings and "embed_tokens.weight" in self.weights:
             return F.embedding(ids, self.weights["embed_tokens.weight"])
         return target(ids)
 
@@ -88,7 +90,7 @@ def vllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     config, weights = _opened(folder)
     ids = config.get(IDS) or config.get("eagle_config", {}).get(IDS) or _usual(checkpoint)
     targets = _targets(config, weights, "t2d")
-    return Eagle3(config, weights, tuple(ids), targets, config.get("norm_before_residual", False), newer=True)
+    return Eagle3(config, weights, tuple(ids), targets, config.get("norm_before_residual", False), True, True)
 
 
 def speculators(folder: Path, checkpoint: Checkpoint) -> Eagle3:
@@ -100,7 +102,7 @@ def speculators(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     targets = _targets(layer, weights, "t2d")
     if "t2d" in weights and not torch.equal(weights["t2d"].nonzero().flatten(), targets.sort().values):
         raise ValueError("model.safetensors: t2d and d2t name different tokens.")
-    return Eagle3(layer, weights, tuple(ids), targets, config["norm_before_residual"], newer=True)
+    return Eagle3(layer, weights, tuple(ids), targets, config["norm_before_residual"], True, True)
 
 
 def sglang(folder: Path, checkpoint: Checkpoint) -> Eagle3:
@@ -108,7 +110,7 @@ def sglang(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     config, weights = _opened(folder)
     outputs = config.get("eagle_config", {}).get(IDS)
     ids = [layer + 1 for layer in outputs] if outputs else _usual(checkpoint)
-    return Eagle3(config, weights, tuple(ids), _targets(config, weights, "t2d"))
+    return Eagle3(config, weights, tuple(ids), _targets(config, weights, "t2d"), newer=True)
 
 
 def trtllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:

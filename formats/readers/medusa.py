@@ -41,7 +41,8 @@ class WithoutBias(Medusa):
 
 def vllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
     """MedusaConfig takes any key with `num` and `heads`, or `num` and `layers`, in it for its own two, the last one
-    wins; token_map counts where truncated_vocab_size is smaller."""
+    wins; token_map counts where truncated_vocab_size is smaller. With `original_lm_head` lm_heads.0 serves all; without
+    it every head is made over the whole vocabulary (0.29 to 0.32), whatever truncated_vocab_size says."""
     config, weights = read_object(folder / "config.json"), Weights(folder / "model.safetensors")
     heads = _last(config, "heads", 5)
     layers = _last(config, "layers", 1)
@@ -49,7 +50,10 @@ def vllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
     columns = config.get("truncated_vocab_size") or vocabulary
     targets = weights["token_map"] if columns < vocabulary else torch.arange(vocabulary)
     kind = Medusa if config.get("medusa_fc_bias", False) else WithoutBias
-    return kind(weights, heads, layers, "blocks.{head}.layers.{layer}", "lm_heads.{head}.weight", targets)
+    matrix = "lm_heads.0.weight" if config.get("original_lm_head") else "lm_heads.{head}.weight"
+    if columns != vocabulary and not config.get("original_lm_head"):
+        raise ValueError("config.json: truncated_vocab_size: vLLM loads heads of their own over all tokens only.")
+    return kind(weights, heads, layers, "blocks.{head}.layers.{layer}", matrix, targets)
 
 
 def repository(folder: Path, checkpoint: Checkpoint) -> Medusa:

@@ -32,4 +32,6 @@ def _tensors(checkpoint: Checkpoint) -> layers.Shapes:
         found |= layers.layer(checkpoint, index, hidden)
         if index:
             found[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
+    if checkpoint.config.get("own_embeddings"):
+        found["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
     return found

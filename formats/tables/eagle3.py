@@ -41,6 +41,7 @@ def speculators(checkpoint: Checkpoint) -> Table:
 def sglang(checkpoint: Checkpoint) -> Table:
     """LlamaForCausalLMEagle3; layer ids are outputs."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
+    config |= {name: value for name, value in _switches(checkpoint).items() if name != "norm_before_residual"}
     return Table(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
 
 

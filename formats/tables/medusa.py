@@ -22,21 +22,22 @@ WHY = {
 
 
 def vllm(checkpoint: Checkpoint) -> Table:
-    """Blocks, a matrix for every head, and the map of a smaller vocabulary."""
-    heads, layers = _counts(checkpoint)
+    """Blocks, a matrix for every head or one for all, and the map of a smaller vocabulary."""
+    (heads, layers), shared = _counts(checkpoint), bool(checkpoint.config.get("medusa_tie_lm_head"))
     hidden, columns = checkpoint.hidden_size, checkpoint.draft_vocab_size
     tensors: Shapes = {}
     for head in range(heads):
         for layer in range(layers):
             tensors[f"blocks.{head}.layers.{layer}.weight"] = ((hidden, hidden), FLOAT)
             tensors[f"blocks.{head}.layers.{layer}.bias"] = ((hidden,), FLOAT)
-        tensors[f"lm_heads.{head}.weight"] = ((columns, hidden), FLOAT)
+        if head == 0 or not shared:
+            tensors[f"lm_heads.{head}.weight"] = ((columns, hidden), FLOAT)
     if checkpoint.small_vocabulary:
         tensors["token_map"] = ((columns,), "I64")
     config = {
         **{"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": hidden},
         **{"vocab_size": checkpoint.vocab_size, "truncated_vocab_size": columns},
-        **{"num_heads": heads, "num_hidden_layers": layers, "medusa_fc_bias": True, "original_lm_head": False},
+        **{"num_heads": heads, "num_hidden_layers": layers, "medusa_fc_bias": True, "original_lm_head": shared},
         **{"tie_word_embeddings": False, "torch_dtype": checkpoint.dtype, "dtype": checkpoint.dtype},
     }
     return Table(tensors, config, checkpoint.written_type, why=WHY)

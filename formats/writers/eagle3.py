@@ -57,7 +57,9 @@ def speculators(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
 
 def sglang(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     """Layers are counted by their outputs; SGLang adds the one itself."""
-    return Plan(_tensors(checkpoint, *MAPS), _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, 0)))
+    config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, 0))
+    norms = {name: value for name, value in _norms(checkpoint).items() if name != "norm_before_residual"}
+    return Plan(_tensors(checkpoint, *MAPS), {**config, **norms})
 
 
 def trtllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
@@ -95,7 +97,7 @@ def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> d
 
 
 def _norms(checkpoint: Checkpoint) -> dict[str, bool]:
-    """EAGLE-3.1's switches, which vLLM and speculators read."""
+    """EAGLE-3.1's switches, which vLLM and speculators read, and SGLang all but the first."""
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: bool(checkpoint.config.get(name)) for name in names}
 

@@ -1,5 +1,5 @@
 """Medusa heads as vLLM, TensorRT-LLM and the Medusa repository load them. Heads that share the base's matrix are
-written out whole: no server shares it. No torch at import.
+written out whole: no server takes the target's. No torch at import.
 """
 
 import array
@@ -14,9 +14,10 @@ HEADS = "medusa_lm_head"
 
 
 def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
-    """`blocks.{h}.layers.{l}`; a smaller vocabulary by `token_map`. No key but two may have `num` with `heads` or
-    `layers` in it: vLLM's config class takes any such key for these."""
-    shape = checkpoint.config
+    """`blocks.{h}.layers.{l}`; a shared matrix once, by `original_lm_head`, and only that may have fewer rows, by
+    `token_map`. No key but two may have `num` with `heads` or `layers` in it: vLLM's config class takes any such key
+    for these."""
+    shape, shared = checkpoint.config, bool(checkpoint.config.get("medusa_tie_lm_head"))
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -26,13 +27,14 @@ def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
         "num_heads": shape["medusa_num_heads"],
         "num_hidden_layers": shape["medusa_num_layers"],
         "medusa_fc_bias": True,
-        "original_lm_head": False,
+        "original_lm_head": shared,
         "tie_word_embeddings": False,
         "torch_dtype": checkpoint.dtype,
         "dtype": checkpoint.dtype,
     }
     blocks = _blocks(checkpoint, "blocks.{head}.layers.{layer}.{kind}")
-    heads = [_matrix(checkpoint, base, h, f"lm_heads.{h}.weight") for h in range(shape["medusa_num_heads"])]
+    count = 1 if shared else shape["medusa_num_heads"]
+    heads = [_matrix(checkpoint, base, h, f"lm_heads.{h}.weight") for h in range(count)]
     return Plan([*blocks, *heads, *_token_map(checkpoint)], config)
 
 

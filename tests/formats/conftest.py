@@ -10,7 +10,18 @@ torch.set_num_threads(1)
 
 EVERY = (
     *("eagle", "eagle-biased", "eagle-scaled", "eagle3", "eagle3-small", "eagle3-residual", "eagle3-scaled"),
-    *("eagle3-fused-norm", "eagle3-each-norm", "eagle3-narrow", "medusa", "medusa-shared", "medusa-small", "draft"),
+    *(
+        "eagle-own",
+        "eagle3-fused-norm",
+        "eagle3-each-norm",
+        "eagle3-deep",
+        "eagle3-narrow",
+        "eagle3-four",
+        "medusa",
+        "medusa-shared",
+        "medusa-small",
+        "draft",
+    ),
 )
 """Those of training, and of published drafts with what only these have."""
 
@@ -68,9 +79,13 @@ def draft_of(name: str, base):
         "eagle-scaled": lambda: EagleDraft.from_base(base, rope_scaling=LLAMA3),
         "eagle3-scaled": lambda: Eagle3Draft.from_base(base, some, rope_scaling=YARN),
         "eagle3-fused-norm": lambda: Eagle3Draft.from_base(
-            base, some, norm_before_fc=True, norm_output=True, eagle_num_layers=2
+            base, some, norm_before_fc=True, norm_output=True, aux_layers=(0, 3, 5)
         ),
-        "eagle3-each-norm": lambda: Eagle3Draft.from_base(base, some, fc_norm=True, own_embeddings=True),
+        "eagle3-each-norm": lambda: Eagle3Draft.from_base(base, some, fc_norm=True),
+        "eagle3-deep": lambda: Eagle3Draft.from_base(base, some, eagle_num_layers=2, own_embeddings=True),
+        "eagle3-four": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 4, 6)),
+        "eagle-own": lambda: EagleDraft.from_base(base, own_embeddings=True),
+        "medusa-few": lambda: medusa(2, 1, rows=40, draft_ids=torch.arange(0, 80, 2)),
         "eagle3-narrow": lambda: narrow(base, some),
         "eagle3": lambda: Eagle3Draft.from_base(base),
         "eagle3-small": lambda: Eagle3Draft.from_base(base, some, aux_layers=(0, 2, 6)),

@@ -24,8 +24,11 @@ TAKES = {
     "eagle-biased": {"sglang"},
     "eagle-scaled": {"vllm", "sglang"},
     "eagle3-scaled": EAGLE3,
-    "eagle3-fused-norm": NEWER,
-    "eagle3-each-norm": NEWER,
+    "eagle-own": {"vllm"},
+    "eagle3-fused-norm": NEWER | {"sglang"},
+    "eagle3-each-norm": NEWER | {"sglang"},
+    "eagle3-deep": NEWER,
+    "eagle3-four": EAGLE3 - {"speculators"},
     "eagle3-narrow": {"vllm"},
     "medusa": {"vllm", "trtllm", "medusa"},
     "medusa-shared": {"vllm", "trtllm", "medusa"},
@@ -83,6 +86,7 @@ def test_the_standalone_draft_has_tokens_accepted(base, checkpoint, tmp_path):
         ("eagle3-unordered", "vllm", "ascending order"),
         ("medusa-bare", "vllm", "medusa_num_layers 0"),
         ("medusa-small", "trtllm", "token_map"),
+        ("medusa-few", "vllm", "medusa_tie_lm_head"),
         ("medusa", "sglang", "SGLang never had Medusa"),
         ("draft", "vllm", "huggingface"),
     ],
@@ -142,7 +146,8 @@ def test_shared_heads_are_not_rounded_to_the_type_of_their_blocks(base, checkpoi
     """Blocks in bfloat16 beside a base in float32: the base's matrix is written as it is."""
     build(checkpoint("medusa-shared", "bfloat16"), base, "vllm", tmp_path / "out")
     found = load_file(tmp_path / "out" / "model.safetensors")
-    assert (found["lm_heads.2.weight"] == base.lm_head.weight).all()
+    assert [name for name in found if "lm_head" in name] == ["lm_heads.0.weight"]
+    assert (found["lm_heads.0.weight"] == base.lm_head.weight).all()
     assert config_of(tmp_path / "out")["torch_dtype"] == "float32"
 
 
@@ -183,6 +188,17 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
     assert "--speculative-num-steps 3" in said and "--speculative-eagle-topk 4" in said and "1.86 × plain" in said
     assert "--speculative-num-draft-tokens 6" in said
     assert '"num_speculative_tokens": 3' in (tmp_path / "vllm" / "README.md").read_text()
+
+
+@pytest.mark.real
+def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path):
+    from models.base import load_base
+    from models.starter import HEAD, starter_path
+
+    base = load_base(starter_path())
+    assert {o.name for o in options(HEAD, base.path) if o.possible} == {"own", "vllm", "speculators"}
+    report = build(HEAD, base, "vllm", tmp_path / "out")
+    assert report.passed and report.figures["accepted"] > 0
 
 
 def test_formats_can_be_listed_without_torch():

@@ -1,0 +1,265 @@
+"""Stand-ins for what vLLM's and SGLang's draft classes are built of, in plain torch: enough that the classes
+themselves, taken from a wheel, are made, load weights by their own maps and run. Parameters start as NaN, so that what
+is never loaded is seen; every tensor that reaches a parameter is remembered.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from formats.readers.llama import rotated
+
+STACKED = ((".qkv_proj", ".q_proj", "q"), (".qkv_proj", ".k_proj", "k"), (".qkv_proj", ".v_proj", "v"),
+           (".gate_up_proj", ".gate_proj", 0), (".gate_up_proj", ".up_proj", 1))  # fmt: skip
+reached: set[int] = set()
+"""Ids of the tensors that were copied into a parameter, and of these parameters."""
+current: Any = SimpleNamespace()
+"""What get_current_vllm_config gives."""
+
+
+class Anything(type):
+    """A class for every name that has no stand-in: callable, with any attribute, usable in annotations."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __call__(cls, *_args: Any, **_further: Any) -> Any:
+        return cls
+
+
+def copy_in(param: nn.Parameter, tensor: Tensor, rows: slice = slice(None)) -> None:
+    """Copy a tensor of exactly this shape. Raises ValueError for another."""
+    if param.data[rows].shape != tensor.shape:
+        raise ValueError(f"a parameter of {list(param.data[rows].shape)} was given {list(tensor.shape)}")
+    param.data[rows] = tensor.to(param.dtype)
+    reached.update((id(tensor), id(param)))
+
+
+def empty(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.full(shape, float("nan")), requires_grad=False)
+
+
+class Product(nn.Module):
+    """A linear layer; `parts` are the rows that q, k, v or gate and up fill."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False, parts: dict[Any, int] | None = None):
+        super().__init__()
+        self.weight = empty(outputs, inputs)
+        if bias:
+            self.bias = empty(outputs)
+        self.parts = parts or {}
+        for param in self.parameters():
+            param.weight_loader = self.load if parts else copy_in
+
+    def load(self, param: nn.Parameter, tensor: Tensor, part: Any) -> None:
+        first = sum(size for name, size in [*self.parts.items()][: [*self.parts].index(part)])
+        copy_in(param, tensor, slice(first, first + self.parts[part]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, getattr(self, "bias", None))
+
+
+def replicated(input_size: int, output_size: int, bias: bool = False, **_: Any) -> Product:
+    return Product(input_size, output_size, bias)
+
+
+def qkv(hidden: int, dim: int, heads: int, keys: int, bias: bool = False, **_: Any) -> Product:
+    return Product(hidden, (heads + 2 * keys) * dim, bias, {"q": heads * dim, "k": keys * dim, "v": keys * dim})
+
+
+class Rows(nn.Module):
+    """Embeddings or a head over a vocabulary; a file must have all of its rows."""
+
+    def __init__(self, rows: int, width: int, **_: Any):
+        super().__init__()
+        self.weight = empty(rows, width)
+        self.weight.weight_loader = copy_in
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class Norm(nn.Module):
+    """With a residual: (norm(x + residual), x + residual)."""
+
+    def __init__(self, width: int, eps: float = 1e-6, **_: Any):
+        super().__init__()
+        self.weight, self.eps = empty(width), eps
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        total = x if residual is None else x + residual
+        normed = F.rms_norm(total, total.shape[-1:], self.weight, self.eps)
+        return normed if residual is None else (normed, total)
+
+
+class SelfAttention(nn.Module):
+    """Causal, over the places given."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.config, self.head_dim = vars(config), config.head_dim
+        self.total_num_heads, self.total_num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.qkv_proj = qkv(config.hidden_size, self.head_dim, self.total_num_heads, self.total_num_kv_heads)
+        self.o_proj = Product(self.total_num_heads * self.head_dim, config.hidden_size)
+
+    def forward(self, positions: Tensor, hidden_states: Tensor, forward_batch: Any = None) -> Tensor:
+        heads, keys, dim = self.total_num_heads, self.total_num_kv_heads, self.head_dim
+        q, k, v = self.qkv_proj(hidden_states).split([heads * dim, keys * dim, keys * dim], -1)
+        q, k = (rotated(x.view(len(x), -1, dim), self.config).transpose(0, 1) for x in (q, k))
+        v = v.view(len(v), keys, dim).transpose(0, 1)
+        mixed = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0]
+        return self.o_proj(mixed.transpose(0, 1).flatten(1))
+
+
+class GatedMlp(nn.Module):
+    def __init__(self, hidden: int, inner: int, *_args: Any, **_further: Any):
+        super().__init__()
+        self.gate_up_proj = Product(hidden, 2 * inner, parts={0: inner, 1: inner})
+        self.down_proj = Product(inner, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """The servers' Llama layer: made of vLLM's (vllm_config, prefix, config) or SGLang's (config, layer_id, …)."""
+
+    def __init__(self, first: Any, *_args: Any, config: Any = None, **_further: Any):
+        super().__init__()
+        config = config or (first if hasattr(first, "hidden_size") else current.speculative_config.draft)
+        self.hidden_size = config.hidden_size
+        self.self_attn = SelfAttention(config)
+        self.mlp = GatedMlp(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, positions: Tensor, hidden_states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states = self.self_attn(positions, hidden_states)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual
+
+
+class CausalLM(nn.Module):
+    """The servers' LlamaForCausalLM: SGLang's EAGLE class loads through it."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        params = dict(self.named_parameters())
+        for name, tensor in weights:
+            part = next(((new, old, shard) for new, old, shard in STACKED if old in name), None)
+            if part is None:
+                getattr(params[name], "weight_loader", copy_in)(params[name], tensor)
+            else:
+                param = params[name.replace(part[1], part[0])]
+                param.weight_loader(param, tensor, part[2])
+
+
+class Logits(nn.Module):
+    def __init__(self, rows: Any, kept: int | None = None, scale: float = 1.0, **_: Any):
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, head: nn.Module, x: Tensor) -> Tensor:
+        return F.linear(x, head.weight)[..., : self.kept]
+
+
+class Mapper:
+    """vLLM's WeightsMapper: parts of names replaced, dropped (None), or stacked."""
+
+    def __init__(self, orig_to_new_substr: Any = None, orig_to_new_stacked: Any = None, **_: Any):
+        self.substr, self.stacked = orig_to_new_substr or {}, orig_to_new_stacked or {}
+
+    def __call__(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor, Any]]:
+        for name, tensor in weights:
+            if any(old in name and new is None for old, new in self.substr.items()):
+                continue
+            for old, new in self.substr.items():
+                name = name.replace(old, new or "")
+            old, (new, shard) = next(((o, n) for o, n in self.stacked.items() if o in name), ("", ("", None)))
+            yield name.replace(old, new) if old else name, tensor, shard
+
+
+class Loader:
+    """vLLM's AutoWeightsLoader: a child with `load_weights` loads its own. Raises KeyError for an unknown name."""
+
+    def __init__(self, module: nn.Module, **_: Any):
+        self.module = module
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], mapper: Any = None) -> set[str]:
+        params, own = dict(self.module.named_parameters()), {}
+        for name, tensor, shard in (mapper or Mapper())(weights):
+            child, _, rest = name.partition(".")
+            if hasattr(getattr(self.module, child, None), "load_weights"):
+                own.setdefault(child, []).append((rest, tensor))
+            elif shard is None:
+                getattr(params[name], "weight_loader", copy_in)(params[name], tensor)
+            else:
+                params[name].weight_loader(params[name], tensor, shard)
+        for child, found in own.items():
+            getattr(self.module, child).load_weights(found)
+        return set(params)
+
+
+def compiled(cls: Any = None, **_: Any) -> Any:
+    return cls if cls is not None else lambda made: made
+
+
+@contextmanager
+def nothing(*_args: Any, **_further: Any) -> Iterator[None]:
+    yield
+
+
+PARTS = {
+    **{"RMSNorm": Norm, "QKVParallelLinear": qkv, "ReplicatedLinear": replicated, "LlamaMLP": GatedMlp},
+    **{"VocabParallelEmbedding": Rows, "ParallelLMHead": Rows, "LogitsProcessor": Logits, "WeightsMapper": Mapper},
+    **{"LlamaDecoderLayer": DecoderLayer, "LlamaForCausalLM": CausalLM, "AutoWeightsLoader": Loader},
+    **{"support_torch_compile": compiled, "default_weight_loader": copy_in, "layer_stack": nothing},
+    "get_current_vllm_config": lambda: current,
+    "get_draft_quant_config": lambda _: None,
+    "get_spec": lambda: SimpleNamespace(speculative_draft_window_size=None),
+    "maybe_prefix": lambda prefix, name: f"{prefix}.{name}",
+    "add_prefix": lambda name, prefix: f"{prefix}.{name}",
+    "process_eagle_weight": lambda model, name: None,
+}
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Every module of vLLM and SGLang, holding the stand-ins."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.split(".")[0] in ("vllm", "sglang"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        made = types.ModuleType(spec.name)
+        made.__getattr__ = lambda name: PARTS.get(name) or Anything(name, (), {})  # type: ignore[method-assign]
+        return made
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def run_source(name: str, source: str) -> types.ModuleType:
+    """A module of a server, its source run over the stand-ins."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())
+    module = types.ModuleType(name)
+    module.__package__ = name.rpartition(".")[0]
+    exec(compile(source, name, "exec"), module.__dict__)
+    return module

@@ -1,0 +1,237 @@
+"""Do the draft classes of vLLM, SGLang and speculators load our exports? Their own code, out of the released wheels.
+
+    python -m benchmarks.server_loaders --wheels FOLDER [--environments FOLDER] [--json OUT]
+
+The wheels are taken from the folder, or downloaded into it first (`pip download --no-deps`, 0.7 GB; nothing of them is
+installed or copied). Each class is run over stand-ins for the server's layers (benchmarks/peers/serving_parts.py),
+loads an export by its own map of names, and, where it can run so, gives draft logits. With --environments, speculators
+is installed into an environment of its own there, and reads the export of the starter's head by `from_pretrained`.
+
+Fails when a tensor we wrote reaches no parameter, when a parameter stays unset that the target does not fill, or when
+logits differ by more than 1e-4 of the largest.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from benchmarks.environments import make_environment
+from benchmarks.peers import serving_parts as parts
+from formats.checkpoint import read_object
+from formats.export import build
+from formats.options import options
+from formats.passages import Passage, passages
+from formats.streamed import draft as load
+from models.base import Base, load_base
+from models.checkpoints import load_draft, save_draft
+from models.starter import HEAD, starter_path
+from models.tiny import make_tiny_base
+from speculoos.files import write_json
+from tests.formats.conftest import EVERY, draft_of
+
+NEAR = 1e-4
+WHEELS = {"vllm 0.33.0": "vllm", "vllm 0.32.0": "vllm", "sglang 0.5.23": "sglang"}
+CLASSES = {
+    ("vllm", "eagle"): ("vllm.model_executor.models.llama_eagle", "EagleLlamaForCausalLM"),
+    ("vllm", "eagle3"): ("vllm.model_executor.models.llama_eagle3", "Eagle3LlamaForCausalLM"),
+    ("vllm", "medusa"): ("vllm.model_executor.models.medusa", "Medusa"),
+    ("sglang", "eagle"): ("sglang.srt.models.llama_eagle", "LlamaForCausalLMEagle"),
+    ("sglang", "eagle3"): ("sglang.srt.models.llama_eagle3", "LlamaForCausalLMEagle3"),
+}
+FROM_TARGET = ("embed_tokens.weight", "model.embed_tokens.weight")
+
+
+@dataclass
+class Loaded:
+    """One export in one class. `difference`: of the largest logit, None where the class was not run."""
+
+    server: str
+    draft: str
+    tensors: int
+    left_over: list[str]
+    unset: list[str]
+    difference: float | None
+
+    @property
+    def good(self) -> bool:
+        return not self.left_over and not self.unset and (self.difference is None or self.difference <= NEAR)
+
+
+def source(folder: Path, wheel: str, module: str) -> str | None:
+    """The text of a module in a wheel; None where the wheel has none of that name."""
+    name, version = wheel.split()
+    found = [*folder.glob(f"{name}-{version}-*.whl")]
+    if not found:
+        command = ["pip", "download", "-q", "--no-deps", "-d", str(folder), f"{name}=={version}"]
+        subprocess.run([sys.executable, "-m", *command], check=True)
+        found = [*folder.glob(f"{name}-{version}-*.whl")]
+    path = module.replace(".", "/") + ".py"
+    with zipfile.ZipFile(found[0]) as archive:
+        return archive.read(path).decode() if path in archive.namelist() else None
+
+
+def made(server: str, module: Any, name: str, config: Any, base: Base) -> Any:
+    """The draft class as its server makes it."""
+    if server == "sglang":
+        return getattr(module, name)(config)
+    target = SimpleNamespace(
+        dtype=torch.float32,
+        get_total_num_hidden_layers=lambda: base.num_layers,
+        get_num_layers=lambda _: base.num_layers,
+        get_vocab_size=lambda: base.vocab_size,
+    )
+    draft = SimpleNamespace(hf_config=config)
+    speculative = SimpleNamespace(draft_model_config=draft, draft=config, parallel_drafting=False)
+    parts.current.__dict__.update(
+        speculative_config=speculative, model_config=target, parallel_config=None, cache_config=None
+    )
+    return getattr(module, name)(vllm_config=parts.current)
+
+
+def check(wheel: str, folder: Path, kind: str, base: Base, scratch: Path) -> Loaded | None:
+    """One draft: exported, loaded by the server's class, run. None where server or format has no such drafts."""
+    server = WHEELS[wheel]
+    checkpoint = scratch / kind
+    if not checkpoint.exists():
+        save_draft(checkpoint, draft_of(kind, base), {"base": "tiny"})
+    module, name = CLASSES.get((server, kind.split("-")[0]), ("", ""))
+    possible = {option.name for option in options(checkpoint, base.path) if option.possible}
+    text = source(folder, wheel, module) if module and server in possible else None
+    if text is None:
+        return None
+    out = scratch / f"{kind}-{server}"
+    if not out.exists():
+        build(checkpoint, base, server, out)
+    config = SimpleNamespace(**read_object(out / "config.json"))
+    model = made(server, parts.run_source(module, text), name, config, base)
+    tensors = load_file(out / "model.safetensors")
+    parts.reached.clear()
+    model.load_weights((name, tensor) for name, tensor in tensors.items())
+    over, missed = left_over(server, tensors, model), unset(model, kind)
+    return Loaded(wheel, kind, len(tensors), over, missed, compare(server, model, load(checkpoint, base), base))
+
+
+def left_over(server: str, tensors: dict[str, torch.Tensor], model: Any) -> list[str]:
+    """Tensors that reached no parameter; maps of the vocabulary are kept or passed over by name."""
+    maps = {"t2d"} | ({"d2t"} if getattr(model, "hot_token_id", None) is not None else set())
+    maps |= {"token_map"} if getattr(model, "token_map", None) is not None else set()
+    return sorted(name for name, tensor in tensors.items() if id(tensor) not in parts.reached and name not in maps)
+
+
+def unset(model: Any, kind: str) -> list[str]:
+    """Parameters that nothing was loaded into and that the target does not fill: embeddings, and EAGLE-1's head."""
+    filled = (*FROM_TARGET, *(("lm_head.weight",) if kind.startswith("eagle-") or kind == "eagle" else ()))
+    unused = ".hidden_norm.weight" if kind == "eagle3-deep" else "?"  # vLLM makes one in every layer, uses the first's
+    found = [name for name, param in model.named_parameters() if param.is_floating_point() and not_loaded(param)]
+    return [name for name in found if name not in filled and not (unused in name and ".0." not in name)]
+
+
+def not_loaded(param: torch.nn.Parameter) -> bool:
+    """Whether nothing was copied into it, or not into all of it."""
+    return id(param) not in parts.reached or bool(param.isnan().any())
+
+
+@torch.no_grad()
+def compare(server: str, model: Any, draft: Any, base: Base) -> float | None:
+    """The largest difference of the class's logits from the draft's, of the largest logit."""
+    if draft.method == "eagle" and server == "sglang":
+        return None  # its layers hand their residual on by a mechanism of the server's own
+    worst = 0.0
+    for passage in passages(base, getattr(draft, "layers_wanted", ())):
+        ours, theirs = logits(server, model, draft, base, passage)
+        off = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))
+        worst = max(worst, off if off == off else float("inf"))
+    return worst
+
+
+def logits(server: str, model: Any, draft: Any, base: Base, passage: Passage) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ours and theirs at all places of a passage."""
+    n = len(passage.ids) - 1
+    if draft.method == "medusa":
+        hidden = passage.hidden
+        ours = draft(hidden).flatten(0, 1)
+        theirs = torch.cat(model.compute_logits(model(hidden)))
+        return ours, theirs[:, draft.draft_ids]
+    ids, places = torch.tensor(passage.ids[1:]), torch.arange(n)
+    aux = tuple(passage.outputs[layer][None, :n] for layer in draft.layers_wanted)
+    features = draft.fuse(passage.hidden[None, :n], aux)
+    ours = draft.logits(draft(features, ids[None], places[None]))[0]
+    if model.model.embed_tokens.weight.isnan().any():
+        model.model.embed_tokens.weight.data = base.embed_tokens.weight.data
+    given = torch.cat([state[0] for state in aux], -1) if aux else passage.hidden[:n]
+    if server == "sglang":
+        return ours, F.linear(sglang_hidden(model, ids, places, given), model.lm_head.weight)
+    if draft.method == "eagle":
+        return ours, base.logits(model(ids, places, given)[0])
+    hidden, _ = model(ids, places, model.combine_hidden_states(given))
+    return ours, model.compute_logits(hidden)[:, draft.draft_ids]
+
+
+def sglang_hidden(model: Any, ids: torch.Tensor, places: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """What SGLang multiplies with the head."""
+    batch = SimpleNamespace(
+        mm_input_embeds=None,
+        forward_mode=SimpleNamespace(is_extend=lambda: False),
+        spec_info=SimpleNamespace(hidden_states=given),
+    )
+    return model.model(ids, places, batch)[0]
+
+
+def speculators(environments: Path, scratch: Path) -> Loaded:
+    """The starter's head, exported here, read by speculators in an environment of its own."""
+    base, draft = load_base(starter_path()), load_draft(HEAD, load_base(starter_path()))
+    build(HEAD, base, "speculators", scratch / "speculators")
+    passage = next(passages(base, draft.layers_wanted))
+    n = len(passage.ids) - 1
+    aux = tuple(passage.outputs[layer][None, :n] for layer in draft.layers_wanted)
+    ids, places = torch.tensor(passage.ids[1:])[None], torch.arange(n)[None]
+    with torch.no_grad():
+        ours = draft.logits(draft(draft.fuse(passage.hidden[None, :n], aux), ids, places))[0]
+        states = {"aux": torch.cat(aux, -1)[0].clone(), "embedded": base.embed_tokens(ids)[0].clone()}
+    save_file(states, scratch / "states.safetensors")
+    python = make_environment("speculators", environments) / "bin" / "python"
+    side = Path(__file__).parent / "peers" / "speculators_reads.py"
+    subprocess.run([python, side, scratch / "speculators", scratch / "states.safetensors", scratch], check=True)
+    found, said = load_file(scratch / "logits.safetensors")["logits"], read_object(scratch / "said.json")
+    difference = float((ours - found).abs().max() / ours.abs().max().clamp(min=1.0))
+    return Loaded(said["version"], "the starter's head", said["tensors"], said["left_over"], said["unset"], difference)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wheels", type=Path, required=True, help="Folder of the wheels.")
+    parser.add_argument(
+        "--environments", type=Path, help="Folder for the environment of speculators; left out: not run."
+    )
+    parser.add_argument("--json", type=Path, help="Write the findings there.")
+    arguments = parser.parse_args()
+    arguments.wheels.mkdir(parents=True, exist_ok=True)
+    found = []
+    with tempfile.TemporaryDirectory() as made_folder:
+        scratch = Path(made_folder)
+        base = load_base(make_tiny_base(scratch / "base", num_hidden_layers=8))
+        for wheel in WHEELS:
+            for kind in EVERY:
+                if one := check(wheel, arguments.wheels, kind, base, scratch):
+                    found.append(one)
+                    print(f"{'ok  ' if one.good else 'FAIL'} {one}", flush=True)
+        if arguments.environments:
+            found.append(speculators(arguments.environments.resolve(), scratch))
+            print(f"{'ok  ' if found[-1].good else 'FAIL'} {found[-1]}", flush=True)
+    if arguments.json:
+        write_json(arguments.json, [asdict(one) for one in found])
+    return 0 if found and all(one.good for one in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
