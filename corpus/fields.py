@@ -20,6 +20,8 @@ def check_text(row: dict[str, Any]) -> None:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise BadRecord("an answer, the category or the origin holds half of a character (a lone surrogate)") from None
+    except RecursionError:
+        raise BadRecord("nested too deeply") from None
 
 
 def text_of(value: Any, where: str) -> str:

@@ -45,7 +45,7 @@ class Timing:
     def joined(self, other: "Timing") -> "Timing":
         """The steps of both: the same prompt, measured again."""
         return Timing(
-            np.concatenate([self.tokens, other.tokens]),
+            self.tokens,  # greedy: the same tokens again tell nothing new
             np.concatenate([self.drafted, other.drafted]),
             np.concatenate([self.plain, other.plain]),
         )
@@ -64,6 +64,8 @@ class Estimate:
     speedup_interval: Interval
     tau: float
     tau_interval: Interval
+    bound: float
+    """Upper end of the interval of the speedup that there were if verifications cost what plain steps cost."""
     noise: float
     plain_ms: float
     drafted_ms: float
@@ -72,7 +74,7 @@ class Estimate:
     def impossible(self) -> bool:
         """Whether drafting seems to gain more than it saves steps: no verification is cheaper than a plain step, so
         the speedup cannot exceed τ, and the machine was busy with something else."""
-        return self.speedup_interval[0] > self.tau_interval[1]
+        return self.speedup_interval[0] > self.bound
 
 
 def milliseconds(step: Step) -> float:
@@ -95,6 +97,7 @@ def estimate(timings: Sequence[Timing], draws: int = DRAWS) -> Estimate | None:
         speedup_interval=_interval(drawn.speedup(weights)),
         tau=float(found.tau()[0]),
         tau_interval=_interval(drawn.tau(weights)),
+        bound=_interval(replace(drawn, drafted=drawn.plain).speedup(weights))[1],
         noise=float(timed.std() / speedup),
         plain_ms=float(np.median(np.concatenate([timing.plain for timing in timings]))),
         drafted_ms=float(np.median(np.concatenate([timing.drafted for timing in timings]))),
@@ -124,8 +127,8 @@ class _Columns:
         for timing in timings:
             steps = draw.integers(len(timing.tokens), size=(draws, len(timing.tokens)))
             tokens.append(timing.tokens[steps].sum(1))
-            drafted.append(np.median(timing.drafted[steps], 1))
-            plain.append(np.median(timing.plain[draw.integers(len(timing.plain), size=(draws, len(timing.plain)))], 1))
+            for column, times in ((drafted, timing.drafted), (plain, timing.plain)):
+                column.append(np.median(times[draw.integers(len(times), size=(draws, len(times)))], 1))
         counts = np.array([[len(timing.tokens)] for timing in timings], dtype=float)
         return cls(np.stack(tokens), np.stack(plain), np.stack(drafted), counts)
 

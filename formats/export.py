@@ -107,6 +107,8 @@ def _place(target: Path) -> Iterator[Path]:
             target.rmdir()  # an empty one gives way
         with new_folder(target) as building:
             yield building
+            if target.exists():
+                raise Conflict(f"{target} was made by someone else meanwhile; name another place, or remove it first.")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:

@@ -64,6 +64,14 @@ def make_room(folder: Path, name: str) -> Path:
     return archive
 
 
+def put(made: Path, folder: Path, source: str, report: dict[str, Any]) -> Stored:
+    """Offer the zip `made`, which lies on the same disk, in place of the older one: that stays until now."""
+    archive = folder / made.name
+    archive.with_suffix(".json").unlink(missing_ok=True)
+    made.replace(archive)
+    return note(archive, source, report)
+
+
 def note(archive: Path, source: str, report: dict[str, Any]) -> Stored:
     """Say of a zip that is whole what it was made of and what its check found: from now on it is offered."""
     write_json(archive.with_suffix(".json"), {"source": source, "report": report})

@@ -167,7 +167,14 @@ def _templated(tokenizer: Any, messages: list[Message], **options: Any) -> Any:
 
     try:
         return tokenizer.apply_chat_template(messages, **options)
-    except (TemplateError, TypeError, KeyError) as error:  # also what a template's own filters raise
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+    ) as error:  # filters' too
         raise BadInput(f"the chat template refuses these messages ({error})") from None
 
 

@@ -46,5 +46,7 @@ def interval(found: Mapping[str, Any], name: str, unit: str = "") -> str:
     low_high = found.get(f"{name}_interval")
     if not isinstance(low_high, list | tuple) or len(low_high) != 2:
         return ""
+    if not all(isinstance(value, int | float) for value in low_high):
+        return ""
     low, high = low_high
     return f"{low:.2f} – {high:.2f}{unit} (95 %)"

@@ -148,3 +148,26 @@ def test_exports_go_with_their_checkpoint(home: Settings, heads: str) -> None:
         paths = changes.delete(session, home, session.get_one(Checkpoint, heads), force=True)
     changes.remove_files(paths)
     assert not exports_folder(home.home, heads).exists()
+
+
+def test_a_file_that_is_there_stays_until_the_next_is_whole(
+    home: Settings, heads: str, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(home, heads, "vllm")
+    request, context = ordered(home, heads, "vllm")
+
+    def refuse(*_: object) -> None:
+        raise Unsupported("no")
+
+    monkeypatch.setattr("formats.export.validate", refuse)
+    with pytest.raises(Unsupported):
+        export.run(request, context)
+    assert client.get(f"/api/checkpoints/{heads}/exports/vllm").status_code == 200
+    assert {path.name for path in exports_folder(home.home, heads).iterdir()} == {"vllm.zip", "vllm.json"}
+
+
+def test_a_checkpoint_that_is_not_the_trained_one_is_not_exported(home: Settings, heads: str) -> None:
+    with db.session(home) as session:
+        session.get_one(Checkpoint, heads).sha256 = "a" * 64
+    with pytest.raises(SpeculoosError, match="damaged"):
+        made(home, heads, "vllm")

@@ -92,3 +92,16 @@ def test_whoever_has_fewer_tokens_goes_on() -> None:
     first, second = side_by_side(run("plain", [1] * 5), run("drafted", [1, 3, 1]))
     assert (len(first), len(second)) == (5, 3)
     assert "".join(name[0] for name in order) == "pdpdppdp"
+
+
+def test_long_prompts_whose_steps_are_slow_and_well_drafted_are_possible() -> None:
+    short = Timing(np.full(128, 1.0), np.full(128, 1.0), np.full(128, 1.0))
+    long = Timing(np.full(32, 4.0), np.full(32, 4.0), np.full(128, 4.0))
+    found = estimate([short, long] * 40)
+    assert found is not None and found.speedup_interval[0] > found.tau_interval[1] and not found.impossible
+
+
+def test_the_same_answer_again_says_nothing_new_of_tau() -> None:
+    once = Timing(np.arange(30.0) % 5 + 1, np.ones(30), np.ones(90))
+    found, again = estimate([once]), estimate([once.joined(once).joined(once)])
+    assert found is not None and again is not None and again.tau_interval == found.tau_interval

@@ -1,10 +1,12 @@
 """Job `export`: a checkpoint in a server's format, compared with what that server reads, zipped for download."""
 
+import shutil
 from typing import Any
 
 from formats.export import build
 from formats.facts import Facts
-from formats.store import exports_folder, make_room, note, source_of
+from formats.store import exports_folder, put, source_of
+from models import archive
 from models.base import load_base
 from tracking.tables import Base, Checkpoint
 from workers.ask.requests import Export
@@ -16,9 +18,15 @@ def run(request: Export, context: Context) -> dict[str, Any]:
     goes on. Fails with the reason when the validation does."""
     row = context.usable(Checkpoint, request.checkpoint_id)
     base_row = context.usable(Base, row.base_id)
-    source = source_of(row.path)
+    archive.check(row.path, row.name, row.sha256, context.sums)
+    source, folder = source_of(row.path), exports_folder(context.settings.home, row.id)
     base = load_base(base_row.path, "float32", "cpu", context.known(base_row), context.sums)
-    archive = make_room(exports_folder(context.settings.home, row.id), request.format)
-    report = build(row.path, base, request.format, archive, context, Facts.of(base_row, row.name))
-    made = note(archive, source, report.to_json())
+    making = folder / f".{context.job_id}"
+    shutil.rmtree(making, ignore_errors=True)  # of an attempt that was killed
+    try:
+        zipped = making / f"{request.format}.zip"
+        report = build(row.path, base, request.format, zipped, context, Facts.of(base_row, row.name))
+        made = put(zipped, folder, source, report.to_json())
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
     return {"checkpoint_id": row.id, "format": request.format, "bytes": made.bytes, "figures": report.figures}
