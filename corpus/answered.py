@@ -69,7 +69,7 @@ def parse(line: int, value: Any) -> Answered:
     _check(messages)
     if filled(record.get("system")) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(record["system"], "system")})
-    tools = list_of(record["tools"], "tools") if filled(record.get("tools")) else []
+    tools = _tools(record["tools"]) if filled(record.get("tools")) else []
     category = str(record["category"])[:MAX_LABEL] if filled(record.get("category")) else ""
     row = Answered(line, messages, finish, tools, category, origin_of(record))
     check_text(row.to_json())
@@ -105,6 +105,14 @@ def _of_answer(item: Mapping[str, Any], where: str) -> Message:
     return found
 
 
+def _tools(value: Any) -> list[dict[str, Any]]:
+    """What the model was told it could call."""
+    found = list_of(value, "tools") if not isinstance(value, str) or value.lstrip().startswith("[") else None
+    if found is None or not all(isinstance(tool, dict) for tool in found):
+        raise BadRecord("tools: expected a list of objects")
+    return found
+
+
 def _call(call: Any, where: str) -> dict[str, Any]:
     """A call of a tool, its arguments as an object: templates write them as JSON themselves."""
     if not isinstance(call, dict):
@@ -122,8 +130,9 @@ def _endings(record: Mapping[str, Any], turns: list[Message]) -> list[str]:
     endings = [turn.pop("finish", "") for turn in turns if turn["role"] == "assistant"]
     said = next((record[key] for key in FINISH if filled(record.get(key))), None)
     if isinstance(said, list):
-        endings = [str(said[i]) if i < len(said) else ending for i, ending in enumerate(endings)]
-    elif endings and (said == "length" or said in CUT or record.get("truncated") is True):
+        first = max(len(endings) - len(said), 0)  # a greeting that opened the chat was asked of nobody
+        endings[first:] = [str(ending) for ending in said[: len(endings)]]
+    elif endings and (said in CUT or record.get("truncated") is True):
         endings[-1] = "length"
     return endings
 

@@ -239,7 +239,7 @@ def _repeat(bench: _Bench) -> None:
             if found.impossible:
                 raise Unavailable(
                     f"The machine was busy: drafting seemed {found.speedup:.2f} × as fast as plain, while its accepted "
-                    f"tokens allow {found.tau:.2f} × at most.",
+                    f"tokens allow {found.bound:.2f} × at most.",
                     "Measure again when less else is running.",
                 )
             return

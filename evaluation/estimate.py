@@ -72,8 +72,8 @@ class Estimate:
 
     @property
     def impossible(self) -> bool:
-        """Whether drafting seems to gain more than it saves steps: no verification is cheaper than a plain step, so
-        the speedup cannot exceed τ, and the machine was busy with something else."""
+        """Whether drafting seems to gain more than it saves steps: no verification is cheaper than a plain step, so the
+        speedup cannot exceed `bound`, and the machine was busy with something else."""
         return self.speedup_interval[0] > self.bound
 
 

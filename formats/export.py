@@ -53,13 +53,16 @@ def build(
     return report
 
 
-def check_possible(folder: str | Path, base_path: str | Path, format_name: str, target: str | Path) -> Checkpoint:
+def check_possible(
+    folder: str | Path, base_path: str | Path, format_name: str, target: str | Path | None = None
+) -> Checkpoint:
     """The checkpoint, before a base is loaded for it. Raises Unsupported where the format cannot take it, Conflict
     where a file or a folder that is not empty is at `target`."""
-    target, checkpoint = Path(target), Checkpoint.read(folder, base_path)
+    checkpoint = Checkpoint.read(folder, base_path)
     if reason := find_format(format_name).reason(checkpoint):
         raise Unsupported(reason)
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+    target = Path(target) if target else None
+    if target and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
         raise Conflict(f"{target} is there already; name another place, or remove it first.")
     return checkpoint
 

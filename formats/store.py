@@ -26,10 +26,6 @@ class Stored:
     bytes: int
     report: dict[str, Any]
 
-    @property
-    def passed(self) -> bool:
-        return bool(self.report.get("passed", True))
-
 
 def exports_folder(home: Path, checkpoint_id: str) -> Path:
     """Where a checkpoint's exports lie."""
@@ -37,11 +33,13 @@ def exports_folder(home: Path, checkpoint_id: str) -> Path:
 
 
 def source_of(checkpoint: str | Path) -> str:
-    """What tells this state of a checkpoint's folder from others: the sha256 of its SHA256SUMS; "" without one."""
-    try:
-        return sha256((Path(checkpoint) / SUMS).read_bytes()).hexdigest()
-    except OSError:
-        return ""
+    """What tells this state of a checkpoint's folder from others: the sha256 of its SHA256SUMS; of a folder without
+    one, of its files' names, sizes and times."""
+    folder = Path(checkpoint)
+    with suppress(OSError):
+        return sha256((folder / SUMS).read_bytes()).hexdigest()
+    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("[!.]*"))
+    return sha256(repr(files).encode()).hexdigest()
 
 
 def stored(folder: Path, source: str) -> dict[str, Stored]:
@@ -49,7 +47,7 @@ def stored(folder: Path, source: str) -> dict[str, Stored]:
     found = {}
     for path in sorted(folder.glob("[!.]*.json")):
         note, archive = _read(path), path.with_suffix(".zip")
-        if source and note.get("source") == source and archive.is_file():
+        if note.get("source") == source and archive.is_file():
             found[path.stem] = Stored(archive, archive.stat().st_size, note.get("report", {}))
     return found
 

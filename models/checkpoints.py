@@ -21,6 +21,8 @@ from speculoos.files import new_folder
 from speculoos.sums import SUMS, Sums, file_sha256
 
 FORMAT = 1
+KINDS = {"speculoos_method": str, "speculoos_format": int, "training": dict, "drafting": dict, "tuning": dict}
+WORDS = {str: "text", int: "number", dict: "table"}
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 MEND = "Download or train the checkpoint again; `speculoos verify` checks all."
 log = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise BadInput(f"{path} cannot be read ({error}); download or train the checkpoint again.") from None
     if not isinstance(data, dict) or "speculoos_method" not in data:
         raise BadInput(f"{path} names no speculoos_method, so it is not a draft made by Speculoos.")
+    for key, kind in KINDS.items():
+        if not isinstance(data.get(key, kind()), kind):
+            raise BadInput(f"{path}: {key} is no {WORDS[kind]}; download or train the checkpoint again.")
     if data.get("speculoos_format", FORMAT) > FORMAT:
         raise Unsupported(f"{path} was written by a newer Speculoos (format {data['speculoos_format']}); update.")
     return data

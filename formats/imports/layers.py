@@ -4,6 +4,7 @@ Defaults are those of the EAGLE repository's config class (rms_norm_eps 1e-6, ro
 """
 
 import re
+from math import isfinite
 from typing import Any
 
 from formats.imports.fields import Fields
@@ -40,6 +41,11 @@ def layer_config(source: Source, hidden: int) -> dict[str, Any]:
     heads = fields.number("num_attention_heads")
     keys = fields.number("num_key_value_heads", heads)
     head_dim = fields.number("head_dim", 0) or hidden // heads
+    if heads % max(keys, 1) or head_dim % 2:
+        raise BadInput(
+            f"{source.where}: num_attention_heads {heads}, num_key_value_heads {keys}, head_dim {head_dim}: the first "
+            "must be a multiple of the second, and the last even."
+        )
     _check_rows(source, "q_proj", "num_attention_heads", heads, head_dim)
     _check_rows(source, "k_proj", "num_key_value_heads", keys, head_dim)
     theta, scaling = rope(fields)
@@ -104,8 +110,8 @@ def _scaling(kind: str, nested: Fields, fields: Fields) -> dict[str, Any]:
             value = fields.get("max_position_embeddings")
         if value is None and key in may:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise BadInput(f"{nested.where}: {key}: expected a number, got {str(value)[:40]!r}.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
+            raise BadInput(f"{nested.where}: {key}: expected a number above 0, got {str(value)[:40]!r}.")
         made[key] = value
     return made
 
@@ -141,7 +147,8 @@ def _intermediate(source: Source, fields: Fields) -> int:
 
 def looks_back_less(fields: Fields) -> str:
     """A notice where the layer was trained with a sliding window; drafts here look at the whole text."""
-    kinds = fields.get("layer_types") or ()
+    kinds = fields.get("layer_types")
+    kinds = kinds if isinstance(kinds, list) else ()
     if "sliding_attention" not in kinds and not fields.get("use_sliding_window"):
         return ""
     return (

@@ -1,5 +1,9 @@
 """Checkpoints of ours that come back from another home: a folder, or an unpacked zip."""
 
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft, fill
 from formats.imports.source import Source
@@ -21,9 +25,25 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     _check_sizes(source, base, find_method(method).shares_hidden_size)
     shape = {key: value for key, value in config.items() if key not in KEYS}
     found = fill(method, shape, source, base, {})
-    found.info = {**config.get("training", {}), "base_sha256": config.get("base_sha256", "")}
+    told = config.get("training", {})
+    found.info = {**told, "figures": figures(told.get("figures")), "base_sha256": str(config.get("base_sha256", ""))}
     found.drafting = {key: config[key] for key in ("drafting", "tuning") if config.get(key)}
     return found
+
+
+def figures(found: Any) -> dict[str, Any]:
+    """What of a stranger's figures can be shown and stored: finite numbers, lists of them, short texts."""
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(key)[:80]: value for key, value in found.items() if _is_figure(value)}
+
+
+def _is_figure(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= 200
+    if isinstance(value, list):
+        return len(value) <= 100 and all(isinstance(item, int | float) and isfinite(item) for item in value)
+    return isinstance(value, int | float) and isfinite(value)
 
 
 def _check_sizes(source: Source, base: BaseOutline, shares_hidden_size: bool) -> None:

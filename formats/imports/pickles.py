@@ -32,6 +32,8 @@ def _load(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if not _is_pickle(file):
+            raise BadInput(f"{file.name}: is no file of torch.save; fetch it again.") from None
         raise BadInput(
             f"{file.name}: this pickle holds code ({_culprit(error)}), which is never run; "
             "ask its publisher for safetensors."
@@ -41,10 +43,16 @@ def _load(file: Path) -> Any:
 
 
 def _culprit(error: Exception) -> str:
-    """The global that torch refused, from its sentence; else its first line."""
+    """The global that torch refused, from its sentence; else that it is an instruction it does not know."""
     words = str(error).split()
     named = [word for before, word in zip(words, words[1:], strict=False) if before in ("GLOBAL", "global")]
-    return next((word.strip(".,`'") for word in named), _first_line(error))
+    return next((word.strip(".,`'") for word in named), "an unknown instruction")
+
+
+def _is_pickle(file: Path) -> bool:
+    """By its first bytes: a zip of torch.save, or a bare pickle; a pointer of git-lfs or a web page is neither."""
+    with open(file, "rb") as handle:
+        return handle.read(1) in (b"P", b"\x80")
 
 
 def _first_line(error: Exception) -> str:

@@ -38,7 +38,9 @@ def _convert(asked: Asked, base: BaseOutline) -> dict[str, Any]:
         **{"notices": [*filter(None, said), *draft.notices], "licence": found.licence},
     }
     _write(scratch / "draft", draft, base, asked.base_sha256, _source(found, report))
-    return {**report, "method": draft.network.method, "figures": draft.info.get("figures") or {}}
+    trained_on = draft.info.get("base_sha256") or asked.base_sha256
+    figures = draft.info.get("figures") or {}
+    return {**report, "method": draft.network.method, "figures": figures, "base_sha256": trained_on}
 
 
 def _rewritten(folder: Path, scratch: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from app.forms import import_request
 from app.main import make_app
+from app.pages.data import PROMPTS_ONLY
 from app.visitor import BROWSER
 from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
@@ -73,7 +74,8 @@ def press_import(client: TestClient, pages: Any, file: Any) -> Any:
     """The Data page's Import button with `file` in its box."""
     blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
     fn = next(f for f in blocks.fns.values() if any(type(i).__name__ == "File" for i in f.inputs))
-    return client.post(EVENT, json={"data": [file, "", "", ""], "fn_index": fn._id, "session_hash": "x"})
+    data = [file, "", "", "", PROMPTS_ONLY, None]
+    return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x"})
 
 
 def file_data(path: str, **more: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def upload(page: Page, path: Path) -> None:
 def import_prompts(page: Page, bench: Workbench, path: Path, name: str) -> str:
     """Import a file by upload; returns the data set's id."""
     page.goto(f"{bench.url}/data")
-    unfold(page, "Import prompts")
+    unfold(page, "Import a file")
     upload(page, path)
     box(page, "data-new-name").fill(name)
     page.locator("#data-submit").click()

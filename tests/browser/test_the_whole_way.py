@@ -208,7 +208,7 @@ def test_a_failed_job_says_in_a_sentence_what_was_wrong(page: Page, bench: Workb
     nothing = tmp_path / "nothing.jsonl"
     nothing.write_text("{broken\n")
     page.goto(f"{bench.url}/data")
-    unfold(page, "Import prompts")
+    unfold(page, "Import a file")
     upload(page, nothing)
     page.locator("#data-submit").click()
     page.wait_for_url("**/data?id=*")

@@ -17,6 +17,7 @@ import pytest
 from benchmarks.page_client import Page
 from models.tiny import make_tiny_base
 from speculoos.settings import load
+from tests.conftest import disk
 from tests.drills.trainings import SETTINGS
 from tests.tools.figures import Figures
 from tests.tools.homes import add_answers, add_base
@@ -38,12 +39,19 @@ PAGES = ("/", "/jobs", "/settings")
 SAID = re.compile(r"\bfull\b|\b0 (B|bytes|MB|KB|kB) free", re.IGNORECASE)
 
 
+@pytest.fixture
+def roomier_disk(tmp_path: Path) -> Iterator[Path]:
+    """Room for a home, a draft and its states, more than once."""
+    with disk(tmp_path / "disk", 32) as place:
+        yield place
+
+
 @pytest.mark.drill
 @pytest.mark.timeout(1200)
-def test_disk_full_in_a_checkpoint(broker: str, small_disk: Path, tmp_path: Path, figures: Figures) -> None:
+def test_disk_full_in_a_checkpoint(broker: str, roomier_disk: Path, tmp_path: Path, figures: Figures) -> None:
     """So little room is left that the draft, or a state on the way to it, has none: at another place each time."""
     bench = Bench(
-        load({"SPECULOOS_HOME": str(small_disk / "home"), "REDIS_URL": f"{broker}?virtual_host=10"}),
+        load({"SPECULOOS_HOME": str(roomier_disk / "home"), "REDIS_URL": f"{broker}?virtual_host=10"}),
         SPECULOOS_WORK_MODULES="",
         SPECULOOS_MIN_DISK_MB="0",  # a floor would pause the job before it met the full disk
     )
@@ -56,8 +64,8 @@ def test_disk_full_in_a_checkpoint(broker: str, small_disk: Path, tmp_path: Path
         bench.worker("gpu")
         bench.reconciler()
         for number in range(ROUNDS):
-            ballast = small_disk / "ballast"
-            free = shutil.disk_usage(small_disk).free
+            ballast = roomier_disk / "ballast"
+            free = shutil.disk_usage(roomier_disk).free
             ballast.write_bytes(b"0" * max(0, free - chance.randrange(2**20, 5 * 2**19)))
             wanted = {**SETTINGS, "max_steps": 8, "save_every": 2 + number % 3, "held_out": 0.0}
             job = submit(Train("medusa", base_id, dataset_id, wanted), name=f"h{number}", settings=bench.settings)

@@ -1,6 +1,7 @@
 """What was exported comes back by the importer as it was: the same tensors and network, the same drafted tokens."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.target import Target
 from formats.export import build
+from formats.imports.run import Asked
 from formats.imports.work import convert
 from formats.options import options
 from models.chat import render
@@ -39,7 +41,8 @@ def test_an_export_comes_back_whole(kind, base, checkpoint, tmp_path):
         stored = load_file(folder / "model.safetensors")
         build(folder, base, option.name, tmp_path / option.name)
         (scratch := tmp_path / f"import-{option.name}").mkdir()
-        convert(str(tmp_path / option.name), option.name, str(base.path), "tiny", "", str(scratch), "")
+        folders = (str(tmp_path / option.name), str(scratch), str(base.path))
+        convert(asdict(Asked(*folders, option.name, "", "tiny", "", "")))
         found, back = load_file(scratch / "draft" / "model.safetensors"), read_config(scratch / "draft")
         parted = bool(config.get("medusa_tie_lm_head")) and not back["medusa_tie_lm_head"]
         if parted:

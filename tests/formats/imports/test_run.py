@@ -144,3 +144,14 @@ def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
     assert json.loads(made.stdout.splitlines()[-1])["format"] == "eagle"
     assert load_draft(tmp_path / "made" / "attempt-1", base).method == "eagle"
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
+
+
+@pytest.mark.parametrize(
+    "text", ["version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "<html>not found</html>"]
+)
+def test_what_is_no_pickle_is_not_called_code(text, tmp_path, matched):
+    source = writers.write(tmp_path / "heads", writers.medusa())
+    (source / "model.safetensors").unlink()
+    (source / "medusa_lm_head.pt").write_text(text)
+    with pytest.raises(BadInput, match=r"medusa_lm_head.pt: is no file of torch.save; fetch it again"):
+        import_draft("folder", str(source), matched, tmp_path / "out", Silent())

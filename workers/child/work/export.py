@@ -3,7 +3,7 @@
 import shutil
 from typing import Any
 
-from formats.export import build
+from formats.export import build, check_possible
 from formats.facts import Facts
 from formats.store import exports_folder, put, source_of
 from models import archive
@@ -18,6 +18,7 @@ def run(request: Export, context: Context) -> dict[str, Any]:
     goes on. Fails with the reason when the validation does."""
     row = context.usable(Checkpoint, request.checkpoint_id)
     base_row = context.usable(Base, row.base_id)
+    check_possible(row.path, base_row.path, request.format)
     archive.check(row.path, row.name, row.sha256, context.sums)
     source, folder = source_of(row.path), exports_folder(context.settings.home, row.id)
     base = load_base(base_row.path, "float32", "cpu", context.known(base_row), context.sums)

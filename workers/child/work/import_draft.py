@@ -19,11 +19,11 @@ def run(request: ImportDraft, context: Context) -> dict[str, Any]:
     matched = Matched(Path(base.path), base.name, base.weights_sha256, (base.card or {}).get("methods") or {})
     token = context.settings.hf_token
     report = import_draft(request.source, request.location, matched, folder, context, token, request.layout)
-    publish(request, context, base, report, folder)
+    publish(request, context, report, folder)
     return {"checkpoint_id": request.checkpoint_id, **{key: report[key] for key in ("method", "format", "notices")}}
 
 
-def publish(request: ImportDraft, context: Context, base: Base, report: dict[str, Any], folder: Path) -> None:
+def publish(request: ImportDraft, context: Context, report: dict[str, Any], folder: Path) -> None:
     """Fill the checkpoint's row, fenced. Its config says where it came from and what there is to know about that."""
     told = {key: report[key] for key in ("format", "title", "origin", "licence", "notices")}
     context.publish(
@@ -33,7 +33,7 @@ def publish(request: ImportDraft, context: Context, base: Base, report: dict[str
         method=report["method"],
         path=str(folder),
         attempt=context.attempt,
-        base_sha256=base.weights_sha256,
+        base_sha256=report["base_sha256"],
         size_bytes=size(folder),
         sha256=file_sha256(folder / WEIGHTS),
         config={**request.to_json(), "imported": told},
