@@ -12,6 +12,7 @@ from app import metrics
 from app.main import PAGES, make_app
 from speculoos.settings import Settings, load
 from tests.tools.databases import database, postgres  # noqa: F401
+from tests.tools.loops import run_async
 from tracking import counters, db, leases, processes, workload
 from tracking.tables import Job, Preference, Run, now
 from upkeep.health import Part
@@ -191,7 +192,6 @@ def test_every_route_of_ours_has_a_name_of_its_own(guarded: TestClient) -> None:
 
 
 def test_open_event_streams_are_counted_until_they_end() -> None:
-    import asyncio
 
     made = metrics.Metrics.__new__(metrics.Metrics)
     from prometheus_client import CollectorRegistry, Gauge, Histogram
@@ -214,7 +214,7 @@ def test_open_event_streams_are_counted_until_they_end() -> None:
         with pytest.raises(ConnectionError):
             await measured({"type": "http", "method": "GET"}, None, send)
 
-    asyncio.run(ask())
+    run_async(ask())
     assert registry.get_sample_value("streams", {"route": "/x"}) == 0
 
 

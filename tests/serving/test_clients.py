@@ -19,6 +19,7 @@ from speculoos.errors import BadInput, Conflict, NotFound, Unavailable
 from speculoos.settings import Settings
 from tests.serving.conftest import TOKEN, Served, serve, until
 from tests.serving.test_live import make_run, post
+from tests.tools.loops import run_async
 from tracking import keys
 from tracking.db import reading, session
 from tracking.tables import ApiKey, now
@@ -75,7 +76,7 @@ def test_clients_that_left_do_not_keep_their_places(small: Served, streaming: bo
             await asyncio.gather(*waiting, return_exceptions=True)
 
     with Held(small) as held:
-        asyncio.run(abandon())
+        run_async(abandon())
         until(lambda: not small.engine.queue.waiting, 5)
         assert small.engine.queue.busy, "the device was busy all the time"
         answers: list[int] = []
