@@ -8,7 +8,8 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
-from formats.store import Stored, exports_folder, make_room, note, source_of, stored
+from formats import OWN
+from formats.store import Stored, exports_folder, put, source_of, stored
 from models import archive
 from models.archive import archive_name
 from models.starter import HEAD
@@ -18,7 +19,6 @@ from speculoos.sums import Sums
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint
 
-OWN = "own"
 KEEP_OUT = {"Cache-Control": "private, no-cache"}
 """Asked for anew each time; a browser may still go on with a part it has."""
 
@@ -49,7 +49,7 @@ def routes(settings: Settings) -> APIRouter:
 
 def own_zip(kept: Path, folder: Path, source: str) -> Stored:
     """Our own format: the checkpoint's folder as it is."""
-    return note(archive.write_zip(folder, make_room(kept, OWN)), source, {})
+    return put(archive.write_zip(folder, kept / f".{OWN}.zip"), kept / f"{OWN}.zip", source, {})
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:

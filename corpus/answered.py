@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corpus.fields import MAX_LABEL, BadRecord, check_size, check_text, filled, kind_of, list_of, origin_of, text_of
+from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, list_of, origin_of, text_of
 from corpus.prompts import ROLES
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, parsed_rows, row_id
 from corpus.shapes import FIELDS, Message, messages_of, record_of
@@ -70,8 +70,7 @@ def parse(line: int, value: Any) -> Answered:
     if filled(record.get("system")) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(record["system"], "system")})
     tools = _tools(record["tools"]) if filled(record.get("tools")) else []
-    category = str(record["category"])[:MAX_LABEL] if filled(record.get("category")) else ""
-    row = Answered(line, messages, finish, tools, category, origin_of(record))
+    row = Answered(line, messages, finish, tools, category_of(record), origin_of(record))
     check_text(row.to_json())
     return row
 

@@ -65,6 +65,11 @@ def check_size(*texts: list[str]) -> None:
         raise BadRecord(too_long())
 
 
+def category_of(record: dict[str, Any]) -> str:
+    """By which figures are grouped; "" where it says none."""
+    return str(record["category"])[:MAX_LABEL] if filled(record.get("category")) else ""
+
+
 def origin_of(record: dict[str, Any]) -> dict[str, Any]:
     """Where the row came from, as far as it says: its own id and data set."""
     keys = ("id", "question_id", "conversation_id", "dataset", "source")

@@ -70,7 +70,7 @@ def import_answered(
     `summary` goes to `dataset.json`: the base's and its tokenizer's sha256. Raises BadInput as `import_prompts` does.
     """
     source = Source(Path(path), original_name or Path(path).name, "conversation")
-    rows = tokenised(read_answered(path, None, max_rows if limit is None else 1 << 62), masking, limit)
+    rows = tokenised(read_answered(path, max_rows=max_rows), masking, limit)
     return write_rows(source, rows, folder, reporter, AnsweredReport(), kind="conversations", **summary)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corpus.fields import MAX_LABEL, BadRecord, check_size, check_text, filled, kind_of, origin_of, text_of
+from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, origin_of, text_of
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, parsed_rows, row_id
 from corpus.shapes import FIELDS, messages_of, record_of
 
@@ -58,8 +58,7 @@ def parse(line: int, value: Any) -> Row:
     check_size(users, answers, system)
     messages = [{"role": "system", "content": s} for s in system[:1] if s.strip()]
     messages += [{"role": "user", "content": u} for u in users]
-    category = record.get("category")
-    row = Row(line, messages, answers, str(category)[:MAX_LABEL] if filled(category) else "", origin_of(record))
+    row = Row(line, messages, answers, category_of(record), origin_of(record))
     check_text(row.to_json())
     return row
 

@@ -5,6 +5,7 @@ from formats import huggingface, medusa, modelopt, own, sglang, speculators, trt
 from formats.record import Format
 from speculoos.errors import Unsupported
 
+OWN = own.FORMAT.name
 FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
     for module in (own, vllm, speculators, sglang, trtllm, medusa, modelopt, huggingface)

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from models.archive import WEIGHTS
 from models.foreign import plain_config
 from models.identity import TensorEntry, tensors, tensors_of, tokenizer_sha256
 from speculoos.errors import BadInput, NotFound
 
-WEIGHTS = "model.safetensors"
 DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 BOOKKEEPING = frozenset(
     {

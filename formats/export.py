@@ -2,22 +2,22 @@
 
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from formats import container, find_format
+from formats import OWN, container, find_format
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts, facts_of
 from formats.plan import Plan
 from formats.readme import readme
 from formats.report import Report
 from formats.validate import REPORT, validate
+from models.archive import zip_files
 from speculoos import sums as folder_sums
 from speculoos.errors import Conflict, Unsupported
-from speculoos.files import new_folder, new_path, write_json
+from speculoos.files import new_folder, write_json
 from speculoos.reporting import Reporter, Silent, check_stop
 from speculoos.sums import SUMS, file_sha256
 
@@ -48,7 +48,7 @@ def build(
                 f"The export failed its validation and was not written: {' '.join(report.failures)}",
                 "With --force it is written all the same, and says so.",
             )
-        if format_name != "own":
+        if format_name != OWN:
             _describe(building, record, checkpoint, facts, report, _folder_name(target))
     return report
 
@@ -116,18 +116,7 @@ def _place(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:
         yield Path(building)
-        with new_path(target) as temporary:
-            _zip(Path(building), temporary)
-
-
-def _zip(folder: Path, target: Path) -> None:
-    """Weights do not compress, so nothing is."""
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(folder.iterdir()):
-            info = zipfile.ZipInfo.from_file(path, path.name)
-            info.external_attr = 0o100644 << 16
-            with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as out:
-                shutil.copyfileobj(source, out, 1 << 20)
+        zip_files(sorted(Path(building).iterdir()), target)
 
 
 def _folder_name(target: Path) -> str:

@@ -52,27 +52,15 @@ def stored(folder: Path, source: str) -> dict[str, Stored]:
     return found
 
 
-def make_room(folder: Path, name: str) -> Path:
-    """Where the zip of format `name` is to be written; an older one is gone. Its note first: a zip without one is not
-    offered, so that none has another's report."""
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / f"{name}.zip"
-    for old in (archive.with_suffix(".json"), archive):
-        old.unlink(missing_ok=True)
-    return archive
+def put(made: Path, archive: Path, source: str, report: dict[str, Any]) -> Stored:
+    """Offer the zip `made`, which is whole and lies on the same disk, as `archive`: the older one stays until now.
 
-
-def put(made: Path, folder: Path, source: str, report: dict[str, Any]) -> Stored:
-    """Offer the zip `made`, which lies on the same disk, in place of the older one: that stays until now."""
-    archive = folder / made.name
-    archive.with_suffix(".json").unlink(missing_ok=True)
+    Its note goes first and comes last: a zip without one is not offered, so that none has another's report.
+    """
+    note = archive.with_suffix(".json")
+    note.unlink(missing_ok=True)
     made.replace(archive)
-    return note(archive, source, report)
-
-
-def note(archive: Path, source: str, report: dict[str, Any]) -> Stored:
-    """Say of a zip that is whole what it was made of and what its check found: from now on it is offered."""
-    write_json(archive.with_suffix(".json"), {"source": source, "report": report})
+    write_json(note, {"source": source, "report": report})
     return Stored(archive, archive.stat().st_size, report)
 
 

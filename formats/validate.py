@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from formats import find_format
+from formats import OWN, find_format
 from formats.checkpoint import Checkpoint, read_object
 from formats.facts import Facts
 from formats.report import Check, Report
@@ -28,7 +28,7 @@ def validate(
     wrong with the export: that is a check that did not pass."""
     folder, record, reporter = Path(folder), find_format(format_name), reporter or Silent()
     subject = _subject(checkpoint, facts)
-    if format_name == "own":
+    if format_name == OWN:
         checks, figures = [_sums(folder)], {}
     else:
         reporter.log("Comparing the export with what its server reads …")

@@ -1,9 +1,9 @@
-"""A checkpoint as one zip: model.safetensors, config.json, README.md and SHA256SUMS, streamed or written. No torch."""
+"""A checkpoint as one zip: model.safetensors, config.json, README.md and SHA256SUMS. No torch."""
 
-import io
 import re
+import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from speculoos import sums as folder_sums
@@ -21,32 +21,24 @@ def archive_name(base: str, checkpoint: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{base}-{checkpoint}").strip("-.") + ".zip"
 
 
-def stream_zip(folder: str | Path, prefix: str = "") -> Iterator[bytes]:
-    """The zip in pieces, made while it is read: no second copy on disk, memory of one piece.
-
-    Weights do not compress, so nothing is. SHA256SUMS is made when the folder has none.
-    """
-    folder = Path(folder)
-    files = archive_files(folder)
-    sink = _Sink()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
-        for path in files:
-            with path.open("rb") as source, archive.open(_info(prefix, path), "w", force_zip64=True) as target:
-                while piece := source.read(CHUNK):
-                    target.write(piece)
-                    yield sink.take()
-        if not (folder / SUMS).exists():
-            archive.writestr(f"{prefix}{SUMS}", sums(files))
-    yield sink.take()
+def write_zip(folder: str | Path, target: str | Path) -> Path:
+    """The checkpoint in `folder` as a zip, whole or not at all. SHA256SUMS is made when the folder has none."""
+    files = archive_files(Path(folder))
+    return zip_files(files, Path(target), {} if Path(folder, SUMS).exists() else {SUMS: sums(files)})
 
 
-def write_zip(folder: str | Path, target: str | Path, prefix: str = "") -> Path:
-    """The zip as a file, whole or not at all."""
-    target = Path(target)
+def zip_files(files: Iterable[Path], target: Path, texts: Mapping[str, str] | None = None) -> Path:
+    """A zip of `files`, side by side, and of further `texts`; whole or not at all, in the memory of one piece. Weights
+    do not compress, so nothing is."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with new_path(target) as temporary, temporary.open("wb") as out:
-        for piece in stream_zip(folder, prefix):
-            out.write(piece)
+    with new_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for path in files:
+            info = zipfile.ZipInfo.from_file(path, path.name)
+            info.external_attr = 0o100644 << 16
+            with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as out:
+                shutil.copyfileobj(source, out, CHUNK // 2)  # which holds two pieces at a time
+        for name, text in (texts or {}).items():
+            archive.writestr(name, text)
     return target
 
 
@@ -81,28 +73,3 @@ def check(folder: str | Path, name: str, sha256: str = "", taken: Sums | None = 
         raise Damaged(
             f"The checkpoint {name!r} is damaged: {file} {wrong}; train it again, or restore {folder} from a copy."
         )
-
-
-def _info(prefix: str, path: Path) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo.from_file(path, f"{prefix}{path.name}")
-    info.compress_type = zipfile.ZIP_STORED
-    info.external_attr = 0o100644 << 16
-    return info
-
-
-class _Sink(io.RawIOBase):
-    """What the zip writer writes to: keeps the bytes until they are taken; cannot seek, which zipfile allows for."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, piece: bytes) -> int:
-        self._pieces.append(bytes(piece))
-        return len(piece)
-
-    def take(self) -> bytes:
-        taken, self._pieces = b"".join(self._pieces), []
-        return taken

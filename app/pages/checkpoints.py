@@ -29,10 +29,9 @@ def signature(rows: Session) -> str:
     return f"{signature_of(Checkpoint)(rows)}.{hash(tuple(measured))}"
 
 
-def row_signature(rows: Session, checkpoint_id: str) -> str:
+def row_signature(rows: Session, _checkpoint_id: str) -> str:
     """The same for one checkpoint and the files that are being made of it."""
-    jobs = [(name, job.id, job.state) for name, job in export_rows.latest_jobs(rows, checkpoint_id).items()]
-    return f"{signature(rows)}.{hash(tuple(jobs))}"
+    return f"{signature(rows)}.{export_rows.signature(rows)}"
 
 
 CHECKPOINTS = Listing(

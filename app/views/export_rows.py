@@ -9,6 +9,7 @@ from app.widgets.elements import badge, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
+from formats import OWN
 from formats.options import Option, options
 from formats.store import Stored, exports_folder, source_of, stored
 from speculoos.errors import SpeculoosError, Unsupported
@@ -17,7 +18,6 @@ from tracking import queries
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Job
 
-OWN = "own"
 COLUMNS = ["Format", "For", "Proof", "Download"]
 LATEST = 200
 """Export jobs that are looked at, the newest first."""
@@ -43,6 +43,12 @@ def latest_jobs(rows: Session, checkpoint_id: str) -> dict[str, Job]:
     query = select(Job).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
     own = [job for job in rows.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
     return {job.request["format"]: job for job in reversed(own)}
+
+
+def signature(rows: Session) -> int:
+    """Changes when an export begins or ends: asked for at every poll, so it reads no requests."""
+    query = select(Job.id, Job.state).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
+    return hash(tuple(map(tuple, rows.execute(query))))
 
 
 def can_be_made(rows: Session, checkpoint_id: str, name: str) -> bool:

@@ -34,14 +34,14 @@ def export(
     as_json: Json = False,
 ) -> int:
     """Write a checkpoint as a zip with its sums, or in a server's format, compared with what that server reads."""
-    from formats import find_format
+    from formats import OWN, find_format
     from upkeep.homes import open_home
 
     settings = open_home()
     row = _find(settings, checkpoint)
     if listing:
         return _list(row, as_json)
-    if find_format(form).name == "own":
+    if find_format(form).name == OWN:
         return _own(settings, row, output, as_json)
     return _server(settings, row, form, output, force, as_json)
 

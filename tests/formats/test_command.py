@@ -67,7 +67,7 @@ def test_a_forced_export_that_failed_says_so_and_ends_with_1(rows, tmp_path: Pat
     from formats.writers import llama
 
     real = llama.config
-    monkeypatch.setattr(llama, "config", lambda *a: {**real(*a), "tie_word_embeddings": True})
+    monkeypatch.setattr(llama, "config", lambda *a: {**real(*a), "tie_word_embeddings": True})  # a writer with a fault
     words = ["export", "tiny@eagle3", "--format", "vllm", "--out", str(tmp_path / "out")]
     assert main(words) == 1 and not (tmp_path / "out").exists()
     assert "tie_word_embeddings" in capsys.readouterr().err

@@ -196,7 +196,7 @@ def test_what_fails_is_not_given_away_unless_it_is_said(base, checkpoint, tmp_pa
     """A writer with a fault: nothing is written, or, forced, an export that says what is wrong with it."""
     from formats.writers import eagle3
 
-    monkeypatch.setattr(eagle3, "_ids", lambda checkpoint, added: {KEY: [5, 6, 7]})
+    monkeypatch.setattr(eagle3, "_ids", lambda checkpoint, added: {KEY: [5, 6, 7]})  # the fault
     with pytest.raises(Unsupported, match=KEY):
         build(checkpoint("eagle3-small"), base, "vllm", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -347,6 +347,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(tiny_base, 
     import shutil
 
     usage = shutil.disk_usage(tmp_path)
+    # what a full disk would say; tests/drills/test_disk.py fills a real one
     monkeypatch.setattr("training.resume_points.shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(Unavailable, match="free"):
         train(config(held_out=0), tiny_base, dataset, tmp_path / "out")

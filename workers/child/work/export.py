@@ -27,7 +27,7 @@ def run(request: Export, context: Context) -> dict[str, Any]:
     try:
         zipped = making / f"{request.format}.zip"
         report = build(row.path, base, request.format, zipped, context, Facts.of(base_row, row.name))
-        made = put(zipped, folder, source, report.to_json())
+        made = put(zipped, folder / zipped.name, source, report.to_json())
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return {"checkpoint_id": row.id, "format": request.format, "bytes": made.bytes, "figures": report.figures}
