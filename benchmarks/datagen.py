@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.side import Side
 from evaluation.machine import describe_machine
 from models.base import load_tokenizer
 from models.chat import render
@@ -47,50 +47,25 @@ def _first_turn(row: dict[str, Any]) -> str:
     return row["messages"][0]["content"] if "messages" in row else row["prompt"]
 
 
-class Side:
-    """A started contender's process."""
-
-    def __init__(self, args: argparse.Namespace, side: str, dtype: str, prompts: Path, tree: Path = CLONE):
-        command = [sys.executable, "-P", str(SIDE), "--side", side, "--model", str(args.model), "--dtype", dtype]
-        command += ["--prompts", str(prompts), "--tokens", str(args.tokens), "--threads", str(args.threads)]
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, cwd=tree, env=environment, text=True, **pipes)
-
-    def __enter__(self) -> "Side":
-        self._read()  # ready
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-    def answer(self, batch: int) -> dict[str, Any]:
-        """All prompts once, `batch` at a time."""
-        self.process.stdin.write(json.dumps({"batch": batch}) + "\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise SystemExit(f"{' '.join(self.process.args[:4])} … ended with {self.process.wait()}.")
+def side(args: argparse.Namespace, name: str, dtype: str, prompts: Path, tree: Path = CLONE) -> Side:
+    """A contender, not yet started."""
+    words = ["--side", name, "--model", args.model, "--dtype", dtype, "--prompts", prompts]
+    return Side(SIDE, [*words, "--tokens", args.tokens, "--threads", args.threads], tree)
 
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
     """Every contender in every round; medians, ratios, and whether the answers are those of before."""
     with ExitStack() as stack:
-        sides = {"ours": Side(args, "ours", dtype, prompts), "transformers": Side(args, "transformers", dtype, prompts)}
+        sides = {name: side(args, name, dtype, prompts) for name in ("ours", "transformers")}
         if args.before:
-            sides["before"] = Side(args, "ours", dtype, prompts, args.before.resolve())
-        for side in sides.values():
-            stack.enter_context(side)
+            sides["before"] = side(args, "ours", dtype, prompts, args.before.resolve())
+        for one in sides.values():
+            stack.enter_context(one)
         runs = {name: (name, args.batch) for name in sides if name != "transformers"}
         runs |= {f"transformers, {size} at once": ("transformers", size) for size in args.batch_sizes}
         rounds: list[dict[str, Any]] = []
         for number in range(args.rounds):
-            rounds.append({name: sides[side].answer(batch) for name, (side, batch) in runs.items()})
+            rounds.append({name: sides[who].ask({"batch": batch}) for name, (who, batch) in runs.items()})
             spoken = ", ".join(f"{name} {taken['seconds']:.1f} s" for name, taken in rounds[-1].items())
             print(f"{dtype}, round {number + 1}: {spoken}", file=sys.stderr)
     return figures(rounds, count * args.tokens)

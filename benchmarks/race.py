@@ -17,6 +17,7 @@ import torch
 from benchmarks.plan import Plan
 from models.starter import starter_path
 from speculoos.errors import Unavailable
+from speculoos.settings import CLONE
 
 HERE = Path(__file__).parent
 PEERS = {"modelopt": ("eagle3", "medusa"), "speculators": ("eagle3",)}
@@ -29,11 +30,13 @@ class Contender:
 
     name: str
     command: tuple[str, ...]
+    tree: Path = CLONE
+    """Whose modules it runs with, where they are this project's."""
 
 
-def ours(name: str, base_dtype: str) -> Contender:
-    """This project, its frozen base in `base_dtype`."""
-    return Contender(name, (sys.executable, "-m", "benchmarks.ours", "--base-dtype", base_dtype))
+def ours(name: str, base_dtype: str, tree: Path = CLONE) -> Contender:
+    """This project, or another commit of it in `tree`, its frozen base in `base_dtype`."""
+    return Contender(name, (sys.executable, "-m", "benchmarks.ours", "--base-dtype", base_dtype), tree)
 
 
 def peer(name: str, environment: Path) -> Contender:
@@ -69,7 +72,8 @@ class Runner:
                     stdout=log,
                     stderr=log,
                     text=True,
-                    env=_environment(threads),
+                    cwd=contender.tree,
+                    env=_environment(threads, contender.tree),
                     pass_fds=[writing],
                 )
         finally:
@@ -142,8 +146,8 @@ def in_turn(runners: Sequence[Runner], number: int, plan: Plan) -> dict[str, dic
     return {runner.name: runner.step(number, plan.lr(number)) for runner in order}
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _environment(threads: int, tree: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    paths = {"PYTHONPATH": str(HERE.parent)} if "PYTHONPATH" in os.environ else {}
+    paths = {"PYTHONPATH": str(tree)} if "PYTHONPATH" in os.environ or tree != CLONE else {}
     quiet = {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
     return {**kept, **paths, **quiet, "OMP_NUM_THREADS": str(threads)}

@@ -28,7 +28,7 @@ from benchmarks.plan import Plan, Settings, conversations
 from benchmarks.race import PEERS, Contender, add_options, in_turn, ours, peer, started
 from evaluation.machine import describe_machine
 
-OURS, OURS_FP32 = "ours", "ours, all fp32"
+OURS, OURS_FP32, BEFORE = "ours", "ours, all fp32", "before"
 WANTED = {"eagle3": 1.5, "medusa": 2.0}
 """How many times faster than the fastest peer ours is meant to be."""
 
@@ -53,6 +53,7 @@ def race(args: argparse.Namespace, method: str, plan: Plan) -> dict[str, Any]:
 def entries(args: argparse.Namespace, method: str) -> tuple[list[Contender], dict[str, str]]:
     """Who takes part, ours and a peer alternating; and which peers do not, with the reason."""
     own = [ours(OURS, args.base_dtype), ours(OURS_FP32, "float32")]
+    own += [ours(BEFORE, args.base_dtype, args.before.resolve())] if args.before else []
     peers, missing = [], {}
     for name, methods in PEERS.items():
         if method not in methods:
@@ -81,24 +82,33 @@ def contender_figures(name: str, rounds: list[dict[str, Any]], plan: Plan, warm_
 
 def against(rounds: list[dict[str, Any]], figures: dict[str, Any], method: str, warm_up: int) -> dict[str, Any]:
     """Ours against each peer, side by side; what was wanted; how far bfloat16 moves our losses."""
-    peers = [name for name in figures if name in PEERS]
+    peers = [name for name in figures if name in PEERS or name == BEFORE]
     ratios = {
-        mine: {name: round(_ratio(rounds[warm_up:], mine, name), 2) for name in peers}
+        mine: {name: round(_ratio(rounds[warm_up:], mine, name), 3) for name in peers}
         for mine in (OURS, OURS_FP32)
         if mine in figures
     }
     made: dict[str, Any] = {"times_as_fast": ratios}
     if OURS in figures and OURS_FP32 in figures:
         made["loss_difference"] = round(max(_differences(rounds)), 5)
-    if peers and OURS in figures:
-        least_memory = min(figures[name]["peak_memory_mb"] for name in peers)
-        made["wanted"] = {
-            f"at least {WANTED[method]} times the fastest peer": min(ratios[OURS].values()) >= WANTED[method],
-            "peak memory no higher": figures[OURS]["peak_memory_mb"] <= least_memory,
-        }
-        if "loss_difference" in made:
-            made["wanted"]["loss within 1 % of all fp32"] = made["loss_difference"] <= 0.01
+    if wanted := _wanted(figures, ratios.get(OURS, {}), method):
+        made["wanted"] = wanted
+    if "loss_difference" in made and "wanted" in made:
+        made["wanted"]["loss within 1 % of all fp32"] = made["loss_difference"] <= 0.01
     return made
+
+
+def _wanted(figures: dict[str, Any], ratios: dict[str, float], method: str) -> dict[str, bool]:
+    peaks = {name: one["peak_memory_mb"] for name, one in figures.items()}
+    wanted = {}
+    if peers := [name for name in ratios if name in PEERS]:
+        fastest = min(ratios[name] for name in peers)
+        wanted[f"at least {WANTED[method]} times the fastest peer"] = fastest >= WANTED[method]
+        wanted["peak memory no higher"] = peaks[OURS] <= min(peaks[name] for name in peers)
+    if BEFORE in ratios:
+        wanted["at least 0.98 times the commit before"] = ratios[BEFORE] >= 0.98
+        wanted["at most 1.02 of its memory"] = peaks[OURS] <= 1.02 * peaks[BEFORE]
+    return wanted
 
 
 def _ratio(rounds: list[dict[str, Any]], mine: str, theirs: str) -> float:
@@ -152,6 +162,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser)
     parser.add_argument("--prompts", type=Path, help="JSONL of prompts to make --data from, if it is missing")
+    parser.add_argument("--before", type=Path, help="a worktree of another commit, which takes part")
     parser.add_argument("--conversations", type=int, default=64)
     parser.add_argument("--batch-tokens", type=int, default=1024, help="tokens of one step, padding included")
     parser.add_argument("--rounds", type=int, default=16, help="rounds that count")

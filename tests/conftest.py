@@ -73,13 +73,11 @@ def home(
     databases: Databases,  # noqa: F811
 ) -> Iterator[Settings]:
     """Settings of a temporary SPECULOOS_HOME whose database is migrated; the environment names it too."""
-    from tracking.db import upgrade
-
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
     if url := databases.url():
         monkeypatch.setenv("DATABASE_URL", url)
     settings = load()
-    upgrade(settings)
+    databases.migrate(settings)
     yield settings
     databases.drop(url)
     shutil.rmtree(settings.run_dir, ignore_errors=True)

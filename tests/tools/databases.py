@@ -140,8 +140,8 @@ def postgres(postgres_server: Postgres) -> str:
 class Databases:
     """Makes the databases of one kind that tests ask for."""
 
-    def __init__(self, server: Postgres | None):
-        self._server, self._has_template = server, False
+    def __init__(self, server: Postgres | None, folder: Path):
+        self._server, self._has_template, self._folder = server, False, folder
 
     def url(self) -> str:
         """DATABASE_URL of a fresh migrated database; "" means SQLite in the home, as without any setting."""
@@ -155,6 +155,22 @@ class Databases:
             self._has_template = True
         return self._server.new(TEMPLATE)
 
+    def migrate(self, settings: Settings) -> None:
+        """The tables of a fresh home. SQLite's file is migrated once and copied: migrations take longer than most
+        tests, and have tests of their own."""
+        if self._server is not None:
+            return
+        settings.home.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self._file(settings), db.database_url(settings).database)
+
+    def _file(self, settings: Settings) -> Path:
+        template = replace(settings, home=self._folder, database_url=f"sqlite:///{self._folder / 'speculoos.db'}")
+        file = Path(db.database_url(template).database)
+        if not file.exists():
+            db.upgrade(template)
+            db.dispose()  # its log becomes part of the file
+        return file
+
     def drop(self, url: str) -> None:
         """Forget a database; each takes some MB."""
         if self._server is not None and url:
@@ -163,10 +179,11 @@ class Databases:
 
 
 @pytest.fixture(scope="session")
-def databases(request: pytest.FixtureRequest) -> Databases:
+def databases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Databases:
     """SQLite; with DATABASES=all each test that has rows is run with it and with PostgreSQL."""
     wanted = getattr(request, "param", SQLITE)
-    return Databases(request.getfixturevalue("postgres_server") if wanted == POSTGRESQL else None)
+    server = request.getfixturevalue("postgres_server") if wanted == POSTGRESQL else None
+    return Databases(server, tmp_path_factory.mktemp("migrated"))
 
 
 @pytest.fixture(params=[None] if ALL else [SQLITE, POSTGRESQL])

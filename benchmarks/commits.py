@@ -1,0 +1,133 @@
+"""Decoding of two commits, side by side in one run: plain and with the starter's head, tokens a second and memory.
+
+    python -m benchmarks.commits --before ../older --questions MT_BENCH --json OUT
+
+Greedy, batch 1, one tree for both. Every prompt is answered by both commits with both drafters before the next prompt,
+who begins changing each time; a ratio is the median over prompts of times taken side by side, with a 95 % interval by
+bootstrap over prompts. Each commit is a process of its own for each precision. Training of two commits is compared by
+`python -m benchmarks.training --before`, generation of data by `python -m benchmarks.datagen --before`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.side import Side
+from evaluation.machine import describe_machine
+from models.base import load_tokenizer
+from models.chat import render
+from models.starter import starter_path
+from speculoos.settings import CLONE
+
+SIDE = Path(__file__).with_name("commits_side.py")
+DRAFTERS = ("plain", "head")
+WARM_UP = 1
+"""Prompts that do not count."""
+LEAST_SPEED, MOST_MEMORY = 0.98, 1.02
+
+Answers = list[dict[str, dict[str, dict[str, Any]]]]
+"""A prompt an entry: drafter, then commit, then what its side reported."""
+
+
+def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
+    """Both commits on all prompts; figures by drafter, and the peaks of memory."""
+    words = ["--model", args.model, "--dtype", dtype, "--prompts", prompts, "--checkpoint", args.checkpoint]
+    words += ["--tokens", args.tokens, "--threads", args.threads]
+    answers: Answers = []
+    with Side(SIDE, words) as now, Side(SIDE, words, args.before.resolve()) as before:
+        sides = {"now": now, "before": before}
+        for number in range(count):
+            order = list(sides) if number % 2 else list(sides)[::-1]
+            prompt = {"prompt": number}
+            answers.append({d: {who: sides[who].ask(prompt | {"drafter": d}) for who in order} for d in DRAFTERS})
+            print(f"{dtype}: {number + 1}/{count} prompts", file=sys.stderr)
+    last = answers[-1][DRAFTERS[-1]]
+    memory = {who: round(last[who]["peak_memory_mb"]) for who in sides}
+    counted = answers[WARM_UP:]
+    return {
+        "drafters": {drafter: figures([answer[drafter] for answer in counted]) for drafter in DRAFTERS},
+        "peak_memory_mb": memory | {"ratio": round(memory["now"] / memory["before"], 3)},
+    }
+
+
+def figures(answers: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Medians of one drafter, how many times as fast it is now, and how many answers are the same."""
+    ratios = np.array([taken["before"]["seconds"] / taken["now"]["seconds"] for taken in answers])
+    drawn = np.random.default_rng(0).choice(ratios, (1000, len(ratios)))
+    speeds = {who: [taken[who]["tokens"] / taken[who]["seconds"] for taken in answers] for who in ("before", "now")}
+    return {
+        "tokens_per_second": {who: round(statistics.median(values), 2) for who, values in speeds.items()},
+        "times_as_fast": round(float(np.median(ratios)), 3),
+        "interval": [round(float(x), 3) for x in np.percentile(np.median(drawn, axis=1), (2.5, 97.5))],
+        "same_answers": sum(taken["now"]["digest"] == taken["before"]["digest"] for taken in answers),
+        "answers": len(answers),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = ["| | before, tokens/s | now | now is × | 95 % | same answers |", "| --- " * 6 + "|"]
+    for dtype, part in result["dtypes"].items():
+        for drafter, f in part["drafters"].items():
+            speeds, (low, high) = f["tokens_per_second"], f["interval"]
+            same = f"{f['same_answers']} of {f['answers']}"
+            row = (f"{dtype}, {drafter}", speeds["before"], speeds["now"], f["times_as_fast"], f"{low} to {high}", same)
+            lines.append("| " + " | ".join(map(str, row)) + " |")
+    for dtype, part in result["dtypes"].items():
+        memory = part["peak_memory_mb"]
+        lines.append(f"\nPeak, {dtype}: {memory['before']} MiB before, {memory['now']} now, {memory['ratio']} ×.")
+    lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in wanted(result).items()]
+    return "\n".join(lines)
+
+
+def wanted(result: dict[str, Any]) -> dict[str, bool]:
+    """Which of what was wanted holds."""
+    met = {}
+    for dtype, part in result["dtypes"].items():
+        for drafter, f in part["drafters"].items():
+            met[f"{dtype}, {drafter}: at least {LEAST_SPEED} times as fast"] = f["times_as_fast"] >= LEAST_SPEED
+        met[f"{dtype}: at most {MOST_MEMORY} of the memory"] = part["peak_memory_mb"]["ratio"] <= MOST_MEMORY
+    return met
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="a worktree of another commit")
+    parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
+    parser.add_argument("--model", type=Path, default=starter_path())
+    parser.add_argument("--checkpoint", type=Path, default=CLONE / "models" / "starter_head")
+    parser.add_argument("--limit", type=int, default=21, help=f"prompts; the first {WARM_UP} does not count")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    tokenizer, load = load_tokenizer(args.model), round(os.getloadavg()[0], 1)
+    rows = [json.loads(line) for line in args.questions.read_text(encoding="utf-8").splitlines()[: args.limit]]
+    prompts = [render(tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompts.json"
+        file.write_text(json.dumps(prompts))
+        dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in args.dtypes}
+    result = {
+        "date": date.today().isoformat(),
+        "machine": describe_machine(torch.device("cpu")),
+        "load": [load, round(os.getloadavg()[0], 1)],
+        "dtypes": dtypes,
+    }
+    print(table(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""One commit's decoding, started by benchmarks.commits: answers the prompt it is told with the drafter it is told.
+
+Runs with the modules of the tree it is started in, so it uses only what old and new trees have.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+"""Said here, since what an untuned tree is may differ between commits."""
+
+
+def fast_target(base: Any) -> Any:
+    try:
+        from decoding.target import fast_target
+    except ImportError:  # before there was a runtime
+        from decoding.fast import fast_target
+    return fast_target(base, 2048)
+
+
+def peak_memory_mb() -> float:
+    """This process's own highest resident memory, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("model", "dtype", "prompts", "checkpoint"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+
+    from decoding.config import GenerateConfig
+    from decoding.drafters import make_drafter
+    from decoding.generate import generate
+    from models.base import load_base
+    from models.checkpoints import load_draft
+
+    base = load_base(args.model, dtype=args.dtype)
+    draft = load_draft(args.checkpoint, base)
+    target = fast_target(base)
+    drafters = {"plain": make_drafter(target, None, {}), "head": make_drafter(target, draft, {"tree": TREE})}
+    prompts = json.loads(Path(args.prompts).read_text())
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        target.rewind(0)
+        began = time.perf_counter()
+        steps = list(
+            generate(target, drafters[command["drafter"]], prompts[command["prompt"]], GenerateConfig(args.tokens))
+        )
+        seconds = time.perf_counter() - began
+        tokens = [token.id for step in steps for token in step.tokens]
+        digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:12]
+        report = {"seconds": seconds, "tokens": len(tokens), "digest": digest, "peak_memory_mb": peak_memory_mb()}
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()
