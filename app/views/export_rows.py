@@ -1,5 +1,7 @@
 """The formats a checkpoint can be downloaded in: for which server each is, whether it was proved, and why not."""
 
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -26,16 +28,33 @@ LATEST = 200
 def exports_table(rows: Session, settings: Settings, checkpoint: Checkpoint) -> str:
     """Every format: what can be had, what is being made, what cannot be and why."""
     if checkpoint.state != "ready":
-        return tag("p", "There is something to download once it is trained.", class_="sp-lead")
+        return tag("p", "There is something to download once it is made.", class_="sp-lead")
     try:
-        found = options(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)
+        found = options_of(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)
     except SpeculoosError as error:
         return notice(str(error), "bad")
     made = stored(exports_folder(settings.home, checkpoint.id), source_of(checkpoint.path))
     jobs = latest_jobs(rows, checkpoint.id)
-    found.sort(key=lambda option: not option.possible)
+    found = sorted(found, key=lambda option: not option.possible)
     cells = [_row(checkpoint.id, option, made.get(option.name), jobs.get(option.name)) for option in found]
     return tag("div", table(COLUMNS, cells, "Formats", named=COLUMNS[1:]), class_="sp-exports")
+
+
+def options_of(checkpoint: str, base: str) -> tuple[Option, ...]:
+    """Every format for the files in two folders; headers and configs are read once for each state of them."""
+    return _options(checkpoint, base, stamps(checkpoint), stamps(base))
+
+
+def stamps(folder: str) -> tuple[tuple[Any, ...], ...]:
+    """(name, size, time, inode) of the files that headers and configs are read from: other ones mean another state."""
+    files = (path for path in Path(folder).glob("[!.]*") if path.suffix in (".json", ".safetensors"))
+    found = ((path.name, path.stat()) for path in sorted(files))
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
+
+
+@lru_cache(maxsize=64)
+def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) -> tuple[Option, ...]:
+    return tuple(options(checkpoint, base))
 
 
 def latest_jobs(rows: Session, checkpoint_id: str) -> dict[str, Job]:
@@ -54,7 +73,8 @@ def signature(rows: Session) -> int:
 def can_be_made(rows: Session, checkpoint_id: str, name: str) -> bool:
     """Whether nobody is making that format now. Raises NotFound, or Unsupported with the reason why it cannot be."""
     checkpoint = queries.find_checkpoint(rows, checkpoint_id)
-    found = {option.name: option for option in options(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)}
+    base = rows.get_one(Base, checkpoint.base_id)
+    found = {option.name: option for option in options_of(checkpoint.path, base.path)}
     if name not in found or name == OWN:
         raise Unsupported(f"There is no format {name!r} to be made; reload the page.")
     if not found[name].possible:
