@@ -35,9 +35,15 @@ def checked(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> by
     made = {"data": [_value(kind, value, is_own) for kind, value in zip(inputs, data, strict=False)]}
     made |= {key: _whole(event.get(key), key) for key in IDS}
     made["session_hash"] = _text(event.get("session_hash"))
-    if event.get("event_data") is not None:
+    if event.get("event_data") is not None and not _tells_files(made["trigger_id"], blocks):
         made["event_data"] = _without_files(event["event_data"])
     return json.dumps(made).encode()
+
+
+def _tells_files(trigger: int | None, blocks: gr.Blocks) -> bool:
+    """Whether the event comes from a box of files, which says once more what is in it: no handler asks for that, so it
+    is left out."""
+    return isinstance(blocks.blocks.get(trigger), FILES)
 
 
 def _read(body: bytes) -> dict[str, Any]:

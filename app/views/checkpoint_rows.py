@@ -166,7 +166,7 @@ def origin(checkpoint: Checkpoint) -> str:
     where = SOURCE_WORDS.get(str(checkpoint.config.get("source")), "")
     said = " ".join(imported.get("notices") or ())
     licence = imported.get("licence") or "not stated"
-    return f"{where} {imported.get('origin')} ({imported.get('title')}), licence {licence}. {said}".strip()
+    return f"{where} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {said}".strip()
 
 
 def _no_data(checkpoint: Checkpoint) -> str:

@@ -13,7 +13,7 @@ from app.links import go
 from app.views import choices
 from app.views.manage import SMALL, sentence
 from app.widgets.accordion import folded
-from app.widgets.elements import QUIET, block, facts, notice, on_load, on_typing
+from app.widgets.elements import QUIET, block, facts, notice, on_load
 from app.widgets.fields import dropdown, uploads
 from app.widgets.hidden import hidden
 from app.widgets.review import command_box
@@ -36,6 +36,8 @@ HINTS = {
     "Upload": ("", ""),
     "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
 }
+WIDE = 300
+"""Pixels below which two boxes stand one under the other."""
 FETCHED = (
     "The job fetches its config and weights, says what it is, and keeps it only if it fits. Pickles are fetched where "
     "there is nothing else, and nothing in them is run."
@@ -60,8 +62,12 @@ class AddDraft:
 
     def _build_fields(self) -> None:
         with gr.Row(equal_height=True):
-            self.base = dropdown([], label="Base model", info="The one it was made for.", elem_id="drafts-base")
-            self.source = gr.Radio([*SOURCES], value="Hub id", label="Where it comes from", elem_id="drafts-source")
+            self.base = dropdown(
+                [], label="Base model", info="The one it was made for.", elem_id="drafts-base", min_width=WIDE
+            )
+            self.source = gr.Radio(
+                [*SOURCES], value="Hub id", label="Where it comes from", elem_id="drafts-source", min_width=WIDE
+            )
         self.location = gr.Textbox(
             label="Which one",
             placeholder=HINTS["Hub id"][0],
@@ -78,16 +84,22 @@ class AddDraft:
                 max_lines=1,
                 max_length=200,
                 elem_id="drafts-name",
+                min_width=WIDE,
             )
             self.layout = dropdown(
-                LAYOUTS, value="", label="Format", info="Only where it is found wrongly.", elem_id="drafts-layout"
+                LAYOUTS,
+                value="",
+                label="Format",
+                info="To be chosen only where it is found wrongly.",
+                elem_id="drafts-layout",
+                min_width=WIDE,
             )
 
     def _wire(self) -> None:
-        on_load(self.opened, None, [self.box, self.source, self.base, self.location, self.layout, self.review])
+        on_load(self.opened, None, [self.box, self.source, self.base, self.location, self.layout])
         self.source.change(hint, self.source, [self.location, self.files], **QUIET)
-        on_typing([f for f in self.fields if f is not self.files], self.look, self.fields, self.review)
-        self.files.change(self.look, self.fields, self.review, **QUIET)
+        changed = [field.change for field in self.fields]  # a pasted text is no `input`
+        gr.on(changed, self.look, self.fields, self.review, **QUIET, trigger_mode="always_last")
         for event in (self.start.click, self.location.submit):
             event(self.add, self.fields, [self.said, self.target], **QUIET).then(
                 None, self.target, None, js=go(), api_visibility="private"
@@ -100,13 +112,12 @@ class AddDraft:
             with reading(self.settings) as rows:
                 found, cloned = choices.bases(rows), cloned_request(rows, asked.get("clone", ""))
         except SpeculoosError:
-            return [gr.skip()] * 6
+            return [gr.skip()] * 5
         wish = cloned or ImportDraft("hub", "", asked.get("base", ""))
         source = next(name for name, kind in SOURCES.items() if kind == wish.source)
         base = choices.first(found, wish.base_id)
         box = gr.Accordion(open=True) if cloned or "base" in asked else gr.skip()
-        shown = self.look(source, base, wish.location, [], wish.layout, "")
-        return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout, shown]
+        return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout]
 
     def look(self, *values: Any) -> str:
         """What the draft is, as far as that can be said before the job, and the command that does the same."""

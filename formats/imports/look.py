@@ -13,6 +13,7 @@ from typing import Any
 from formats.imports.fields import Fields
 from formats.imports.names import SECTIONS, TITLES, detect, medusa_name, plain_name
 from methods import METHODS
+from models.card import NAMES
 from models.hub import PICKLES, choose_draft
 from models.identity import TensorEntry, read_json, tensors_of
 from speculoos.errors import BadInput, SpeculoosError
@@ -85,7 +86,7 @@ def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> L
     width = _width(fields, shapes, method)
     facts = [
         ("Format", TITLES[layout]),
-        ("Method", METHODS[method].title if method in METHODS else method),
+        ("Method", _title(method) if layout in ("speculoos", "model") else ""),
         ("Made of", _parts(shapes, method)),
         ("Hidden size", f"{width:,}" if width else ""),
         ("Tokens it knows", _tokens(fields, shapes, base)),
@@ -123,6 +124,10 @@ def _method(layout: str, config: Mapping[str, Any]) -> str:
     if layout == "speculoos":
         return str(config.get("speculoos_method"))[:80]
     return METHODS_OF.get(layout, "eagle3")
+
+
+def _title(method: str) -> str:
+    return METHODS[method].title if method in METHODS else method
 
 
 def _shapes(entries: Mapping[str, TensorEntry], method: str) -> dict[str, tuple[int, ...]]:
@@ -177,7 +182,7 @@ def _stored(entries: Mapping[str, TensorEntry]) -> str:
     for entry in entries.values():
         sizes[entry.dtype] += entry.end - entry.start
     kind, total = sizes.most_common(1)[0][0] if sizes else "", sum(sizes.values())
-    return f"{_counted(len(entries), 'tensor')} as {kind}, {total / 1e6:,.1f} MB"
+    return f"{_counted(len(entries), 'tensor')} as {NAMES.get(kind, kind)}, {total / 1e6:,.1f} MB"
 
 
 def _refusal(fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str, width: int, base: Wanted) -> str:

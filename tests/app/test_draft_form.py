@@ -93,7 +93,7 @@ def test_uploaded_files_become_a_checkpoint_and_go(
         listed = checkpoint_rows.checkpoints_table(rows)
         after = made_links(rows, rows.get_one(Job, job.id))
     assert (made.state, made.method, made.name) == ("ready", "eagle3", "Their head")
-    assert "uploaded files: Their-head (EAGLE-3" in head and ">imported<" in head and ">imported<" in listed
+    assert "uploaded files: Their-head · EAGLE-3" in head and ">imported<" in head and ">imported<" in listed
     assert "not recorded" not in head
     assert "/playground?model=tiny%40Their+head" in links and "Open in Playground" in after
     assert not list((home.home / "uploads").glob("*/Their-head*"))

@@ -82,7 +82,9 @@ def look_at(client: TestClient, pages: Any, files: Any) -> Any:
     data = [
         files if i.elem_id == "drafts-files" else "Upload" if i.elem_id == "drafts-source" else "" for i in fn.inputs
     ]
-    return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x"})
+    box = next(i._id for i in fn.inputs if i.elem_id == "drafts-files")
+    told = {"event_data": files, "trigger_id": box}  # as a browser does when a box of files changes
+    return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x", **told})
 
 
 def file_data(path: str, **more: Any) -> dict[str, Any]:

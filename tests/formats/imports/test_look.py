@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from formats.imports.look import Look, Wanted, draft_files, look
+from methods import METHODS
 from models.checkpoints import save_draft
 from speculoos.errors import BadInput, SpeculoosError, Unsupported
 from tests.formats.imports import writers
@@ -41,8 +42,8 @@ def test_a_first_look_finds_the_layout_that_the_job_finds(layout: str, tiny_base
 
 def test_it_says_what_people_ask_first(tmp_path: Path) -> None:
     eagle3 = dict(looked(writers.write(tmp_path / "a", MADE["eagle3"])).facts)
-    assert (eagle3["Method"], eagle3["Made of"], eagle3["Hidden size"]) == ("EAGLE-3", "1 layer", "32")
-    assert eagle3["Tokens it knows"] == "160 of 320" and eagle3["Weights"].startswith("15 tensors as F32, 0.1 MB")
+    assert (eagle3["Made of"], eagle3["Hidden size"]) == ("1 layer", "32") and "Method" not in eagle3
+    assert eagle3["Tokens it knows"] == "160 of 320" and eagle3["Weights"].startswith("15 tensors as float32, 0.1 MB")
     medusa = dict(looked(writers.write(tmp_path / "b", MADE["medusa"])).facts)
     assert medusa["Made of"].endswith("heads of 1 block") and "Tokens it knows" not in medusa
 
@@ -52,6 +53,7 @@ def test_a_checkpoint_of_ours_and_a_plain_model_are_known(method: str, base: Any
     folder = save_draft(tmp_path / "ours", MAKERS[method](base), {"base": "tiny"})
     facts = dict(looked(folder).facts)
     assert facts["Format"] == "Speculoos checkpoint" and facts["Made for"] == "tiny"
+    assert facts["Method"] == METHODS[method].title
     model = dict(looked(base.path).facts)
     assert model["Format"] == "causal language model" and model["Made of"] == f"{writers.LAYERS} layers"
 
