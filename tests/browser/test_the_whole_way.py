@@ -84,6 +84,10 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     expect(page.locator("#job-charts")).to_contain_text("head 1")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40first+heads"
+    page.get_by_role("link", name="Download it for a server").click()  # two clicks from the end to the file
+    with page.expect_download() as caught:
+        page.locator("#checkpoint-download").click()
+    assert caught.value.suggested_filename == "tiny-first-heads.zip"
     with reading(bench.settings) as rows:
         job, made = rows.get(Job, job_id), queries.find_checkpoint(rows, "tiny@first heads")
         assert (job.done, job.total, made.step) == (30, 30, 30)
