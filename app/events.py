@@ -6,13 +6,14 @@ Database reads run in threads; the event loop only waits and writes.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from app import inference, turns
+from app.visitor import still_in
 from speculoos.errors import NotFound, SpeculoosError, Unavailable
 from speculoos.settings import Settings
 from tracking import runs
@@ -37,7 +38,8 @@ def routes(settings: Settings) -> APIRouter:
         await asyncio.to_thread(view, settings, run_id)
         last = _last_event(request.headers.get("last-event-id", ""))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(follow(settings, run_id, last), media_type="text/event-stream", headers=headers)
+        records = follow(settings, run_id, last, lambda: still_in(request))
+        return StreamingResponse(records, media_type="text/event-stream", headers=headers)
 
     @router.get("/runs/{run_id}")
     def run(run_id: str) -> dict[str, Any]:
@@ -105,15 +107,26 @@ def comparison_view(settings: Settings, group_id: str) -> dict[str, Any]:
     return {"id": group_id, "columns": columns}
 
 
-async def follow(settings: Settings, run_id: str, last: int) -> AsyncIterator[str]:
+async def anyone() -> bool:
+    """Of a stream that needs no login."""
+    return True
+
+
+async def follow(
+    settings: Settings, run_id: str, last: int, allowed: Callable[[], Awaitable[bool]] = anyone
+) -> AsyncIterator[str]:
     """The run's records after index `last` as server-sent events, then `end` with the run itself.
 
     `state` events say when it begins; the ids are step indices, so a reconnecting browser goes on where it was.
-    The stream breaks off when the database cannot be read or the run is gone: the browser then asks again.
+    The stream breaks off when the database cannot be read or the run is gone: the browser then asks again. It ends
+    with the reader's login too, which `allowed` is asked for before every look.
     """
     shown, silent = "", 0.0
     while True:
         try:
+            if not await allowed():
+                yield ": logged out\n\n"
+                return
             run, records = await asyncio.to_thread(_look, settings, run_id, last)
         except SpeculoosError as error:
             yield f": {' '.join(str(error).split())}\nretry: 2000\n\n"

@@ -21,6 +21,9 @@ def clone_form(job: Job) -> str:
     """The form filled in as it was for `job`; "" for kinds that have none worth changing."""
     if job.kind == "train":
         return f"/train?clone={job.id}"
+    if job.kind == "import_draft":
+        uploaded = job.request.get("source") == "upload"  # and gone
+        return f"/checkpoints?base={job.request.get('base_id', '')}" if uploaded else f"/checkpoints?clone={job.id}"
     if job.kind == "generate_data":
         return f"/data?id={job.request.get('source_id', '')}&clone={job.id}"
     return ""

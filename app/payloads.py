@@ -19,6 +19,7 @@ TABLES = (gr.JSON,)
 IDS = ("fn_index", "trigger_id")
 FILE_DATA = {"_type": "gradio.FileData"}
 DEEPEST = 20
+MOST_FILES = 64
 
 
 def checked(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> bytes:
@@ -34,9 +35,15 @@ def checked(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> by
     made = {"data": [_value(kind, value, is_own) for kind, value in zip(inputs, data, strict=False)]}
     made |= {key: _whole(event.get(key), key) for key in IDS}
     made["session_hash"] = _text(event.get("session_hash"))
-    if event.get("event_data") is not None:
+    if event.get("event_data") is not None and not _tells_files(made["trigger_id"], blocks):
         made["event_data"] = _without_files(event["event_data"])
     return json.dumps(made).encode()
+
+
+def _tells_files(trigger: int | None, blocks: gr.Blocks) -> bool:
+    """Whether the event comes from a box of files, which says once more what is in it: no handler asks for that, so it
+    is left out."""
+    return isinstance(blocks.blocks.get(trigger), FILES)
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -59,7 +66,7 @@ def _inputs(index: Any, blocks: gr.Blocks) -> list[Any]:
 
 def _value(component: Any, value: Any, is_own: Callable[[str], bool]) -> Any:
     if isinstance(component, FILES):
-        return _file(value, is_own)
+        return _files(value, is_own) if component.file_count == "multiple" else _file(value, is_own)
     if isinstance(component, TABLES):
         if isinstance(value, dict | list | None):  # no text: Gradio would read one as JSON
             return _without_files(value)
@@ -70,6 +77,15 @@ def _value(component: Any, value: Any, is_own: Callable[[str], bool]) -> Any:
 
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
+
+
+def _files(value: Any, is_own: Callable[[str], bool]) -> list[dict[str, Any] | None] | None:
+    """Of an input that takes several."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MOST_FILES or None in value:
+        raise BadInput(f"This input of the event takes a list of at most {MOST_FILES} files; reload the page.")
+    return [_file(item, is_own) for item in value]
 
 
 def _file(value: Any, is_own: Callable[[str], bool]) -> dict[str, Any] | None:

@@ -25,6 +25,15 @@ def visitor_of(request: Any) -> Any | None:
     return getattr(plain, "scope", {}).get(LOGIN)
 
 
+async def still_in(request: Request) -> bool:
+    """Whether the login that let a request in holds yet: what answers for long asks again and again. True where nobody
+    logs in. Raises Unavailable when the database cannot tell."""
+    sessions = getattr(request.app.state, "sessions", None)
+    if sessions is None or LOGIN not in request.scope:
+        return True
+    return await sessions.find(request.cookies.get(sessions.cookie, "")) is not None
+
+
 def user() -> str:
     """The name given at the login by whoever caused the event that runs now; "" when there is none."""
     visitor = visitor_of(LocalContext.request.get(None))

@@ -202,7 +202,8 @@ class Pool:
         self._make_room(needed, keep=base)
         log.info("Loading draft %s", ref.name)
         with self.heart.during("loading a draft", loading_seconds(self.heart.limit, needed)):
-            draft = load_draft(ref.checkpoint_path, base.target.base, ref.base_sha256, sums=self.sums)
+            known = (ref.base_sha256, ref.checkpoint_sha256)
+            draft = load_draft(ref.checkpoint_path, base.target.base, *known, sums=self.sums)
         return WarmDraft(draft, needed // self._itemsize)
 
     def _make_room(self, needed: int, keep: WarmBase | None, used: int = 0) -> None:

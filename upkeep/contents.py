@@ -61,10 +61,17 @@ def contents(session: Session, settings: Settings) -> Contents:
             facts = {"rows": getattr(row, "rows", 0), "sha256": getattr(row, "sha256", "")}
             facts["done"] = going_on.get(row.job_id)
             things.append(Thing(kind, row.id, row.name, path, row.state == "ready", **facts))
-    requests = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
-    wanted = [settings.home / str(request.get("path", "")) for request in requests if request.get("path")]
-    uploads = [path for path in wanted if path.is_relative_to(settings.home / "uploads")]
+    uploads = uploads_of(session, settings.home)
     return Contents(things, list(session.scalars(select(Job.id).order_by(Job.created_at))), uploads)
+
+
+def uploads_of(session: Session, home: Path) -> list[Path]:
+    """Uploaded files that jobs which are not over need: the file a request names, or those of the folder it names."""
+    requests = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
+    named = [request.get(key) for request in requests for key in ("path", "location")]
+    places = [home / path for path in named if isinstance(path, str) and path]
+    own = [path for path in places if path.is_relative_to(home / "uploads")]
+    return [file for path in own for file in (sorted(path.glob("*")) if path.is_dir() else [path])]
 
 
 def folders(thing: Thing, home: Path) -> list[Path]:

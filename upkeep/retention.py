@@ -32,6 +32,7 @@ from tracking.runs import ENDED
 from tracking.states import FINISHED, JobState
 from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, now
 from upkeep import storage
+from upkeep.contents import uploads_of
 from upkeep.migrate import copies
 
 log = logging.getLogger(__name__)
@@ -212,15 +213,15 @@ def _uploads(turn: Round) -> Part:
     if cutoff is None:
         return part
     with db.reading(turn.settings) as session:
-        requests = session.scalars(select(Job.request).where(Job.state.not_in(FINISHED)))
-        needed = {str(turn.settings.home / str(request.get("path", ""))) for request in requests}
+        needed = {*uploads_of(session, turn.settings.home)}
     folder = turn.settings.home / "uploads"
-    files = [path for path in folder.rglob("*") if path.is_file() and str(path) not in needed]
+    files = [path for path in folder.rglob("*") if path.is_file() and path not in needed]
     old = [path for path in files if _changed(path) < cutoff.timestamp()]
     turn.remove(old, part)
-    for inner in {path.parent for path in old} - {folder}:  # each upload has a folder of its own
+    outer = {place for path in old for place in path.parents if place.is_relative_to(folder)} - {folder}
+    for place in sorted(outer, reverse=True):  # each upload has a folder of its own
         with suppress(OSError):
-            inner.rmdir()
+            place.rmdir()
     return part
 
 

@@ -1,4 +1,5 @@
-"""The checkpoints page: every trained draft with its lineage and figures; `?id=` opens one, to download or delete."""
+"""The checkpoints page: every draft with its lineage and figures, and adding one that others published; `?id=` opens
+one, to download or delete."""
 
 from typing import Any
 
@@ -8,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.views import checkpoint_rows, export_rows, manage
+from app.views.draft_form import AddDraft
 from app.views.manage import SMALL, Manage
 from app.widgets.accordion import folded
 from app.widgets.downloads import maker, on_make
@@ -20,7 +22,9 @@ from tracking.tables import Checkpoint, Evaluation
 from workers.ask.requests import Evaluate, Export
 from workers.ask.submit import submit
 
-LEAD = "Trained drafts: where each comes from, how well it does, and the files to take away."
+LEAD = (
+    "Drafts, trained here or published elsewhere: where each comes from, how well it does, and the files to take away."
+)
 
 
 def signature(rows: Session) -> str:
@@ -116,7 +120,7 @@ def build(settings: Settings) -> None:
     page_header("Checkpoints", LEAD)
     page = ListPage(settings, CHECKPOINTS)
     with page.listing():
-        pass
+        AddDraft(settings)
     with page.opened():
         panel = CheckpointPanel(settings, page.chosen)
     page.wire(panel)

@@ -24,6 +24,7 @@ function follow(id, handlers) {
       listen();
     } catch (error) {
       if (error.status === 404) handlers.fail?.("This run is not stored any more.");
+      else if (error.status === 401) handlers.fail?.("You are logged out; reload the page to log in and see the rest.");
       else timer = setTimeout(look, AGAIN_MS);
     }
   };

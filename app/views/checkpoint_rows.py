@@ -17,6 +17,8 @@ from tracking import queries
 from tracking.paging import page
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 
+SOURCE_WORDS = {"hub": "hub:", "folder": "local folder:", "upload": "uploaded files:"}
+"""How an import is called by where the draft was."""
 COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Made"]
 
 
@@ -31,7 +33,8 @@ def checkpoints_table(rows: Session, _which: str = "", place: str = "") -> str:
     if not shown.rows:
         return empty_state(
             "No checkpoint yet",
-            "A checkpoint is what training leaves: a small network that drafts for one base model.",
+            "A checkpoint is what training leaves: a small network that drafts for one base model. One that others "
+            "published can be added above.",
             "/train",
             "Train one",
         )
@@ -70,9 +73,16 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
 
 
 def state_mark(checkpoint: Checkpoint) -> str:
-    """A badge for one that cannot be used (yet)."""
-    words = {"pending": ("being made", "info"), "failed": ("not finished", "bad")}.get(checkpoint.state)
-    return " " + badge(*words) if words else ""
+    """Badges for one that was published elsewhere, and for one that cannot be used (yet)."""
+    states = {"pending": ("being made", "info"), "failed": ("not finished", "bad")}
+    imported = [("imported", "")] if is_imported(checkpoint) else []
+    marks = [*imported, *(mark for state, mark in states.items() if state == checkpoint.state)]
+    return "".join(" " + badge(*mark) for mark in marks)
+
+
+def is_imported(checkpoint: Checkpoint) -> bool:
+    """Whether others published it."""
+    return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 
 def best_figures(rows: Session, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -83,7 +93,8 @@ def best_figures(rows: Session, checkpoint: Checkpoint) -> dict[str, Any]:
 def head(rows: Session, checkpoint: Checkpoint) -> str:
     """Name, figures, lineage, and what can be done with it."""
     base = rows.get(Base, checkpoint.base_id)
-    name = tag("h2", safe(checkpoint.name), class_="sp-section")
+    heading = tag("h2", safe(checkpoint.name), class_="sp-detail-title")
+    name = tag("div", heading + state_mark(checkpoint), class_="sp-detail-head")
     parts = name, warnings(checkpoint, base), figure_tiles(rows, checkpoint), lineage(rows, checkpoint, base)
     return tag("div", "".join(parts), class_="sp-stack")
 
@@ -136,7 +147,7 @@ def lineage(rows: Session, checkpoint: Checkpoint, base: Base | None) -> str:
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
         ("Came from", safe(origin(checkpoint))),
-        ("Data", _link(f"/data?id={dataset.id}", dataset.name) if dataset else "not recorded"),
+        ("Data", _link(f"/data?id={dataset.id}", dataset.name) if dataset else _no_data(checkpoint)),
         ("Made by", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
@@ -152,9 +163,14 @@ def origin(checkpoint: Checkpoint) -> str:
     imported = checkpoint.config.get("imported") or {}
     if not imported:
         return ""
+    where = SOURCE_WORDS.get(str(checkpoint.config.get("source")), "")
     said = " ".join(imported.get("notices") or ())
     licence = imported.get("licence") or "not stated"
-    return f"{imported.get('origin')} ({imported.get('title')}), licence {licence}. {said}".strip()
+    return f"{where} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {said}".strip()
+
+
+def _no_data(checkpoint: Checkpoint) -> str:
+    return "" if is_imported(checkpoint) else "not recorded"
 
 
 def actions(rows: Session, checkpoint: Checkpoint) -> str:

@@ -1,11 +1,14 @@
 """The formats a checkpoint can be downloaded in: for which server each is, whether it was proved, and why not."""
 
+from collections.abc import Container, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.widgets.elements import badge, notice
+from app.widgets.elements import badge, facts, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
@@ -26,16 +29,44 @@ LATEST = 200
 def exports_table(rows: Session, settings: Settings, checkpoint: Checkpoint) -> str:
     """Every format: what can be had, what is being made, what cannot be and why."""
     if checkpoint.state != "ready":
-        return tag("p", "There is something to download once it is trained.", class_="sp-lead")
+        return tag("p", "There is something to download once it is made.", class_="sp-lead")
     try:
-        found = options(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)
+        found = options_of(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)
     except SpeculoosError as error:
         return notice(str(error), "bad")
     made = stored(exports_folder(settings.home, checkpoint.id), source_of(checkpoint.path))
     jobs = latest_jobs(rows, checkpoint.id)
-    found.sort(key=lambda option: not option.possible)
+    found = sorted(found, key=lambda option: not option.possible)
     cells = [_row(checkpoint.id, option, made.get(option.name), jobs.get(option.name)) for option in found]
-    return tag("div", table(COLUMNS, cells, "Formats", named=COLUMNS[1:]), class_="sp-exports")
+    listed = table(COLUMNS, cells, "Formats", named=COLUMNS[1:])
+    return tag("div", summary(found, made) + listed, class_="sp-exports")
+
+
+def summary(found: Sequence[Option], made: Container[str]) -> str:
+    """Which servers can take the checkpoint and for which that was proved, at a glance."""
+    others = [option for option in found if option.name != OWN]
+    proved = [option.servers for option in others if option.possible and option.name in made]
+    open_ones = [option.servers for option in others if option.possible and option.name not in made]
+    refused = [option.title for option in others if not option.possible]
+    groups = (("Proved for", proved), ("Can be made for", open_ones), ("Not in the format of", refused))
+    return facts((words, "; ".join(names)) for words, names in groups)
+
+
+def options_of(checkpoint: str, base: str) -> tuple[Option, ...]:
+    """Every format for the files in two folders; headers and configs are read once for each state of them."""
+    return _options(checkpoint, base, stamps(checkpoint), stamps(base))
+
+
+def stamps(folder: str) -> tuple[tuple[Any, ...], ...]:
+    """(name, size, time, inode) of the files that headers and configs are read from: other ones mean another state."""
+    files = (path for path in Path(folder).glob("[!.]*") if path.suffix in (".json", ".safetensors"))
+    found = ((path.name, path.stat()) for path in sorted(files))
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
+
+
+@lru_cache(maxsize=64)
+def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) -> tuple[Option, ...]:
+    return tuple(options(checkpoint, base))
 
 
 def latest_jobs(rows: Session, checkpoint_id: str) -> dict[str, Job]:
@@ -54,7 +85,8 @@ def signature(rows: Session) -> int:
 def can_be_made(rows: Session, checkpoint_id: str, name: str) -> bool:
     """Whether nobody is making that format now. Raises NotFound, or Unsupported with the reason why it cannot be."""
     checkpoint = queries.find_checkpoint(rows, checkpoint_id)
-    found = {option.name: option for option in options(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)}
+    base = rows.get_one(Base, checkpoint.base_id)
+    found = {option.name: option for option in options_of(checkpoint.path, base.path)}
     if name not in found or name == OWN:
         raise Unsupported(f"There is no format {name!r} to be made; reload the page.")
     if not found[name].possible:
@@ -65,8 +97,8 @@ def can_be_made(rows: Session, checkpoint_id: str, name: str) -> bool:
 
 def _row(checkpoint_id: str, option: Option, made: Stored | None, job: Job | None) -> list[str]:
     if not option.possible:
-        why = tag("span", safe(option.reason), class_="sp-hint")
-        return [tag("span", safe(option.title), class_="sp-off"), safe(option.servers), "–", why]
+        why = tag("span", safe(option.reason), class_="sp-hint sp-why-not")
+        return [tag("span", safe(option.title), class_="sp-off"), safe(option.servers), badge("no"), why]
     name = tag("strong", safe(option.title))
     if option.name == OWN:
         return [name, safe(option.servers), safe("sha256 sums"), _link(checkpoint_id, option, "Download zip")]
@@ -76,7 +108,7 @@ def _row(checkpoint_id: str, option: Option, made: Stored | None, job: Job | Non
 def _proof(made: Stored | None) -> str:
     """What the validation found, in a word, with every check behind it."""
     if made is None:
-        return "–"
+        return tag("span", "not made yet", class_="sp-off")
     checks = made.report.get("checks", [])
     word = badge(f"{len(checks)} checks passed", "good")
     items = "".join(tag("li", _check(check)) for check in checks)

@@ -61,9 +61,17 @@ def counted(done: int, total: int | None, unit: str) -> str:
     return f"{done:,}" + (f" of {total:,}" if total is not None else "") + (f" {unit}" if unit else "")
 
 
+def reached(job: Job) -> int:
+    """How far it is. Answers that were not in a shard when an attempt was killed are made again, and a count that fell
+    back would read as lost work: of rows it stays at the highest that attempts before reached, until this one passes
+    it."""
+    return max(job.done, job.done_before or 0) if job.kind.startswith("generate_") else job.done
+
+
 def progress_words(job: Job) -> str:
     """One line: how far, how long still, what it is doing."""
-    parts = [counted(job.done, job.total, job.unit)] if job.unit or job.done else []
+    done = reached(job)
+    parts = [counted(done, job.total, job.unit)] if job.unit or done else []
     if job.state == "RUNNING" and not job.cancel_requested and " left" not in job.progress_note:
         parts.append(time_left(job))
     if job.state in ("RUNNING", "INTERRUPTED") and job.progress_note:
@@ -83,7 +91,7 @@ def progress(job: Job) -> str:
     if job.state == "QUEUED" and not job.done:
         return ""
     total = job.total if job.total else (1 if job.state == "SUCCEEDED" else None)
-    done = min(job.done, total) if total else 0
+    done = min(reached(job), total) if total else 0
     if job.state == "SUCCEEDED":
         done = total
     if total is None and job.state != "RUNNING":

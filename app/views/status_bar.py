@@ -9,6 +9,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from app.views.job_view import reached
 from app.widgets.elements import block, notice
 from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
@@ -69,8 +70,8 @@ def job_chip(session: Session) -> str:
 def job_progress(job: Job) -> str:
     """`42 % · 3 min 5 s left`, or what is known of it."""
     if not job.total:
-        return job.progress_note or f"{job.done} {job.unit}".strip()
-    share = f"{min(job.done / job.total, 1.0):.0%}"
+        return job.progress_note or f"{reached(job)} {job.unit}".strip()
+    share = f"{min(reached(job) / job.total, 1.0):.0%}"
     return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · measuring…"
 
 

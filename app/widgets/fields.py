@@ -19,6 +19,18 @@ def dropdown(*args: Any, **options: Any) -> gr.Dropdown:
     return made
 
 
+def uploads(*args: Any, **options: Any) -> gr.File:
+    """A box for several files of the visitor's own; its value is a list of paths. Gradio would leave an empty file
+    behind for each of them at every event."""
+    made = gr.File(*args, file_count="multiple", **options)
+    made.preprocess = _paths  # type: ignore[method-assign]
+    return made
+
+
+def _paths(payload: Any) -> list[str]:
+    return [file.path for file in payload or ()]
+
+
 def _texts(payload: Any) -> str | list[str] | None:
     if isinstance(payload, list):
         return [item for item in payload if isinstance(item, str)]

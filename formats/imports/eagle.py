@@ -9,7 +9,8 @@ from torch import Tensor
 
 from formats.imports.base import BaseOutline
 from formats.imports.draft import TABLE, ReadDraft, fill, own_embeddings
-from formats.imports.layers import layer_config, layer_count, looks_back_less, plain_name
+from formats.imports.layers import layer_config, layer_count, looks_back_less
+from formats.imports.names import plain_name
 from formats.imports.source import Source, same_values
 from speculoos.errors import BadInput, Unsupported
 

@@ -14,7 +14,6 @@ from speculoos.errors import BadInput, Unsupported
 
 LAYER = re.compile(r"layers\.(\d+)\.")
 FIRST = "layers.0.self_attn"
-PREFIXES = ("draft_model.", "eagle_module.", "model.")
 ROPE_NUMBERS = {
     "linear": (("factor",), ()),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
@@ -24,13 +23,6 @@ ROPE_NUMBERS = {
     ),
 }
 """What each kind of rope scaling must and may say."""
-
-
-def plain_name(name: str) -> str:
-    """A tensor's name as vLLM calls it: no prefix of a trainer, `layers.0.` for `midlayer.`."""
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
-    return re.sub(r"^midlayer\.", "layers.0.", name)
 
 
 def layer_config(source: Source, hidden: int) -> dict[str, Any]:

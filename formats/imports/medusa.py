@@ -14,39 +14,19 @@ from torch import Tensor
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft, fill
 from formats.imports.eagle import check_vocabulary
+from formats.imports.names import HEADS, medusa_name
 from formats.imports.source import Source, same_values
 from speculoos.errors import BadInput, Unsupported
 
-PREFIX = re.compile(r"^(?:model\.)?medusa_heads?\.")
-LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
-MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
 BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.")
 NUM_HEADS = {"medusa": ("medusa_num_heads", "num_medusa_heads"), "vllm-medusa": ("num_heads", "medusa_num_heads")}
 NUM_LAYERS = {"medusa": ("medusa_num_layers", "num_medusa_layers"), "vllm-medusa": ("num_hidden_layers",)}
 
 
-def plain_name(name: str) -> str:
-    """A tensor's name as `models.medusa` has it."""
-    name = PREFIX.sub("", name)
-    if found := LINEAR.fullmatch(name) or VLLM.fullmatch(name):
-        return f"blocks.{found[1]}.{found[2]}.linear.{found[3]}"
-    if found := MATRIX.fullmatch(name):
-        return f"lm_heads.{found[1]}.weight"
-    return name
-
-
-def is_medusa(names: set[str]) -> bool:
-    """Whether tensors are heads of either layout."""
-    return any(LINEAR.fullmatch(PREFIX.sub("", name)) or VLLM.fullmatch(PREFIX.sub("", name)) for name in names) or any(
-        PREFIX.match(name) and MATRIX.fullmatch(PREFIX.sub("", name)) for name in names
-    )
-
-
 def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     """The heads. Raises BadInput or Unsupported, naming the key that is at fault."""
     notices = _leave_base(source, base)
-    source.rename(plain_name)
+    source.rename(medusa_name)
     heads, layers = _counts(source)
     notices += _check_counts(source, heads, layers, layout)
     _check_hidden(source, base)
@@ -71,8 +51,8 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
 
 def _leave_base(source: Source, base: BaseOutline) -> list[str]:
     """Files of a whole model hold the base's tensors too: those are not taken."""
-    theirs = [name for name in source.entries if name in base.entries and not PREFIX.match(name)]
-    if not theirs or not any(PREFIX.match(name) for name in source.entries):
+    theirs = [name for name in source.entries if name in base.entries and not HEADS.match(name)]
+    if not theirs or not any(HEADS.match(name) for name in source.entries):
         return []
     source.leave(theirs)
     return [

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from formats.imports.fields import Fields
+from formats.imports.names import SECTIONS
 from models import identity
 from models.card import LICENCE_LINE
 from models.hub import PICKLES
@@ -63,8 +64,7 @@ class Source:
     @property
     def fields(self) -> Fields:
         """The config; keys that some projects put into sections count where the top has none."""
-        sections = ("eagle_config", "transformer_layer_config", "text_config", "medusa")
-        return Fields(self.where, self.config, *(self.config.get(name) for name in sections))
+        return Fields(self.where, self.config, *(self.config.get(name) for name in SECTIONS))
 
     def rename(self, to: Callable[[str], str]) -> None:
         """Call every tensor by another name. Raises BadInput where two would have the same."""

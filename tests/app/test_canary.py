@@ -87,17 +87,16 @@ def payload(fn: Any, place: int, value: Any, **more: Any) -> bytes:
 
 
 async def walk(bench: Bench, cookie: str, expected: int) -> int:
-    """Send a file to every input of every event, as it is, then deep inside lists and tables; returns how many inputs
-    there are. Fails at the first answer that is another, or that holds the text."""
-    count = 0
+    """Send a file to every input of every event, as it is, in a list, then deep inside lists and tables; returns how
+    many inputs there are. Fails at the first answer that is another, or that holds the text."""
+    count, file = 0, bench.file()
+    deep = {"value": [None, {"value": [file]}]}
     for fn in bench.blocks.fns.values():
         for place in range(len(fn.inputs)):
-            value: Any = bench.file()
-            for _ in range(2):
+            for value in (file, [file], deep):
                 answer = await ask(bench.app, "POST", EVENT, payload(fn, place, value), cookie=cookie)
                 assert answer.status == expected, f"event {fn._id} ({fn.name}), input {place}: {answer.body[:200]!r}"
                 assert bench.text.encode() not in answer.body
-                value = {"value": [None, {"value": [value]}]}
             count += 1
     return count
 

@@ -1,15 +1,17 @@
 """Runs over server-sent events, and the JSON beside them."""
 
+import asyncio
 import json
 import threading
 import time
 from dataclasses import replace
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import events, inference, turns
+from app import auth, events, inference, turns
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable
 from speculoos.guard import Guard
 from speculoos.settings import Settings
@@ -112,6 +114,40 @@ def test_a_live_run_is_followed_to_its_end(home: Settings) -> None:
     assert [name for name, _, _ in got if name == "state"] == ["state", "state"]
     assert [data["index"] for name, _, data in got if name == "step"] == [0, 1, 2, 3]
     assert got[-1][0] == "end"
+
+
+def test_a_stream_ends_with_the_login_that_opened_it(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another login's goes on. The run itself never ends here."""
+    monkeypatch.setattr(auth, "PAUSE", 0)
+    app = FastAPI()
+    app.include_router(events.routes(home))
+    auth.add_login(app, replace(home, password="cinnamon"))
+    run_id = new_run(home)
+    store(home, run_id, 0)
+
+    async def browser() -> httpx.AsyncClient:
+        made = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860")
+        assert (await made.post("/login", data={"password": "cinnamon"})).status_code == 303
+        return made
+
+    async def watch() -> tuple[str, bool, int]:
+        ours, theirs = await browser(), await browser()
+        address, cookies = f"/api/runs/{run_id}/events", dict(ours.cookies)
+        open_ones = [asyncio.create_task(each.get(address)) for each in (ours, theirs)]
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in open_ones)
+        await ours.post("/logout")
+        text = (await asyncio.wait_for(asyncio.shield(open_ones[0]), 5)).text
+        left = open_ones[1].done()
+        again = await httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860", cookies=cookies
+        ).get(address)
+        open_ones[1].cancel()
+        return text, left, again.status_code
+
+    text, left, again = run_async(watch())
+    assert [number for name, number, _ in received(text) if name == "step"] == ["0"]
+    assert "logged out" in text and not left and again == 401
 
 
 def test_a_line_break_in_a_token_does_not_break_the_stream() -> None:

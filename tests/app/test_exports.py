@@ -105,6 +105,32 @@ def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads
     assert rest.status_code == 206 and whole.content[1000:] == rest.content
 
 
+def test_at_a_glance_who_can_take_it_and_what_was_proved(home: Settings, heads: str) -> None:
+    def said(words: str) -> str:
+        return re.search(rf"<dt>{words}</dt><dd>(.*?)</dd>", page(home, heads)).group(1)
+
+    assert "vLLM 0.29 to 0.33" in said("Can be made for") and "SGLang 0.5" in said("Can be made for")
+    assert "Proved for" not in page(home, heads) and "Medusa repository and TGI" in said("Not in the format of")
+    made(home, heads, "sglang")
+    assert said("Proved for") == "SGLang 0.5" and "SGLang 0.5;" not in said("Can be made for")
+
+
+def test_headers_are_read_once_until_a_file_is_another(
+    home: Settings, heads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from models.checkpoints import set_drafting
+
+    asked, before = [], page(home, heads)
+    monkeypatch.setattr(export_rows, "options", lambda *folders: asked.append(folders) or [])
+    assert page(home, heads) == before and not asked
+    with db.reading(home) as session:
+        folder = session.get_one(Checkpoint, heads).path
+    set_drafting(folder, {"depth": 2}, {})
+    page(home, heads)
+    page(home, heads)
+    assert len(asked) == 1
+
+
 def test_our_own_zip_is_written_once_and_goes_on_where_it_broke_off(
     home: Settings, heads: str, client: TestClient
 ) -> None:

@@ -12,6 +12,7 @@ from app.views.choices import answerers, first
 from app.views.experiment_view import view as experiment
 from app.views.job_panel import clone, made_links
 from app.views.manage import delete, question, save
+from app.views.status_bar import job_progress
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Endpoint, Settings
 from tracking import jobs as rows_of_jobs
@@ -93,6 +94,17 @@ def test_progress_says_how_far_and_how_long():
     job.progress_note = "12 tokens/s, about 4 min left at this speed"
     assert job_view.progress_words(job) == "120 of 300 steps · 12 tokens/s, about 4 min left at this speed"
     assert job_view.counted(1_200_000, 93_000_000, "bytes") == "1.2 MB of 93.0 MB"
+
+
+def test_a_count_of_answers_does_not_fall_back_after_a_kill():
+    """The row says how far the attempts before came; this one makes again what had not been kept."""
+    job = Job(kind="generate_data", state="RUNNING", done=16, done_before=40, total=100, unit="rows", progress_note="")
+    assert job_view.progress_words(job).startswith("40 of 100 rows") and 'value="40"' in job_view.progress(job)
+    assert job_progress(job).startswith("40%")
+    job.done = 56
+    assert job_view.progress_words(job).startswith("56 of 100 rows")
+    job.kind, job.done = "train", 16
+    assert job_view.progress_words(job).startswith("16 of 100 rows"), "a training's steps are what its state says"
 
 
 def test_a_failure_is_one_sentence_with_what_to_change():

@@ -7,17 +7,9 @@ from starlette.routing import Mount
 
 from app import page_sessions
 from app.main import PAGES, make_app
-from speculoos.settings import Settings, load
+from speculoos.settings import Settings
 from tests.tools.asgi import Answer, ask
 from tests.tools.loops import run_async
-from tracking.db import upgrade
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    made = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("sessions") / "home")})
-    upgrade(made)
-    return made
 
 
 @pytest.fixture(scope="module")

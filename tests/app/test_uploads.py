@@ -28,13 +28,6 @@ EVENT = "/gradio_api/run/predict"
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    made = load({"SPECULOOS_HOME": str(tmp_path_factory.mktemp("uploads") / "home")})
-    upgrade(made)
-    return made
-
-
-@pytest.fixture(scope="module")
 def application(settings: Settings) -> Any:
     return make_app(settings)
 
@@ -72,10 +65,26 @@ def send_file(client: TestClient, name: str = "prompts.jsonl", content: bytes = 
 
 def press_import(client: TestClient, pages: Any, file: Any) -> Any:
     """The Data page's Import button with `file` in its box."""
-    blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
-    fn = next(f for f in blocks.fns.values() if any(type(i).__name__ == "File" for i in f.inputs))
+    fn = event_of(pages, "data-upload")
     data = [file, "", "", "", PROMPTS_ONLY, None]
     return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x"})
+
+
+def event_of(pages: Any, elem_id: str) -> Any:
+    """The first event that reads this component."""
+    blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
+    return next(f for f in blocks.fns.values() if any(i.elem_id == elem_id for i in f.inputs))
+
+
+def look_at(client: TestClient, pages: Any, files: Any) -> Any:
+    """The form of published drafts with `files` in its box."""
+    fn = event_of(pages, "drafts-files")
+    data = [
+        files if i.elem_id == "drafts-files" else "Upload" if i.elem_id == "drafts-source" else "" for i in fn.inputs
+    ]
+    box = next(i._id for i in fn.inputs if i.elem_id == "drafts-files")
+    told = {"event_data": files, "trigger_id": box}  # as a browser does when a box of files changes
+    return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x", **told})
 
 
 def file_data(path: str, **more: Any) -> dict[str, Any]:
@@ -101,6 +110,25 @@ def test_another_browsers_upload_is_neither_imported_nor_served(
     assert "not uploaded from this browser session" in refused.json()["error"]
     assert theirs.get(f"/gradio_api/file={path}").status_code == 404
     assert ours.get(f"/gradio_api/file={path}").status_code == 200
+
+
+def test_a_box_for_several_files_takes_a_list_of_ones_own(
+    ours: TestClient, theirs: TestClient, pages: Any, settings: Settings
+) -> None:
+    config, other = send_file(ours, "config.json", b"{}"), send_file(theirs, "model.safetensors", b"x" * 16)
+    before = {*(settings.home / "uploads").iterdir()}
+    answer = look_at(ours, pages, [file_data(config)])
+    assert answer.status_code == 200 and "choose the one the draft was made for" in answer.text
+    assert {*(settings.home / "uploads").iterdir()} == before, "no empty file stays behind"
+    for wrong in (
+        [file_data(config), file_data(other)],
+        file_data(config),
+        [file_data(config), None],
+        [[file_data(config)]],
+        [file_data(config)] * 65,
+        [file_data(str(settings.home / "speculoos.db"))],
+    ):
+        assert look_at(ours, pages, wrong).status_code == 400, wrong
 
 
 def test_an_upload_stays_its_browsers_over_a_restart(ours: TestClient, settings: Settings) -> None:

@@ -84,6 +84,10 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     expect(page.locator("#job-charts")).to_contain_text("head 1")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40first+heads"
+    page.get_by_role("link", name="Download it for a server").click()  # two clicks from the end to the file
+    with page.expect_download() as caught:
+        page.locator("#checkpoint-download").click()
+    assert caught.value.suggested_filename == "tiny-first-heads.zip"
     with reading(bench.settings) as rows:
         job, made = rows.get(Job, job_id), queries.find_checkpoint(rows, "tiny@first heads")
         assert (job.done, job.total, made.step) == (30, 30, 30)
@@ -268,3 +272,33 @@ def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workb
     expect(page.locator("#home-best")).to_contain_text(HOSTILE)
     with session(bench.settings) as rows:
         rows.delete(queries.find_checkpoint(rows, HOSTILE))
+
+
+def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Workbench, tmp_path: Path) -> None:
+    from tests.formats.imports import writers
+
+    theirs = writers.write(tmp_path / "theirs", writers.eagle3())
+    with reading(bench.settings) as rows:
+        base_id = queries.find_base(rows, "tiny").id
+    page.goto(f"{bench.url}/models?id={base_id}")
+    page.get_by_role("link", name="Add a published draft").click()
+    expect(page.locator("#drafts-base input")).to_have_value(re.compile("tiny"))
+    page.locator("#drafts-source").get_by_label("Upload").check()
+    files = page.locator("#drafts-files input[type=file]")
+    files.set_input_files([theirs / "config.json"])
+    expect(page.locator("#drafts-review")).to_contain_text("no weights of a draft")
+    page.locator("#drafts-files").get_by_label(re.compile("Clear|Remove")).first.click()
+    files.set_input_files([theirs / "config.json", theirs / "model.safetensors"])
+    expect(page.locator("#drafts-review")).to_contain_text("EAGLE-3 (EAGLE repository")
+    box(page, "drafts-name").fill("their head")
+    expect(page.locator("#drafts-review .sp-command")).to_contain_text("--name 'their head'")
+    page.locator("#drafts-submit").click()
+    page.wait_for_url("**/jobs?id=*")
+    job_is(page, "SUCCEEDED")
+    link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
+    assert link == "/playground?model=tiny%40their+head"
+    page.get_by_role("link", name="Download it for a server").click()
+    expect(page.locator("#checkpoint-head")).to_contain_text("uploaded files: their-head")
+    expect(page.locator("#checkpoint-head .sp-badge")).to_have_text("imported")
+    page.get_by_role("link", name="Try in the Playground").click()
+    expect(page.locator("#draft input")).to_have_value(re.compile("their head"))

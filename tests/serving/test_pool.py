@@ -1,6 +1,7 @@
 """Warm models: loaded once, least recently used out, loaded again when their weights change."""
 
 import gc
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.target import fast_target
 from models.base import load_base
-from models.checkpoints import save_draft
+from models.checkpoints import WEIGHTS, file_sha256, save_draft
 from models.tiny import make_tiny_base
 from runtime.argmax import tied_table
 from serving.catalog import ModelRef
@@ -31,9 +32,15 @@ def refs(model_files: Path) -> dict[str, ModelRef]:
     second = ModelRef("cycle2", "b2", str(model_files / "cycle2"), "d" * 64)
     made = {"cycle": cycle, "cycle2": second}
     for name in ("right", "wrong"):
-        heads = {"checkpoint_id": name, "checkpoint_path": str(model_files / name), "checkpoint_sha256": name}
-        made[name] = replace(cycle, name=f"cycle@{name}", method="medusa", **heads)
+        made[name] = with_draft(replace(cycle, name=f"cycle@{name}"), model_files / name, "medusa")
     return made
+
+
+def with_draft(base: ModelRef, folder: Path, method: str) -> ModelRef:
+    """The ref of `base` with the draft in `folder`, as its row would name it."""
+    sha256 = file_sha256(folder / WEIGHTS)
+    made = {"checkpoint_id": folder.name, "checkpoint_path": str(folder), "checkpoint_sha256": sha256}
+    return replace(base, method=method, **made)
 
 
 def pool(budget: int = 2**40) -> Pool:
@@ -76,12 +83,15 @@ def test_one_base_always_fits_and_its_older_heads_make_room(refs: dict[str, Mode
     assert warm.is_warm(refs["wrong"]) and not warm.is_warm(refs["right"])
 
 
-def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef]) -> None:
-    warm = pool()
-    old = warm.get(refs["right"])
-    new = warm.get(replace(refs["right"], checkpoint_sha256="new"))
+def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef], tmp_path: Path) -> None:
+    warm, folder = pool(), tmp_path / "heads"
+    shutil.copytree(refs["right"].checkpoint_path, folder)
+    before = with_draft(refs["right"], folder, "medusa")
+    old = warm.get(before)
+    shutil.copytree(refs["wrong"].checkpoint_path, folder, dirs_exist_ok=True)
+    new = warm.get(with_draft(before, folder, "medusa"))
     assert new.draft is not old.draft and new.target is old.target
-    assert not warm.is_warm(refs["right"])
+    assert not warm.is_warm(before)
     other = warm.get(replace(refs["cycle"], base_sha256="e" * 64))
     assert other.target is not old.target and len(warm) == 1
 
@@ -110,7 +120,7 @@ def test_bytes_are_those_of_the_real_storages(method: str, tmp_path: Path) -> No
     ref = ModelRef("tiny", "b", str(folder), "b" * 64)
     if method != "none":
         draft = save_draft(tmp_path / "draft", MAKERS[method](load_base(folder)), {})
-        ref = replace(ref, checkpoint_id="c", checkpoint_path=str(draft), checkpoint_sha256="c" * 64, method=method)
+        ref = with_draft(ref, draft, method)
     gc.collect()
     before = {id(found): found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)}
     warm = pool()
@@ -166,8 +176,7 @@ def test_caches_that_came_with_answers_make_older_models_go(refs: dict[str, Mode
 
 def test_older_drafters_go_before_the_draft_in_use(tiny_base: Path, tmp_path: Path) -> None:
     draft = save_draft(tmp_path / "draft", MAKERS["draft"](load_base(tiny_base)), {})
-    base = ModelRef("tiny", "b", str(tiny_base), "b" * 64)
-    ref = replace(base, checkpoint_id="c", checkpoint_path=str(draft), checkpoint_sha256="c" * 64, method="draft")
+    ref = with_draft(ModelRef("tiny", "b", str(tiny_base), "b" * 64), draft, "draft")
     warm = pool(budget=1)
     loaded = warm.get(ref)
     for depth in (1, 2, 3):

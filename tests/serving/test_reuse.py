@@ -9,7 +9,7 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.step import Step
 from models.base import load_base
-from models.checkpoints import save_draft
+from models.checkpoints import WEIGHTS, file_sha256, save_draft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
@@ -30,7 +30,8 @@ def ref(request: pytest.FixtureRequest, tiny_base: Path, tmp_path: Path) -> Mode
     """A tiny random base with a fresh draft of each method."""
     base = load_base(tiny_base)
     folder = save_draft(tmp_path / "draft", MAKERS[request.param](base), {})
-    return ModelRef("tiny@draft", "b", str(tiny_base), "b" * 64, "c", str(folder), "c" * 64, request.param)
+    sha256 = file_sha256(folder / WEIGHTS)
+    return ModelRef("tiny@draft", "b", str(tiny_base), "b" * 64, "c", str(folder), sha256, request.param)
 
 
 def steps(loaded: Loaded, prompt: list[int], count: int) -> list[Step]:

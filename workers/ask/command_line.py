@@ -6,6 +6,7 @@ Pages show `command_for(request, names)`; `speculoos/commands` parses the same w
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from speculoos.errors import BadInput
@@ -77,8 +78,10 @@ def _fetch(request: FetchModel, named: Callable[[str], str]) -> Words:
 
 
 def _import_draft(request: ImportDraft, named: Callable[[str], str]) -> Words:
-    words = ["models", "add-draft", request.location, *_option("model", named(request.base_id))]
-    return [*words, "--source", request.source, *_option("format", request.layout)]
+    uploaded = request.source == "upload"  # from a folder of the visitor's own
+    location = f"./{PurePath(request.location).name}" if uploaded else request.location
+    words = ["models", "add-draft", location, *_option("model", named(request.base_id))]
+    return [*words, "--source", "folder" if uploaded else request.source, *_option("format", request.layout)]
 
 
 def _import(request: ImportPrompts, named: Callable[[str], str]) -> Words:

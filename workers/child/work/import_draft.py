@@ -1,5 +1,6 @@
 """Job `import_draft`: a published draft becomes a checkpoint of a base that is here."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,18 @@ def run(request: ImportDraft, context: Context) -> dict[str, Any]:
     base = context.usable(Base, request.base_id)
     folder = context.checkpoint_folder(request.checkpoint_id)
     matched = Matched(Path(base.path), base.name, base.weights_sha256, (base.card or {}).get("methods") or {})
-    token = context.settings.hf_token
-    report = import_draft(request.source, request.location, matched, folder, context, token, request.layout)
+    token, source = context.settings.hf_token, "hub" if request.source == "hub" else "folder"
+    report = import_draft(source, request.location, matched, folder, context, token, request.layout)
     publish(request, context, report, folder)
+    if request.source == "upload":
+        remove_upload(Path(request.location), context.settings.home / "uploads")
     return {"checkpoint_id": request.checkpoint_id, **{key: report[key] for key in ("method", "format", "notices")}}
+
+
+def remove_upload(folder: Path, uploads: Path) -> None:
+    """The folder in which a page gathered what was uploaded, which lies in one of its own."""
+    if folder.parent.parent == uploads:
+        shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def publish(request: ImportDraft, context: Context, report: dict[str, Any], folder: Path) -> None:

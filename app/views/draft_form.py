@@ -1,0 +1,179 @@
+"""The form that adds a published draft: for which base, from where, what it is at a first look, and the start."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import visitor
+from app.draft_source import LAYOUTS, SOURCES, DraftForm, first_look, gather, request_of
+from app.links import go
+from app.views import choices
+from app.views.manage import SMALL, sentence
+from app.widgets.accordion import folded
+from app.widgets.elements import QUIET, block, facts, notice, on_load
+from app.widgets.fields import dropdown, uploads
+from app.widgets.hidden import hidden
+from app.widgets.review import command_box
+from app.widgets.text import safe, tag
+from speculoos.errors import BadInput, SpeculoosError
+from speculoos.settings import Settings
+from tracking import queries
+from tracking.db import reading
+from tracking.tables import Base, Job
+from workers.ask.command_line import command_for
+from workers.ask.requests import ImportDraft
+from workers.ask.submit import submit
+
+LEAD = (
+    "Medusa, EAGLE and EAGLE-3 heads that others published, or a small model with the same tokens as the base: used as "
+    "they are, without training. What does not fit the base is refused with the reason."
+)
+HINTS = {
+    "Hub id": ("owner/name or owner/name@revision", "Fetched from the hub; gated ones need HF_TOKEN."),
+    "Upload": ("", ""),
+    "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
+}
+WIDE = 300
+"""Pixels below which two boxes stand one under the other."""
+FETCHED = (
+    "The job fetches its config and weights, says what it is, and keeps it only if it fits. Pickles are fetched where "
+    "there is nothing else, and nothing in them is run."
+)
+
+
+class AddDraft:
+    """The components, inside the current Blocks."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        with folded("Add a published draft", elem_id="drafts-add") as self.box:
+            block(tag("p", safe(LEAD), class_="sp-lead"))
+            self._build_fields()
+            self.review = block(elem_id="drafts-review")
+            self.said = block(elem_id="drafts-said")
+            with gr.Row(elem_classes="sp-buttons"):
+                self.start = gr.Button("Add draft", variant="primary", elem_id="drafts-submit", **SMALL)
+            self.target = hidden("drafts-target")
+        self.fields = [self.source, self.base, self.location, self.files, self.layout, self.name]
+        self._wire()
+
+    def _build_fields(self) -> None:
+        with gr.Row(equal_height=True):
+            self.base = dropdown(
+                [], label="Base model", info="The one it was made for.", elem_id="drafts-base", min_width=WIDE
+            )
+            self.source = gr.Radio(
+                [*SOURCES], value="Hub id", label="Where it comes from", elem_id="drafts-source", min_width=WIDE
+            )
+        self.location = gr.Textbox(
+            label="Which one",
+            placeholder=HINTS["Hub id"][0],
+            info=HINTS["Hub id"][1],
+            elem_id="drafts-location",
+            max_lines=1,
+        )
+        words = f"config.json and the weights, at most {self.settings.max_upload_mb} MB together"
+        self.files = uploads(label=words, elem_id="drafts-files", height=150, visible=False)
+        with gr.Row():
+            self.name = gr.Textbox(
+                label="Name (optional)",
+                info="How it is called here.",
+                max_lines=1,
+                max_length=200,
+                elem_id="drafts-name",
+                min_width=WIDE,
+            )
+            self.layout = dropdown(
+                LAYOUTS,
+                value="",
+                label="Format",
+                info="To be chosen only where it is found wrongly.",
+                elem_id="drafts-layout",
+                min_width=WIDE,
+            )
+
+    def _wire(self) -> None:
+        on_load(self.opened, None, [self.box, self.source, self.base, self.location, self.layout])
+        self.source.change(hint, self.source, [self.location, self.files], **QUIET)
+        changed = [field.change for field in self.fields]  # a pasted text is no `input`
+        gr.on(changed, self.look, self.fields, self.review, **QUIET, trigger_mode="always_last")
+        for event in (self.start.click, self.location.submit):
+            event(self.add, self.fields, [self.said, self.target], **QUIET).then(
+                None, self.target, None, js=go(), api_visibility="private"
+            )
+
+    def opened(self, request: gr.Request) -> list[Any]:
+        """Which bases there are; unfolded and filled in for who comes from a base (`?base=`) or clones (`?clone=`)."""
+        asked = request.query_params
+        try:
+            with reading(self.settings) as rows:
+                found, cloned = choices.bases(rows), cloned_request(rows, asked.get("clone", ""))
+        except SpeculoosError:
+            return [gr.skip()] * 5
+        wish = cloned or ImportDraft("hub", "", asked.get("base", ""))
+        source = next(name for name, kind in SOURCES.items() if kind == wish.source)
+        base = choices.first(found, wish.base_id)
+        box = gr.Accordion(open=True) if cloned or "base" in asked else gr.skip()
+        return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout]
+
+    def look(self, *values: Any) -> str:
+        """What the draft is, as far as that can be said before the job, and the command that does the same."""
+        form = DraftForm.of(*values)
+        if form.is_empty:
+            return ""
+        try:
+            return self._reviewed(form, request_of(self.settings, form))
+        except SpeculoosError as error:
+            return notice(sentence(error), "warn")
+
+    def _reviewed(self, form: DraftForm, request: ImportDraft) -> str:
+        base = self._base(form)
+        found = first_look(self.settings, form, base)
+        known = facts(found.facts) if found else tag("p", safe(FETCHED), class_="sp-hint")
+        refused = notice(found.refused, "bad") if found and found.refused else ""
+        command = command_box(command_for(request, {base.id: base.name}, form.name))
+        return tag("div", known + (refused or command), class_="sp-stack")
+
+    def add(self, *values: Any) -> tuple[str, str]:
+        """Submit the job: (notice, where to go)."""
+        form = DraftForm.of(*values)
+        try:
+            request = request_of(self.settings, form)
+            found = first_look(self.settings, form, self._base(form))
+            if found and found.refused:
+                raise BadInput(found.refused)
+            job = self._submitted(form, request)
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad"), ""
+        return "", f"/jobs?id={job.id}"
+
+    def _submitted(self, form: DraftForm, request: ImportDraft) -> Job:
+        gather(self.settings, form, request)
+        try:
+            return submit(request, name=form.name, user=visitor.user(), settings=self.settings)
+        except BaseException:
+            if form.kind == "upload":
+                shutil.rmtree(Path(request.location).parent, ignore_errors=True)
+            raise
+
+    def _base(self, form: DraftForm) -> Base:
+        with reading(self.settings) as rows:
+            return queries.find_base(rows, form.base_id)
+
+
+def hint(source: str) -> tuple[Any, Any]:
+    """The box for a source."""
+    placeholder, info = HINTS[source]
+    uploaded = source == "Upload"
+    return gr.Textbox(placeholder=placeholder, info=info, visible=not uploaded), gr.File(visible=uploaded)
+
+
+def cloned_request(rows: Session, job_id: str) -> ImportDraft | None:
+    """What an earlier import asked for; None for other jobs, and for uploads, which are gone."""
+    job = rows.get(Job, job_id) if job_id else None
+    if job is None or job.kind != "import_draft" or job.request.get("source") == "upload":
+        return None
+    return ImportDraft(**job.request)

@@ -1,0 +1,86 @@
+"""How projects name the parts of a draft, and which layout names belong to. No torch: pages look at files by this."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from speculoos.errors import Unsupported
+
+TITLES = {
+    "speculoos": "Speculoos checkpoint",
+    "medusa": "Medusa repository",
+    "vllm-medusa": "Medusa for vLLM",
+    "eagle": "EAGLE-1 (EAGLE repository, vLLM, SGLang)",
+    "eagle3": "EAGLE-3 (EAGLE repository, SpecForge, SGLang)",
+    "modelopt-eagle3": "EAGLE-3 (ModelOpt)",
+    "vllm-eagle3": "EAGLE-3 (vLLM)",
+    "speculators": "EAGLE-3 (speculators)",
+    "model": "causal language model",
+}
+"""Every layout with what people call it."""
+SECTIONS = ("eagle_config", "transformer_layer_config", "text_config", "medusa")
+"""Sections of a config into which some projects put further keys; they count where the top has none."""
+HEADS = re.compile(r"^(?:model\.)?medusa_heads?\.")
+LINEAR = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
+MATRIX = re.compile(r"(\d+)\.(\d+)\.weight")
+PREFIXES = ("draft_model.", "eagle_module.", "model.")
+VLLM_EAGLE3 = ("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM", "LlamaEagle3ForCausalLM")
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name as vLLM calls it: no prefix of a trainer, `layers.0.` for `midlayer.`."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return re.sub(r"^midlayer\.", "layers.0.", name)
+
+
+def medusa_name(name: str) -> str:
+    """A tensor's name as `models.medusa` has it."""
+    name = HEADS.sub("", name)
+    if found := LINEAR.fullmatch(name) or VLLM.fullmatch(name):
+        return f"blocks.{found[1]}.{found[2]}.linear.{found[3]}"
+    if found := MATRIX.fullmatch(name):
+        return f"lm_heads.{found[1]}.weight"
+    return name
+
+
+def is_medusa(names: Collection[str]) -> bool:
+    """Whether tensors are heads of either layout."""
+    return any(LINEAR.fullmatch(HEADS.sub("", name)) or VLLM.fullmatch(HEADS.sub("", name)) for name in names) or any(
+        HEADS.match(name) and MATRIX.fullmatch(HEADS.sub("", name)) for name in names
+    )
+
+
+def detect(config: Mapping[str, Any], names: Collection[str], shown: str) -> str:
+    """The layout of a draft with that config.json and tensors of these names; `shown` is what messages call it. Raises
+    Unsupported for a draft of a kind that is not known here."""
+    plain = {plain_name(name) for name in names}
+    if config.get("speculoos_method"):
+        return "speculoos"
+    if kind := config.get("speculators_model_type"):
+        if kind != "eagle3":
+            raise Unsupported(
+                f"{shown}/config.json: speculators_model_type {str(kind)[:40]!r} is not known here; eagle3 is."
+            )
+        return "speculators"
+    if is_medusa(names):
+        return "vllm-medusa" if any(name.startswith("blocks.") for name in plain) else "medusa"
+    if "fc.weight" in plain:
+        return _eagle(config, names, plain)
+    if any(name.endswith("embed_tokens.weight") or "layers.0." in name or ".h.0." in name for name in names):
+        return "model"
+    raise Unsupported(
+        f"{shown}: is no draft of a kind known here (its first tensor is {next(iter(names), '')}); "
+        f"known are {', '.join(TITLES.values())}."
+    )
+
+
+def _eagle(config: Mapping[str, Any], names: Collection[str], plain: set[str]) -> str:
+    if not plain & {"layers.0.hidden_norm.weight", "d2t", "t2d"}:
+        return "eagle"
+    architectures = config.get("architectures") or [""]
+    if str(architectures[0]) in VLLM_EAGLE3:
+        return "vllm-eagle3"
+    first = any(name.startswith("midlayer.") for name in names)
+    return "modelopt-eagle3" if not first and "t2d" not in plain else "eagle3"

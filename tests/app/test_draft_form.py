@@ -1,0 +1,207 @@
+"""Adding a published draft on the page: what the form shows before the job, what it refuses, and what becomes of
+uploads."""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from app.draft_source import DraftForm, gather, request_of
+from app.links import clone_form
+from app.views import checkpoint_rows
+from app.views.draft_form import AddDraft, cloned_request
+from app.views.job_panel import made_links
+from models.hub import HUB_ID
+from speculoos.errors import BadInput
+from speculoos.settings import Settings
+from tests.formats.imports import writers
+from tests.tools.homes import add_base
+from tracking import db, jobs
+from tracking.tables import Checkpoint, Job
+from upkeep.contents import uploads_of
+from upkeep.retention import clean
+from workers.ask.command_line import command_for
+from workers.ask.requests import ImportDraft
+from workers.child.context import Context
+from workers.child.work import import_draft
+from workers.timing import Timing
+
+NASTY = "<img src=x onerror=alert(1)>${alert(1)}"
+
+
+@pytest.fixture
+def base_id(home: Settings, tiny_base: Path) -> str:
+    return add_base(home, tiny_base)
+
+
+@pytest.fixture
+def form(home: Settings) -> AddDraft:
+    import gradio as gr
+
+    with gr.Blocks():
+        return AddDraft(home)
+
+
+def uploaded(home: Settings, source: Path) -> list[str]:
+    """The files of a folder as Gradio keeps uploads: each in a folder of its own."""
+    made = []
+    for number, path in enumerate(sorted(source.iterdir())):
+        place = home.home / "uploads" / f"{number:064x}" / path.name
+        place.parent.mkdir(parents=True)
+        place.write_bytes(path.read_bytes())
+        made.append(str(place))
+    return made
+
+
+def the_job(home: Settings) -> Job | None:
+    with db.reading(home) as rows:
+        return rows.scalar(select(Job).where(Job.kind == "import_draft"))
+
+
+def run(home: Settings, job: Job) -> None:
+    """As a worker does."""
+    with db.session(home) as session:
+        attempt = jobs.claim(session, job.id, "test", 60)
+        request = session.get_one(Job, job.id).request
+    context = Context(home, job.id, attempt, Timing())
+    result = import_draft.run(ImportDraft(**request), context)
+    with db.session(home) as session:
+        jobs.succeed(session, job.id, attempt, result)
+
+
+def test_uploaded_files_become_a_checkpoint_and_go(
+    home: Settings, base_id: str, form: AddDraft, tmp_path: Path
+) -> None:
+    files = uploaded(home, writers.write(tmp_path / "theirs", writers.eagle3()))
+    shown = form.look("Upload", base_id, "", files, "", "Their head")
+    assert "EAGLE-3 (EAGLE repository" in shown and "1 layer" in shown
+    assert "speculoos models add-draft ./Their-head --model tiny --source folder --name &#x27;Their head&#x27;" in shown
+    assert not list((home.home / "uploads").glob("*/Their-head")), "a look gathers nothing"
+    said, address = form.add("Upload", base_id, "", files, "", "Their head")
+    job = the_job(home)
+    assert (said, address) == ("", f"/jobs?id={job.id}")
+    for path in files:
+        Path(path).unlink()  # as Gradio does when it cleans up
+    run(home, job)
+    with db.reading(home) as rows:
+        made = rows.get_one(Checkpoint, job.request["checkpoint_id"])
+        head, links = checkpoint_rows.head(rows, made), checkpoint_rows.actions(rows, made)
+        listed = checkpoint_rows.checkpoints_table(rows)
+        after = made_links(rows, rows.get_one(Job, job.id))
+    assert (made.state, made.method, made.name) == ("ready", "eagle3", "Their head")
+    assert "uploaded files: Their-head · EAGLE-3" in head and ">imported<" in head and ">imported<" in listed
+    assert "not recorded" not in head
+    assert "/playground?model=tiny%40Their+head" in links and "Open in Playground" in after
+    assert not list((home.home / "uploads").glob("*/Their-head*"))
+
+
+def test_waiting_uploads_are_kept_by_cleaning_and_backups(
+    home: Settings, base_id: str, form: AddDraft, tmp_path: Path
+) -> None:
+    files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
+    form.add("Upload", base_id, "", files, "", "")
+    gathered = Path(the_job(home).request["location"])
+    for path in [*map(Path, files), *gathered.iterdir()]:
+        os.utime(path, (0, 0))
+    with db.reading(home) as rows:
+        assert {path.name for path in uploads_of(rows, home.home)} == {"config.json", "model.safetensors"}
+    clean(home)
+    assert not any(Path(path).exists() for path in files)
+    assert {path.name for path in gathered.iterdir()} == {"config.json", "model.safetensors"}
+    with db.session(home) as session:
+        jobs.request_cancel(session, the_job(home).id)
+    clean(home)
+    assert not gathered.parent.exists()
+
+
+def test_a_name_that_is_taken_leaves_nothing_behind(
+    home: Settings, base_id: str, form: AddDraft, tmp_path: Path
+) -> None:
+    with db.session(home) as session:
+        session.add(Checkpoint(name="heads", base_id=base_id, method="medusa", state="ready"))
+    files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
+    said, address = form.add("Upload", base_id, "", files, "", "heads")
+    assert "already" in said and address == "" and the_job(home) is None
+    assert not list((home.home / "uploads").glob("*/heads"))
+
+
+def test_what_cannot_fit_is_refused_before_a_job_is_made(
+    home: Settings, base_id: str, form: AddDraft, tmp_path: Path
+) -> None:
+    folder = writers.write(tmp_path / "theirs", writers.eagle3(), hidden_size=4096)
+    values = ("Local folder", base_id, str(folder), None, "", "")
+    shown = form.look(*values)
+    assert "hidden size is 4,096 and that of tiny 32" in shown and "sp-command" not in shown
+    said, address = form.add(*values)
+    assert "choose the base the draft was made for" in said and address == "" and the_job(home) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (("Hub id", None, "org/heads", None, "", ""), "Base model: choose the one"),
+        (("Hub id", "BASE", "heads", None, "", ""), "expected owner/name"),
+        (("Hub id", "BASE", "", None, "", ""), "Hub id: say which draft"),
+        (("Upload", "BASE", "org/heads", [], "", ""), "Upload: say which draft"),
+        (("Upload", "BASE", "", ["/x/model.safetensors"], "", ""), "model.safetensors is not here any more"),
+        (("Local folder", "BASE", "/nowhere/at/all", None, "", ""), "there is no folder"),
+        (("Local folder", "BASE", "/proc/self", None, "", ""), "not for pages"),
+        (("Hub id", "gone", "org/heads", None, "", ""), "no model"),
+        (("Hub id", "BASE", "org/heads", None, "nonsense", ""), "Format: there is no"),
+        ((["x"], {"a": 1}, 5, None, [], None), "Base model: choose|say which draft"),
+    ],
+)
+def test_bad_input_is_one_sentence(form: AddDraft, base_id: str, values: tuple[Any, ...], says: str) -> None:
+    values = tuple(base_id if value == "BASE" else value for value in values)
+    said, address = form.add(*values)
+    assert re.search(says, said) and address == "" and "\n" not in said
+
+
+def test_behind_a_password_only_folders_of_the_home_can_be_named(home: Settings, base_id: str, tmp_path: Path) -> None:
+    folder = writers.write(tmp_path / "theirs", writers.medusa())
+    form = DraftForm.of("Local folder", base_id, str(folder), None, "", "")
+    assert request_of(home, form).location == str(folder)
+    with pytest.raises(BadInput, match="only files under"):
+        request_of(replace(home, password="x"), form)
+
+
+def test_a_hub_id_with_its_revision_is_shown_as_a_command_and_cloned(
+    home: Settings, base_id: str, form: AddDraft
+) -> None:
+    values = ("Hub id", base_id, "https://huggingface.co/org/heads@v1", None, "vllm-eagle3", "theirs")
+    command = "speculoos models add-draft org/heads@v1 --model tiny --source hub --format vllm-eagle3 --name theirs"
+    assert command in form.look(*values)
+    said, address = form.add(*values)
+    job = the_job(home)
+    assert said == "" and address == f"/jobs?id={job.id}" and HUB_ID.fullmatch(job.request["location"])
+    assert clone_form(job) == f"/checkpoints?clone={job.id}"
+    with db.reading(home) as rows:
+        cloned = cloned_request(rows, job.id)
+    assert (cloned.location, cloned.layout) == ("org/heads@v1", "vllm-eagle3")
+
+
+def test_names_are_shown_literally(home: Settings, base_id: str, form: AddDraft, tmp_path: Path) -> None:
+    folder = writers.write(tmp_path / "theirs", writers.medusa(), base_model_name_or_path=NASTY)
+    for values in (
+        ("Local folder", base_id, str(folder), None, "", NASTY),
+        ("Hub id", base_id, NASTY, None, "", NASTY),
+        ("Upload", base_id, "", [f"/x/{NASTY}"], "", NASTY),
+    ):
+        shown = form.look(*values)
+        assert shown and "<img" not in shown and "${" not in shown
+
+
+def test_a_request_reads_back_as_the_command_that_does_the_same(home: Settings, base_id: str, tmp_path: Path) -> None:
+    files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
+    form = DraftForm.of("Upload", base_id, "", files, "", "../../etc")
+    request = request_of(home, form)
+    gather(home, form, request)
+    place = Path(request.location)
+    assert place.parent.parent == home.home / "uploads" and place.name == "etc"
+    assert "./etc --model tiny --source folder" in command_for(request, {base_id: "tiny"})
+    import_draft.remove_upload(tmp_path / "theirs", home.home / "uploads")
+    assert (tmp_path / "theirs" / "config.json").exists(), "only what pages gathered is removed"
