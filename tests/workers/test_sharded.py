@@ -1,0 +1,99 @@
+"""Generations in shards with real processes: workers and endpoints are killed, nothing is lost or doubled.
+
+Their long forms are in tests/drills.
+"""
+
+import random
+from dataclasses import replace
+
+from corpus.shards import read_rows
+from speculoos.settings import Settings
+from tests.workers.conftest import Bench, Broker, wait_until
+from tests.workers.generation_bench import (
+    check_whole,
+    dataset,
+    echoes,
+    ended_well,
+    generate,
+    parts,
+    prompts,
+    sums,
+)
+from tracking import db, listing
+from workers.ask.submit import request_cancel, retry
+
+TEXTS = [f"number {n}" for n in range(48)]
+
+
+def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: Bench) -> None:
+    servers = echoes(bench, 0.15)
+    workers = [bench.worker() for _ in range(3)]
+    bench.reconciler()
+    try:
+        source = prompts(bench, TEXTS)
+        job = generate(bench, source, 8)
+        bench.wait_for(job.id, lambda j: j.done >= 4, "first answers")
+        victim = random.Random(3).randrange(3)
+        workers[victim].kill()
+        servers.kill(0)
+        workers[victim] = bench.worker()
+        wait_until(lambda: len(ended_well(bench, job)) >= 2, 60, "two shards", lambda: bench.output(job.id))
+        workers[(victim + 1) % 3].kill()
+        servers.start(0)
+        bench.wait(job.id, "SUCCEEDED", 90)
+        check_whole(bench, job, 6)
+        said = [[m["content"] for m in row["messages"]] for row in read_rows(dataset(bench, job).path)]
+        assert said == [[text, f"you said: {text}"] for text in TEXTS]
+        again = generate(bench, source, 8, batch_size=3)
+        bench.wait(again.id, "SUCCEEDED", 90)
+        assert sums(bench, again) == sums(bench, job), "the same bytes, whoever made them and in which order"
+        with db.reading(bench.settings) as session:
+            assert {each.kind for each in listing.jobs(session)} == {"import_prompts", "generate_data"}
+    finally:
+        servers.end()
+
+
+def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(home: Settings) -> None:
+    broker = Broker()
+    bench = Bench(replace(home, redis_url=broker.url))
+    servers = echoes(bench, 0.1)
+    try:
+        processes = [bench.worker(), bench.worker(), bench.reconciler()]
+        job = generate(bench, prompts(bench, TEXTS), 6)
+        wait_until(lambda: len(ended_well(bench, job)) >= 2, 60, "two shards", lambda: bench.output(job.id))
+        for process in processes:
+            process.kill()
+        broker.kill()
+        finished = {part.number: (part.attempt, part.finished_at) for part in ended_well(bench, job)}
+        assert len(finished) < 8, "it was killed in mid-run"
+        broker.start()
+        bench.worker()
+        bench.reconciler()
+        bench.wait(job.id, "SUCCEEDED", 90)
+        check_whole(bench, job, 8)
+        now = {part.number: (part.attempt, part.finished_at) for part in parts(bench, job)}
+        assert finished.items() <= now.items(), "a finished shard was made again"
+    finally:
+        bench.end()
+        servers.end()
+        broker.end()
+
+
+def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Bench) -> None:
+    servers = echoes(bench, 0.1)
+    try:
+        bench.worker()
+        bench.reconciler()
+        job = generate(bench, prompts(bench, TEXTS), 6)
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
+        request_cancel(job.id, bench.settings)
+        stopped = bench.wait(job.id, "CANCELLED")
+        data = dataset(bench, job)
+        assert data.state == "ready" and 6 <= data.rows < len(TEXTS) and not data.report["complete"]
+        assert f"the {data.rows} finished rows can be used" in stopped.error
+        assert {part.state for part in parts(bench, job)} <= {"SUCCEEDED", "CANCELLED"}
+        retry(job.id, bench.settings)
+        bench.wait(job.id, "SUCCEEDED", 90)
+        check_whole(bench, job, 8)
+    finally:
+        servers.end()
