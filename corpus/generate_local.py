@@ -16,7 +16,7 @@ import torch
 from corpus.batch import Answer, answer_all
 from corpus.conversations import Conversation, GenerateOptions, count_answers, to_answer
 from corpus.estimate import check, minutes_left, needs
-from corpus.sampling import row_numbers
+from corpus.seeds import row_numbers
 from corpus.shards import ShardWriter, write_summary
 from models.base import Base, has_bfloat16
 from models.chat import render

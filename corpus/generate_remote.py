@@ -17,7 +17,7 @@ import openai
 
 from corpus.conversations import Conversation, GenerateOptions, count_answers, to_answer
 from corpus.endpoints import Pool, plain_reason
-from corpus.sampling import row_seed
+from corpus.seeds import row_seed
 from corpus.shards import ShardWriter, write_summary
 from speculoos.errors import Cancelled, Unavailable
 from speculoos.reporting import Reporter, check_stop

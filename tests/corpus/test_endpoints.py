@@ -185,3 +185,10 @@ def test_a_wrong_key_on_one_of_them_ends_the_run(
     with pytest.raises(Unavailable, match="Endpoints 'pair', 'wrong' refuse: 401") as caught:
         generate_remote(pair, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), Silent())
     assert "wrong-0815" not in str(caught.value)
+
+
+def test_asking_servers_needs_no_torch() -> None:
+    """A shard's process begins in a second or two, not in ten."""
+    code = "import sys, corpus.generate_remote, workers.child.work.generate_shard; print('torch' in sys.modules)"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SERVER.parents[2])
+    assert made.stdout.strip() == "False", made.stderr

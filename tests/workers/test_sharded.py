@@ -22,7 +22,7 @@ from tests.workers.generation_bench import (
 from tracking import db, listing
 from workers.ask.submit import request_cancel, retry
 
-TEXTS = [f"number {n}" for n in range(48)]
+TEXTS = [f"number {n}" for n in range(36)]
 
 
 def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: Bench) -> None:
@@ -31,20 +31,20 @@ def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: B
     bench.reconciler()
     try:
         source = prompts(bench, TEXTS)
-        job = generate(bench, source, 8)
+        job = generate(bench, source, 9)
         bench.wait_for(job.id, lambda j: j.done >= 4, "first answers")
         victim = random.Random(3).randrange(3)
         workers[victim].kill()
         servers.kill(0)
         workers[victim] = bench.worker()
-        wait_until(lambda: len(ended_well(bench, job)) >= 2, 60, "two shards", lambda: bench.output(job.id))
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
         workers[(victim + 1) % 3].kill()
         servers.start(0)
         bench.wait(job.id, "SUCCEEDED", 90)
-        check_whole(bench, job, 6)
+        check_whole(bench, job, 4)
         said = [[m["content"] for m in row["messages"]] for row in read_rows(dataset(bench, job).path)]
         assert said == [[text, f"you said: {text}"] for text in TEXTS]
-        again = generate(bench, source, 8, batch_size=3)
+        again = generate(bench, source, 9, batch_size=3)
         bench.wait(again.id, "SUCCEEDED", 90)
         assert sums(bench, again) == sums(bench, job), "the same bytes, whoever made them and in which order"
         with db.reading(bench.settings) as session:
@@ -59,18 +59,18 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
     servers = echoes(bench, 0.1)
     try:
         processes = [bench.worker(), bench.worker(), bench.reconciler()]
-        job = generate(bench, prompts(bench, TEXTS), 6)
-        wait_until(lambda: len(ended_well(bench, job)) >= 2, 60, "two shards", lambda: bench.output(job.id))
+        job = generate(bench, prompts(bench, TEXTS), 9)
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
         for process in processes:
             process.kill()
         broker.kill()
         finished = {part.number: (part.attempt, part.finished_at) for part in ended_well(bench, job)}
-        assert len(finished) < 8, "it was killed in mid-run"
+        assert len(finished) < 4, "it was killed in mid-run"
         broker.start()
         bench.worker()
         bench.reconciler()
         bench.wait(job.id, "SUCCEEDED", 90)
-        check_whole(bench, job, 8)
+        check_whole(bench, job, 4)
         now = {part.number: (part.attempt, part.finished_at) for part in parts(bench, job)}
         assert finished.items() <= now.items(), "a finished shard was made again"
     finally:
@@ -84,16 +84,16 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
     try:
         bench.worker()
         bench.reconciler()
-        job = generate(bench, prompts(bench, TEXTS), 6)
+        job = generate(bench, prompts(bench, TEXTS), 9)
         wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
         request_cancel(job.id, bench.settings)
         stopped = bench.wait(job.id, "CANCELLED")
         data = dataset(bench, job)
-        assert data.state == "ready" and 6 <= data.rows < len(TEXTS) and not data.report["complete"]
+        assert data.state == "ready" and 9 <= data.rows < len(TEXTS) and not data.report["complete"]
         assert f"the {data.rows} finished rows can be used" in stopped.error
         assert {part.state for part in parts(bench, job)} <= {"SUCCEEDED", "CANCELLED"}
         retry(job.id, bench.settings)
         bench.wait(job.id, "SUCCEEDED", 90)
-        check_whole(bench, job, 8)
+        check_whole(bench, job, 4)
     finally:
         servers.end()
