@@ -6,7 +6,10 @@ Their long forms are in tests/drills.
 import random
 from dataclasses import replace
 
+import pytest
+
 from corpus.shards import read_rows
+from speculoos.errors import BadInput, Conflict
 from speculoos.settings import Settings
 from tests.workers.conftest import Bench, Broker, wait_until
 from tests.workers.generation_bench import (
@@ -20,6 +23,7 @@ from tests.workers.generation_bench import (
     sums,
 )
 from tracking import db, listing
+from workers.ask.extend import extend
 from workers.ask.submit import request_cancel, retry
 
 TEXTS = [f"number {n}" for n in range(36)]
@@ -95,5 +99,28 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
         retry(job.id, bench.settings)
         bench.wait(job.id, "SUCCEEDED", 90)
         check_whole(bench, job, 4)
+    finally:
+        servers.end()
+
+
+def test_more_answers_to_each_prompt_keep_those_that_are_there(bench: Bench) -> None:
+    servers = echoes(bench, 0.0)
+    try:
+        bench.worker()
+        bench.reconciler()
+        job = generate(bench, prompts(bench, TEXTS), 18, temperature=0.7, limit=30)
+        bench.wait(job.id, "SUCCEEDED", 60)
+        before = sums(bench, job)
+        with pytest.raises(BadInput, match="has 1 answer to each of 30 prompts already"):
+            extend(job.request["dataset_id"], limit=30, settings=bench.settings)
+        more = extend(job.request["dataset_id"], samples=2, settings=bench.settings)
+        with pytest.raises(Conflict, match="is queued|is running"):
+            extend(job.request["dataset_id"], samples=3, settings=bench.settings)
+        bench.wait(more.id, "SUCCEEDED", 60)
+        after = sums(bench, more)
+        assert [part.attempt for part in parts(bench, more)] == [0, 0, 1, 1] and after[:2] == before
+        assert [row["id"][-2:] for row in read_rows(dataset(bench, more).path)][30:] == ["#1"] * 30
+        data = dataset(bench, more)
+        assert (data.state, data.rows, data.report["shards"]) == ("ready", 60, 4)
     finally:
         servers.end()

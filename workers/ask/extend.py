@@ -46,9 +46,8 @@ def _larger(session: Session, row: Dataset, samples: int | None, limit: int | No
     counts = [(made.samples, min(made.limit or prompts, prompts)) for made in (before, wanted)]
     if any(new < old for old, new in zip(*counts, strict=True)) or (counts[0] == counts[1] and _complete(row)):
         had, of = counts[0]
-        raise BadInput(
-            f"{row.name!r} has {had} answers to each of {of:,} prompts already; say what it shall have more."
-        )
+        noun = "answer" if had == 1 else "answers"
+        raise BadInput(f"{row.name!r} has {had} {noun} to each of {of:,} prompts already; say what it shall have more.")
     return wanted
 
 

@@ -4,6 +4,7 @@ import shutil
 from typing import Any
 
 from corpus.sharding import land
+from tracking import jobs, reports
 from tracking.tables import Dataset
 from workers.ask.requests import GenerateShard
 from workers.child.context import Context
@@ -22,5 +23,19 @@ def run(request: GenerateShard, context: Context) -> dict[str, Any]:
             pass
         report = land(work, source, options, made, request.key, place)
         shutil.rmtree(work, ignore_errors=True)
+        _tell_whole(context, report)
     context.progress(report["prompts"], report["prompts"], "rows")
     return report
+
+
+def _tell_whole(context: Context, report: dict[str, Any]) -> None:
+    """A line in the log of the job this is a shard of, which people read."""
+    failed = len(report["failed"])
+    left_out = f", {failed} left out" if failed else ""
+    with context.session() as session:
+        shard = jobs.get(session, context.job_id)
+        if shard.parent_id:
+            whole = jobs.get(session, shard.parent_id)
+            made = f"{report['rows']:,} rows, {report['tokens']:,} tokens{left_out}"
+            said = f"Shard {shard.number + 1} of {whole.shards}: {made}."
+            reports.add_log(session, whole.id, whole.attempt, said)
