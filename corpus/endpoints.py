@@ -71,6 +71,11 @@ class Pool:
         self._changed = threading.Condition()
 
     @property
+    def most_retries(self) -> int:
+        """Of one request, beside the client's own: a request that takes every server too long must end."""
+        return sum(server.endpoint.retries + 1 for server in self.servers) if len(self.servers) > 1 else 0
+
+    @property
     def slots(self) -> int:
         """Requests that may be under way at once."""
         return sum(server.endpoint.concurrency for server in self.servers)
@@ -81,8 +86,9 @@ class Pool:
         return {"endpoint": ",".join(dict.fromkeys(names)), "model": ",".join(dict.fromkeys(models))}
 
     def ask(self, stopped: threading.Event, **asked: Any) -> tuple[Any, int]:
-        """(raw chat completion, retries). Raises what the server said of the request, Unavailable when no server
-        answers any more, Cancelled once `stopped` is set."""
+        """(raw chat completion, retries). Raises what a server said of the request, or what became of it when each
+        server had it `retries` times more; Unavailable when no server answers any more, Cancelled once `stopped` is
+        set."""
         retries = 0
         while True:
             server = self._take(stopped)
@@ -90,7 +96,7 @@ class Pool:
                 made = server.client.chat.completions.with_raw_response.create(model=server.model, **asked)
             except PASSING as error:
                 self._give_back(server, error)
-                if len(self.servers) == 1:
+                if retries >= self.most_retries:
                     raise
                 retries += 1
             except BaseException:

@@ -2,7 +2,7 @@
 python flaky_server.py PORT_FILE [fail every N-th request, 0 none] [seconds an answer takes] [port].
 
 Failures alternate between 429 and 500. Each answer repeats the last user turn, so that a test can tell rows apart.
-A user turn that says "refuse me" gets 400.
+A user turn that says "refuse me" gets 400, one that says "take your time" gets its answer after two seconds.
 """
 
 import json
@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
         elif text == "refuse me":
             self.reply(400, {"error": {"message": "this prompt is not allowed"}})
         else:
-            time.sleep(SECONDS)
+            time.sleep(2 if text == "take your time" else SECONDS)
             self.reply(200, answer(body, text))
 
     def do_GET(self) -> None:

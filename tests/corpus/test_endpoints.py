@@ -187,6 +187,21 @@ def test_a_wrong_key_on_one_of_them_ends_the_run(
     assert "wrong-0815" not in str(caught.value)
 
 
+def test_a_request_that_takes_every_server_too_long_fails_and_the_others_arrive(
+    servers: tuple[list[int], list[subprocess.Popen]], tmp_path: Path
+) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("a", "take your time", "b", "c")))
+    import_prompts(file, tmp_path / "prompts", Silent())
+    urls = [f"http://127.0.0.1:{port}/v1" for port in servers[0]]
+    endpoint = Endpoint("pair", urls, "PAIR_KEY", "echo", concurrency=2, timeout=0.5, retries=0)
+    report = generate_remote(endpoint, "", tmp_path / "prompts", tmp_path / "out", GenerateOptions(), Silent())
+    assert (report["rows"], report["failed"]) == (
+        3,
+        [{"id": "line-0000002", "reason": "no answer within the time limit"}],
+    )
+
+
 def test_asking_servers_needs_no_torch() -> None:
     """A shard's process begins in a second or two, not in ten."""
     code = "import sys, corpus.generate_remote, workers.child.work.generate_shard; print('torch' in sys.modules)"
