@@ -5,10 +5,12 @@ Their long forms are in tests/drills.
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from corpus.shards import read_rows
+from corpus.shards import read_rows, read_summary
+from models.identity import weights_sha256
 from speculoos.errors import BadInput, Conflict
 from speculoos.settings import Settings
 from tests.workers.conftest import Bench, Broker, wait_until
@@ -22,9 +24,11 @@ from tests.workers.generation_bench import (
     prompts,
     sums,
 )
-from tracking import db, listing
+from tracking import db, listing, reports
+from tracking.tables import Base
 from workers.ask.extend import extend
-from workers.ask.submit import request_cancel, retry
+from workers.ask.requests import GenerateData
+from workers.ask.submit import request_cancel, retry, submit
 
 TEXTS = [f"number {n}" for n in range(36)]
 
@@ -124,3 +128,31 @@ def test_more_answers_to_each_prompt_keep_those_that_are_there(bench: Bench) -> 
         assert (data.state, data.rows, data.report["shards"]) == ("ready", 60, 4)
     finally:
         servers.end()
+
+
+def test_one_worker_is_enough_for_a_local_base_and_the_last_shard_leads_to_the_whole(
+    bench: Bench, tiny_base: Path
+) -> None:
+    """The divided job holds no worker while its shards wait for one; no reconciler is there to help."""
+    with db.session(bench.settings) as session:
+        base = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
+        base.weights_sha256 = weights_sha256(tiny_base)
+        session.add(base)
+    bench.worker("io")
+    source = prompts(bench, TEXTS[:10])
+    request = GenerateData(source_id=source, base_id=base.id, max_tokens=6, batch_size=4, shard_rows=5)
+    job = submit(request, settings=bench.settings)
+    bench.worker("gpu")
+    done = bench.wait(job.id, "SUCCEEDED", 120)
+    data = dataset(bench, job)
+    assert (done.attempt, done.shards, data.rows, data.state) == (2, 2, 10, "ready")
+    rows = list(read_rows(data.path))
+    assert [row["messages"][0]["content"] for row in rows] == TEXTS[:10]
+    assert data.report["tokens"] == sum(end - start for row in rows for start, end in row["loss_spans"])
+    assert read_summary(data.path)["base_sha256"] == base.weights_sha256
+    assert (Path(data.path) / "preview.json").is_file()
+    with db.reading(bench.settings) as session:
+        assert [log.message.partition(":")[0] for log in reports.logs(session, job.id)][-2:] == [
+            "Shard 1 of 2",
+            "Shard 2 of 2",
+        ]
