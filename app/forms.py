@@ -91,7 +91,7 @@ def readable(settings: Settings, text: str) -> Path:
 
 def generate_request(source_id: str, **form: Any) -> GenerateData:
     """Answers for the prompts `source_id`. `form`: who, endpoint_model, limit, system_prompt, max_tokens,
-    temperature, top_p, batch_size, max_minutes, seed, as the controls hold them."""
+    temperature, top_p, batch_size, max_minutes, seed, samples, shard_rows, as the controls hold them."""
     who = form.get("who") or ""
     if not who:
         raise BadInput("Who answers: choose a base model or an endpoint.")
@@ -109,6 +109,8 @@ def generate_request(source_id: str, **form: Any) -> GenerateData:
         batch_size=whole("Answers at once", form.get("batch_size"), low=1, high=4096, default=16),
         seed=whole("Seed", form.get("seed"), low=0, default=0),
         max_minutes=number("Minutes at most", form.get("max_minutes"), 0, 10**6, 0.0) or None,
+        samples=whole("Answers to each prompt", form.get("samples"), low=1, high=1000, default=1),
+        shard_rows=whole("Prompts a shard", form.get("shard_rows"), low=1),
     )
 
 
@@ -116,7 +118,8 @@ def generate_form(request: dict[str, Any]) -> dict[str, Any]:
     """The form's values for a stored request: what cloning fills in."""
     who = f"{ENDPOINT}{request['endpoint']}" if request.get("endpoint") else request.get("base_id", "")
     keys = ("endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed")
-    return {"who": who, "max_minutes": request.get("max_minutes"), **{k: request.get(k) for k in keys}}
+    keys += ("max_minutes", "samples", "shard_rows")
+    return {"who": who, **{k: request.get(k) for k in keys}}
 
 
 def train_request(base_id: str, dataset_id: str, method: str, recipe: str, values: dict[str, Any]) -> Train:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corpus.shards import read_rows
+from corpus.shards import count_rows, read_rows
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,12 @@ class GenerateOptions:
     """Most prompts to answer."""
     max_minutes: float | None = None
     """Stop by the clock and keep what is finished."""
+    first: int = 0
+    """Prompts to leave out at the beginning."""
+    samples: int = 1
+    """Answers to each prompt, drawn with different numbers."""
+    first_sample: int = 0
+    """Number of the first of them."""
 
 
 @dataclass(eq=False)
@@ -59,13 +65,26 @@ class Conversation:
 
 
 def to_answer(folder: str | Path, options: GenerateOptions, done: set[str]) -> Iterator[Conversation]:
-    """Rows of a data set that are not in `done`, as conversations without answers.
+    """Rows of a data set that are not in `done`, as conversations without answers, sample after sample.
 
     Answers a row already has are left out: they are another model's.
     """
-    for row in read_rows(folder, options.limit):
-        if row["id"] not in done:
-            yield conversation(row, options.system_prompt)
+    for sample in range(options.first_sample, options.first_sample + options.samples):
+        for row in read_rows(folder, options.limit, options.first):
+            row_id = sample_id(row["id"], sample)
+            if row_id not in done:
+                yield conversation({**row, "id": row_id}, options.system_prompt)
+
+
+def sample_id(row_id: str, sample: int) -> str:
+    """What a prompt's answer number `sample` (from 0) is known by, and what its random numbers are made from."""
+    return f"{row_id}#{sample}" if sample else row_id
+
+
+def count_answers(folder: str | Path, options: GenerateOptions) -> int:
+    """How many rows `to_answer` has in all."""
+    prompts = max(0, count_rows(folder) - options.first)
+    return (prompts if options.limit is None else min(prompts, options.limit)) * options.samples
 
 
 def conversation(row: dict[str, Any], system_prompt: str = "") -> Conversation:

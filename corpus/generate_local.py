@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from corpus.batch import Answer, answer_all
-from corpus.conversations import Conversation, GenerateOptions, to_answer
+from corpus.conversations import Conversation, GenerateOptions, count_answers, to_answer
 from corpus.estimate import check, minutes_left, needs
-from corpus.sampling import row_numbers
-from corpus.shards import ShardWriter, count_rows, write_summary
+from corpus.seeds import row_numbers
+from corpus.shards import ShardWriter, write_summary
 from models.base import Base, has_bfloat16
 from models.chat import render
 from models.fetch import read_card
@@ -66,7 +66,7 @@ def generate_local(
     finished, when the reporter says stop.
     """
     card = card or read_card(base.path)
-    total = min(count_rows(source), options.limit or 1 << 62)
+    total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
         _say_needs(base, source, folder, options, reporter, total - len(shards.done))
         run = _Run(base, shards, options, reporter, total)

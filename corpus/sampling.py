@@ -1,24 +1,11 @@
 """The next token of every row of a batch: greedy, or drawn with numbers that belong to the row alone."""
 
-import hashlib
-import random
-
 import torch
 
 from runtime.argmax import argmax
 
 HEAD = 1024
 """Tokens looked at first when sampling: sorting whole vocabularies takes longer than a small model's forward."""
-
-
-def row_numbers(seed: int, row_id: str, turn: int) -> random.Random:
-    """Random numbers for one answer: the same whatever batch the row is in, and after a resume."""
-    return random.Random(row_seed(seed, row_id, turn))
-
-
-def row_seed(seed: int, row_id: str, turn: int) -> int:
-    """A 64-bit seed for one answer of one row."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{row_id}/{turn}".encode()).digest()[:8], "big")
 
 
 def pick(logits: torch.Tensor, draws: list[float], temperature: float, top_p: float) -> list[int]:

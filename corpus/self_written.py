@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 
 from corpus.batch import Answer, answer_all
-from corpus.sampling import row_numbers
+from corpus.seeds import row_numbers
 from models.base import Base
 from models.chat import render
 from speculoos.errors import Unsupported

@@ -8,7 +8,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class ShardWriter:
         with new_file(self.folder / name) as handle:
             handle.write(text)
         self.sums[name] = hashlib.sha256(text.encode()).hexdigest()
-        _write_sums(self.folder, self.sums)
+        write_sums(self.folder, self.sums)
         self.number, self.pending = self.number + 1, []
 
 
@@ -74,20 +75,22 @@ def shard_files(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("shard-*.jsonl"))
 
 
-def read_rows(folder: str | Path, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a data set, at most `limit`. Raises NotFound for a folder without shards, Damaged where its sums or
-    counts do not hold, BadInput for a broken line."""
+def read_rows(folder: str | Path, limit: int | None = None, first: int = 0) -> Iterator[dict[str, Any]]:
+    """Rows of a data set from number `first` (from 0) on, at most `limit`; those before are not parsed. Raises NotFound
+    for a folder without shards, Damaged where its sums or counts do not hold, BadInput for a broken line."""
+    for file, number, line in islice(read_lines(folder), first, None if limit is None else first + limit):
+        yield _parsed(file, number, line)
+
+
+def read_lines(folder: str | Path) -> Iterator[tuple[Path, int, bytes]]:
+    """(shard, 1-based line, its bytes) of every row of a data set, in order. Raises NotFound and Damaged as above."""
     files = shard_files(folder)
     if not files:
         raise NotFound(f"{folder}: no data set here (no shard-*.jsonl).")
     check_dataset(folder)
-    taken = 0
     for file in files:
-        for row in _rows_of(file):
-            if limit is not None and taken >= limit:
-                return
-            taken += 1
-            yield row
+        with open(file, "rb") as handle:
+            yield from ((file, number, line) for number, line in enumerate(handle, 1) if line.strip())
 
 
 def count_rows(folder: str | Path) -> int:
@@ -112,12 +115,16 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
 
 
 def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
-    with open(file, encoding="utf-8") as handle:
+    with open(file, "rb") as handle:
         for number, line in enumerate(handle, 1):
-            try:
-                yield json.loads(line)
-            except ValueError:
-                raise BadInput(f"{file.name}, line {number}: broken; remove this data set and make it again.") from None
+            yield _parsed(file, number, line)
+
+
+def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise BadInput(f"{file.name}, line {number}: broken; remove this data set and make it again.") from None
 
 
 def _count(file: Path) -> int:
@@ -134,13 +141,15 @@ def _whole_shards(folder: Path) -> dict[str, str]:
     known = _known_sums(folder)
     sums = {path.name: known.get(path.name) or file_sha256(path) for path in shard_files(folder)}
     if sums != known:
-        _write_sums(folder, sums)
+        write_sums(folder, sums)
     return sums
 
 
-def _write_sums(folder: Path, sums: dict[str, str]) -> None:
+def write_sums(folder: Path, sums: Mapping[str, str], more: bool = False) -> None:
+    """SHA256SUMS of {file name: sha256}; with `more`, beside those that are in it."""
+    known = _known_sums(folder) if more else {}
     with new_file(folder / SUMS) as handle:
-        handle.write(lines(sums))
+        handle.write(lines({**known, **sums}))
 
 
 def _known_sums(folder: Path) -> dict[str, str]:
@@ -152,4 +161,4 @@ def _known_sums(folder: Path) -> dict[str, str]:
 
 def _next_number(folder: Path) -> int:
     files = shard_files(folder)
-    return int(files[-1].stem.removeprefix("shard-")) + 1 if files else 0
+    return int(files[-1].stem.split("-")[1]) + 1 if files else 0

@@ -25,15 +25,20 @@ LOGINS = ("open", "token")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server named by the operator; pages choose the name, never a URL."""
+    """An OpenAI-compatible server named by the operator (or several equal ones); pages choose the name, never a URL."""
 
     name: str
-    url: str
+    url: str | list[str]
     key_env: str = ""
     model: str = ""
     concurrency: int = 8
     timeout: float = 120.0
     retries: int = 6
+
+    @property
+    def urls(self) -> list[str]:
+        """Its base URLs; each takes `concurrency` requests at once."""
+        return [self.url] if isinstance(self.url, str) else list(dict.fromkeys(self.url))
 
     @property
     def key(self) -> str:
@@ -309,11 +314,15 @@ def _endpoints(path: Path) -> dict[str, Endpoint]:
 
 
 def _check_endpoint(endpoint: Endpoint, where: str) -> None:
-    for key in ("url", "key_env", "model"):
+    for key in ("key_env", "model"):
         if not isinstance(value := getattr(endpoint, key), str):
             raise BadInput(f"{where} {key}: expected a text in quotes, got {value!r}.")
-    if not endpoint.url.startswith(("http://", "https://")):
-        raise BadInput(f"{where} url: expected http://… or https://…, got {endpoint.url!r}.")
+    urls = [endpoint.url] if isinstance(endpoint.url, str) else endpoint.url
+    if not isinstance(urls, list) or not urls or not all(isinstance(url, str) for url in urls):
+        raise BadInput(f"{where} url: expected a text in quotes, or a list of them, got {endpoint.url!r}.")
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise BadInput(f"{where} url: expected http://… or https://…, got {url!r}.")
     for key, least in (("concurrency", 1), ("retries", 0)):
         if type(value := getattr(endpoint, key)) is not int or value < least:
             raise BadInput(f"{where} {key}: expected a whole number, {least} or more, got {value!r}.")

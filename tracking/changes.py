@@ -51,7 +51,7 @@ def delete(session: Session, settings: Settings, row: Any, *, force: bool = Fals
 
     Raises Conflict while a job works on it, and without `force` when something depends on it: the message says what.
     """
-    _check_idle(session, row)
+    must_be_idle(session, row)
     needed = dependents(session, row)
     if needed and not force:
         more = f" and {len(needed) - 5} more" if len(needed) > 5 else ""
@@ -94,6 +94,7 @@ DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
         (Evaluation, Evaluation.job_id, "the evaluation “{name}” (its log)"),
         (Base, Base.job_id, "the model “{name}” (its log)"),
         (Job, Job.after_id, ""),
+        (Job, Job.parent_id, ""),
     ],
     Evaluation: [],
     Experiment: [],
@@ -109,7 +110,7 @@ def _delete(session: Session, settings: Settings, row: Any) -> list[Path]:
             session.execute(update(table).where(column == row.id).values({column.key: None}))
             continue
         for dependent in session.scalars(select(table).where(column == row.id)).all():
-            _check_idle(session, dependent)
+            must_be_idle(session, dependent)
             paths += _delete(session, settings, dependent)
     if isinstance(row, Experiment):
         for table in (Job, Dataset, Checkpoint):
@@ -121,7 +122,8 @@ def _delete(session: Session, settings: Settings, row: Any) -> list[Path]:
     return paths
 
 
-def _check_idle(session: Session, row: Any) -> None:
+def must_be_idle(session: Session, row: Any) -> None:
+    """Raises Conflict while a job makes or uses it."""
     if isinstance(row, Base) and row.source == STARTER:
         raise Conflict("The starter model belongs to the installation and cannot be deleted.")
     job = row if isinstance(row, Job) else session.get(Job, getattr(row, "job_id", None) or "")

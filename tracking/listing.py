@@ -1,4 +1,5 @@
-"""Lists of jobs, their place in the queue, and in words what each waits for."""
+"""Lists of jobs, their place in the queue, and in words what each waits for. Shards are not listed: the job they belong
+to stands for them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,13 +35,15 @@ def jobs(
 
 def newest(states: Sequence[str] = ()) -> Select[Any]:
     """The query of all jobs (in these states), newest first, freshly read."""
-    query = select(Job).order_by(Job.created_at.desc(), Job.id).execution_options(populate_existing=True)
+    query = select(Job).where(Job.parent_id.is_(None)).order_by(Job.created_at.desc(), Job.id)
+    query = query.execution_options(populate_existing=True)
     return query.where(Job.state.in_(states)) if states else query
 
 
 def active(session: Session, *, without_experiment: str = "", limit: int | None = None) -> list[Job]:
     """Running ones first, then the waiting ones in queue order."""
-    query = select(Job).where(Job.state.not_in(FINISHED)).order_by(*IN_ORDER).limit(limit)
+    listed = (Job.state.not_in(FINISHED), Job.parent_id.is_(None))
+    query = select(Job).where(*listed).order_by(*IN_ORDER).limit(limit)
     if without_experiment:
         query = query.where(func.coalesce(Job.experiment_id, "") != without_experiment)
     return list(session.scalars(query))
@@ -49,7 +52,9 @@ def active(session: Session, *, without_experiment: str = "", limit: int | None 
 def signature(session: Session) -> str:
     """A short text that changes whenever any job does: pages compare it before they redraw."""
     count, versions, last = session.execute(
-        select(func.count(Job.id), func.coalesce(func.sum(Job.version), 0), func.max(Job.created_at))
+        select(func.count(Job.id), func.coalesce(func.sum(Job.version), 0), func.max(Job.created_at)).where(
+            Job.parent_id.is_(None)
+        )
     ).one()
     return f"{count}.{versions}.{last}"
 
@@ -63,7 +68,8 @@ class Queues:
         self._known = {job.id: job for job in found}
         self._running = {job.queue: [] for job in found}
         self._waiting = {job.queue: [] for job in found}
-        for job in found:
+        self._divided = [job for job in found if _at_shards(job)]
+        for job in (job for job in found if not _at_shards(job)):
             (self._running if job.state == JobState.RUNNING else self._waiting)[job.queue].append(job)
         self._place = {job.id: place for jobs in self._waiting.values() for place, job in enumerate(jobs, 1)}
         before = {job.after_id for job in found if job.after_id} - set(self._known)
@@ -75,13 +81,14 @@ class Queues:
 
     @property
     def running(self) -> int:
-        """How many run."""
-        return sum(map(len, self._running.values()))
+        """How many run; one whose shards do is one."""
+        alone = [job for jobs in self._running.values() for job in jobs if not job.parent_id]
+        return len(alone) + len(self._divided)
 
     @property
     def active(self) -> int:
         """How many run or wait."""
-        return self.running + len(self._place)
+        return self.running + sum(not self._known[job_id].parent_id for job_id in self._place)
 
     def place(self, job: Job) -> int | None:
         """1 for the next one of its queue to start; None when the job is not waiting."""
@@ -122,7 +129,13 @@ def percent(job: Any) -> int | None:
 
 def _brief() -> Select[Any]:
     """What is said of a job that another one waits for."""
-    return select(Job.id, Job.name, Job.queue, Job.state, Job.done, Job.total, Job.after_id)
+    told = (Job.id, Job.name, Job.queue, Job.state, Job.done, Job.total, Job.after_id)
+    return select(*told, Job.parent_id, Job.shards, Job.owner)
+
+
+def _at_shards(job: Any) -> bool:
+    """RUNNING without a worker of its own."""
+    return job.state == JobState.RUNNING and job.shards > 0 and not job.owner
 
 
 def _behind(first: Any, more: int) -> str:

@@ -117,7 +117,7 @@ class Job(Named, Table):
     """Work for a worker. See tracking.jobs for the states and who may change what."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_state_queue", "state", "queue"),)
+    __table_args__ = (Index("ix_jobs_state_queue", "state", "queue"), Unique("parent_id", "number"))
 
     kind: Mapped[str] = mapped_column(String(32))  # a key of workers.child.work.WORK
     queue: Mapped[str] = mapped_column(String(16))  # gpu | io
@@ -148,6 +148,9 @@ class Job(Named, Table):
     error: Mapped[str] = mapped_column(Text, default="")
     hint: Mapped[str] = mapped_column(Text, default="")
     version: Mapped[int] = mapped_column(default=0)  # grows with every change a page may want to see
+    parent_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # the job this one is a shard of
+    number: Mapped[int] = mapped_column(default=0)  # which of its shards, from 0
+    shards: Mapped[int] = mapped_column(default=0)  # into how many this job was divided; 0: it was not
 
 
 class JobLog(Table):

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from tracking import counters, jobs
+from tracking import counters
+from tracking.moves import at_shards, ready, waiting
 from tracking.states import JobState
 from tracking.tables import DeviceLease, Job, Preference, Run, now
 
@@ -70,13 +71,14 @@ def _jobs(session: Session) -> dict[tuple[str, str], int]:
 
 def _oldest_wait(session: Session) -> dict[str, float]:
     """Only of jobs that could start now: one that waits for another job waits for no worker."""
-    query = select(Job.queue, func.min(Job.queued_at)).where(jobs.ready(), Job.state.in_(jobs.WAITING))
+    query = select(Job.queue, func.min(Job.queued_at)).where(ready(), waiting())
     found = session.execute(query.group_by(Job.queue))
     return dict.fromkeys(QUEUES, 0.0) | {queue: max(0.0, (now() - at).total_seconds()) for queue, at in found}
 
 
 def _silent_jobs(session: Session) -> dict[str, float]:
-    query = select(Job.queue, func.min(Job.heartbeat_at)).where(Job.state == JobState.RUNNING).group_by(Job.queue)
+    query = select(Job.queue, func.min(Job.heartbeat_at)).where(Job.state == JobState.RUNNING, ~at_shards())
+    query = query.group_by(Job.queue)
     return {queue: max(0.0, (now() - at).total_seconds()) for queue, at in session.execute(query) if at}
 
 

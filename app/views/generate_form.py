@@ -22,12 +22,15 @@ from tracking.db import reading
 from tracking.tables import Base, Dataset, Job
 from workers.ask import estimates
 from workers.ask.command_line import command_for
-from workers.ask.requests import GenerateData
+from workers.ask.requests import SHARD_ROWS, GenerateData
 from workers.ask.submit import submit
 
 FIELDS = ("who", "endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size")
-LATER = ("max_minutes", "seed")
-DEFAULTS: dict[str, Any] = {"max_tokens": 256, "temperature": 0.0, "top_p": 1.0, "batch_size": 16, "seed": 0}
+LATER = ("max_minutes", "seed", "samples", "shard_rows")
+DEFAULTS: dict[str, Any] = {
+    **{"max_tokens": 256, "temperature": 0.0, "top_p": 1.0},
+    **{"batch_size": 16, "seed": 0, "samples": 1},
+}
 
 
 class GenerateForm:
@@ -91,6 +94,19 @@ class GenerateForm:
             )
             self.max_minutes = gr.Textbox(
                 label="Minutes at most", info="Then it keeps what is done.", elem_id="generate-minutes"
+            )
+        with gr.Row():
+            self.samples = gr.Number(
+                1,
+                label="Answers to each prompt",
+                info="More than one needs a temperature.",
+                precision=0,
+                elem_id="generate-samples",
+            )
+            self.shard_rows = gr.Textbox(
+                label="Prompts a shard",
+                info=f"Empty: {SHARD_ROWS}. Larger generations are divided; any worker takes a shard.",
+                elem_id="generate-shard-rows",
             )
 
     def _wire(self) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.links import clone_form, go, model_link
-from app.views import job_rows, job_view, metrics_view
+from app.views import job_rows, job_view, metrics_view, shard_rows
 from app.views.manage import SMALL, Manage, note_line, said
 from app.widgets.accordion import folded
 from app.widgets.elements import QUIET, block, notice
@@ -81,12 +81,12 @@ class JobPanel:
     def live_view(self, rows: Session, job: Job) -> list[Any]:
         """Values of `live`."""
         state = JobState(job.state)
-        word = "Retry" if state == JobState.FAILED else "Resume"
+        word, alone = "Retry" if state == JobState.FAILED else "Resume", not job.parent_id
         charts = metrics_view.charts(downsampling.metrics(rows, job.id))
         return [
             head(rows, job),
-            gr.Button(visible=state.is_active, interactive=not job.cancel_requested),
-            gr.Button(word, visible=state.can_become(JobState.QUEUED)),
+            gr.Button(visible=alone and state.is_active, interactive=not job.cancel_requested),
+            gr.Button(word, visible=alone and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
             job_rows.samples((s.step, s.record) for s in reports.samples(rows, job.id)),
             job_rows.log_lines(reports.logs(rows, job.id, limit=300)),
@@ -104,7 +104,9 @@ def head(rows: Session, job: Job) -> str:
     parts = [
         job_rows.title(job),
         note_line(job),
+        shard_rows.whole_link(rows, job),
         job_view.progress(job),
+        shard_rows.part(rows, job),
         job_view.banner(job, job_rows.waits_words(listing.Queues(rows), job)),
     ]
     return tag("div", "".join(parts) + made_links(rows, job), class_="sp-job-head", data_state=job.state)

@@ -15,6 +15,7 @@ KINDS = {
     "import_prompts": "Import prompts",
     "import_answered": "Import conversations",
     "generate_data": "Generate answers",
+    "generate_shard": "Generate a shard",
     "train": "Train draft",
     "evaluate": "Evaluate",
     "export": "Export",

@@ -58,8 +58,9 @@ def render(settings: Settings) -> str:
 
 def job_chip(session: Session) -> str:
     """The job that runs now with its share done and time left, and how many wait."""
-    running = session.scalar(select(Job).where(Job.state == "RUNNING").order_by(Job.started_at).limit(1))
-    waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED")) or 0
+    listed = Job.parent_id.is_(None)
+    running = session.scalar(select(Job).where(Job.state == "RUNNING", listed).order_by(Job.started_at).limit(1))
+    waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED", listed)) or 0
     more = f" · {waiting} waiting" if waiting else ""
     if running is None:
         return tag("a", safe("No job is running" + more), href="/jobs", class_="sp-chip")

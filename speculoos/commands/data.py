@@ -63,7 +63,9 @@ def base_id(settings: Settings, reference: str) -> str:
 def generate(
     prompts: Annotated[str, typer.Option(help="Data set of prompts.")],
     model: Annotated[str, typer.Option(help="Base model that answers.")] = "",
-    endpoint: Annotated[str, typer.Option(help="Endpoint of settings.toml that answers, in place of a model.")] = "",
+    endpoint: Annotated[
+        str, typer.Option(help="Endpoint of settings.toml that answers, in place of a model; several: a,b.")
+    ] = "",
     endpoint_model: Annotated[str, typer.Option(help="Model name to ask that endpoint for.")] = "",
     name: Name = "",
     limit: Limit = None,
@@ -74,6 +76,10 @@ def generate(
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered at once.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     max_minutes: Annotated[float | None, typer.Option(help="Stop by the clock and keep what is finished.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
+    shard_rows: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of a shard, which any worker may take. Default: 5000.")
+    ] = None,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
@@ -96,6 +102,7 @@ def generate(
         **{"source_id": source_id, "base_id": base_id, "endpoint": endpoint, "endpoint_model": endpoint_model},
         **{"limit": limit, "system_prompt": system_prompt, "max_tokens": max_tokens, "temperature": temperature},
         **{"top_p": top_p, "batch_size": batch_size, "seed": seed, "max_minutes": max_minutes},
+        **{"samples": samples, "shard_rows": shard_rows},
     )
     (job,) = run_jobs(
         settings,
@@ -103,8 +110,49 @@ def generate(
         (queue_of(request),),
         wait=wait,
     )
-    found = {"job": job.id, "job_state": job.state, **describe(settings, job.request["dataset_id"])}
-    finish(found, as_json, figures({k: v for k, v in found.items() if k not in ("bad", "report")}))
+    _generated(settings, job, as_json)
+
+
+@app.command()
+def extend(
+    reference: Reference,
+    samples: Annotated[int | None, typer.Option(min=1, help="Answers each prompt shall have.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts that shall be answered.")] = None,
+    wait: Wait = False,
+    as_json: Json = False,
+) -> None:
+    """Generate more into a data set: further answers to each prompt, or answers to further prompts."""
+    from speculoos.follow import run_jobs
+    from speculoos.people import account
+    from tracking import queries
+    from tracking.db import reading
+    from upkeep.homes import open_home
+    from workers.ask import extend as asking
+
+    settings = open_home()
+    with reading(settings) as session:
+        row = queries.find_dataset(session, reference)
+        queue = "io" if (row.config or {}).get("endpoint") else "gpu"
+    wanted = {"samples": samples, "limit": limit, "user": account(), "settings": settings}
+    (job,) = run_jobs(settings, lambda: [asking.extend(row.id, **wanted)], (queue,), wait=wait)
+    _generated(settings, job, as_json)
+
+
+def _generated(settings, job, as_json: bool) -> None:  # noqa: ANN001
+    found = {**describe(settings, job.request["dataset_id"]), **shards_of(settings, job)}
+    found = {"job": job.id, "job_state": job.state, **found}
+    finish(found, as_json, figures({k: v for k, v in found.items() if k not in ("bad", "report", "failed")}))
+
+
+def shards_of(settings, job) -> dict[str, int]:  # noqa: ANN001
+    """Into how many shards a generation is divided (one is not divided), and how many of them are done."""
+    from tracking import shards
+    from tracking.db import reading
+
+    if not job.shards:
+        return {"shards": 1, "shards_done": int(job.state == "SUCCEEDED")}
+    with reading(settings) as session:
+        return {"shards": job.shards, "shards_done": shards.tally(session, job.id).ended_well}
 
 
 @app.callback()

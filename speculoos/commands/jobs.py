@@ -132,7 +132,7 @@ def _find(reference: str):  # noqa: ANN202
 
 
 def _describe(reference: str) -> dict:
-    from tracking import jobs, listing, reports
+    from tracking import jobs, listing, reports, shards
     from tracking.db import reading
     from upkeep.homes import columns, open_home
 
@@ -144,6 +144,7 @@ def _describe(reference: str) -> dict:
             **columns(job, *HIDDEN),
             "place": place,
             "waits": waits,
+            "shards_done": shards.tally(session, job.id).ended_well,
             "metrics": reports.last_metrics(session, job.id),
         }
 

@@ -1,15 +1,19 @@
-"""A process that speaks the OpenAI chat protocol and fails every third request: python flaky_server.py PORT_FILE.
+"""A process that speaks the OpenAI chat protocol and fails every third request:
+python flaky_server.py PORT_FILE [fail every N-th request, 0 none] [seconds an answer takes] [port].
 
 Failures alternate between 429 and 500. Each answer repeats the last user turn, so that a test can tell rows apart.
-A user turn that says "refuse me" gets 400.
+A user turn that says "refuse me" gets 400, one that says "take your time" gets its answer after two seconds.
 """
 
 import json
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+ARGUMENTS = dict(enumerate(sys.argv))
+EVERY, SECONDS = int(ARGUMENTS.get(2, 3)), float(ARGUMENTS.get(3, 0))
 COUNT = {"requests": 0, "answers": 0}
 LOCK = threading.Lock()
 
@@ -25,12 +29,13 @@ class Handler(BaseHTTPRequestHandler):
         text = body["messages"][-1]["content"]
         if self.headers.get("Authorization") != "Bearer sesame-4711":
             self.reply(401, {"error": {"message": f"wrong key {self.headers.get('Authorization')}"}})
-        elif number % 3 == 0:
+        elif EVERY and number % EVERY == 0:
             status = 429 if number % 2 else 500
             self.reply(status, {"error": {"message": "busy", "type": "server_error"}})
         elif text == "refuse me":
             self.reply(400, {"error": {"message": "this prompt is not allowed"}})
         else:
+            time.sleep(2 if text == "take your time" else SECONDS)
             self.reply(200, answer(body, text))
 
     def do_GET(self) -> None:
@@ -62,7 +67,7 @@ def answer(body: dict, text: str) -> dict:
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", int(ARGUMENTS.get(4, 0))), Handler)
     temporary = Path(sys.argv[1] + ".part")
     temporary.write_text(str(server.server_port))
     temporary.rename(sys.argv[1])

@@ -95,6 +95,7 @@ def _import_answered(request: ImportAnswered, named: Callable[[str], str]) -> Wo
 
 def _generate_data(request: GenerateData, named: Callable[[str], str]) -> Words:
     keys = ("limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed", "max_minutes")
+    keys += ("samples", "shard_rows")
     who = _option("model", named(request.base_id)) if not request.endpoint else _changed(request, "endpoint")
     return [
         *("data", "generate", "--prompts", named(request.source_id)),

@@ -58,7 +58,7 @@ def generation(rows: Session, request: GenerateData, home: Path) -> Estimate:
     """Answers for a prompt set."""
     source = _found(rows, Dataset, request.source_id, "data set")
     expected = expected_rows(rows, source)
-    count = min(expected, request.limit or expected) * turns(source)
+    count = min(expected, request.limit or expected) * turns(source) * request.samples
     tokens = count * request.max_tokens
     disk = count * (request.max_tokens + PROMPT_TOKENS) * BYTES_PER_TOKEN
     if request.endpoint:

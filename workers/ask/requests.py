@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from speculoos.errors import BadInput
 
+SHARD_ROWS = 5000
+"""Prompts of a shard where nobody says otherwise; generations that are no larger stay one job."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -77,7 +80,10 @@ class ImportAnswered(Request):
 
 @dataclass(frozen=True)
 class GenerateData(Request):
-    """Answer the prompts of `source_id` with base `base_id`, or with the endpoint named `endpoint`."""
+    """Answer the prompts of `source_id` with base `base_id`, or with the endpoint named `endpoint` (several: `a,b`).
+
+    More than `shard_rows` prompts are divided into shards of so many.
+    """
 
     kind: ClassVar[str] = "generate_data"
     source_id: str
@@ -91,8 +97,20 @@ class GenerateData(Request):
     top_p: float = 1.0
     batch_size: int = 16
     seed: int = 0
-    max_minutes: float | None = None  # stop by the clock and keep what is finished
+    max_minutes: float | None = None  # stop by the clock and keep what is finished; such a one is not divided
+    samples: int = 1  # answers to each prompt
+    shard_rows: int | None = None  # None: SHARD_ROWS
     dataset_id: str = ""
+
+
+@dataclass(frozen=True)
+class GenerateShard(GenerateData):
+    """Shard `key` of a generation: `limit` prompts from number `first` on, their answers number `first_sample`."""
+
+    kind: ClassVar[str] = "generate_shard"
+    key: str = ""
+    first: int = 0
+    first_sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,7 +153,10 @@ class Export(Request):
     format: str
 
 
-KINDS = (FetchModel, ImportDraft, ImportPrompts, ImportAnswered, GenerateData, Train, Evaluate, Export)
+KINDS = (
+    *(FetchModel, ImportDraft, ImportPrompts, ImportAnswered, GenerateData, GenerateShard),
+    *(Train, Evaluate, Export),
+)
 REQUESTS: dict[str, type[Request]] = {request.kind: request for request in KINDS}
 
 

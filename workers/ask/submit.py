@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from methods import train_config
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings, load
-from tracking import db, jobs, queries
+from tracking import db, jobs, queries, shards
 from tracking.names import WORDS
 from tracking.states import FINISHED
 from tracking.tables import Job
@@ -48,7 +48,7 @@ def submit(
     settings = settings or load()
     with db.session(settings) as session:
         job = _create(session, request, name, after.id if isinstance(after, Job) else after, experiment, like, user)
-    return _publish(settings, job)
+    return send(settings, job)
 
 
 def request_cancel(job_id: str, settings: Settings | None = None) -> Job:
@@ -62,7 +62,7 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
     settings = settings or load()
     with db.session(settings) as session:
         job = jobs.retry(session, job_id)
-    return _publish(settings, job)
+    return send(settings, job)
 
 
 def clone(job_id: str, *, name: str = "", user: str = "", settings: Settings | None = None, **changes: Any) -> Job:
@@ -70,9 +70,10 @@ def clone(job_id: str, *, name: str = "", user: str = "", settings: Settings | N
     settings = settings or load()
     with db.session(settings) as session:
         job = jobs.get(session, job_id)
+        shards.refuse(session, job)
         request = without_output(replace(from_json(job.kind, job.request), **changes))
         made = _create(session, request, name, None, job.experiment_id, user=user)
-    return _publish(settings, made)
+    return send(settings, made)
 
 
 def without_output(request: Request) -> Request:
@@ -110,8 +111,8 @@ def _create(
 
 def _check_inputs(session: Session, request: Request) -> str | None:
     """Check that every input is there; the id of the last unfinished job that makes one of them, if any."""
-    if isinstance(request, GenerateData) and not (request.endpoint or request.base_id):
-        raise BadInput("Say which model answers: a base model, or the name of an endpoint.")
+    if isinstance(request, GenerateData):
+        check_generation(request)
     if isinstance(request, Train):
         train_config(**{**request.settings, "method": request.method})
     makers = []
@@ -127,7 +128,17 @@ def _check_inputs(session: Session, request: Request) -> str | None:
     return max(makers, key=lambda job: job.created_at).id if makers else None
 
 
-def _publish(settings: Settings, job: Job) -> Job:
+def check_generation(request: GenerateData) -> None:
+    """Raises BadInput for what cannot be asked for together."""
+    if not (request.endpoint or request.base_id):
+        raise BadInput("Say which model answers: a base model, or the name of an endpoint.")
+    if request.samples > 1 and request.temperature <= 0:
+        raise BadInput("Several answers to a prompt need a temperature above 0; at 0 they would all be the same.")
+    if request.shard_rows and request.max_minutes:
+        raise BadInput("Minutes at most are for a generation in one job; leave them out, or the prompts a shard.")
+
+
+def send(settings: Settings, job: Job) -> Job:
     """Send the job if it may start; one that waits for another is sent when that one ends."""
     with db.reading(settings) as session:
         ready = [j for j in jobs.publishable(session) if j.id == job.id]

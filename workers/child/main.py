@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -24,7 +25,8 @@ from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import keep_private
 from speculoos.redaction import RedactingStream, redact, secrets
 from speculoos.settings import load
-from tracking import db, jobs
+from tracking import db, jobs, shards
+from tracking.shards import Division
 from workers.ask.requests import from_json
 from workers.child.context import Context
 from workers.child.reporter import EXIT_FENCED, PARENT
@@ -33,6 +35,7 @@ from workers.memory import bound_child
 from workers.timing import timing
 
 log = logging.getLogger(__name__)
+Result = dict[str, Any] | Division
 PR_SET_PDEATHSIG = 1
 PAUSE = signal.SIGUSR1
 """What a worker sends when its machine is short of disk or memory: stop at the next safe point, to go on later."""
@@ -54,7 +57,7 @@ def main(job_id: str, attempt: int) -> int:
     try:
         with context:
             result = _work(context)
-        _say(context, lambda session: jobs.succeed(session, job_id, attempt, result))
+        _say(context, lambda session: _ended(session, context, result))
     except Fenced:
         return EXIT_FENCED
     except Cancelled as error:
@@ -69,6 +72,14 @@ def main(job_id: str, attempt: int) -> int:
             return 0
         _failed(context, *describe(error))
     return 0
+
+
+def _ended(session: Session, context: Context, result: Result) -> None:
+    """The work is done, or given to shards."""
+    if isinstance(result, Division):
+        shards.divide(session, context.job_id, context.attempt, result)
+    else:
+        jobs.succeed(session, context.job_id, context.attempt, result)
 
 
 def describe(error: Exception) -> tuple[str, str, str]:
@@ -89,7 +100,7 @@ def die_with_parent() -> None:
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _work(context: Context) -> dict[str, object]:
+def _work(context: Context) -> Result:
     load_extras()
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)

@@ -17,7 +17,7 @@ from speculoos import faults, logs, room
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.redaction import redact, secrets
 from speculoos.settings import Settings
-from tracking import db, jobs, leases, reports
+from tracking import db, jobs, leases, reports, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
 from workers.ask.publish import publish_ready
@@ -34,17 +34,30 @@ MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, 
 
 
 def run(settings: Settings, job_id: str, timing: Timing) -> None:
-    """Work on a job until it is no longer ours: ended, taken by another, or interrupted by the worker's end."""
+    """Work on a job until it is no longer ours: ended, divided, taken by another, or interrupted by the worker's end.
+    Whoever ends the last shard of a job goes on with that job, which need not wait behind others then."""
+    worked = False
     try:
         while not stopping.is_set() and not room.watch(settings).look():
             with db.session(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.owner(), timing.lease_seconds)
             if attempt is None:
-                return
+                break
+            worked = True
             with logs.about(attempt=attempt):
                 Supervisor(settings, job_id, attempt, timing).run()
     finally:
+        whole = _whole(settings, job_id) if worked else None
         publish_ready(settings)
+    if whole and not stopping.is_set():
+        run(settings, whole, timing)
+
+
+def _whole(settings: Settings, job_id: str) -> str | None:
+    """The divided job that may go on now that its shard `job_id` has ended."""
+    with db.session(settings) as session:
+        jobs.collect(session)
+        return shards.waiting_whole(session, job_id)
 
 
 class Supervisor:
@@ -186,8 +199,8 @@ class Supervisor:
         with db.session(self.settings) as session:
             leases.release(session, f"job:{self.job_id}", self.attempt)
             job = jobs.get(session, self.job_id)
-            if job.attempt != self.attempt or job.state != JobState.RUNNING:
-                return
+            if job.attempt != self.attempt or job.state != JobState.RUNNING or not job.owner:
+                return  # not ours, ended, or given to its shards
             reason = self._reason(status)
             reports.add_log(session, self.job_id, self.attempt, reason, "warning")
             if job.cancel_requested:

@@ -42,6 +42,7 @@ def reconcile(settings: Settings, timing: Timing, silence: Silence | None = None
         silent = silence.of(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
+        jobs.collect(session)
     end_fenced(lost, timing)
     with db.reading(settings) as session:
         waiting = jobs.publishable(session)

@@ -1,4 +1,5 @@
-"""What each kind of job does: WORK[kind](request, context) -> result. Bodies are imported when they are needed.
+"""What each kind of job does: WORK[kind](request, context) -> result, or into which shards it is divided. Bodies are
+imported when they are needed.
 
 Further kinds: SPECULOOS_WORK_MODULES names modules that add to WORK and to workers.ask.requests.REQUESTS when imported.
 """
@@ -8,16 +9,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from tracking.shards import Division
 from workers.ask.requests import KINDS, Request
 from workers.child.context import Context
 
-Body = Callable[[Request, Context], dict[str, Any] | None]
+Body = Callable[[Request, Context], dict[str, Any] | Division | None]
 
 
 def lazy(module: str) -> Body:
     """The `run` of a module, imported when it is called: the registry itself brings no torch."""
 
-    def body(request: Request, context: Context) -> dict[str, Any] | None:
+    def body(request: Request, context: Context) -> dict[str, Any] | Division | None:
         return importlib.import_module(module).run(request, context)
 
     return body

@@ -1,0 +1,50 @@
+"""The shards of a divided job as its page shows them: a square each, and the counts in words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.views.job_view import STATES
+from app.widgets.text import safe, tag
+from tracking import shards
+from tracking.tables import Job
+
+SQUARES = 1000
+"""More shards than this are told in words alone."""
+MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
+
+
+def part(rows: Session, job: Job) -> str:
+    """What stands on a divided job's page below its progress; "" on others'."""
+    if not job.shards:
+        return ""
+    found, tally = shards.brief(rows, job.id), shards.tally(rows, job.id)
+    words = tag("p", safe(f"{tally.words()}, {tally.done:,} {job.unit}."), class_="sp-lead")
+    return tag("section", words + squares(found), class_="sp-shards", aria_label="Shards")
+
+
+def squares(found: Sequence[Any]) -> str:
+    """One link a shard, with how it is as colour, sign and words."""
+    if not found or len(found) > SQUARES:
+        return ""
+    return tag("ol", "".join(map(_square, found)), class_="sp-shard-grid")
+
+
+def whole_link(rows: Session, job: Job) -> str:
+    """The way from a shard to the job it belongs to."""
+    if not job.parent_id:
+        return ""
+    name = rows.get_one(Job, job.parent_id).name
+    link = tag("a", safe(name), href=f"/jobs?id={job.parent_id}")
+    return tag("p", safe(f"Shard {job.number + 1} of ") + link, class_="sp-lead")
+
+
+def _square(shard: Any) -> str:
+    word, tone = STATES.get(shard.state, (shard.state, ""))
+    counted = f"{shard.done:,} of {shard.total:,}" if shard.total is not None else f"{shard.done:,}"
+    words = f"Shard {shard.number + 1}: {word.lower()}, {counted}"
+    kind = f"sp-shard sp-{tone}" if tone else "sp-shard"
+    mark = MARKS.get(shard.state, "·")
+    link = tag("a", mark, href=f"/jobs?id={shard.id}", title=words, aria_label=words, class_=kind)
+    return tag("li", link)

@@ -1,0 +1,82 @@
+"""Where finished shards of a generation land: files known by their key, each whole or absent.
+
+A folder today. What another store (an object store, say) must offer to take its place is `Place`.
+"""
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from models.identity import read_json
+from speculoos.errors import BadInput
+from speculoos.files import new_path, sync, write_json
+
+
+class Place(Protocol):
+    """Keys name contents: a key that is put twice changes nothing."""
+
+    def report(self, key: str) -> dict[str, Any] | None:
+        """What was said of a shard when it was put; None while it has not landed whole."""
+
+    def put(self, key: str, file: Path, report: dict[str, Any]) -> None:
+        """Take a local file, which is gone afterwards, and what is to be said of it."""
+
+    def fetch(self, key: str, target: Path) -> None:
+        """Make the shard a local file, whole or not at all. Raises OSError where it is gone."""
+
+    def drop(self, key: str) -> None:
+        """Forget a shard that turned out to be damaged."""
+
+    def clear(self) -> None:
+        """Forget all of them: they are where they belong."""
+
+
+class Folder:
+    """A Place in a folder that all workers see, on the disk on which its shards are put together."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def report(self, key: str) -> dict[str, Any] | None:
+        """See Place. The report is written last, so a shard with one is whole."""
+        if not self._file(key).exists():
+            return None
+        with suppress(BadInput):  # a damaged one: the shard is made again
+            return read_json(self._said(key)) or None
+        return None
+
+    def put(self, key: str, file: Path, report: dict[str, Any]) -> None:
+        """See Place."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync(file)
+        file.replace(self._file(key))
+        write_json(self._said(key), report)
+
+    def fetch(self, key: str, target: Path) -> None:
+        """See Place. A link where the disk knows them: it costs neither time nor room."""
+        file = self._file(key)
+        if target.exists() and target.samefile(file):
+            return
+        with new_path(target) as temporary:
+            try:
+                temporary.hardlink_to(file)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                shutil.copyfile(file, temporary)
+
+    def drop(self, key: str) -> None:
+        """See Place."""
+        self._said(key).unlink(missing_ok=True)
+        self._file(key).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """See Place."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}.jsonl"
+
+    def _said(self, key: str) -> Path:
+        return self.folder / f"{key}.json"

@@ -1,0 +1,73 @@
+"""A divided job on the pages: one row in the list, a square a shard on its own page. From rows alone."""
+
+import re
+import time
+
+import pytest
+
+from app.pages import jobs as jobs_page
+from app.views import shard_rows
+from app.views.job_panel import head
+from app.views.status_bar import job_chip
+from speculoos.settings import Settings
+from tracking import db, jobs, shards
+from tracking.shards import Division, Shard
+from tracking.tables import Job
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def divided(settings: Settings, count: int, rows: int = 10) -> Job:
+    """A generation whose first shard is done, whose second failed, whose third runs."""
+    with db.session(settings) as session:
+        job = jobs.create(session, kind="generate_data", queue="io", request={}, name=f"answers {HOSTILE}")
+        jobs.claim(session, job.id, "worker", 30)
+        asked = Division("generate_shard", "io", "rows", [Shard({"key": str(n)}, rows) for n in range(count)])
+        shards.divide(session, job.id, 1, asked)
+        first, second, third = shards.of(session, job.id)[:3]
+        for shard in (first, second, third):
+            jobs.claim(session, shard.id, "worker", 30)
+        first.done = rows
+        session.flush()
+        jobs.succeed(session, first.id, 1, {})
+        jobs.fail(session, second.id, 1, "unavailable", HOSTILE)
+        shards.gather(session)
+    return job
+
+
+@pytest.fixture
+def job(home: Settings) -> Job:
+    return divided(home, 5)
+
+
+def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, job: Job) -> None:
+    with db.reading(home) as rows:
+        html, chip = jobs_page.table(rows, "All"), job_chip(rows)
+    assert html.count("data-pick=") == 1 and "10 of 50 rows" in html and "<img" not in html
+    assert "1 of 5 shards done, 1 running, 1 failed" in html
+    assert f"/jobs?id={job.id}" in chip and "20%" in chip and "waiting" not in chip
+
+
+def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_see_colours(
+    home: Settings, job: Job
+) -> None:
+    with db.reading(home) as rows:
+        html = head(rows, jobs.get(rows, job.id))
+        made = shards.of(rows, job.id)
+        one = head(rows, made[1])
+    assert re.findall(r'aria-label="Shard (\d): (\w+), (\d+) of 10"', html) == [
+        *[("1", "done", "10"), ("2", "failed", "0"), ("3", "running", "0")],
+        *[("4", "waiting", "0"), ("5", "waiting", "0")],
+    ]
+    assert all(f"/jobs?id={shard.id}" in html for shard in made) and "<img" not in html
+    assert f'Shard 2 of <a href="/jobs?id={job.id}">' in one and "sp-shard-grid" not in one
+
+
+def test_thousands_of_shards_are_told_in_words_and_quickly(home: Settings) -> None:
+    job = divided(home, shard_rows.SQUARES + 1)
+    with db.reading(home) as rows:
+        began = time.process_time()
+        html, listed = head(rows, jobs.get(rows, job.id)), jobs_page.table(rows, "All")
+        assert time.process_time() - began < 0.3
+    assert "sp-shard-grid" not in html and f"1 of {shard_rows.SQUARES + 1:,} shards" in html.replace("1001", "1,001")
+    assert listed.count("data-pick=") == 1

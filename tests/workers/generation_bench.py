@@ -1,0 +1,125 @@
+"""Sharded generations on real processes, for tests and drills: prompts, endpoints, and what must be true after."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from corpus.shards import read_rows, shard_files
+from models.damage import dataset_damage
+from tests.tools.ports import free_ports
+from tests.workers.conftest import Bench, wait_until
+from tracking import db, shards
+from tracking.tables import Dataset, Job
+from workers.ask.requests import GenerateData, ImportPrompts
+from workers.ask.submit import submit
+
+ECHO = Path(__file__).parents[1] / "corpus" / "flaky_server.py"
+KEY = "sesame-4711"
+
+
+class Servers:
+    """Two local servers as one endpoint `pair`; `start(port)` makes the process of one."""
+
+    def __init__(self, bench: Bench, start: Callable[[int], subprocess.Popen[bytes]], model: str, key: str):
+        self._start, self.ports = start, free_ports(2)
+        self.processes = [start(port) for port in self.ports]
+        urls = json.dumps([f"http://127.0.0.1:{port}/v1" for port in self.ports])
+        lines = ["[endpoints.pair]", f"url = {urls}", 'key_env = "PAIR_KEY"', f'model = "{model}"', "concurrency = 2"]
+        (bench.settings.home / "settings.toml").write_text("\n".join([*lines, "timeout = 30"]) + "\n")
+        bench.environment["PAIR_KEY"] = key
+
+    def kill(self, number: int) -> None:
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+    def start(self, number: int) -> None:
+        self.processes[number] = self._start(self.ports[number])
+
+    def end(self) -> None:
+        for number in range(len(self.processes)):
+            self.kill(number)
+
+
+def echoes(bench: Bench, seconds: float) -> Servers:
+    """Servers that repeat what they are asked, each answer after so many seconds."""
+
+    def start(port: int) -> subprocess.Popen[bytes]:
+        file = bench.settings.home / f"port-{port}"
+        file.unlink(missing_ok=True)
+        command = [sys.executable, str(ECHO), str(file), "0", str(seconds), str(port)]
+        process = subprocess.Popen(command)
+        wait_until(file.exists, 20, "the server")
+        return process
+
+    return Servers(bench, start, "echo", KEY)
+
+
+def prompts(bench: Bench, texts: Sequence[str]) -> str:
+    """A prompt set of these texts; its id."""
+    file = bench.settings.home / "texts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    job = submit(ImportPrompts(path=str(file)), settings=bench.settings)
+    bench.wait(job.id, "SUCCEEDED", 120)
+    return job.request["dataset_id"]
+
+
+def generate(bench: Bench, source_id: str, shard_rows: int, **more: object) -> Job:
+    """A sharded generation through `pair`."""
+    request = GenerateData(source_id=source_id, endpoint="pair", shard_rows=shard_rows, **{"max_tokens": 8, **more})
+    return submit(request, settings=bench.settings)
+
+
+def parts(bench: Bench, job: Job) -> list[Job]:
+    with db.reading(bench.settings) as session:
+        return shards.of(session, job.id)
+
+
+def dataset(bench: Bench, job: Job) -> Dataset:
+    with db.reading(bench.settings) as session:
+        return session.get_one(Dataset, job.request["dataset_id"])
+
+
+def ended_well(bench: Bench, job: Job) -> list[Job]:
+    return [part for part in parts(bench, job) if part.state == "SUCCEEDED"]
+
+
+def check_whole(bench: Bench, job: Job, count: int) -> None:
+    """Every prompt has exactly one answer, and every count says so."""
+    job, data, made = bench.job(job.id), dataset(bench, job), parts(bench, job)
+    folder = Path(data.path)
+    rows = list(read_rows(folder))
+    asked = [row["id"] for row in read_rows(bench.settings.home / "datasets" / job.request["source_id"])]
+    asked = asked[: job.request["limit"]]
+    assert [row["id"] for row in rows] == asked, "each prompt once, in order"
+    assert all(len(row["finish"]) == sum(m["role"] == "assistant" for m in row["messages"]) > 0 for row in rows)
+    assert [part.state for part in made] == ["SUCCEEDED"] * count and job.shards == count
+    report = data.report
+    assert (data.state, data.rows, data.bad_rows, report["failed_rows"]) == ("ready", len(asked), 0, 0)
+    assert (job.done, job.total) == (len(asked), len(asked)) == (report["rows"], report["prompts"])
+    assert report["finish"] == Counter(how for row in rows for how in row["finish"])
+    assert report["tokens"] == sum(row["answer_tokens"] for row in rows)
+    assert sum(part.done for part in made) == len(asked) and report["shards"] == count
+    assert dataset_damage(folder) == {} and not (folder / "parts").exists()
+
+
+def sums(bench: Bench, job: Job) -> list[tuple[str, str]]:
+    """(name, sha256) of the data set's files of rows."""
+    files = shard_files(dataset(bench, job).path)
+    return [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+
+
+def kill_children(bench: Bench, job: Job) -> int:
+    """kill -9 every process that works for a shard; how many."""
+    pids = [part.child["pid"] for part in parts(bench, job) if part.state == "RUNNING" and part.child]
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return len(pids)

@@ -1,0 +1,158 @@
+"""Generations in shards with real processes: workers and endpoints are killed, nothing is lost or doubled.
+
+Their long forms are in tests/drills.
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from corpus.shards import read_rows, read_summary
+from models.identity import weights_sha256
+from speculoos.errors import BadInput, Conflict
+from speculoos.settings import Settings
+from tests.workers.conftest import Bench, Broker, wait_until
+from tests.workers.generation_bench import (
+    check_whole,
+    dataset,
+    echoes,
+    ended_well,
+    generate,
+    parts,
+    prompts,
+    sums,
+)
+from tracking import db, listing, reports
+from tracking.tables import Base
+from workers.ask.extend import extend
+from workers.ask.requests import GenerateData
+from workers.ask.submit import request_cancel, retry, submit
+
+TEXTS = [f"number {n}" for n in range(36)]
+
+
+def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: Bench) -> None:
+    servers = echoes(bench, 0.15)
+    workers = [bench.worker() for _ in range(3)]
+    bench.reconciler()
+    try:
+        source = prompts(bench, TEXTS)
+        job = generate(bench, source, 9)
+        bench.wait_for(job.id, lambda j: j.done >= 4, "first answers")
+        victim = random.Random(3).randrange(3)
+        workers[victim].kill()
+        servers.kill(0)
+        workers[victim] = bench.worker()
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
+        workers[(victim + 1) % 3].kill()
+        servers.start(0)
+        bench.wait(job.id, "SUCCEEDED", 90)
+        check_whole(bench, job, 4)
+        said = [[m["content"] for m in row["messages"]] for row in read_rows(dataset(bench, job).path)]
+        assert said == [[text, f"you said: {text}"] for text in TEXTS]
+        again = generate(bench, source, 9, batch_size=3)
+        bench.wait(again.id, "SUCCEEDED", 90)
+        assert sums(bench, again) == sums(bench, job), "the same bytes, whoever made them and in which order"
+        with db.reading(bench.settings) as session:
+            assert {each.kind for each in listing.jobs(session)} == {"import_prompts", "generate_data"}
+    finally:
+        servers.end()
+
+
+def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(home: Settings) -> None:
+    broker = Broker()
+    bench = Bench(replace(home, redis_url=broker.url))
+    servers = echoes(bench, 0.1)
+    try:
+        processes = [bench.worker(), bench.worker(), bench.reconciler()]
+        job = generate(bench, prompts(bench, TEXTS), 9)
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
+        for process in processes:
+            process.kill()
+        broker.kill()
+        finished = {part.number: (part.attempt, part.finished_at) for part in ended_well(bench, job)}
+        assert len(finished) < 4, "it was killed in mid-run"
+        broker.start()
+        bench.worker()
+        bench.reconciler()
+        bench.wait(job.id, "SUCCEEDED", 90)
+        check_whole(bench, job, 4)
+        now = {part.number: (part.attempt, part.finished_at) for part in parts(bench, job)}
+        assert finished.items() <= now.items(), "a finished shard was made again"
+    finally:
+        bench.end()
+        servers.end()
+        broker.end()
+
+
+def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Bench) -> None:
+    servers = echoes(bench, 0.1)
+    try:
+        bench.worker()
+        bench.reconciler()
+        job = generate(bench, prompts(bench, TEXTS), 9)
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
+        request_cancel(job.id, bench.settings)
+        stopped = bench.wait(job.id, "CANCELLED")
+        data = dataset(bench, job)
+        assert data.state == "ready" and 9 <= data.rows < len(TEXTS) and not data.report["complete"]
+        assert f"the {data.rows} finished rows can be used" in stopped.error
+        assert {part.state for part in parts(bench, job)} <= {"SUCCEEDED", "CANCELLED"}
+        retry(job.id, bench.settings)
+        bench.wait(job.id, "SUCCEEDED", 90)
+        check_whole(bench, job, 4)
+    finally:
+        servers.end()
+
+
+def test_more_answers_to_each_prompt_keep_those_that_are_there(bench: Bench) -> None:
+    servers = echoes(bench, 0.0)
+    try:
+        bench.worker()
+        bench.reconciler()
+        job = generate(bench, prompts(bench, TEXTS), 18, temperature=0.7, limit=30)
+        bench.wait(job.id, "SUCCEEDED", 60)
+        before = sums(bench, job)
+        with pytest.raises(BadInput, match="has 1 answer to each of 30 prompts already"):
+            extend(job.request["dataset_id"], limit=30, settings=bench.settings)
+        more = extend(job.request["dataset_id"], samples=2, settings=bench.settings)
+        with pytest.raises(Conflict, match="is queued|is running"):
+            extend(job.request["dataset_id"], samples=3, settings=bench.settings)
+        bench.wait(more.id, "SUCCEEDED", 60)
+        after = sums(bench, more)
+        assert [part.attempt for part in parts(bench, more)] == [0, 0, 1, 1] and after[:2] == before
+        assert [row["id"][-2:] for row in read_rows(dataset(bench, more).path)][30:] == ["#1"] * 30
+        data = dataset(bench, more)
+        assert (data.state, data.rows, data.report["shards"]) == ("ready", 60, 4)
+    finally:
+        servers.end()
+
+
+def test_one_worker_is_enough_for_a_local_base_and_the_last_shard_leads_to_the_whole(
+    bench: Bench, tiny_base: Path
+) -> None:
+    """The divided job holds no worker while its shards wait for one; no reconciler is there to help."""
+    with db.session(bench.settings) as session:
+        base = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
+        base.weights_sha256 = weights_sha256(tiny_base)
+        session.add(base)
+    bench.worker("io")
+    source = prompts(bench, TEXTS[:10])
+    request = GenerateData(source_id=source, base_id=base.id, max_tokens=6, batch_size=4, shard_rows=5)
+    job = submit(request, settings=bench.settings)
+    bench.worker("gpu")
+    done = bench.wait(job.id, "SUCCEEDED", 120)
+    data = dataset(bench, job)
+    assert (done.attempt, done.shards, data.rows, data.state) == (2, 2, 10, "ready")
+    rows = list(read_rows(data.path))
+    assert [row["messages"][0]["content"] for row in rows] == TEXTS[:10]
+    assert data.report["tokens"] == sum(end - start for row in rows for start, end in row["loss_spans"])
+    assert read_summary(data.path)["base_sha256"] == base.weights_sha256
+    assert (Path(data.path) / "preview.json").is_file()
+    with db.reading(bench.settings) as session:
+        assert [log.message.partition(":")[0] for log in reports.logs(session, job.id)][-2:] == [
+            "Shard 1 of 2",
+            "Shard 2 of 2",
+        ]

@@ -1,0 +1,61 @@
+"""More answers into a data set that there is: further prompts of its set, or further answers to each. No torch here."""
+
+from dataclasses import replace
+
+from sqlalchemy.orm import Session
+
+from speculoos.errors import BadInput
+from speculoos.settings import Settings, load
+from tracking import changes, db, jobs, queries
+from tracking.tables import Dataset, Job
+from workers.ask.requests import GenerateData, queue_of
+from workers.ask.submit import check_generation, send
+
+
+def extend(
+    dataset_id: str,
+    *,
+    samples: int | None = None,
+    limit: int | None = None,
+    user: str = "",
+    settings: Settings | None = None,
+) -> Job:
+    """Generate into data set `dataset_id` until it has `samples` answers to each of `limit` prompts (None: as many as
+    before); what it has already is kept as it is. It can be used again when the job has ended.
+
+    Raises BadInput where that is not more than there is, Conflict while a job makes or uses it.
+    """
+    settings = settings or load()
+    with db.session(settings) as session:
+        row = session.get_one(Dataset, dataset_id)
+        changes.must_be_idle(session, row)
+        request = _larger(session, row, samples, limit)
+        check_generation(request)
+        job = _job(session, row, request, user)
+        row.state, row.job_id, row.config = "pending", job.id, request.to_json()
+    return send(settings, job)
+
+
+def _larger(session: Session, row: Dataset, samples: int | None, limit: int | None) -> GenerateData:
+    """The request that made the data set, with more to do."""
+    if row.kind != "conversations" or not row.source_id or "max_tokens" not in (row.config or {}):
+        raise BadInput(f"{row.name!r} was not generated here, so it cannot be extended; import more, or generate.")
+    before = GenerateData(**{**row.config, "dataset_id": row.id})
+    prompts = session.get_one(Dataset, row.source_id).rows
+    wanted = replace(before, samples=samples or before.samples, limit=limit or before.limit)
+    counts = [(made.samples, min(made.limit or prompts, prompts)) for made in (before, wanted)]
+    if any(new < old for old, new in zip(*counts, strict=True)) or (counts[0] == counts[1] and _complete(row)):
+        had, of = counts[0]
+        noun = "answer" if had == 1 else "answers"
+        raise BadInput(f"{row.name!r} has {had} {noun} to each of {of:,} prompts already; say what it shall have more.")
+    return wanted
+
+
+def _complete(row: Dataset) -> bool:
+    return row.state == "ready" and (row.report or {}).get("complete", True)
+
+
+def _job(session: Session, row: Dataset, request: GenerateData, user: str) -> Job:
+    queries.must_be_ready(session.get_one(Dataset, request.source_id))
+    asked = {"kind": request.kind, "queue": queue_of(request), "request": request.to_json()}
+    return jobs.create(session, **asked, name=f"Extend {row.name}", experiment_id=row.experiment_id, user=user)

@@ -1,0 +1,90 @@
+"""What a generation and its shards have in common: who answers, with which options, into which folders."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from corpus.conversations import GenerateOptions
+from corpus.places import Folder, Place
+from speculoos.errors import BadInput
+from speculoos.settings import Endpoint
+from tracking.tables import Base
+from workers.ask.requests import GenerateData, GenerateShard
+from workers.child.context import Context
+
+PARTS = "parts"
+"""In a data set's folder: shards that are not part of it yet."""
+
+
+def options_of(request: GenerateData) -> GenerateOptions:
+    """How answers are made."""
+    return GenerateOptions(
+        **{f.name: getattr(request, f.name) for f in fields(GenerateOptions) if hasattr(request, f.name)}
+    )
+
+
+def answer(
+    request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
+) -> dict[str, Any]:
+    """Answer what is not answered yet of data set `source` into `folder`; returns the report."""
+    by = _by_endpoints if request.endpoint else _by_base
+    return by(request, context, source, folder, options)
+
+
+def author_of(request: GenerateData, context: Context) -> dict[str, str]:
+    """Who answers, in what changes no answer when it is the same: sums of the base, or the model's name there."""
+    if not request.endpoint:
+        base = context.usable(Base, request.base_id)
+        return {"weights_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
+    models = [request.endpoint_model or endpoint.model for endpoint in endpoints_of(request, context)]
+    return {"endpoint": request.endpoint, "model": ",".join(sorted(set(models)))}
+
+
+def place_of(request: GenerateData, context: Context) -> Place:
+    """Where finished shards of this generation land."""
+    return Folder(context.dataset_folder(request.dataset_id) / PARTS)
+
+
+def work_folder(request: GenerateShard, context: Context) -> Path:
+    """Where a shard's rows gather until it is whole, for all its attempts."""
+    return work_of(request.key, request, context)
+
+
+def work_of(key: str, request: GenerateData, context: Context) -> Path:
+    """The same for shard `key` of a generation."""
+    return context.dataset_folder(request.dataset_id) / PARTS / f"{key}.work"
+
+
+def endpoints_of(request: GenerateData, context: Context) -> list[Endpoint]:
+    """The endpoints a request names. Raises BadInput for one that settings.toml does not know."""
+    known = context.settings.endpoints
+    names = [name.strip() for name in request.endpoint.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise BadInput(
+                f"There is no endpoint named {name!r} in settings.toml; known are: {', '.join(known) or 'none yet'}.",
+                "Add an [endpoints.NAME] table with its url, then retry.",
+            )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _by_base(
+    request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
+) -> dict[str, Any]:
+    from corpus.generate_local import generate_local, generation_dtype
+    from models.base import load_base
+    from workers.child.work.devices import take_device
+
+    row = context.usable(Base, request.base_id)
+    device = take_device(context)
+    base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
+    return generate_local(base, source, folder, options, context, row.card or None)
+
+
+def _by_endpoints(
+    request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
+) -> dict[str, Any]:
+    from corpus.generate_remote import generate_remote
+
+    endpoints = endpoints_of(request, context)
+    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context)
