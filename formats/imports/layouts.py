@@ -27,6 +27,7 @@ LAYOUTS: dict[str, Layout] = {
     "eagle": Layout("EAGLE-1 (EAGLE repository, vLLM, SGLang)", eagle.read),
     "eagle3": Layout("EAGLE-3 (EAGLE repository, SpecForge, SGLang)", eagle3.read),
     "modelopt-eagle3": Layout("EAGLE-3 (ModelOpt)", eagle3.read),
+    eagle3.TWICE: Layout("EAGLE-3 (ModelOpt since 0.41, as it was trained)", eagle3.read),
     "vllm-eagle3": Layout("EAGLE-3 (vLLM)", eagle3.read),
     "speculators": Layout("EAGLE-3 (speculators)", eagle3.read),
     "model": Layout("causal language model", causal.read),
