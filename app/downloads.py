@@ -25,7 +25,7 @@ KEEP_OUT = {"Cache-Control": "private, no-cache"}
 
 def routes(settings: Settings) -> APIRouter:
     """GET /api/checkpoints/{id}/download and /api/checkpoints/{id}/exports/{format}."""
-    router, writing = APIRouter(prefix="/api"), threading.Lock()
+    router, writing = APIRouter(prefix="/api"), {}
 
     @router.get("/checkpoints/{checkpoint_id}/download")
     def download(checkpoint_id: str) -> FileResponse:
@@ -35,10 +35,11 @@ def routes(settings: Settings) -> APIRouter:
     def export(checkpoint_id: str, name: str) -> FileResponse:
         folder, filename = checkpoint_files(settings, checkpoint_id)
         kept, source = exports_folder(settings.home, checkpoint_id), source_of(folder)
-        with writing:
-            found = stored(kept, source).get(name)
-            if found is None and name == OWN:
-                found = own_zip(kept, folder, source)
+        found = stored(kept, source).get(name)
+        if found is None and name == OWN:
+            # who asks for the same zip meanwhile gets the one that is being written; others do not wait
+            with writing.setdefault(checkpoint_id, threading.Lock()):
+                found = stored(kept, source).get(name) or own_zip(kept, folder, source)
         if found is None:
             raise NotFound("This download is not made yet, or was made of an older state; make it on its page.")
         filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"

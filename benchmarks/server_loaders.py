@@ -1,14 +1,15 @@
-"""Do the draft classes of vLLM, SGLang and speculators load our exports? Their own code, out of the released wheels.
+"""Do vLLM, SGLang, transformers, speculators and ModelOpt load our exports? Their own code, as it was released.
 
     python -m benchmarks.server_loaders --wheels FOLDER [--environments FOLDER] [--json OUT]
 
 The wheels are taken from the folder, or downloaded into it first (`pip download --no-deps`, 0.7 GB; nothing of them is
 installed or copied). Each class is run over stand-ins for the server's layers (benchmarks/peers/serving_parts.py),
 loads an export by its own map of names, and, where it can run so, gives draft logits. With --environments, speculators
-is installed into an environment of its own there, and reads the export of the starter's head by `from_pretrained`.
+and nvidia-modelopt are installed into environments of their own there (benchmarks/installed_loaders.py): the one reads
+the export of the starter's head by `from_pretrained`, the other is given a head of ours and gives one of its own.
 
 Fails when a tensor we wrote reaches no parameter, when a parameter stays unset that the target does not fill, or when
-logits differ by more than 1e-4 of the largest.
+logits differ by more than 1e-4 of the largest, or greedy answers that were drafted with it from those that were not.
 """
 
 import argparse
@@ -16,16 +17,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from benchmarks.environments import make_environment
+from benchmarks.installed_loaders import Loaded, modelopt, speculators, transformers
 from benchmarks.peers import serving_parts as parts
 from formats.checkpoint import read_object
 from formats.export import build
@@ -33,13 +35,11 @@ from formats.options import options
 from formats.passages import Passage, passages
 from formats.streamed import draft as load
 from models.base import Base, load_base
-from models.checkpoints import load_draft, save_draft
-from models.starter import HEAD, starter_path
+from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
 from speculoos.files import write_json
 from tests.formats.conftest import EVERY, draft_of
 
-NEAR = 1e-4
 WHEELS = {"vllm 0.33.0": "vllm", "vllm 0.32.0": "vllm", "sglang 0.5.23": "sglang"}
 CLASSES = {
     ("vllm", "eagle"): ("vllm.model_executor.models.llama_eagle", "EagleLlamaForCausalLM"),
@@ -49,22 +49,6 @@ CLASSES = {
     ("sglang", "eagle3"): ("sglang.srt.models.llama_eagle3", "LlamaForCausalLMEagle3"),
 }
 FROM_TARGET = ("embed_tokens.weight", "model.embed_tokens.weight")
-
-
-@dataclass
-class Loaded:
-    """One export in one class. `difference`: of the largest logit, None where the class was not run."""
-
-    server: str
-    draft: str
-    tensors: int
-    left_over: list[str]
-    unset: list[str]
-    difference: float | None
-
-    @property
-    def good(self) -> bool:
-        return not self.left_over and not self.unset and (self.difference is None or self.difference <= NEAR)
 
 
 def source(folder: Path, wheel: str, module: str) -> str | None:
@@ -187,32 +171,24 @@ def sglang_hidden(model: Any, ids: torch.Tensor, places: torch.Tensor, given: to
     return model.model(ids, places, batch)[0]
 
 
-def speculators(environments: Path, scratch: Path) -> Loaded:
-    """The starter's head, exported here, read by speculators in an environment of its own."""
-    base, draft = load_base(starter_path()), load_draft(HEAD, load_base(starter_path()))
-    build(HEAD, base, "speculators", scratch / "speculators")
-    passage = next(passages(base, draft.layers_wanted))
-    n = len(passage.ids) - 1
-    aux = tuple(passage.outputs[layer][None, :n] for layer in draft.layers_wanted)
-    ids, places = torch.tensor(passage.ids[1:])[None], torch.arange(n)[None]
-    with torch.no_grad():
-        ours = draft.logits(draft(draft.fuse(passage.hidden[None, :n], aux), ids, places))[0]
-        states = {"aux": torch.cat(aux, -1)[0].clone(), "embedded": base.embed_tokens(ids)[0].clone()}
-    save_file(states, scratch / "states.safetensors")
-    python = make_environment("speculators", environments) / "bin" / "python"
-    side = Path(__file__).parent / "peers" / "speculators_reads.py"
-    subprocess.run([python, side, scratch / "speculators", scratch / "states.safetensors", scratch], check=True)
-    found, said = load_file(scratch / "logits.safetensors")["logits"], read_object(scratch / "said.json")
-    difference = float((ours - found).abs().max() / ours.abs().max().clamp(min=1.0))
-    return Loaded(said["version"], "the starter's head", said["tensors"], said["left_over"], said["unset"], difference)
+def installed(environments: Path | None, scratch: Path) -> Iterator[Loaded]:
+    """What whole packages find: transformers, and those of `environments` where there is such a folder."""
+    for peer in (transformers, speculators, modelopt):
+        own = scratch / f"in-{peer.__name__}"
+        own.mkdir()
+        if peer is transformers:
+            yield from peer(own)
+        elif environments is not None:
+            yield from peer(environments.resolve(), own)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, required=True, help="Folder of the wheels.")
     parser.add_argument(
-        "--environments", type=Path, help="Folder for the environment of speculators; left out: not run."
+        "--environments", type=Path, help="Folder for those of speculators and ModelOpt; left out: not run."
     )
+    parser.add_argument("--only-environments", action="store_true", help="Leave the classes of the servers out.")
     parser.add_argument("--json", type=Path, help="Write the findings there.")
     arguments = parser.parse_args()
     arguments.wheels.mkdir(parents=True, exist_ok=True)
@@ -220,14 +196,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made_folder:
         scratch = Path(made_folder)
         base = load_base(make_tiny_base(scratch / "base", num_hidden_layers=8))
-        for wheel in WHEELS:
+        for wheel in () if arguments.only_environments else WHEELS:
             for kind in EVERY:
                 if one := check(wheel, arguments.wheels, kind, base, scratch):
                     found.append(one)
                     print(f"{'ok  ' if one.good else 'FAIL'} {one}", flush=True)
-        if arguments.environments:
-            found.append(speculators(arguments.environments.resolve(), scratch))
-            print(f"{'ok  ' if found[-1].good else 'FAIL'} {found[-1]}", flush=True)
+        for one in installed(arguments.environments, scratch):
+            found.append(one)
+            print(f"{'ok  ' if one.good else 'FAIL'} {one}", flush=True)
     if arguments.json:
         write_json(arguments.json, [asdict(one) for one in found])
     return 0 if found and all(one.good for one in found) else 1

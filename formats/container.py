@@ -3,13 +3,15 @@ safetensors container (https://huggingface.co/docs/safetensors: eight bytes of l
 torch.save file made of a written one, mapped and not loaded.
 """
 
+import gc
 import json
+import mmap
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from formats.plan import SIZES, Piece
+from formats.plan import CHUNK, SIZES, Piece
 from models.identity import tensors_of
 from speculoos.errors import Damaged
 
@@ -48,21 +50,43 @@ def header(pieces: Sequence[Piece]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def pickle_of(weights: Path, path: Path) -> None:
-    """The tensors of a safetensors file as torch.save writes a state dict. They are mapped: what is read of the file is
-    the page cache's, not this process's."""
+def pickle_of(weights: Path, path: Path, passed: Callable[[int], None] = lambda _: None) -> None:
+    """The tensors of a safetensors file as torch.save writes a state dict; `passed` hears of every number of bytes.
+    They are mapped, and what was written is let go of at once."""
     import torch
 
-    torch.save(mapped(weights), path)
+    with open(weights, "rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY) as pages:
+        with open(path, "wb") as out:
+            torch.save(mapped(weights, pages), _Released(out, pages, passed))
+        gc.collect()  # a tensor that still looked at the pages would keep them from being closed
 
 
-def mapped(weights: Path) -> dict[str, Any]:
-    """Each tensor of a safetensors file as a mapping of its bytes, a storage of its own."""
-    import numpy
+def mapped(weights: Path, pages: mmap.mmap) -> dict[str, Any]:
+    """Each tensor of a safetensors file in the mapping of its `pages`, a storage of its own."""
     import torch
 
     made = {}
     for entry in tensors_of(weights):
-        raw = numpy.memmap(weights, numpy.uint8, "c", entry.start, (entry.end - entry.start,))
-        made[entry.name] = torch.from_numpy(raw).view(getattr(torch, TORCH[entry.dtype])).view(entry.shape)
+        dtype = getattr(torch, TORCH[entry.dtype])
+        flat = torch.frombuffer(pages, dtype=dtype, count=entry.count, offset=entry.start)
+        made[entry.name] = flat.view(entry.shape)
     return made
+
+
+class _Released:
+    """A file to write mapped bytes to, a piece at a time: pages that were written are dropped, since what was read of a
+    mapping counts as this process's memory."""
+
+    def __init__(self, out: BinaryIO, pages: mmap.mmap, passed: Callable[[int], None]):
+        self.out, self.pages, self.passed = out, pages, passed
+
+    def write(self, content: Any) -> int:
+        with memoryview(content) as view, view.cast("B") as flat:
+            for at in range(0, len(flat), CHUNK):
+                self.out.write(flat[at : at + CHUNK])
+                self.pages.madvise(mmap.MADV_DONTNEED)
+                self.passed(len(flat[at : at + CHUNK]))
+            return len(flat)
+
+    def flush(self) -> None:
+        self.out.flush()

@@ -1,5 +1,6 @@
 """An export: written, validated, and there whole or not at all. Callable from a command, a job or a page's download."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from models.archive import zip_files
 from speculoos import sums as folder_sums
 from speculoos.errors import Conflict, Unsupported
 from speculoos.files import new_folder, write_json
-from speculoos.reporting import Reporter, Silent, check_stop
+from speculoos.reporting import Reporter, Silent, check_stop, heeding
 from speculoos.sums import SUMS, file_sha256
 
 
@@ -30,16 +31,17 @@ def build(
     reporter: Reporter | None = None,
     facts: Facts | None = None,
     force: bool = False,
+    repository: str = "",
 ) -> Report:
     """Write the checkpoint in `folder` for `base` (a loaded Base in float32) to `target`, a new folder or a `.zip`.
 
-    An export that fails its validation is not written; with `force` it is, and its README begins by saying so. Raises
-    Unsupported where the format cannot take it or the validation failed, Conflict where `target` is taken, and what
-    reading a checkpoint raises.
+    An export that fails its validation is not written; with `force` it is, and its README begins by saying so. With
+    `repository`, a hub id, the README says how to fetch it from there. Raises Unsupported where the format cannot take
+    it or the validation failed, Conflict where `target` is taken, and what reading a checkpoint raises.
     """
     target, reporter, record = Path(target), reporter or Silent(), find_format(format_name)
     checkpoint, facts = check_possible(folder, base.path, format_name, target), facts or facts_of(base.path)
-    with _place(target) as building:
+    with heeding(reporter), _place(target, reporter) as building:
         plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
         write(plan, building, reporter)
         report = validate(building, format_name, checkpoint, base, facts, reporter)
@@ -49,7 +51,8 @@ def build(
                 "With --force it is written all the same, and says so.",
             )
         if format_name != OWN:
-            _describe(building, record, checkpoint, facts, report, _folder_name(target))
+            card = readme(record, checkpoint, facts, report, _folder_name(repository or target), repository)
+            _describe(building, card, report)
     return report
 
 
@@ -61,49 +64,67 @@ def check_possible(
     checkpoint = Checkpoint.read(folder, base_path)
     if reason := find_format(format_name).reason(checkpoint):
         raise Unsupported(reason)
-    target = Path(target) if target else None
-    if target and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
-        raise Conflict(f"{target} is there already; name another place, or remove it first.")
+    if target:
+        check_place(Path(target))
     return checkpoint
+
+
+def check_place(target: Path) -> None:
+    """Raise Conflict where an export cannot be written to `target`: something is there, it is a folder that a zip
+    would have to replace, or what leads to it is no folder."""
+    check_zip(target)
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise Conflict(f"{target} is there already; name another place, or remove it first.")
+    nearest = next(parent for parent in target.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise Conflict(f"{nearest} is a file, so nothing can be written below it; name another place.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise Conflict(f"{nearest} cannot be written to by you; name another place.")
+
+
+def check_zip(target: Path) -> None:
+    """Raise Conflict where a zip of that name would have to replace a folder."""
+    if target.suffix == ".zip" and target.is_dir():
+        raise Conflict(f"{target} is a folder, so no zip can be written there; remove it, or name a file in it.")
 
 
 def write(plan: Plan, folder: Path, reporter: Reporter) -> None:
     """The files of a plan in `folder`, tensors streamed."""
-    total = sum(piece.size for piece in plan.tensors)
+    written = _counter(reporter, sum(piece.size for piece in plan.tensors) * (2 if plan.pickled else 1), "written")
     if plan.tensors:
-        container.write(folder / plan.weights, plan.tensors, _counter(reporter, total))
+        container.write(folder / plan.weights, plan.tensors, written)
         write_json(folder / "config.json", plan.config)
     if plan.pickled:
-        container.pickle_of(folder / plan.weights, folder / plan.pickled)
+        container.pickle_of(folder / plan.weights, folder / plan.pickled, written)
     for path in plan.copies:
         shutil.copyfile(path, folder / path.name)
     for name, text in plan.texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _counter(reporter: Reporter, total: int) -> Callable[[int], None]:
-    """Tells the reporter of bytes written; a stop that was asked for is met here."""
+def _counter(reporter: Reporter, total: int, what: str) -> Callable[[int], None]:
+    """Tells the reporter of bytes; a stop that was asked for is met here."""
     done = 0
 
     def passed(count: int) -> None:
         nonlocal done
         check_stop(reporter)
         done += count
-        reporter.progress(done, total, "bytes")
+        reporter.progress(min(done, total), total, "bytes", what)
 
     return passed
 
 
-def _describe(folder: Path, record: Any, checkpoint: Checkpoint, facts: Facts, report: Report, name: str) -> None:
+def _describe(folder: Path, card: str, report: Report) -> None:
     """The report, the README and the sums of all files."""
     write_json(folder / REPORT, report.to_json())
-    (folder / "README.md").write_text(readme(record, checkpoint, facts, report, name), encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
     files = {path.name: file_sha256(path) for path in folder.iterdir() if path.is_file()}
     (folder / SUMS).write_text(folder_sums.lines(files), encoding="utf-8")
 
 
 @contextmanager
-def _place(target: Path) -> Iterator[Path]:
+def _place(target: Path, reporter: Reporter) -> Iterator[Path]:
     """A folder to build in, which becomes `target`, or a zip of that name, when the block ends well."""
     if target.suffix != ".zip":
         if target.is_dir():
@@ -116,9 +137,11 @@ def _place(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:
         yield Path(building)
-        zip_files(sorted(Path(building).iterdir()), target)
+        files = sorted(Path(building).iterdir())
+        zip_files(files, target, passed=_counter(reporter, sum(path.stat().st_size for path in files), "zipped"))
 
 
-def _folder_name(target: Path) -> str:
+def _folder_name(target: str | Path) -> str:
     """What the README calls the folder."""
-    return target.stem if target.suffix == ".zip" else target.name
+    path = Path(target)
+    return path.stem if path.suffix == ".zip" else path.name

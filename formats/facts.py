@@ -1,6 +1,7 @@
 """What the checkpoint's files do not say and a model card should: where the base comes from and under which licence. No
 torch."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ class Facts:
     def model(self) -> str:
         """What to write in a command: the hub id, else a word to be replaced by the folder."""
         return self.location if self.source == "hub" else "PATH_OF_THE_BASE"
+
+    @property
+    def hub_id(self) -> str:
+        """`owner/name` of a base from the hub, else empty."""
+        return self.location if self.source == "hub" and re.fullmatch(r"[\w.-]+/[\w.-]+", self.location) else ""
 
     @classmethod
     def of(cls, base: Any, checkpoint: str = "") -> "Facts":

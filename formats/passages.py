@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from models.chat import render
+from speculoos.reporting import heed
 
 PROMPTS = ("Why is the sky blue?", "Write one sentence about a fox.", "1 2 3 4 5 and so on:")
 CONTINUED = 16
@@ -49,6 +50,7 @@ def passages(base: Any, layers: Sequence[int], prompts: Sequence[str] = PROMPTS)
         prompt = render(base.tokenizer, [{"role": "user", "content": text}])
         ids = list(prompt)
         for _ in range(CONTINUED):
+            heed()
             hidden, _ = base.forward_hidden(_row(ids, base))
             ids.append(int(base.logits(hidden[0, -1]).argmax()))
         wanted = sorted(set(layers))

@@ -5,16 +5,19 @@ greedily from the same places must be the same tokens, of which the base's own c
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from formats.passages import DEPTH, Passage, passages
+from formats.passages import DEPTH, PROMPTS, Passage, passages
 from formats.report import Check
 from models.logits import bend
+from speculoos.reporting import Reporter, Silent, heed
 
 BOUND = 1e-4
+PROVING = "compared with what its server reads"
 Logits = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Chain = Callable[[Passage, int], tuple[list[int], list[int]]]
 
@@ -32,6 +35,7 @@ class Proof:
     def logits(self, pairs: Logits) -> None:
         """Pairs [n, V'] of the draft's and the reader's."""
         for ours, theirs in pairs:
+            heed()
             if ours.shape != theirs.shape:
                 self.wrong.append(f"{theirs.shape[-1]} columns where the draft has {ours.shape[-1]}.")
                 continue
@@ -42,6 +46,7 @@ class Proof:
     def chains(self, passage: Passage, chain: Chain) -> None:
         """The chains of both from every anchor."""
         for anchor in passage.anchors:
+            heed()
             both = chain(passage, anchor)
             if both[0] != both[1]:
                 self.wrong.append(f"from place {anchor} the draft drafts {both[0]}, the export {both[1]}.")
@@ -68,17 +73,33 @@ class Proof:
 
 
 @torch.no_grad()
-def prove(draft: Any, reader: Any, base: Any) -> Proof:
+def prove(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) -> Proof:
     """Compare `draft` with the `reader` of an export, by method. Raises ValueError or KeyError, naming file and key,
-    where the reader cannot run."""
+    where the reader cannot run. Where a reporter is heeded, a stop is met before every layer of the base and at every
+    piece of a large file."""
+    reporter = reporter or Silent()
     sides = {"medusa": _Heads, "draft": _Models}.get(draft.method, _Eagles)(draft, reader, base)
     proof = Proof()
-    for passage in passages(base, sides.layers):
-        proof.logits(sides.logits(passage))
-        proof.chains(passage, sides.chain)
+    with _layers_heed(base):
+        for done, passage in enumerate(passages(base, sides.layers)):
+            reporter.progress(done, len(PROMPTS), "prompts", PROVING)
+            proof.logits(sides.logits(passage))
+            proof.chains(passage, sides.chain)
+    reporter.progress(len(PROMPTS), len(PROMPTS), "prompts", PROVING)
     if unused := getattr(getattr(reader, "weights", None), "unused", []):
         proof.wrong.append(f"the reader has no use for {unused[0]}.")
     return proof
+
+
+@contextmanager
+def _layers_heed(base: Any) -> Iterator[None]:
+    """While open, a forward of a large base can be stopped between two layers."""
+    handles = [layer.register_forward_pre_hook(lambda *_: heed()) for layer in base.layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Eagles:

@@ -1,5 +1,7 @@
 """The README.md of an export: how to serve it, what it passed, and where it comes from. Text only, no torch."""
 
+import re
+import shlex
 from typing import Any
 
 from formats.checkpoint import Checkpoint
@@ -8,6 +10,7 @@ from formats.record import Format
 from formats.report import Report
 from formats.serve import measured
 from methods import METHODS
+from speculoos.markdown import block, code, quotation, scalar, text
 
 PLACES = ("draft_path", "device")
 """Settings that say something about the machine, not about the draft."""
@@ -18,19 +21,22 @@ LICENCE = (
 )
 
 
-def readme(record: Format, checkpoint: Checkpoint, facts: Facts, report: Report, folder: str) -> str:
-    """Markdown, from the command down to the licence."""
+def readme(
+    record: Format, checkpoint: Checkpoint, facts: Facts, report: Report, folder: str, repository: str = ""
+) -> str:
+    """Markdown, from the command down to the licence. `repository`: the hub id it is to be fetched from."""
     layout = record.layout(checkpoint.method)
     assert layout is not None
     training = checkpoint.config.get("training") or {}
     noun = METHODS[checkpoint.method].noun if checkpoint.method in METHODS else checkpoint.method
     return "\n".join(
         [
-            "---\ntags:\n- speculative-decoding\n- " + checkpoint.method + "\n---",
-            f"# {noun} for {_line(facts.name)}, for {record.title}",
-            f"For {layout.servers}. Written by Speculoos from checkpoint `{_line(facts.checkpoint or 'unnamed')}`.\n",
+            _front(record, checkpoint, facts),
+            f"# {noun} for {text(facts.name)}, for {record.title}",
+            f"For {layout.servers}. Written by Speculoos from checkpoint {code(facts.checkpoint or 'unnamed')}.\n",
             *_verdict(report),
             "## Serve\n",
+            *(["Fetch it first:\n", block(fetching(repository, folder), "sh")] if repository else []),
             record.load("serve", checkpoint.method)(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
             "## Base\n",
@@ -39,20 +45,38 @@ def readme(record: Format, checkpoint: Checkpoint, facts: Facts, report: Report,
             *_section("Recipe", {k: v for k, v in (training.get("settings") or {}).items() if k not in PLACES}),
             *_section("Figures", training.get("figures")),
             *_section("Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}),
-            *(["## Notes\n", str(training["notes"]).strip() + "\n"] if training.get("notes") else []),
+            *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## Licence\n",
-            f"Licence of the base: {_line(facts.licence or 'not recorded')}. {LICENCE}\n",
+            f"Licence of the base: {text(facts.licence or 'not recorded')}. {LICENCE}\n",
             "Check the files with `sha256sum -c SHA256SUMS`; `validation.json` holds the whole report.",
             "",
         ]
     )
 
 
+def fetching(repository: str, folder: str) -> str:
+    """How an export that lies on the hub is fetched into the folder that the other commands name."""
+    return f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
+
+
+def _front(record: Format, checkpoint: Checkpoint, facts: Facts) -> str:
+    """What the hub reads of a card (https://huggingface.co/docs/hub/model-cards)."""
+    values = {
+        "base_model": facts.hub_id,
+        "license": facts.licence.lower() if facts.hub_id and re.fullmatch(r"[\w.-]+", facts.licence) else "",
+        "library_name": "transformers" if record.name == "huggingface" else "",
+        "pipeline_tag": "text-generation",
+    }
+    tags = ["speculative-decoding", checkpoint.method, record.name, "speculoos"]
+    lines = [f"{key}: {scalar(value)}" for key, value in values.items() if value]
+    return "\n".join(["---", *lines, "tags:", *(f"- {scalar(tag)}" for tag in tags), "---"])
+
+
 def _verdict(report: Report) -> list[str]:
     if report.passed:
         return ["Its files and its logits were compared with the trained draft before it was given away.\n"]
     return [
-        "**This export failed its validation and should not be served:** " + _line("; ".join(report.failures)) + "\n"
+        "**This export failed its validation and should not be served:** " + text("; ".join(report.failures)) + "\n"
     ]
 
 
@@ -69,7 +93,7 @@ def _base(facts: Facts, checkpoint: Checkpoint) -> dict[str, str]:
 def _section(title: str, content: Any) -> list[str]:
     if not content:
         return []
-    return [f"## {title}\n", _table(content) if isinstance(content, dict) else _line(content) + "\n"]
+    return [f"## {title}\n", _table(content) if isinstance(content, dict) else text(content) + "\n"]
 
 
 def _table(rows: dict[str, Any]) -> str:
@@ -78,9 +102,4 @@ def _table(rows: dict[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else _line(value)
-    return text.replace("|", "\\|")
-
-
-def _line(value: Any) -> str:
-    return " ".join(str(value).split())
+    return f"{value:.4g}" if isinstance(value, float) else text(value)

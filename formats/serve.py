@@ -6,6 +6,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
+from speculoos.markdown import block, code, scalar, text
 
 USUAL = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Tokens drafted in a row where nothing was measured; what the servers' own examples take."""
@@ -18,8 +19,8 @@ def drafted_tokens(checkpoint: Checkpoint) -> int:
         return checkpoint.config["medusa_num_heads"]
     if tree := drafting.get("tree"):
         return max(map(len, tree))
-    if "depth" in drafting:
-        return drafting["depth"] + (checkpoint.method != "draft")  # EAGLE's first level is no expansion
+    if depth := _whole(drafting, "depth"):
+        return depth + (checkpoint.method != "draft")  # EAGLE's first level is no expansion
     return USUAL.get(checkpoint.method, 3)
 
 
@@ -28,9 +29,9 @@ def measured(checkpoint: Checkpoint) -> str:
     drafting, tuning = checkpoint.config.get("drafting") or {}, checkpoint.config.get("tuning") or {}
     if not drafting:
         return f"Nothing was tuned for this draft; {drafted_tokens(checkpoint)} tokens in a row is a usual start."
-    verdict = f" ({tuning['verdict'].rstrip('.')})" if tuning.get("verdict") else ""
+    verdict = f" ({text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
     return (
-        f"Measured best in the workbench: `{json.dumps(drafting)}`{verdict}; a row of {drafted_tokens(checkpoint)} "
+        f"Measured best in the workbench: {code(json.dumps(drafting))}{verdict}; a row of {drafted_tokens(checkpoint)} "
         "tokens is its longest path. On another machine and with more requests at once, fewer tokens may be better."
     )
 
@@ -44,21 +45,21 @@ def vllm(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
 
 def speculators(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     """The config names the base, so that vLLM needs the draft's folder alone."""
-    return _served(f"vllm serve ./{folder}", facts, 8000) + (
-        f"\nThe base is named in config.json (`speculators_config.verifier.name_or_path`: `{facts.location}`); change "
-        "it there where the base lies elsewhere.\n"
+    return _served(f"vllm serve {_place(folder)}", facts, 8000) + (
+        f"\nThe base is named in config.json (`speculators_config.verifier.name_or_path`: {code(facts.location)}); "
+        "change it there where the base lies elsewhere.\n"
     )
 
 
 def sglang(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     """Trees by top-k and nodes, counted with the root; chains where no tree was measured."""
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
-    top_k = drafting.get("top_k", 1)
-    nodes = drafting["nodes"] if top_k > 1 and "nodes" in drafting else steps + 1
+    top_k, nodes = _whole(drafting, "top_k") or 1, _whole(drafting, "nodes")
+    nodes = nodes if top_k > 1 and nodes else steps + 1
     algorithm = "EAGLE3" if checkpoint.method == "eagle3" else "EAGLE"
     return _served(
         f"python -m sglang.launch_server --model-path {_model(facts)} --speculative-algorithm {algorithm} \\\n"
-        f"  --speculative-draft-model-path ./{folder} --speculative-num-steps {steps} \\\n"
+        f"  --speculative-draft-model-path {_place(folder)} --speculative-num-steps {steps} \\\n"
         f"  --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes} --dtype {checkpoint.dtype}",
         facts,
         30000,
@@ -71,69 +72,78 @@ def trtllm(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
         return _engines(checkpoint, facts, folder)
     yaml = (
         "speculative_config:\n  decoding_type: Eagle3\n"
-        f"  max_draft_len: {drafted_tokens(checkpoint)}\n  speculative_model: ./{folder}\n"
+        f"  max_draft_len: {drafted_tokens(checkpoint)}\n  speculative_model: {scalar(f'./{folder}')}\n"
         f"  eagle3_layers_to_capture: {json.dumps(list(checkpoint.aux_layers))}\n"
     )
     command = f"trtllm-serve {_model(facts)} --backend pytorch --extra_llm_api_options speculative.yaml"
-    return f"`speculative.yaml`:\n\n```yaml\n{yaml}```\n\n" + _served(command, facts, 8000)
+    return f"`speculative.yaml`:\n\n{block(yaml, 'yaml')}\n" + _served(command, facts, 8000)
 
 
 def _engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
-    return (
-        "Up to TensorRT-LLM 1.2 (from its examples/medusa), temperature 0 only:\n\n```sh\n"
-        f"python convert_checkpoint.py --model_dir {_model(facts)} --medusa_model_dir ./{folder} \\\n"
+    return "Up to TensorRT-LLM 1.2 (from its examples/medusa), temperature 0 only:\n\n" + block(
+        f"python convert_checkpoint.py --model_dir {_model(facts)} --medusa_model_dir {_place(folder)} \\\n"
         f"  --output_dir converted --dtype {checkpoint.dtype} --num_medusa_heads {heads} "
         f"--num_medusa_layers {layers} \\\n  --max_medusa_token_len {max(tokens, heads)}\n"
         "trtllm-build --checkpoint_dir converted --output_dir engine --speculative_decoding_mode medusa\n"
         f"python ../run.py --engine_dir engine --tokenizer_dir {_model(facts)} --max_output_len 100 \\\n"
-        f'  --medusa_choices "$(cat {folder}/medusa_choices.json)" --temperature 0 \\\n'
-        '  --input_text "Why is the sky blue?"\n'
-        "```\n"
+        f'  --medusa_choices "$(cat {_place(folder)}/medusa_choices.json)" --temperature 0 \\\n'
+        '  --input_text "Why is the sky blue?"',
+        "sh",
     )
 
 
 def tgi(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     """TGI takes the folder for the model and finds the base in its config.json."""
     heads = checkpoint.config["medusa_num_heads"]
-    text = _served(f"text-generation-launcher --model-id ./{folder} --speculate {heads} --port 8080", facts, 8080)
-    note = f"The base is named in config.json (`base_model_name_or_path`: `{facts.location}`).\n"
+    launch = f"text-generation-launcher --model-id {_place(folder)} --speculate {heads} --port 8080"
+    note = f"The base is named in config.json (`base_model_name_or_path`: {code(facts.location)}).\n"
     if heads != 5:
         note += (
             f"\nThe Medusa repository's own loader makes five heads whatever the config says (these are {heads}): set "
             "`medusa_num_heads` in its `from_pretrained`, or load the state dict into as many heads.\n"
         )
-    return f"{text}\n{note}"
+    return f"{_served(launch, facts, 8080)}\n{note}"
 
 
 def huggingface(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     """`assistant_model`."""
-    return (
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'base = AutoModelForCausalLM.from_pretrained("{facts.model}")\n'
-        f'draft = AutoModelForCausalLM.from_pretrained("./{folder}")\n'
+    base, draft = (json.dumps(place, ensure_ascii=False) for place in (facts.model, f"./{folder}"))
+    program = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"base = AutoModelForCausalLM.from_pretrained({base})\n"
+        f"draft = AutoModelForCausalLM.from_pretrained({draft})\n"
         f"draft.generation_config.num_assistant_tokens = {drafted_tokens(checkpoint)}\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("{facts.model}")\n'
+        f"tokenizer = AutoTokenizer.from_pretrained({base})\n"
         'chat = [{"role": "user", "content": "Why is the sky blue?"}]\n'
         "inputs = tokenizer.apply_chat_template(\n"
         '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True\n)\n'
         "answer = base.generate(**inputs, assistant_model=draft, do_sample=False, max_new_tokens=200)\n"
-        "print(tokenizer.decode(answer[0], skip_special_tokens=True))\n```\n\nWith vLLM:\n\n"
-        + vllm(checkpoint, facts, folder)
+        "print(tokenizer.decode(answer[0], skip_special_tokens=True))"
     )
+    return f"{block(program, 'python')}\nWith vLLM:\n\n{vllm(checkpoint, facts, folder)}"
 
 
 def speculoos(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     """The workbench itself."""
-    return (
-        "```sh\n"
-        f'speculoos generate --model {_model(facts)} --checkpoint ./{folder} --prompt "Why is the sky blue?"\n```\n'
-    )
+    asked = '--prompt "Why is the sky blue?"'
+    return block(f"speculoos generate --model {_model(facts)} --checkpoint {_place(folder)} {asked}", "sh")
+
+
+def _whole(drafting: dict[str, Any], key: str) -> int:
+    """A measured number; 0 for none, and for what a stranger's checkpoint has in its place."""
+    value = drafting.get(key)
+    return value if type(value) is int and value > 0 else 0
 
 
 def _model(facts: Facts) -> str:
     return shlex.quote(facts.model)
+
+
+def _place(folder: str) -> str:
+    """The export's folder as one word for a shell."""
+    return shlex.quote(f"./{folder}")
 
 
 def _served(command: str, facts: Facts, port: int) -> str:
@@ -142,7 +152,8 @@ def _served(command: str, facts: Facts, port: int) -> str:
         "messages": [{"role": "user", "content": "Why is the sky blue?"}],
         "max_tokens": 128,
     }
-    return (
-        f"```sh\n{command}\n```\n\nTry it:\n\n```sh\ncurl http://localhost:{port}/v1/chat/completions "
-        f"-H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(chat))}\n```\n"
+    call = (
+        f"curl http://localhost:{port}/v1/chat/completions "
+        f"-H 'Content-Type: application/json' \\\n  -d {shlex.quote(json.dumps(chat))}"
     )
+    return f"{block(command, 'sh')}\nTry it:\n\n{block(call, 'sh')}"

@@ -54,11 +54,13 @@ def model(folder: Path) -> Any:
 
 def stream(module: nn.Module, weights: Weights, stored: Stored = str) -> Any:
     """`module`, whose parameters lie on the meta device, made to fetch each part's before that part runs; the matrices
-    of linear layers pass some rows at a time."""
+    of linear layers pass some rows at a time, and of embeddings the rows that are asked for are read."""
     for prefix, part in module.named_modules():
         names = {name: stored(f"{prefix}.{name}") for name, _ in part.named_parameters(recurse=False)}
         if type(part) is nn.Linear:
             part.forward = partial(_linear, weights, names)
+        elif type(part) is nn.Embedding and part.max_norm is None:
+            part.forward = partial(weights.embedding, name=names["weight"])
         elif names:
             part.register_forward_pre_hook(partial(_fill, names, weights))
             part.register_forward_hook(partial(_empty, {name: part._parameters[name] for name in names}))

@@ -51,7 +51,7 @@ def _proved(
     reporter.log("Rebuilding the draft from the export, as its server does, and comparing logits …")
     try:
         reader = record.load("reader", checkpoint.method)(folder, checkpoint)
-        proof = prove(streamed.draft(checkpoint.path, base), reader, base)
+        proof = prove(streamed.draft(checkpoint.path, base), reader, base, reporter)
     except (ValueError, KeyError, RuntimeError, OSError) as error:
         return [*checks, Check("logits", False, f"the export cannot be read ({_line(error)})")], {}
     return [*checks, *proof.checks()], proof.figures()

@@ -1,9 +1,8 @@
 """A checkpoint as one zip: model.safetensors, config.json, README.md and SHA256SUMS. No torch."""
 
 import re
-import shutil
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from speculoos import sums as folder_sums
@@ -27,16 +26,23 @@ def write_zip(folder: str | Path, target: str | Path) -> Path:
     return zip_files(files, Path(target), {} if Path(folder, SUMS).exists() else {SUMS: sums(files)})
 
 
-def zip_files(files: Iterable[Path], target: Path, texts: Mapping[str, str] | None = None) -> Path:
-    """A zip of `files`, side by side, and of further `texts`; whole or not at all, in the memory of one piece. Weights
-    do not compress, so nothing is."""
+def zip_files(
+    files: Iterable[Path],
+    target: Path,
+    texts: Mapping[str, str] | None = None,
+    passed: Callable[[int], None] = lambda _: None,
+) -> Path:
+    """A zip of `files`, side by side, and of further `texts`; whole or not at all, in the memory of one piece. `passed`
+    hears of every number of bytes. Weights do not compress, so nothing is."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for path in files:
             info = zipfile.ZipInfo.from_file(path, path.name)
             info.external_attr = 0o100644 << 16
             with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as out:
-                shutil.copyfileobj(source, out, CHUNK // 2)  # which holds two pieces at a time
+                while piece := source.read(CHUNK // 2):  # the last one is held meanwhile
+                    out.write(piece)
+                    passed(len(piece))
         for name, text in (texts or {}).items():
             archive.writestr(name, text)
     return target

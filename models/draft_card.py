@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from methods import METHODS
+from speculoos.markdown import block, code, one_line, quotation, scalar, text
 
 
 def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
@@ -12,10 +13,10 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     training = config.get("training", {})
     return "\n".join(
         [
-            "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + method + "\n---",
-            f"# {METHODS[method].noun if method in METHODS else method} for {_line(base)}",
+            "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + scalar(method) + "\n---",
+            f"# {METHODS[method].noun if method in METHODS else text(method)} for {text(base)}",
             f"{parameters:,} stored parameters, {config.get('dtype')}, {size_bytes / 1e6:.1f} MB.\n",
-            f"Base model: `{_line(base)}`, sha256 of its weights `{config.get('base_sha256') or 'not recorded'}`. "
+            f"Base model: {code(base)}, sha256 of its weights {code(config.get('base_sha256') or 'not recorded')}. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
             "The draft only proposes; every token is checked by the base, whose greedy output it does not change.\n",
             *_section("Source", training.get("source")),
@@ -25,8 +26,11 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             *_section("Drafting", _drafting(config)),
             *_notes(training.get("notes")),
             "## How to load\n",
-            "```python\nfrom models.base import load_base\nfrom models.checkpoints import load_draft\n\n"
-            f'base = load_base("PATH_OF_BASE")  # {_line(base)}\ndraft = load_draft("THIS_FOLDER", base)\n```\n',
+            block(
+                "from models.base import load_base\nfrom models.checkpoints import load_draft\n\n"
+                f'base = load_base("PATH_OF_BASE")  # {one_line(base)}\ndraft = load_draft("THIS_FOLDER", base)',
+                "python",
+            ),
             "Check the files with `sha256sum -c SHA256SUMS`.\n",
         ]
     )
@@ -36,8 +40,8 @@ def _section(title: str, content: Any) -> list[str]:
     if not content:
         return []
     if not isinstance(content, dict):
-        return [f"## {title}\n", _line(content) + "\n"]
-    rows = [f"| {_line(key)} | {_cell(value)} |" for key, value in content.items() if value not in (None, "")]
+        return [f"## {title}\n", text(content) + "\n"]
+    rows = [f"| {text(key)} | {_cell(value)} |" for key, value in content.items() if value not in (None, "")]
     return [f"## {title}\n", "| | |\n| --- | --- |", *rows, ""]
 
 
@@ -52,13 +56,9 @@ def _drafting(config: dict[str, Any]) -> dict[str, Any]:
     return {"options": json.dumps(config["drafting"])} | tuning
 
 
-def _notes(text: Any) -> list[str]:
-    return ["## Notes\n", str(text).strip() + "\n"] if text else []
+def _notes(notes: Any) -> list[str]:
+    return ["## Notes\n", quotation(notes) + "\n"] if notes else []
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else _line(value).replace("|", "\\|")
-
-
-def _line(value: Any) -> str:
-    return " ".join(str(value).split())
+    return f"{value:.4g}" if isinstance(value, float) else text(value)

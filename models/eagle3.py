@@ -6,7 +6,8 @@ i + d2t[i] of the base; t2d marks the tokens it has. Embeddings are the base's, 
 
 Drafts from elsewhere may have more: embeddings of their own (and then another width than the base), biases, further
 layers, and EAGLE-3.1's norms: before `fc`, of all fused features together or of each, and of the output that is read as
-the next feature.
+the next feature. `norm_features_twice`: the norm of the embeddings goes over the features too, before their own, as in
+the module that nvidia-modelopt trains since 0.41.
 """
 
 from dataclasses import asdict, dataclass
@@ -50,6 +51,7 @@ class Eagle3Config(LayerShape):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    norm_features_twice: bool = False
     lm_head_bias: bool = False
 
 
@@ -59,7 +61,7 @@ class Eagle3Layer(nn.Module):
     def __init__(self, config: Eagle3Config):
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.norm_before_residual = config.norm_before_residual
+        self.norm_before_residual, self.norm_features_twice = config.norm_before_residual, config.norm_features_twice
         self.hidden_norm = nn.RMSNorm(hidden, eps)
         self.input_layernorm = nn.RMSNorm(hidden, eps)
         self.self_attn = Attention(config, 2 * hidden)
@@ -69,7 +71,7 @@ class Eagle3Layer(nn.Module):
     def forward(
         self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, asked: Tensor | None = None
     ) -> Tensor:
-        normed = self.hidden_norm(features)
+        normed = self.hidden_norm(self.input_layernorm(features) if self.norm_features_twice else features)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
         residual = pick(normed if self.norm_before_residual else features, asked)
         x = residual + self.self_attn(x, positions, memory, 0, asked)

@@ -30,7 +30,8 @@ class DecoderLayer:
     """Weights of one layer: queries, keys and values in one product, gate and up in another.
 
     `attention_norm` None: attention reads its input as it is. `beside_norm`: attention reads a second input, normed,
-    in front of the first (EAGLE-3: the embedding); `norm_before_residual`: the residual is then the normed first one.
+    in front of the first (EAGLE-3: the embedding); `norm_before_residual`: the residual is then the normed first one;
+    `norm_twice`: the first one goes through the second's norm too, before its own.
     `mlp_norm` None: attention and MLP read the same norm side by side (Phi).
     """
 
@@ -48,6 +49,7 @@ class DecoderLayer:
     key_norm: Norm | None = None
     beside_norm: Norm | None = None
     norm_before_residual: bool = False
+    norm_twice: bool = False
 
     def __call__(
         self,
@@ -60,7 +62,8 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """x [≥ n, H] holds n rows, and others below them, that nobody reads, where the products want more; `beside`
         alike. rotation [n, 1, dim / 2]. The layer is number `index` of the cache."""
-        normed = x if self.attention_norm is None else self.attention_norm(x)
+        first = self.beside_norm(x) if self.norm_twice else x
+        normed = first if self.attention_norm is None else self.attention_norm(first)
         read = normed
         if self.beside_norm is not None:
             read = torch.cat([self.beside_norm(beside), normed], -1)

@@ -86,6 +86,7 @@ def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> Decode
         key_norm=norm_of(attention.k_norm, order, dtype) if shape.qk_norm else None,
         beside_norm=norm_of(layer.input_layernorm, dtype=dtype) if beside else None,
         norm_before_residual=getattr(layer, "norm_before_residual", False),
+        norm_twice=getattr(layer, "norm_features_twice", False),
     )
 
 

@@ -19,6 +19,7 @@ from speculoos.commands import (
     jobs,
     keys,
     models,
+    push,
     quickstart,
     services,
     train,
@@ -43,7 +44,9 @@ app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
-for command in (generate.generate, evaluate.evaluate, export.export, verify.verify, services.serve, services.worker):
+for command in (generate.generate, evaluate.evaluate, export.export, push.push, verify.verify):
+    app.command()(command)
+for command in (services.serve, services.worker):
     app.command()(command)
 for command in (backup.backup, backup.restore, cleanup.cleanup):
     app.command()(command)

@@ -6,6 +6,9 @@ Libraries (`corpus`, `training`, `evaluation`) take a Reporter; jobs pass one th
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from speculoos.errors import Cancelled
@@ -79,3 +82,23 @@ def check_stop(reporter: Reporter) -> None:
     """Raise Cancelled if the user asked to stop. Call where everything worth keeping is saved."""
     if reporter.stop_requested():
         raise Cancelled("Stopped at your request; what was finished is kept.")
+
+
+_heeded: ContextVar[Reporter | None] = ContextVar("heeded", default=None)
+
+
+@contextmanager
+def heeding(reporter: Reporter) -> Iterator[None]:
+    """While open, `heed` in whatever is called here looks for this reporter's stop."""
+    before = _heeded.set(reporter)
+    try:
+        yield
+    finally:
+        _heeded.reset(before)
+
+
+def heed() -> None:
+    """As `check_stop`, for code too deep to be handed a reporter, such as a forward that reads its weights; does
+    nothing where none is heeded."""
+    if (reporter := _heeded.get()) is not None:
+        check_stop(reporter)

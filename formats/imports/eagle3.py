@@ -21,6 +21,8 @@ from formats.imports.vocabulary import draft_vocabulary
 from speculoos.errors import BadInput, Unsupported
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+TWICE = "modelopt-eagle3-twice"
+"""As modelopt-eagle3, drafted as ModelOpt's own module does since 0.41: see `norm_features_twice`."""
 INPUT_IDS = ("vllm-eagle3", "speculators")
 """Layouts whose layer ids name inputs of layers."""
 
@@ -34,6 +36,7 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     target = _target_hidden(source, base, hidden)
     layers, counted = _aux_layers(source, base, layout, _fused(source, hidden, target))
     config = layer_config(source, hidden) | _options(source) | {"aux_layers": layers}
+    config["norm_features_twice"] = layout == TWICE
     table = own_embeddings(source, base, hidden)
     given, notices = _head(source, base, hidden, table)
     if table is not None:
@@ -113,6 +116,7 @@ def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> t
         raise BadInput(
             f"{source.where}: {LAYER_IDS} names {len(ids)} layers, and {source.their('fc.weight')} takes {fused}."
         )
+    _check_once(tuple(ids), source, base)
     if wrong := [i for i in ids if not shift <= i < base.num_layers + shift]:
         last = base.num_layers - 1 + shift
         raise BadInput(
@@ -120,6 +124,16 @@ def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> t
             f"them, got {wrong[0]}."
         )
     return tuple(i - shift for i in ids), _said(ids, shift) if shift != usual and source.fields.get(LAYER_IDS) else ""
+
+
+def _check_once(ids: tuple[int, ...], source: Source, base: BaseOutline) -> None:
+    """Raise BadInput where a layer is named twice, which no server reads so; a base of few layers has such defaults."""
+    repeated = next((i for i in ids if ids.count(i) > 1), None)
+    if repeated is not None and ids not in (base.default_layers, tuple(i + 1 for i in base.default_layers)):
+        raise BadInput(
+            f"{source.where}: {LAYER_IDS} names layer {repeated} more than once, and each is fused once; restore the "
+            "config.json that came with the draft."
+        )
 
 
 def _shift(ids: tuple[int, ...], usual: int, source: Source, base: BaseOutline) -> int:

@@ -26,6 +26,7 @@ READERS = {
     "eagle": eagle,
     "eagle3": eagle3,
     "modelopt-eagle3": eagle3,
+    eagle3.TWICE: eagle3,
     "vllm-eagle3": eagle3,
     "speculators": eagle3,
     "model": causal,

@@ -13,6 +13,7 @@ TITLES = {
     "eagle": "EAGLE-1 (EAGLE repository, vLLM, SGLang)",
     "eagle3": "EAGLE-3 (EAGLE repository, SpecForge, SGLang)",
     "modelopt-eagle3": "EAGLE-3 (ModelOpt)",
+    "modelopt-eagle3-twice": "EAGLE-3 (ModelOpt since 0.41, as it was trained)",
     "vllm-eagle3": "EAGLE-3 (vLLM)",
     "speculators": "EAGLE-3 (speculators)",
     "model": "causal language model",

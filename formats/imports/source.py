@@ -45,7 +45,8 @@ class Source:
         `layout_given`: somebody said what its layout is, so that nothing is guessed."""
         self.folder, self.name, self.layout_given = folder, shown or folder.name, layout_given
         self.config = identity.read_json(folder / "config.json")
-        self.entries = self._entries([*files] or safetensors_files(folder))
+        self.rewritten = [*files]
+        self.entries = self._entries(self.rewritten or safetensors_files(folder))
         self._taken: set[str] = set()
 
     def _entries(self, files: list[Path]) -> dict[str, TensorEntry]:

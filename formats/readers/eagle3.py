@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from formats.checkpoint import Checkpoint, read_object
 from formats.readers.llama import attention, mlp, norm
@@ -50,7 +49,7 @@ class Eagle3:
     def embed(self, ids: torch.Tensor, target: Head) -> torch.Tensor:
         """Embeddings [n, H] of tokens: the draft's own where the file has some and the server reads them."""
         if self.own_embeddings and "embed_tokens.weight" in self.weights:
-            return F.embedding(ids, self.weights["embed_tokens.weight"])
+            return self.weights.embedding(ids, "embed_tokens.weight")
         return target(ids)
 
     def step(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:

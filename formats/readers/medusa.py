@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from formats.checkpoint import Checkpoint, read_object
-from formats.readers.weights import Weights
+from formats.readers.weights import Weights, pieces
 
 
 class Medusa:
@@ -83,16 +83,28 @@ def _repository(config: Mapping[str, Any], folder: Path, heads: int, checkpoint:
 
 
 def _same_pickle(path: Path, weights: Weights) -> None:
-    """The pickled state dict holds the same tensors, bit for bit; both are mapped, not loaded."""
-    from safetensors import safe_open
-
-    pickled = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if different := sorted(set(pickled) ^ weights.names):
+    """The pickled state dict holds the same tensors, bit for bit."""
+    if different := sorted(set(_pickled(path)) ^ weights.names):
         raise ValueError(f"{path.name}: {different[0]} is in one of the two files only.")
-    for name, value in pickled.items():
-        with safe_open(weights.path, "pt") as stored:
-            if not torch.equal(stored.get_tensor(name), value):
-                raise ValueError(f"{path.name}: {name} differs from {weights.path.name}.")
+    for name in sorted(weights.names):
+        if not _same(_pickled(path)[name], weights, name):
+            raise ValueError(f"{path.name}: {name} differs from {weights.path.name}.")
+
+
+def _pickled(path: Path) -> dict[str, torch.Tensor]:
+    """Its tensors, mapped anew: what was read of a mapping counts as memory until the mapping goes."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _same(value: torch.Tensor, weights: Weights, name: str) -> bool:
+    """Whether a tensor equals the stored one, a piece at a time."""
+    at = 0
+    for piece in pieces(weights.path, name):
+        rows = value[at : at + len(piece)] if piece.dim() else value
+        at += rows.shape[0] if piece.dim() else 0
+        if not torch.equal(rows, piece):
+            return False
+    return not value.dim() or at == len(value)
 
 
 def _last(config: Mapping[str, Any], what: str, default: int) -> int:

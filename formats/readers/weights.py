@@ -1,12 +1,16 @@
 """Tensors of a safetensors file, read when asked for, in float32. Small files are kept; of a large one no tensor stays
-longer than it is used, so that a proof costs little memory. Remembers what was asked for.
+longer than it is used, and of its matrices only some rows are in memory at a time, so that a proof costs little.
+Remembers what was asked for; a stop that was asked for is met at every read of a large file.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch.nn import functional as F
+
+from speculoos.reporting import heed
 
 KEPT = 256 << 20
 """Files up to so many bytes are kept once read."""
@@ -32,6 +36,7 @@ class Weights:
             return self._read[name]
         if name not in self.names:
             raise KeyError(f"{self.path.name}: {name} is missing.")
+        heed()
         with safe_open(self.path, "pt") as stored:
             tensor = stored.get_tensor(name)
         value = tensor.float() if tensor.is_floating_point() else tensor.clone()
@@ -44,15 +49,20 @@ class Weights:
         if self._keep or name not in self.names:
             return F.linear(x, self[name], bias)
         self.asked.add(name)
-        with safe_open(self.path, "pt") as stored:
-            rows, width = stored.get_slice(name).get_shape()
-        step = max(SLICE // width, 1)
-        parts = [F.linear(x, self._rows(name, at, at + step)) for at in range(0, rows, step)]
-        return torch.cat(parts, -1) if bias is None else torch.cat(parts, -1) + bias
+        product = torch.cat([F.linear(x, part.float()) for part in pieces(self.path, name)], -1)
+        return product if bias is None else product + bias
 
-    def _rows(self, name: str, first: int, last: int) -> torch.Tensor:
+    def embedding(self, ids: torch.Tensor, name: str) -> torch.Tensor:
+        """Rows `ids` [...] of the matrix `name` [n, width] → [..., width]; of a large one no other rows are read."""
+        if self._keep or name not in self.names:
+            return F.embedding(ids, self[name])
+        self.asked.add(name)
+        heed()
+        each, where = ids.unique(return_inverse=True)
         with safe_open(self.path, "pt") as stored:
-            return stored.get_slice(name)[first:last].float()
+            matrix = stored.get_slice(name)
+            rows = torch.cat([matrix[row : row + 1] for row in each.tolist()]).float()
+        return rows.to(ids.device)[where]
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -61,3 +71,17 @@ class Weights:
     def unused(self) -> list[str]:
         """Tensors that nobody asked for."""
         return sorted(self.names - self.asked)
+
+
+def pieces(path: Path, name: str) -> Iterator[torch.Tensor]:
+    """A tensor of a safetensors file, some rows at a time, as it is stored. The file is opened for each piece: what a
+    mapping has read would count as this process's memory for as long as the mapping lives."""
+    with safe_open(path, "pt") as stored:
+        if not (shape := stored.get_slice(name).get_shape()):
+            yield stored.get_tensor(name)
+            return
+    step = max(SLICE // max(torch.Size(shape[1:]).numel(), 1), 1)
+    for at in range(0, shape[0], step):
+        heed()
+        with safe_open(path, "pt") as stored:
+            yield stored.get_slice(name)[at : at + step]

@@ -38,7 +38,7 @@ def export(
     from upkeep.homes import open_home
 
     settings = open_home()
-    row = _find(settings, checkpoint)
+    row = find(settings, checkpoint)
     if listing:
         return _list(row, as_json)
     if find_format(form).name == OWN:
@@ -47,9 +47,10 @@ def export(
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """A checkpoint that is ready, and its base, as their rows say."""
 
+    id: str
     name: str
     path: str
     sha256: str
@@ -62,7 +63,8 @@ class _Row:
         return f"{self.facts.name}@{self.name}"
 
 
-def _find(settings: Any, reference: str) -> _Row:
+def find(settings: Any, reference: str) -> Row:
+    """The checkpoint of that name or id. Raises NotFound, or Conflict for one that is not ready."""
     from formats.facts import Facts
     from models.damage import Known
     from tracking import queries
@@ -74,10 +76,10 @@ def _find(settings: Any, reference: str) -> _Row:
         base = queries.find_base(session, row.base_id)
         facts = Facts.of(base, row.name)
         known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
-        return _Row(row.name, row.path, row.sha256, base.path, known, facts)
+        return Row(row.id, row.name, row.path, row.sha256, base.path, known, facts)
 
 
-def _list(row: _Row, as_json: bool) -> int:
+def _list(row: Row, as_json: bool) -> int:
     from formats.options import options
 
     found = [option.to_json() for option in options(row.path, row.base_path)]
@@ -86,12 +88,14 @@ def _list(row: _Row, as_json: bool) -> int:
     return 0
 
 
-def _own(settings: Any, row: _Row, output: Path | None, as_json: bool) -> int:
+def _own(settings: Any, row: Row, output: Path | None, as_json: bool) -> int:
+    from formats.export import check_zip
     from models import archive
     from speculoos.sums import Sums, file_sha256
 
     name = archive.archive_name(row.facts.name, row.name)
     target = (output or Path(name)).expanduser().resolve()
+    check_zip(target)
     if target.is_dir():
         target = target / name
     archive.check(row.path, row.name, row.sha256, Sums.of(settings))
@@ -101,7 +105,7 @@ def _own(settings: Any, row: _Row, output: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _server(settings: Any, row: _Row, form: str, output: Path | None, force: bool, as_json: bool) -> int:
+def _server(settings: Any, row: Row, form: str, output: Path | None, force: bool, as_json: bool) -> int:
     from formats.export import build, check_possible
     from models import archive
     from models.base import load_base
@@ -127,5 +131,9 @@ def _written(target: Path) -> dict[str, Any]:
 
 
 def _words(target: Path, report: "Report") -> str:
-    passed = [f"  {'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}" for check in report.checks]
-    return "\n".join([f"{target}, for {report.servers}", *passed, "How to serve it: README.md there."])
+    return "\n".join([f"{target}, for {report.servers}", *checks(report), "How to serve it: README.md there."])
+
+
+def checks(report: "Report") -> list[str]:
+    """A line for every check of a validation."""
+    return [f"  {'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}" for check in report.checks]

@@ -3,7 +3,10 @@ the checkpoint has changed."""
 
 import io
 import re
+import shutil
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -140,6 +143,41 @@ def test_our_own_zip_is_written_once_and_goes_on_where_it_broke_off(
     rest = client.get(f"/api/checkpoints/{heads}/exports/own", headers={"Range": "bytes=5000-"})
     assert rest.status_code == 206 and rest.content == whole.content[5000:]
     assert kept.stat().st_mtime_ns == written
+
+
+def test_a_zip_that_is_being_written_keeps_nobody_waiting_but_those_who_want_it(
+    home: Settings, heads: str, eight_layers: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writing of one checkpoint's zip is held up; another's is sent meanwhile, and the first is written once."""
+    from models import archive
+
+    other, begun, go, real, written = add_copy(home, heads), threading.Event(), threading.Event(), archive.write_zip, []
+
+    def write(folder: Path, target: Path) -> Path:
+        written.append(folder)
+        if heads in str(folder):
+            begun.set()
+            assert go.wait(60)
+        return real(folder, target)
+
+    monkeypatch.setattr(archive, "write_zip", write)
+    with ThreadPoolExecutor(2) as pool:
+        slow = [pool.submit(client.get, f"/api/checkpoints/{heads}/download") for _ in range(2)]
+        assert begun.wait(60)
+        assert client.get(f"/api/checkpoints/{other}/download").status_code == 200
+        go.set()
+        assert len({answer.result().content for answer in slow}) == 1
+    assert len([folder for folder in written if heads in str(folder)]) == 1
+
+
+def add_copy(home: Settings, checkpoint_id: str) -> str:
+    """Another checkpoint with the same files; returns its id."""
+    with db.session(home) as session:
+        row, made = session.get_one(Checkpoint, checkpoint_id), new_id()
+        folder = shutil.copytree(row.path, home.home / "checkpoints" / made / "attempt-1")
+        values = {"base_id": row.base_id, "method": row.method, "state": "ready"}
+        session.add(Checkpoint(id=made, name="copy", path=str(folder), **values))
+    return made
 
 
 def test_an_export_of_what_the_checkpoint_was_is_offered_no_longer(

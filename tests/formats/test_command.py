@@ -63,6 +63,21 @@ def test_what_cannot_be_is_refused_in_one_sentence(rows, tmp_path: Path, capsys)
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["mine.txt"]
 
 
+def test_a_place_where_nothing_can_be_written_is_told_before_the_work(rows, tmp_path: Path, capsys) -> None:
+    (tmp_path / "out.zip").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for place, said in (
+        ("out.zip", "is a folder, so no zip can be written there"),
+        ("file", "is there already"),
+        ("file/out", "is a file, so nothing can be written below it"),
+    ):
+        for form in ("vllm", "own") if place == "out.zip" else ("vllm",):
+            assert main(["export", "tiny@heads", "--format", form, "--out", str(tmp_path / place)]) == 1
+            told = capsys.readouterr().err
+            assert said in told and len(told.strip().splitlines()) == 1, "nothing was begun"
+    assert not [*(tmp_path / "out.zip").iterdir()] and (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_forced_export_that_failed_says_so_and_ends_with_1(rows, tmp_path: Path, capsys, monkeypatch) -> None:
     from formats.writers import llama
 

@@ -91,11 +91,10 @@ def test_a_draft_that_holds_no_weights_drafts_the_same(kind, base, checkpoint, t
 
 
 LARGE = """
-import json, sys, threading
+import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from formats.container import pickle_of
 from formats.export import build
 from models.base import load_base
 
@@ -103,34 +102,22 @@ def status(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 1024
 
-def anonymous_peak(work):
-    found, done = [status("RssAnon")], threading.Event()
-    def watch():
-        while not done.wait(0.002):
-            found.append(status("RssAnon"))
-    thread = threading.Thread(target=watch)
-    thread.start()
-    work()
-    done.set()
-    thread.join()
-    return max(found) - found[0]
-
 folder, small, large, out = map(Path, sys.argv[1:])
 base = load_base(folder)
-build(small, base, "vllm", out / "warm")  # imports and first allocations
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = status("VmRSS")
-build(large, base, "vllm", out / "vllm")
-resident = status("VmHWM") - before
-pickled = anonymous_peak(lambda: pickle_of(out / "vllm" / "model.safetensors", out / "large.pt"))
-print(json.dumps({"resident": resident, "pickled": pickled}))
+peaks = {}
+for name in ("vllm", "medusa"):
+    build(small, base, name, out / f"warm-{name}")  # imports and first allocations
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    build(large, base, name, out / name)
+    peaks[name] = status("VmHWM") - before
+print(json.dumps(peaks))
 """
 
 
 def test_an_export_takes_little_memory(tmp_path):
-    """309 MB of heads over a vocabulary of 50,000, written, compared and proved: at most half of their size above what
-    the process had with its base, as 2 GB must do with 1 GB. A pickled file is made of mapped pages, which are the page
-    cache's; what counts there is the process's own memory."""
+    """309 MB of heads over a vocabulary of 50,000, written, compared and proved, also with a pickle beside them: at
+    most half of their size above what the process had with its base, as 2 GB must do with 1 GB. Mapped pages count."""
     from models.base import load_base
     from models.checkpoints import save_draft
     from models.medusa import MedusaConfig, MedusaHeads
@@ -152,4 +139,4 @@ def test_an_export_takes_little_memory(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert found["resident"] < size / 2 and found["pickled"] < size / 4, found
+    assert max(found.values()) < size / 2, found

@@ -191,6 +191,14 @@ def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_
 
 
 @pytest.mark.real
+def test_transformers_answers_the_same_with_a_draft_for_the_starter(tmp_path):
+    from benchmarks.installed_loaders import transformers
+
+    (found,) = transformers(tmp_path)
+    assert found.good and found.same_answers and found.difference <= 1e-4 and found.tensors > 50
+
+
+@pytest.mark.real
 def test_the_starters_head_goes_to_vllm_and_has_tokens_accepted(tmp_path):
     from models.base import load_base
     from models.starter import HEAD, starter_path

@@ -131,7 +131,7 @@ class Eagle3:
 
     def hidden(self, features: Tensor, ids: Tensor) -> Tensor:
         eps, at = EPS(self.config), self.first
-        normed = rms(features, self.tensors[f"{at}hidden_norm.weight"], eps)
+        normed = rms(self.before(features), self.tensors[f"{at}hidden_norm.weight"], eps)
         embedded = rms(self.table[ids], self.tensors[f"{at}input_layernorm.weight"], eps)
         residual = normed if self.config.get("norm_before_residual") else features
         x = layer(self.tensors, at, self.config, torch.cat([embedded, normed], 1), residual)
@@ -139,6 +139,10 @@ class Eagle3:
             read = rms(x, self.tensors[f"layers.{index}.input_layernorm.weight"], eps)
             x = layer(self.tensors, f"layers.{index}.", self.config, read, x)
         return rms(x, self.tensors["norm.weight"], eps) if self.config.get("norm_output") else x
+
+    def before(self, features: Tensor) -> Tensor:
+        """What the norm of the features reads."""
+        return features
 
     def logits(self, x: Tensor) -> Tensor:
         if not self.config.get("norm_output"):
@@ -169,3 +173,11 @@ def vllm_medusa(config: dict[str, Any], tensors: Tensors, hidden: Tensor) -> Ten
         whole[:, tensors.get("token_map", torch.arange(config["vocab_size"]))] = scores
         made.append(whole)
     return torch.stack(made)
+
+
+class Eagle3Twice(Eagle3):
+    """As nvidia-modelopt 0.41 to 0.47 runs it: its decoder layer norms the features by the norm of the embeddings, and
+    the hook on attention then by their own (modelopt/torch/speculative/plugins/modeling_eagle.py)."""
+
+    def before(self, features: Tensor) -> Tensor:
+        return rms(features, self.tensors[f"{self.first}input_layernorm.weight"], EPS(self.config))

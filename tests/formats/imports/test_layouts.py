@@ -9,6 +9,8 @@ import torch
 from decoding.drafters import make_drafter
 from decoding.eagle_runner import PackedRunner
 from decoding.target import fast_target
+from formats.imports.eagle3 import TWICE
+from formats.options import options as formats_of
 from models.base import load_base
 from models.checkpoints import load_draft, verify_sums
 from tests.decoding.conftest import run
@@ -97,9 +99,11 @@ def inputs(base: Any, fused: int) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 @torch.no_grad()
-def check_eagle(kind: str, file: str, made: Any, options: dict, base: Any, tiny_base: Any, imported: Any) -> dict:
+def check_eagle(
+    kind: str, file: str, made: Any, options: dict, base: Any, tiny_base: Any, imported: Any, layout: str = ""
+) -> dict:
     """Module and runner equal the reference; the engine's output stays the base's."""
-    folder, report = imported(made, file)
+    folder, report = imported(made, file, layout)
     verify_sums(folder)
     reference = getattr(references, kind)(*made, base.embed_tokens.weight, base.lm_head.weight)
     given = inputs(base, options.get("fused", 3))
@@ -137,6 +141,18 @@ def test_eagle_3(name, base, tiny_base, imported):
     made = writers.eagle3(**options)
     report = check_eagle("Eagle3", file, made, options, base, tiny_base, imported)
     assert report["format"] == ("modelopt-eagle3" if name == "modelopt" else "eagle3")
+
+
+def test_features_normed_twice_as_modelopt_trains_them(base, tiny_base, imported):
+    """What its module computes since 0.41 and no server does: only where it is asked for, and exported nowhere."""
+    options = {"first": "layers.0.", "draft_ids": SHUFFLED, "config": {"eagle_config": {LAYER_IDS: [0, 2, 3]}}}
+    made = writers.eagle3(**options)
+    check_eagle("Eagle3Twice", "model.safetensors", made, options, base, tiny_base, imported, TWICE)
+    folder, _ = imported(made, layout=TWICE)
+    reasons = {one.name: one.reason for one in formats_of(folder, tiny_base)}
+    assert "norm_features_twice" in reasons["vllm"] and "norm_features_twice" in reasons["modelopt"]
+    folder, _ = imported(made, layout="modelopt-eagle3")
+    assert not load_draft(folder, base).config.norm_features_twice
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from formats.imports.run import Matched, import_draft
 from models.base import load_base
 from models.checkpoints import load_draft
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unsupported
+from speculoos.reporting import Silent
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
 from tests.formats.imports.writers import HIDDEN, VOCABULARY, changed
@@ -76,6 +78,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "layers out of range": (said(small(), **{IDS: [0, 2, 9]}), f"{IDS}: .* layers 0 to 3 .* got 9"),
     "an embedding as a layer": (said(writers.speculators(draft_ids=SOME), **{IDS: [0, 1, 3]}), f"{IDS}: .* got 0"),
+    "a layer twice": (said(small(), **{IDS: [0, 3, 3]}), f"{IDS} names layer 3 more than once"),
     "too many layers": (said(small(), **{IDS: [0, 1, 2, 3]}), f"{IDS} names 4 layers, and fc.weight takes 3"),
     "layer count": (said(small(), num_hidden_layers=2), "num_hidden_layers is 2"),
     "dynamic rope": (said(small(), rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_scaling: 'dynamic'"),
@@ -176,6 +179,35 @@ def test_a_small_model_becomes_a_draft_untrained_and_another_tokenizer_is_refuse
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(Unsupported, match="another tokenizer"):
         read_here(folder, tiny_base, tmp_path)
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, tmp_path, tiny_base, base):
+    """As older repositories hold it, in one file or several; the same logits as the model they were made of."""
+    folder = make_tiny_base(tmp_path / "published", seed=5, hidden_size=16, num_hidden_layers=2)
+    tensors, whole = load_file(folder / "model.safetensors"), load_base(folder)
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for number in range(files):
+        name = "pytorch_model.bin" if files == 1 else f"pytorch_model-{number + 1:05}-of-{files:05}.bin"
+        torch.save({name: tensors[name] for name in names[number::files]}, folder / name)
+    matched = Matched(tiny_base, "tiny", "b" * 64)
+    report = import_draft("folder", str(folder), matched, tmp_path / "made" / "attempt-1", Silent())
+    assert (report["format"], report["method"]) == ("model", "draft")
+    draft, ids = load_draft(tmp_path / "made" / "attempt-1", base), torch.arange(9)[None]
+    assert torch.equal(draft(ids).logits, whole.model(ids).logits)
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["attempt-1"]
+
+
+def test_a_small_model_in_a_damaged_pickle_is_refused_by_the_name_of_its_folder(tmp_path, tiny_base):
+    folder = make_tiny_base(tmp_path / "published", seed=5, hidden_size=16, num_hidden_layers=2)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(BadInput, match="^published: .*model.layers.1.mlp.up_proj.weight") as found:
+        import_draft("folder", str(folder), Matched(tiny_base, "tiny"), tmp_path / "made" / "attempt-1", Silent())
+    assert str(tmp_path) not in str(found.value) and not (tmp_path / "made" / "attempt-1").exists()
 
 
 def test_a_base_that_was_tuned_with_its_heads_is_left_in_the_file(imported, base, tiny_base):

@@ -1,0 +1,139 @@
+"""speculoos push: what a dry run lists is what huggingface_hub then uploads to a hub on this machine; private by
+default, gone on with after a break, refused in a sentence, the token nowhere."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from speculoos.settings import Settings
+from tests.conftest import CLONE
+from tests.tools.hub import COMMIT, TOKEN, Hub
+from tracking import db
+from tracking.tables import Base, Checkpoint
+
+Push = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rows(home: Settings, base, checkpoint) -> Settings:
+    """A base from the hub, `tiny`, with Medusa heads called `heads`."""
+    card = {"hub_id": "org/tiny", "revision": "abc", "licence": "apache-2.0"}
+    with db.session(home) as session:
+        found = Base(name="tiny", source="hub", location="org/tiny", path=str(base.path), state="ready", card=card)
+        session.add(found)
+        session.flush()
+        row = {"name": "heads", "method": "medusa", "base_id": found.id, "state": "ready"}
+        session.add(Checkpoint(**row, path=str(checkpoint("medusa"))))
+    return home
+
+
+@pytest.fixture
+def push(rows: Settings, hub: Hub, tmp_path: Path) -> Push:
+    """push(words…, **environment): the command in a process of its own."""
+
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
+        own = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        own |= {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(CLONE), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "speculoos.cli", "push", "tiny@heads", *words]
+        done = subprocess.run(
+            command, env={**os.environ, **own, **environment}, capture_output=True, text=True, timeout=240
+        )
+        assert "Traceback" not in done.stderr and TOKEN not in done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def last(done: subprocess.CompletedProcess) -> dict:
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def kept(home: Settings) -> list[Path]:
+    return [*(home.home / "exports").glob("*/.push-*")]
+
+
+def test_what_a_dry_run_lists_is_what_is_pushed(push: Push, hub: Hub, rows: Settings) -> None:
+    words = ("--format", "trtllm", "--repo", "me/heads", "--json")
+    dry = push(*words, "--dry-run", HF_ENDPOINT="http://127.0.0.1:9", HF_TOKEN="")
+    assert dry.returncode == 0, dry.stderr
+    listed = last(dry)
+    assert listed["dry_run"] and listed["private"] and listed["passed"] and listed["base_model"] == "org/tiny"
+    names = {file["name"] for file in listed["files"]}
+    assert {"medusa_lm_head.pt", "medusa_lm_head.safetensors", "config.json", "README.md", "validation.json"} <= names
+    assert listed["bytes"] == sum(file["bytes"] for file in listed["files"]) and not hub.calls
+    (folder,) = kept(rows)
+    made = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert {*made} == names
+
+    done = push(*words)
+    assert done.returncode == 0, done.stderr
+    found = hub.repositories["me/heads"]
+    assert found.private and found.commits == 1 and last(done)["commit"] == COMMIT
+    sent = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in found.files.items()}
+    assert sent == {
+        file["name"]: (file["bytes"], file["sha256"] or sent[file["name"]][1]) for file in listed["files"]
+    }, "the same bytes, not made anew"
+    assert last(done)["url"] == f"{hub.url}/me/heads" and not kept(rows) and hub.tokens - {""} == {f"Bearer {TOKEN}"}
+    card = found.files["README.md"].decode()
+    assert "base_model: org/tiny\nlicense: apache-2.0\n" in card and "- speculative-decoding" in card
+    assert "hf download me/heads --local-dir ./heads" in card and "--medusa_model_dir ./heads" in card
+    assert not [path for path in rows.home.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+
+
+def test_an_upload_that_broke_off_goes_on_and_sends_nothing_twice(push: Push, hub: Hub, rows: Settings) -> None:
+    hub.cut = 1
+    words = ("--format", "trtllm", "--repo", "me/heads")
+    broken = push(*words)
+    assert broken.returncode == 1 and "broke off; push again: what arrived is not sent twice." in broken.stderr
+    assert len(hub.large) == 1 and hub.repositories["me/heads"].commits == 0 and len(kept(rows)) == 1
+    hub.cut, sent = -1, len([call for call in hub.calls if call.startswith("PUT")])
+    assert push(*words).returncode == 0
+    assert len([call for call in hub.calls if call.startswith("PUT")]) == sent + 1
+    assert "medusa_lm_head.pt" in hub.repositories["me/heads"].files and not kept(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (("--repo", "heads"), {}, "expected OWNER/NAME on the hub"),
+        (("--repo", "me/heads", "--format", "sglang"), {}, "SGLang never had Medusa"),
+        (("--repo", "me/heads", "--format", "onnx"), {}, "Unknown format 'onnx'"),
+        (("--repo", "me/heads"), {"HF_TOKEN": ""}, "run `hf auth login`, or set HF_TOKEN"),
+        (("--repo", "me/heads"), {"HF_TOKEN": "hf_Wrong"}, "the hub does not know the token"),
+        (("--repo", "me/heads"), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        (("--repo", "me/heads"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub cannot be reached"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_made(
+    words: tuple[str, ...], environment: dict[str, str], said: str, push: Push, rows: Settings
+) -> None:
+    done = push("--format", "vllm", *words, **environment)
+    assert done.returncode in (1, 2) and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not kept(rows)
+
+
+def test_a_public_repository_is_pushed_to_only_when_that_was_said(push: Push, hub: Hub) -> None:
+    assert push("--repo", "me/open", "--public").returncode == 0
+    assert not hub.repositories["me/open"].private and "SHA256SUMS" in hub.repositories["me/open"].files
+    done = push("--repo", "me/open", "--format", "vllm")
+    assert done.returncode == 1 and "everybody can read it; say --public" in done.stderr
+    assert hub.repositories["me/open"].commits == 1
+
+
+def test_a_token_that_may_not_write_is_told(push: Push, hub: Hub) -> None:
+    hub.refuse["/api/repos/create"] = 403
+    done = push("--repo", "you/heads")
+    assert done.returncode == 1 and "the token may not write there" in done.stderr

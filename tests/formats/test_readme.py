@@ -1,0 +1,103 @@
+"""The README of an export shows names and notes and never obeys them: in Markdown, in a shell, in Python, in YAML."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+from formats.export import build
+from formats.facts import Facts
+from models.checkpoints import amend, read_config
+
+NAME = "he`ads` <script>alert(1)</script> $(touch marker) \n# Title\n```\n| cell | ' \" \\ _x_ [a](b)"
+FOLDER = 'it\'s $(touch marker) `touch marker` "q"; touch marker #```'
+STUBS = ("vllm", "python", "curl", "trtllm-serve", "trtllm-build", "text-generation-launcher", "cat", "touch")
+RECORD = '#!/bin/sh\nfor word in "$0" "$@"; do printf "%s\\n" "$word"; done >> "$RECORD"\n'
+
+
+@pytest.fixture
+def written(base, checkpoint, tmp_path: Path):
+    """(kind, format) → the README of an export in a folder of a nasty name, of a checkpoint with nasty words."""
+
+    def make(kind: str, name: str) -> str:
+        folder = checkpoint(kind)
+        config = read_config(folder)
+        training = {"notes": f"{NAME}\n- x\n<b>", "dataset": {"name": NAME}, "settings": {NAME: NAME}}
+        amend(folder, training={**config.get("training", {}), **training})
+        facts = Facts(NAME, NAME, licence="mit <i>", checkpoint=NAME)
+        build(folder, base, name, tmp_path / FOLDER, facts=facts)
+        return (tmp_path / FOLDER / "README.md").read_text()
+
+    return make
+
+
+def tokens(markdown: str):
+    body = markdown.split("---\n", 2)[2]
+    return MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
+
+
+EVERY = [("eagle3-residual", "vllm"), ("eagle3-residual", "speculators"), ("eagle3", "sglang"), ("eagle3", "trtllm"),
+         ("medusa", "trtllm"), ("medusa", "medusa"), ("draft", "huggingface")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name: str, written, tmp_path: Path) -> None:
+    said = written(kind, name)
+    found = tokens(said)
+    inner = [child for token in found for child in token.children or ()]
+    assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "image", "em_open")]
+    headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
+    known = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "Licence", "Figures"}
+    assert {*headings[1:]} <= known and headings[0].startswith(("Medusa", "EAGLE", "Standalone", "standalone"))
+    assert "alert(1)" in said and "Title" in said, "they are shown"
+    front = yaml.safe_load(said.split("---\n")[1])
+    assert {"speculative-decoding", name} <= {*front["tags"]} and "license" not in front
+
+    blocks = {token.info: token.content for token in found if token.type == "fence"}
+    assert {*blocks} <= {"sh", "python", "yaml"} and "sh" in blocks
+    for content in (token.content for token in found if token.type == "fence" and token.info == "sh"):
+        recorded = run(content, tmp_path)
+        assert not (tmp_path / "marker").exists() and "touch" not in {Path(word).name for word in recorded}
+    commands = "\n".join(token.content for token in found if token.type == "fence" and token.info == "sh")
+    if name in ("sglang", "speculators", "medusa"):
+        assert f"./{FOLDER}" in shlex.split(commands.split("Try it")[0].replace("\\\n", " "))
+    if "yaml" in blocks:
+        assert yaml.safe_load(blocks["yaml"])["speculative_config"]["speculative_model"] == f"./{FOLDER}"
+    if "python" in blocks:
+        assert repr(f"./{FOLDER}") in map(repr, literals(blocks["python"]))
+
+
+def run(script: str, folder: Path) -> list[str]:
+    """Every word of every command that a shell starts of a script; all commands are stand-ins that note theirs."""
+    stubs, record = folder / "stubs", folder / "recorded"
+    stubs.mkdir(exist_ok=True)
+    for name in STUBS:
+        (stubs / name).write_text(RECORD)
+        (stubs / name).chmod(0o755)
+    record.unlink(missing_ok=True)
+    ran = subprocess.run(
+        ["/bin/sh", "-c", script], cwd=folder, env={"PATH": str(stubs), "RECORD": str(record)}, capture_output=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    return record.read_text().splitlines()
+
+
+def literals(program: str) -> list[str]:
+    import ast
+
+    return [n.value for n in ast.walk(ast.parse(program)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+
+
+def test_the_card_of_a_checkpoint_shows_its_notes_as_they_are(base, checkpoint) -> None:
+    folder = checkpoint("medusa")
+    amend(folder, base=NAME, training={"notes": NAME, "source": {"came from": NAME}})
+    said = (folder / "README.md").read_text()
+    found = tokens(said)
+    inner = [child for token in found for child in token.children or ()]
+    assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "em_open")]
+    assert not re.search(r"^# Title", said, re.MULTILINE) and "alert(1)" in said and os.linesep in said
