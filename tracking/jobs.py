@@ -4,13 +4,14 @@ Attempts are fenced: what a worker or its child writes says `WHERE attempt = min
 `Fenced` when that touches no row. Functions take an open session and leave the commit to its caller.
 """
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from speculoos.errors import BadInput, Conflict, NotFound
+from speculoos.errors import BadInput, Conflict, Fenced, NotFound
 from tracking import shards
 from tracking.moves import ATTEMPTS, NO_ERROR, at_shards, change, end_of_queue, fenced, mine, move, ready, waiting
 from tracking.names import check_user
@@ -218,7 +219,8 @@ def collect(session: Session) -> int:
                 attempt_cap=Job.attempt + 1,
             )
         else:
-            interrupt(session, job.id, job.attempt, "Its shards have ended.")
+            with suppress(Fenced):  # another process has just done it
+                interrupt(session, job.id, job.attempt, "Its shards have ended.")
     return len(over)
 
 

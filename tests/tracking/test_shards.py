@@ -94,6 +94,20 @@ def test_it_goes_on_once_all_its_shards_have_ended(database: Settings, divided: 
     assert stored(database, job).attempt_cap > jobs.ATTEMPTS, "dividing costs no attempt"
 
 
+def test_two_that_collect_at_once_do_it_once(
+    database: Settings, divided: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one has read what the first one changes a moment later."""
+    job = divided(1)
+    end(database, of(database, job)[0])
+    with db.reading(database) as session:
+        seen = shards.all_ended(session)
+    do(database, jobs.collect)
+    monkeypatch.setattr(shards, "all_ended", lambda session: seen)
+    do(database, jobs.collect)
+    assert stored(database, job).state == S.INTERRUPTED and claim(database, job) == 2
+
+
 def test_only_the_attempt_that_runs_divides_a_job_and_not_one_that_is_to_stop(
     database: Settings, make_job: Make
 ) -> None:
@@ -224,3 +238,16 @@ def test_a_queue_counts_shards_as_one_job_and_a_later_job_waits_for_them(
     do(database, jobs.collect)
     with db.reading(database) as session:
         assert listing.signature(session) != before, "the list shows how far it is"
+
+
+def test_shards_go_with_their_revision_and_the_whole_stays(database: Settings, divided: Callable[..., Job]) -> None:
+    """An older version would take them for jobs of their own."""
+    job = divided(2)
+    with db.session(database) as session:
+        session.add(JobLog(job_id=of(database, job)[0].id, attempt=1, message="of a shard"))
+        session.add(JobLog(job_id=job.id, attempt=1, message="of the whole"))
+    db.downgrade(database, "0004")
+    db.upgrade(database)
+    with db.reading(database) as session:
+        assert [(each.id, each.shards) for each in session.query(Job)] == [(job.id, 0)]
+        assert [each.message for each in session.query(JobLog)] == ["of the whole"]
