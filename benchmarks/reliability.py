@@ -101,9 +101,11 @@ def words(name: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """A figure, or a spread as its median and largest."""
+    """A figure, a spread as its median and largest, or several of them by name."""
     if isinstance(value, dict) and "median" in value:
         return f"{value['median']} (95 % {value.get('p95', '')}, most {value['max']})"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {plain(one)}" for name, one in value.items())
     return str(value)
 
 
