@@ -246,9 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
         machine = describe_machine(subject.base.device)
         write_json(args.json, {**facts, "machine": machine, "verdict": verdict, **taken})
     if verdict["holds"] is None:
-        print(
-            f"Others used over {QUIET} cores in every quiet moment: there is no figure to hold.", file=sys.stderr
-        )
+        print(f"Others used over {QUIET} cores in every quiet moment: there is no figure to hold.", file=sys.stderr)
         return 2
     return 0 if verdict["holds"] else 1
 
