@@ -182,7 +182,7 @@ def login_page(settings: Settings, target: str, problem: str = "", name: str = "
     """The form, with nothing on it that needs a script."""
     folder = Path(__file__).parent / "static"
     template = (folder / "login.html").read_text(encoding="utf-8")
-    asked = (folder / f"login-{'password' if settings.password else 'link'}.html").read_text(encoding="utf-8")
-    said = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
-    template = template.replace("[[asked]]", asked).replace("[[problem]]", said)
+    form = (folder / f"login-{'password' if settings.password else 'link'}.html").read_text(encoding="utf-8")
+    message = f'<p class="sp-notice sp-bad" role="alert"><span>{safe(problem)}</span></p>' if problem else ""
+    template = template.replace("[[asked]]", form).replace("[[problem]]", message)
     return template.replace("[[next]]", safe(own_path(target))).replace("[[name]]", safe(name[:200]))

@@ -23,7 +23,7 @@ from tracking.states import JobState
 from tracking.tables import Job
 
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
-    "home": lambda rows, _id: home.signature(rows),
+    "home": lambda session, _id: home.signature(session),
     **{what.page: what.now for what in (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS)},
 }
 """How each page that lives from rows says what it shows; the others have the strip alone."""
@@ -49,7 +49,7 @@ class Board:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self._kept: dict[tuple[str, ...], tuple[float, Any]] = {}
+        self._answers: dict[tuple[str, ...], tuple[float, Any]] = {}
         self._looking: dict[tuple[str, ...], asyncio.Task[Any]] = {}
 
     async def answer(self, page: str, row_id: str, shown: str) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class Board:
         return {"page": signature, "wait": wait, **({} if tag == shown else {"strip": {"tag": tag, "html": html}})}
 
     async def _look(self, key: tuple[str, ...], look: Callable[[], Any]) -> Any:
-        at, found = self._kept.get(key, (0.0, None))
+        at, answer = self._answers.get(key, (0.0, None))
         if at and time.monotonic() - at < KEPT_SECONDS:
-            return found
+            return answer
         if key not in self._looking:
             self._looking[key] = task = asyncio.create_task(asyncio.to_thread(look))
             task.add_done_callback(lambda done: self._keep(key, done))
@@ -73,22 +73,22 @@ class Board:
     def _keep(self, key: tuple[str, ...], done: "asyncio.Task[Any]") -> None:
         del self._looking[key]
         now = time.monotonic()
-        self._kept = {k: kept for k, kept in self._kept.items() if now - kept[0] < KEPT_SECONDS}
+        self._answers = {k: entry for k, entry in self._answers.items() if now - entry[0] < KEPT_SECONDS}
         if not done.cancelled() and done.exception() is None:
-            self._kept[key] = now, done.result()
+            self._answers[key] = now, done.result()
 
     def _strip(self) -> tuple[str, bool]:
         """The strip, and whether something runs."""
         try:
-            with reading(self.settings) as rows:
-                busy = rows.scalar(select(Job.id).where(Job.state == JobState.RUNNING).limit(1)) is not None
+            with reading(self.settings) as session:
+                busy = session.scalar(select(Job.id).where(Job.state == JobState.RUNNING).limit(1)) is not None
         except SpeculoosError:
             busy = False
         return status_bar.render(self.settings), busy
 
     def _signature(self, page: str, row_id: str) -> str:
         try:
-            with reading(self.settings) as rows:
-                return SIGNATURES[page](rows, row_id)
+            with reading(self.settings) as session:
+                return SIGNATURES[page](session, row_id)
         except SpeculoosError:
             return ""

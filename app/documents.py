@@ -19,19 +19,19 @@ class Documents:
 
     def __init__(self, app: Any):
         self.app = app
-        self._kept: OrderedDict[tuple[Any, ...], Answer] = OrderedDict()
+        self._answers: OrderedDict[tuple[Any, ...], Answer] = OrderedDict()
 
     async def serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         key = _address(scope)
-        if (answer := self._kept.get(key)) is None:
+        if (answer := self._answers.get(key)) is None:
             answer = Answer()
             await self.app({**scope, "query_string": b"", "headers": _said(scope)}, receive, answer)
             if answer.status == 200:
-                self._kept[key] = answer
-                while len(self._kept) > MOST:
-                    self._kept.popitem(last=False)
+                self._answers[key] = answer
+                while len(self._answers) > MOST:
+                    self._answers.popitem(last=False)
         else:
-            self._kept.move_to_end(key)
+            self._answers.move_to_end(key)
         await answer.send(send)
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
 from formats import OWN
-from formats.store import Stored, exports_folder, put, source_of, stored
+from formats.store import StoredExport, exports_folder, source_of, store_export, stored_exports
 from models import archive
 from models.archive import archive_name
 from models.starter import HEAD
@@ -34,23 +34,23 @@ def routes(settings: Settings) -> APIRouter:
     @router.get("/checkpoints/{checkpoint_id}/exports/{name}")
     def export(checkpoint_id: str, name: str) -> FileResponse:
         folder, filename = checkpoint_files(settings, checkpoint_id)
-        kept, source = exports_folder(settings.home, checkpoint_id), source_of(folder)
-        found = stored(kept, source).get(name)
-        if found is None and name == OWN:
+        exports, source = exports_folder(settings.home, checkpoint_id), source_of(folder)
+        export = stored_exports(exports, source).get(name)
+        if export is None and name == OWN:
             # who asks for the same zip meanwhile gets the one that is being written; others do not wait
             with writing.setdefault(checkpoint_id, threading.Lock()):
-                found = stored(kept, source).get(name) or own_zip(kept, folder, source)
-        if found is None:
+                export = stored_exports(exports, source).get(name) or own_zip(exports, folder, source)
+        if export is None:
             raise NotFound("This download is not made yet, or was made of an older state; make it on its page.")
         filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"
-        return FileResponse(found.path, media_type="application/zip", filename=filename, headers=KEEP_OUT)
+        return FileResponse(export.path, media_type="application/zip", filename=filename, headers=KEEP_OUT)
 
     return router
 
 
-def own_zip(kept: Path, folder: Path, source: str) -> Stored:
+def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:
     """Our own format: the checkpoint's folder as it is."""
-    return put(archive.write_zip(folder, kept / f".{OWN}.zip"), kept / f"{OWN}.zip", source, {})
+    return store_export(archive.write_zip(folder, exports / f".{OWN}.zip"), exports / f"{OWN}.zip", source, {})
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:

@@ -130,12 +130,12 @@ def train_request(base_id: str, dataset_id: str, method: str, recipe: str, value
         raise BadInput("Data: choose conversations to train on; generate some on the Data page.")
     recipe = "" if recipe == OWN_SETTINGS else recipe
     start = config_for(method, recipe, {}).to_json()
-    config = train_config(**{**start, **shown(values)}).to_json()
+    config = train_config(**{**start, **box_values(values)}).to_json()
     changed = {name: value for name, value in config.items() if name in values and value != start[name]}
     return Train(method=method, base_id=base_id, dataset_id=dataset_id, settings=changed, recipe=recipe)
 
 
-def shown(values: dict[str, Any]) -> dict[str, Any]:
+def box_values(values: dict[str, Any]) -> dict[str, Any]:
     """Boxes as settings: an emptied number box means the default."""
     return {name: SETTINGS[name].default if value is None else value for name, value in values.items()}
 
@@ -164,13 +164,13 @@ def whole(
     if value in (None, ""):
         return default
     try:
-        found = float(value)
+        result = float(value)
     except ValueError:
         raise BadInput(f"{label}: expected a whole number, got {value!r}.") from None
-    if not found.is_integer() or found < low or (high is not None and found > high):
-        wanted = f"from {low} to {high}" if high is not None else f"of {low} or more"
-        raise BadInput(f"{label}: expected a whole number {wanted}, got {found:g}.")
-    return int(found)
+    if not result.is_integer() or result < low or (high is not None and result > high):
+        bounds = f"from {low} to {high}" if high is not None else f"of {low} or more"
+        raise BadInput(f"{label}: expected a whole number {bounds}, got {result:g}.")
+    return int(result)
 
 
 def number(label: str, value: float | str | None, low: float, high: float, default: float) -> float:
@@ -178,9 +178,9 @@ def number(label: str, value: float | str | None, low: float, high: float, defau
     if value in (None, ""):
         return default
     try:
-        found = float(value)
+        result = float(value)
     except ValueError:
         raise BadInput(f"{label}: expected a number, got {value!r}.") from None
-    if not math.isfinite(found) or not low <= found <= high:
+    if not math.isfinite(result) or not low <= result <= high:
         raise BadInput(f"{label}: expected {low:g} to {high:g}, got {value}.")
-    return found
+    return result

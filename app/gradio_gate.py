@@ -150,9 +150,9 @@ def _harmless(send: Any) -> Any:
 
     async def add(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            kept = [(k, v) for k, v in message["headers"] if k.lower() != b"content-disposition"]
+            headers = [(k, v) for k, v in message["headers"] if k.lower() != b"content-disposition"]
             own = [(b"content-disposition", b"attachment"), (b"content-security-policy", b"sandbox")]
-            message = {**message, "headers": [*kept, *own]}
+            message = {**message, "headers": [*headers, *own]}
         await send(message)
 
     return add

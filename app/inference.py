@@ -8,7 +8,7 @@ import openai
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings
 from tracking import runs
-from tracking.db import session
+from tracking.db import writing
 
 DOWN = "The inference server does not answer at {url}; start it with `speculoos up` and send again."
 
@@ -21,7 +21,7 @@ def start(settings: Settings, run_id: str) -> None:
     try:
         _post(settings, f"/runs/{run_id}")
     except (Unavailable, BadInput) as error:
-        with session(settings) as opened:
+        with writing(settings) as opened:
             runs.fail_run(opened, run_id, str(error))
         raise
 
@@ -31,7 +31,7 @@ def cancel(settings: Settings, run_id: str) -> None:
     try:
         _post(settings, f"/runs/{run_id}/cancel")
     except Unavailable:
-        with session(settings) as opened:
+        with writing(settings) as opened:
             runs.cancel_run(opened, run_id)
 
 

@@ -28,7 +28,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
 from speculoos.private import keep_private
 from speculoos.settings import Settings, load
-from tracking.db import session
+from tracking.db import writing
 from tracking.processes import beating
 from upkeep.starter import ensure_starter
 from upkeep.storage import surveys_of
@@ -64,7 +64,7 @@ def make_app(settings: Settings) -> FastAPI:
         max_body_bytes=(settings.max_upload_mb + 1) * 2**20,
         policy=PAGES_POLICY,
     )
-    app.add_middleware(metrics.Measured, metrics=measured, routes=metrics.route_names(app, PAGES))
+    app.add_middleware(metrics.RequestTimes, metrics=measured, routes=metrics.route_names(app, PAGES))
     return app
 
 
@@ -115,8 +115,8 @@ def build_page(path: str, settings: Settings) -> None:
 
 def register_starter(settings: Settings) -> None:
     """Put the installed starter model into the list, so that a first visitor finds it; no starter is no error."""
-    with suppress(SpeculoosError), session(settings) as rows:
-        ensure_starter(rows, settings)
+    with suppress(SpeculoosError), writing(settings) as session:
+        ensure_starter(session, settings)
 
 
 def main() -> int:

@@ -99,7 +99,7 @@ class Rows:
         up = GaugeMetricFamily("speculoos_database_up", "1 when the database answers.")
         try:
             with reading(self.settings) as session:
-                found, size = workload.workload(session), database_bytes(session)
+                load, size = workload.workload(session), database_bytes(session)
                 self._waits.read(session)
         except SpeculoosError:
             up.add_metric([], 0)
@@ -107,38 +107,38 @@ class Rows:
             return
         up.add_metric([], 1)
         yield from (up, gauge("speculoos_database_bytes", "Size of the database.", [], {(): size}))
-        yield from self._rows(found)
+        yield from self._rows(load)
         yield from self._waits.histogram.collect()
         yield from self._disk()
 
-    def _rows(self, found: workload.Workload) -> Iterator[Metric]:
-        yield gauge("speculoos_jobs", "Jobs that are listed.", ["queue", "state"], found.jobs)
+    def _rows(self, load: workload.Workload) -> Iterator[Metric]:
+        yield gauge("speculoos_jobs", "Jobs that are listed.", ["queue", "state"], load.jobs)
         yield gauge(
             "speculoos_job_oldest_wait_seconds",
             "How long the job that waits longest could have begun already.",
             ["queue"],
-            by_one(found.oldest_wait),
+            by_one(load.oldest_wait),
         )
         yield gauge(
             "speculoos_job_heartbeat_age_seconds",
             "Silence of the running job that was silent longest.",
             ["queue"],
-            by_one(found.silent_jobs),
+            by_one(load.silent_jobs),
         )
-        attempts = by_one(found.attempts)
+        attempts = by_one(load.attempts)
         yield counter("speculoos_job_attempts", "Attempts of the jobs that are listed.", ["queue"], attempts)
         yield counter(
             "speculoos_attempts_lost",
             "Attempts interrupted because their worker fell silent (lease_lost) or was gone (worker_gone).",
             ["reason"],
-            by_one(found.counters),
+            by_one(load.counters),
         )
-        yield gauge("speculoos_runs", "Turns of chats and columns of comparisons.", ["state"], by_one(found.runs))
-        ages = {name: min(each) for name, each in found.heartbeats.items()}
+        yield gauge("speculoos_runs", "Turns of chats and columns of comparisons.", ["state"], by_one(load.runs))
+        ages = {name: min(each) for name, each in load.heartbeats.items()}
         yield gauge("speculoos_heartbeat_age_seconds", "Since a process was heard of.", ["process"], by_one(ages))
-        alive = {name: sum(age < 20 for age in each) for name, each in found.heartbeats.items()}
+        alive = {name: sum(age < 20 for age in each) for name, each in load.heartbeats.items()}
         yield gauge("speculoos_processes_alive", "Processes heard of within 20 s.", ["process"], by_one(alive))
-        held = {(device, by): float(holder == by) for device, holder in found.devices.items() for by in ("job", "run")}
+        held = {(device, by): float(holder == by) for device, holder in load.devices.items() for by in ("job", "run")}
         yield gauge("speculoos_device_held", "1 while a job or a measurement holds the device.", ["device", "by"], held)
 
     def _disk(self) -> Iterator[Metric]:
@@ -170,11 +170,11 @@ class Waits:
     def read(self, session: Any) -> None:
         """Count the jobs that were started since the last time."""
         at = datetime.now(UTC)
-        found = workload.started_since(session, self._since)
-        for job_id, queue, seconds in found:
+        starts = workload.started_since(session, self._since)
+        for job_id, queue, seconds in starts:
             if job_id not in self._seen:
                 self.histogram.labels(queue).observe(seconds)
-        self._seen = {job_id for job_id, _, _ in found}
+        self._seen = {job_id for job_id, _, _ in starts}
         self._since = max(self._since, at)
 
 
@@ -211,8 +211,8 @@ class Readiness:
         """Names of the parts that are not ready."""
         with self._lock:
             if time.monotonic() > self._until:
-                found = self._look(self.settings, READY)
-                self._missing = [name for name, part in found.items() if not part.ok]
+                parts = self._look(self.settings, READY)
+                self._missing = [name for name, part in parts.items() if not part.ok]
                 self._until = time.monotonic() + self.fresh
             return list(self._missing)
 
@@ -234,7 +234,7 @@ def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> Metrics:
     return metrics
 
 
-class Measured:
+class RequestTimes:
     """ASGI middleware: times every request to the beginning of its answer, and counts open event streams."""
 
     def __init__(self, app: Any, metrics: Metrics, routes: Callable[[dict[str, Any]], str]):
@@ -302,8 +302,8 @@ class Scraper:
         self._token = hashlib.sha256(token.encode()).digest()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        asked = scope["type"] == "http" and scope["path"] == "/metrics" and scope["method"] == "GET"
-        headers = Request(scope).headers if asked else {}
+        is_scrape = scope["type"] == "http" and scope["path"] == "/metrics" and scope["method"] == "GET"
+        headers = Request(scope).headers if is_scrape else {}
         if "authorization" not in headers:
             await self.app(scope, receive, send)
         elif self._is_token(headers["authorization"]):

@@ -32,12 +32,12 @@ def checked(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> by
     data = event.get("data")
     if not isinstance(data, list) or len(data) > len(inputs):
         raise BadInput("The event does not fit its inputs; reload the page.")
-    made = {"data": [_value(kind, value, is_own) for kind, value in zip(inputs, data, strict=False)]}
-    made |= {key: _whole(event.get(key), key) for key in IDS}
-    made["session_hash"] = _text(event.get("session_hash"))
-    if event.get("event_data") is not None and not _tells_files(made["trigger_id"], blocks):
-        made["event_data"] = _without_files(event["event_data"])
-    return json.dumps(made).encode()
+    clean = {"data": [_value(kind, value, is_own) for kind, value in zip(inputs, data, strict=False)]}
+    clean |= {key: _whole(event.get(key), key) for key in IDS}
+    clean["session_hash"] = _text(event.get("session_hash"))
+    if event.get("event_data") is not None and not _tells_files(clean["trigger_id"], blocks):
+        clean["event_data"] = _without_files(event["event_data"])
+    return json.dumps(clean).encode()
 
 
 def _tells_files(trigger: int | None, blocks: gr.Blocks) -> bool:
@@ -58,10 +58,10 @@ def _read(body: bytes) -> dict[str, Any]:
 
 def _inputs(index: Any, blocks: gr.Blocks) -> list[Any]:
     """The components an event reads."""
-    found = blocks.fns.get(index) if type(index) is int else None
-    if found is None:
+    function = blocks.fns.get(index) if type(index) is int else None
+    if function is None:
         raise BadInput("There is no such event; reload the page.")
-    return list(found.inputs)
+    return list(function.inputs)
 
 
 def _value(component: Any, value: Any, is_own: Callable[[str], bool]) -> Any:
@@ -96,8 +96,8 @@ def _file(value: Any, is_own: Callable[[str], bool]) -> dict[str, Any] | None:
     if not isinstance(path, str) or not is_own(path):
         raise BadInput("This file was not uploaded from this browser session; upload it again.")
     name, size = value.get("orig_name"), value.get("size")
-    kept = {"orig_name": name if isinstance(name, str) else None, "size": size if type(size) is int else None}
-    return {"path": path, **kept, "meta": FILE_DATA}
+    facts = {"orig_name": name if isinstance(name, str) else None, "size": size if type(size) is int else None}
+    return {"path": path, **facts, "meta": FILE_DATA}
 
 
 def _without_files(value: Any, depth: int = 0) -> Any:

@@ -27,12 +27,12 @@ def masked_rows(folder: str | Path) -> list[dict[str, Any]]:
 
 def message_rows(folder: str | Path, count: int = ROWS) -> list[dict[str, Any]]:
     """The first rows of the shards, each with `messages`."""
-    made: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for shard in sorted(Path(folder).glob("shard-*.jsonl")):
-        made += _rows(shard, count - len(made))
-        if len(made) >= count:
+        rows += _rows(shard, count - len(rows))
+        if len(rows) >= count:
             break
-    return made
+    return rows
 
 
 def _rows(shard: Path, count: int) -> list[dict[str, Any]]:

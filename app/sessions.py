@@ -16,7 +16,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.files import secret
 from speculoos.settings import Settings
 from tracking import logins
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 SECONDS = 14 * 24 * 3600
 """How long a login lasts."""
@@ -53,21 +53,21 @@ class Sessions:
     def begin(self, user: str = "") -> str:
         """Let someone in; returns the cookie's value."""
         value = secrets.token_urlsafe(32)
-        with session(self._settings) as rows:
-            logins.begin(rows, self._id(value), user, SECONDS)
+        with writing(self._settings) as session:
+            logins.begin(session, self._id(value), user, SECONDS)
         return value
 
     def end(self, value: str) -> None:
         """Log out the browser with this cookie."""
         login_id = self._id(value)
         self._known.pop(login_id, None)
-        with session(self._settings) as rows:
-            logins.end(rows, login_id)
+        with writing(self._settings) as session:
+            logins.end(session, login_id)
 
     def rename(self, visitor: Visitor, user: str) -> None:
         """Another name for someone who is logged in. `user` is checked already."""
-        with session(self._settings) as rows:
-            logins.rename(rows, visitor.id, user)
+        with writing(self._settings) as session:
+            logins.rename(session, visitor.id, user)
         self._known.pop(visitor.id, None)
 
     async def find(self, value: str) -> Visitor | None:
@@ -86,8 +86,8 @@ class Sessions:
         return visitor if visitor and visitor.ends_at > datetime.now(UTC) else None
 
     def _read(self, login_id: str) -> Visitor | None:
-        with reading(self._settings) as rows:
-            row = logins.find(rows, login_id)
+        with reading(self._settings) as session:
+            row = logins.find(session, login_id)
         if row is None:
             self._known.pop(login_id, None)
             return None

@@ -115,11 +115,11 @@ PLAIN = {
 
 def theme() -> gr.themes.Base:
     """The theme: tokens for colours, system fonts, small text."""
-    made = gr.themes.Base(text_size=sizes.text_sm, radius_size=sizes.radius_md, font=SANS, font_mono=MONO)
-    known = set(vars(made))
+    base = gr.themes.Base(text_size=sizes.text_sm, radius_size=sizes.radius_md, font=SANS, font_mono=MONO)
+    names = set(vars(base))
     values = {name: f"var(--sp-{token})" for name, token in TOKENS.items()}
-    values |= {f"{name}_dark": value for name, value in values.items() if f"{name}_dark" in known}
-    return made.set(**{k: v for k, v in (values | PLAIN).items() if k in known or k.removesuffix("_dark") in known})
+    values |= {f"{name}_dark": value for name, value in values.items() if f"{name}_dark" in names}
+    return base.set(**{k: v for k, v in (values | PLAIN).items() if k in names or k.removesuffix("_dark") in names})
 
 
 def head() -> str:

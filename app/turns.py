@@ -12,7 +12,7 @@ from app import inference
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.names import split_model
 from tracking.tables import Run, new_id
 
@@ -34,8 +34,8 @@ class Sampling:
 
     def parameters(self) -> dict[str, Any]:
         """OpenAI's names, the system prompt left out."""
-        made: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        return made if self.seed is None else {**made, "seed": self.seed}
+        options: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return options if self.seed is None else {**options, "seed": self.seed}
 
 
 def next_turn(
@@ -49,7 +49,7 @@ def next_turn(
     prompt = _checked(prompt)
     _check_whole(sampling.system, "The system prompt")
     _check_whole(model + drafter, "The name of the model")
-    with session(settings) as opened:
+    with writing(settings) as opened:
         turns = runs.group_runs(opened, chat_id) if ID.fullmatch(chat_id) else []
         if turns and turns[-1].state not in runs.ENDED:
             raise BadInput("The last answer is still coming; wait for its end or stop it first.")
@@ -75,7 +75,7 @@ def remove_turn(settings: Settings, run_id: str) -> None:
 
     Raises NotFound, or Conflict while it goes on.
     """
-    with session(settings) as opened:
+    with writing(settings) as opened:
         run = runs.get_run(opened, run_id)
         if run.state not in runs.ENDED:
             raise Conflict("This answer is still coming; stop it first.")
@@ -88,7 +88,7 @@ def remove_turn(settings: Settings, run_id: str) -> None:
 
 def remove_comparison(settings: Settings, group_id: str) -> None:
     """Take all columns of an ended comparison out of the database. Raises NotFound, or Conflict while one goes on."""
-    with session(settings) as opened:
+    with writing(settings) as opened:
         columns = [run for run in runs.group_runs(opened, group_id) if run.kind == "compare"]
         if not columns:
             raise NotFound(f"There is no comparison {group_id!r}.")
@@ -100,7 +100,7 @@ def remove_comparison(settings: Settings, group_id: str) -> None:
 
 def measure_plain(settings: Settings, run_id: str) -> dict[str, Any]:
     """Answer the same messages with the base alone, measured alone. Its group is the run it is measured for."""
-    with session(settings) as opened:
+    with writing(settings) as opened:
         turn = runs.get_run(opened, run_id)
         if measured := [r for r in runs.group_runs(opened, run_id) if r.state not in ("FAILED", "CANCELLED")]:
             return runs.run_view(measured[-1])
@@ -123,14 +123,14 @@ def new_comparison(
     messages = [*system, {"role": "user", "content": _checked(prompt)}]
     if sampling.temperature and sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbelow(2**31))  # one for all columns
-    with session(settings) as opened:
-        made = runs.create_comparison(opened, [(m, _request(messages, sampling, d)) for m, d in targets])
-    reason = _start(settings, made[0].id)
+    with writing(settings) as opened:
+        columns = runs.create_comparison(opened, [(m, _request(messages, sampling, d)) for m, d in targets])
+    reason = _start(settings, columns[0].id)
     if reason:
-        with session(settings) as opened:
-            for run in made[1:]:
+        with writing(settings) as opened:
+            for run in columns[1:]:
                 runs.fail_run(opened, run.id, reason)
-    return str(made[0].group_id), reason
+    return str(columns[0].group_id), reason
 
 
 def chat_of(settings: Settings, chat_id: str) -> list[Run]:

@@ -36,16 +36,16 @@ from training.eagle3 import Eagle3Method
 
 def trained(args: argparse.Namespace, contenders: Sequence[Contender], plan: Plan, out: Path) -> dict[str, Any]:
     """Each contender alone through the whole plan; its losses and versions. Drafts are left in out/NAME."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for contender in contenders:
         with started([contender], "eagle3", args.base, plan, args.threads) as (runners, failed):
-            found |= {name: {"not_trained": reason} for name, reason in failed.items()}
+            results |= {name: {"not_trained": reason} for name, reason in failed.items()}
             for runner in runners:
                 losses = [runner.step(i, plan.lr(i))["loss"] for i in range(len(plan.steps))]
                 runner.save(out / runner.name)
-                found[runner.name] = {"losses": [round(x, 3) for x in losses], "versions": runner.facts["versions"]}
+                results[runner.name] = {"losses": [round(x, 3) for x in losses], "versions": runner.facts["versions"]}
                 print(f"{runner.name}: {len(losses)} steps, loss {losses[0]:.2f} → {losses[-1]:.2f}", flush=True)
-    return found
+    return results
 
 
 @torch.no_grad()
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     seen, unseen = rows[: args.conversations], rows[-args.held_out :]
     settings = replace(Settings(), lr=args.lr, schedule="cosine", warmup_ratio=0.03)
     plan = Plan.make(seen, args.batch_tokens, args.epochs, settings)
-    peers = [peer(name, found) for name in PEERS if (found := getattr(args, name))]
+    peers = [peer(name, environment) for name in PEERS if (environment := getattr(args, name))]
     with tempfile.TemporaryDirectory() as scratch:
         figures = trained(args, [ours(OURS, args.base_dtype), *peers], plan, Path(scratch))
         base = load_base(args.base)

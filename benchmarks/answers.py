@@ -23,7 +23,7 @@ from speculoos.reporting import ConsoleReporter, Reporter, Silent
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnswerRequest:
     """Which answers: how many prompts, how long, drawn by which seed; how many at once, and where."""
 
     count: int = 64
@@ -34,23 +34,25 @@ class Wanted:
 
 
 def make_answers(
-    base: Path, prompts: Path, out: Path, wanted: Wanted, reporter: Reporter | None = None
+    base: Path, prompts: Path, out: Path, request: AnswerRequest, reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """Answer `wanted.count` prompts of `prompts` greedily with `base` into the data set folder `out`; the report.
+    """Answer `request.count` prompts of `prompts` greedily with `base` into the data set folder `out`; the report.
 
     Raises BadInput when the file holds fewer prompts.
     """
     lines = prompts.read_text(encoding="utf-8").splitlines()
-    if len(lines) < wanted.count:
-        raise BadInput(f"{prompts} has {len(lines)} prompts, {wanted.count} are wanted; give a longer file or --count.")
-    drawn = random.Random(wanted.seed).sample(lines, wanted.count)
+    if len(lines) < request.count:
+        raise BadInput(
+            f"{prompts} has {len(lines)} prompts, {request.count} are wanted; give a longer file or --count."
+        )
+    chosen = random.Random(request.seed).sample(lines, request.count)
     with tempfile.TemporaryDirectory() as scratch:
-        file, asked = Path(scratch) / "prompts.jsonl", Path(scratch) / "prompts"
-        file.write_text("\n".join(drawn) + "\n", encoding="utf-8")
-        import_prompts(file, asked, Silent(), original_name=prompts.name)
-        options = GenerateOptions(max_tokens=wanted.max_tokens, batch_size=wanted.batch_size)
-        loaded = load_base(base, dtype=generation_dtype(wanted.device), device=wanted.device)
-        return generate_local(loaded, asked, out, options, reporter or Silent())
+        file, prompt_set = Path(scratch) / "prompts.jsonl", Path(scratch) / "prompts"
+        file.write_text("\n".join(chosen) + "\n", encoding="utf-8")
+        import_prompts(file, prompt_set, Silent(), original_name=prompts.name)
+        options = GenerateOptions(max_tokens=request.max_tokens, batch_size=request.batch_size)
+        loaded = load_base(base, dtype=generation_dtype(request.device), device=request.device)
+        return generate_local(loaded, prompt_set, out, options, reporter or Silent())
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -58,16 +60,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--base", type=Path, default=starter_path())
     parser.add_argument("--prompts", type=Path, required=True, help="JSONL in any shape `speculoos import` takes")
     parser.add_argument("--out", type=Path, required=True, help="data set folder to make")
-    parser.add_argument("--count", type=int, default=Wanted.count)
-    parser.add_argument("--max-tokens", type=int, default=Wanted.max_tokens)
-    parser.add_argument("--seed", type=int, default=Wanted.seed)
+    parser.add_argument("--count", type=int, default=AnswerRequest.count)
+    parser.add_argument("--max-tokens", type=int, default=AnswerRequest.max_tokens)
+    parser.add_argument("--seed", type=int, default=AnswerRequest.seed)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
-    wanted = Wanted(args.count, args.max_tokens, args.seed)
-    print(json.dumps(make_answers(args.base, args.prompts, args.out, wanted, ConsoleReporter()), indent=2))
+    request = AnswerRequest(args.count, args.max_tokens, args.seed)
+    print(json.dumps(make_answers(args.base, args.prompts, args.out, request, ConsoleReporter()), indent=2))
 
 
 if __name__ == "__main__":

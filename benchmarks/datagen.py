@@ -101,14 +101,14 @@ def figures(rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [f"{result['prompts']} prompts ({result['prompt_tokens']} tokens) × {result['tokens']} new tokens."]
-    for dtype, found in result["dtypes"].items():
+    for dtype, numbers in result["dtypes"].items():
         lines += [f"\n**{dtype}**", "", "| | tokens/s | tokens/s of a core | peak MiB |", "| --- | --- | --- | --- |"]
-        for name, speed in found["tokens_per_second"].items():
-            row = (name, speed, found["tokens_per_cpu_second"][name], found["peak_memory_mb"][name])
+        for name, speed in numbers["tokens_per_second"].items():
+            row = (name, speed, numbers["tokens_per_cpu_second"][name], numbers["peak_memory_mb"][name])
             lines.append("| " + " | ".join(map(str, row)) + " |")
-        for peer, ratio in found["times_as_fast"].items():
-            lines.append(f"\nOurs is {ratio} × {peer}; {found['same_answers'][peer]} answers are the same.")
-        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in found["wanted"].items()]
+        for peer, ratio in numbers["times_as_fast"].items():
+            lines.append(f"\nOurs is {ratio} × {peer}; {numbers['same_answers'][peer]} answers are the same.")
+        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in numbers["wanted"].items()]
     return "\n".join(lines)
 
 

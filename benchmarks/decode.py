@@ -86,14 +86,14 @@ def contenders(
     drafts = {folder.name: _draft(folder, own) for folder in args.checkpoint}
     module = fresh_module(own)
     target = fast_target(own, args.context)
-    made = {
+    runs = {
         "transformers.generate": reference(theirs, args.max_tokens),
         "transformers prompt lookup": reference(theirs, args.max_tokens, prompt_lookup_num_tokens=10),
         "ours plain": ours(target, None, {}, args.max_tokens),
         "ours n-gram": ours(target, None, {"drafter": "ngram"}, args.max_tokens),
     }
-    made |= {f"ours {name}": ours(target, draft, {}, args.max_tokens) for name, draft in drafts.items()}
-    return made, theirs, target, module
+    runs |= {f"ours {name}": ours(target, draft, {}, args.max_tokens) for name, draft in drafts.items()}
+    return runs, theirs, target, module
 
 
 def _draft(folder: Path, base: Base) -> Any:
@@ -104,14 +104,14 @@ def _draft(folder: Path, base: Base) -> Any:
 
 def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
     """All contenders on all prompts, in turn; medians, ratios to the first, and the cost of a forward by nodes."""
-    made, theirs, target, module = contenders(args, dtype)
+    runs, theirs, target, module = contenders(args, dtype)
     prompts = prompts_of(theirs, args.questions, args.limit)
     for prompt in warm_up(prompts, theirs.device):
-        for run in made.values():
+        for run in runs.values():
             run(prompt)
-    taken: dict[str, list[Answer]] = {name: [] for name in made}
+    taken: dict[str, list[Answer]] = {name: [] for name in runs}
     for at, prompt in enumerate(prompts):
-        for name, run in made.items():
+        for name, run in runs.items():
             taken[name].append(run(prompt))
         print(f"{dtype}: {at + 1}/{len(prompts)} prompts", file=sys.stderr)
     figures = {name: _figures(answers) for name, answers in taken.items()}
@@ -189,12 +189,12 @@ def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
     ]
     command += ["--device", args.device, "--max-tokens", str(args.max_tokens), "--memory-dtype", dtype]
     command += ["--context", str(args.context)]
-    made = {}
+    peaks = {}
     for side in ("transformers", "ours"):
         out = subprocess.run([*command, "--memory-of", side], capture_output=True, text=True, check=True).stdout
-        made[side] = float(out.strip().splitlines()[-1])
-    made["ratio"] = round(made["ours"] / made["transformers"], 3)
-    return made
+        peaks[side] = float(out.strip().splitlines()[-1])
+    peaks["ratio"] = round(peaks["ours"] / peaks["transformers"], 3)
+    return peaks
 
 
 def memory_of(args: argparse.Namespace) -> None:

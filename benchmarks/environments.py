@@ -23,12 +23,12 @@ which would bring another torch along; so its other dependencies are named here.
 
 def make_environment(peer: str, folder: Path) -> Path:
     """The virtual environment `folder`/`peer`, made unless it is there; takes the network, minutes and some GB."""
-    made = folder / peer
-    whole = made / ".whole"
+    environment = folder / peer
+    whole = environment / ".whole"
     if whole.exists():
-        return made
-    subprocess.run([sys.executable, "-m", "venv", str(made)], check=True)
+        return environment
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     for packages in STEPS[peer]:
-        subprocess.run([str(made / "bin" / "python"), "-m", "pip", "install", "-q", *packages], check=True)
+        subprocess.run([str(environment / "bin" / "python"), "-m", "pip", "install", "-q", *packages], check=True)
     whole.touch()
-    return made
+    return environment

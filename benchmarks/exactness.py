@@ -102,17 +102,17 @@ def references(
     """The references of all prompts, those kept in `store` read, the others made and kept."""
     weights = read_card(folder)["weights_sha256"]
     base: Base | None = None
-    made = []
+    results = []
     for number, prompt in enumerate(prompts, 1):
         name = hashlib.sha256(json.dumps([weights, prompt, max_tokens]).encode()).hexdigest()[:32]
-        kept = store / weights[:16] / f"{name}.json"
-        if not kept.exists():
+        file = store / weights[:16] / f"{name}.json"
+        if not file.exists():
             base = base or load_base(folder, device=device)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_json(kept, asdict(reference(base, prompt, max_tokens)))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, asdict(reference(base, prompt, max_tokens)))
             print(f"reference {number}/{len(prompts)}", file=sys.stderr)
-        made.append(Reference(**json.loads(kept.read_text(encoding="utf-8"))))
-    return made
+        results.append(Reference(**json.loads(file.read_text(encoding="utf-8"))))
+    return results
 
 
 def verdict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -144,11 +144,13 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _outcomes(target: Target, drafter: Drafter, expected: Iterable[Reference], name: str) -> list[Outcome]:
-    made = []
+    outcomes = []
     for one in expected:
-        made.append(compare(target, drafter, one))
-        print(f"{name}: prompt {len(made)}, {made[-1].tokens} tokens, ties {made[-1].ties}", file=sys.stderr)
-    return made
+        outcomes.append(compare(target, drafter, one))
+        print(
+            f"{name}: prompt {len(outcomes)}, {outcomes[-1].tokens} tokens, ties {outcomes[-1].ties}", file=sys.stderr
+        )
+    return outcomes
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -168,14 +170,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     args = parse(sys.argv[1:] if arguments is None else arguments)
     result = check(args)
-    for name, found in result.items():
+    for name, outcome in result.items():
         print(
-            f"{name}: {'exact' if found['exact'] else 'DIFFERENT'}, {found['tokens']} tokens, "
-            f"{len(found['ties'])} ties, τ {found['mean_accepted_length']:.3f}"
+            f"{name}: {'exact' if outcome['exact'] else 'DIFFERENT'}, {outcome['tokens']} tokens, "
+            f"{len(outcome['ties'])} ties, τ {outcome['mean_accepted_length']:.3f}"
         )
     if args.json:
         write_json(args.json, result)
-    return 0 if all(found["exact"] for found in result.values()) else 1
+    return 0 if all(outcome["exact"] for outcome in result.values()) else 1
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from formats.imports.run import Asked
+from formats.imports.run import Conversion
 from formats.imports.work import convert
 from models.base import Base, load_base
 from models.checkpoints import load_draft
@@ -75,7 +75,7 @@ def randomise(module: nn.Module, seed: int) -> None:
 def imported(folder: Path, base: Base) -> Any:
     """The draft in `folder` as ours."""
     with tempfile.TemporaryDirectory() as scratch:
-        convert(asdict(Asked(str(folder), scratch, str(base.path), folder.name)))
+        convert(asdict(Conversion(str(folder), scratch, str(base.path), folder.name)))
         return load_draft(Path(scratch) / "draft", base)
 
 
@@ -147,24 +147,24 @@ def chain_at_home(network: Any, features: Tensor, ids: Tensor, head: Any) -> lis
         return head(out) if head is not None else network.lm_head(network.norm(out))
 
     out, cache = network(features, input_ids=ids, use_cache=True)
-    found = [score(out[0, -1])]
+    scores = [score(out[0, -1])]
     for _ in range(STEPS - 1):
-        best = found[-1].argmax(-1)
+        best = scores[-1].argmax(-1)
         token = best if head is not None or not hasattr(network, "d2t") else best + network.d2t[best]
         out, cache = network(out[:, -1:], input_ids=token.view(1, 1), past_key_values=cache, use_cache=True)
-        found.append(score(out[0, -1]))
-    return found
+        scores.append(score(out[0, -1]))
+    return scores
 
 
 def chain_here(draft: Any, features: Tensor, ids: Tensor) -> list[Tensor]:
     """Ours, each step over the whole row anew."""
-    found: list[Tensor] = []
+    scores: list[Tensor] = []
     for _ in range(STEPS):
         out = draft(features, ids, torch.arange(ids.shape[1])[None])
-        found.append(draft.logits(out)[0, -1])
+        scores.append(draft.logits(out)[0, -1])
         features = torch.cat([features, out[:, -1:]], 1)
-        ids = torch.cat([ids, draft.to_target(found[-1].argmax(-1)).view(1, 1)], 1)
-    return found
+        ids = torch.cat([ids, draft.to_target(scores[-1].argmax(-1)).view(1, 1)], 1)
+    return scores
 
 
 def classes(file: Path, names: tuple[str, ...]) -> dict[str, Any]:
@@ -172,9 +172,9 @@ def classes(file: Path, names: tuple[str, ...]) -> dict[str, Any]:
     tree = ast.parse(file.read_text())
     tree.body = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in names]
     tokenizer = SimpleNamespace(from_pretrained=lambda *_: None)
-    found: dict[str, Any] = {"torch": torch, "nn": nn, "AutoTokenizer": tokenizer, "mc_sim_7b_63": ()}
-    exec(compile(tree, str(file), "exec"), found)
-    return found
+    namespace: dict[str, Any] = {"torch": torch, "nn": nn, "AutoTokenizer": tokenizer, "mc_sim_7b_63": ()}
+    exec(compile(tree, str(file), "exec"), namespace)
+    return namespace
 
 
 def medusa_cases(checkout: Path, base: Base, scratch: Path) -> Iterator[Case]:
@@ -198,10 +198,10 @@ def medusa_cases(checkout: Path, base: Base, scratch: Path) -> Iterator[Case]:
             ("Medusa, two blocks", 2, "medusa_lm_head.pt"),
         )
     ):
-        made = host(SimpleNamespace(medusa_num_heads=3, medusa_num_layers=layers, **sizes))
-        yield medusa_case(name, made, layers, file, base, scratch / f"medusa{number}", {"medusa_forward": True})
-    made = legacy(base.model, 3, 1, "tiny")
-    yield medusa_case("Medusa, version 2", made, 1, "medusa_lm_head.pt", base, scratch / "medusa-v2", {})
+        module = host(SimpleNamespace(medusa_num_heads=3, medusa_num_layers=layers, **sizes))
+        yield medusa_case(name, module, layers, file, base, scratch / f"medusa{number}", {"medusa_forward": True})
+    module = legacy(base.model, 3, 1, "tiny")
+    yield medusa_case("Medusa, version 2", module, 1, "medusa_lm_head.pt", base, scratch / "medusa-v2", {})
 
 
 @torch.no_grad()
@@ -218,14 +218,14 @@ def medusa_case(name: str, network: Any, layers: int, file: str, base: Base, fol
 
 def run(eagle: str, medusa: str) -> list[Case]:
     """All cases of the checkouts that are given."""
-    found: list[Case] = []
+    results: list[Case] = []
     makers: tuple[tuple[str, Callable[[Path, Base, Path], Iterator[Case]]], ...]
     makers = ((eagle, eagle_cases), (medusa, medusa_cases))
-    with tempfile.TemporaryDirectory() as made:
-        base = load_base(make_tiny_base(Path(made) / "tiny", num_hidden_layers=8))
+    with tempfile.TemporaryDirectory() as folder:
+        base = load_base(make_tiny_base(Path(folder) / "tiny", num_hidden_layers=8))
         for checkout, cases in makers:
-            found += cases(Path(checkout).resolve(), base, Path(made)) if checkout else []
-    return found
+            results += cases(Path(checkout).resolve(), base, Path(folder)) if checkout else []
+    return results
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -233,12 +233,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--eagle", default="", help="checkout of SafeAILab/EAGLE")
     parser.add_argument("--medusa", default="", help="checkout of FasterDecoding/Medusa")
     parser.add_argument("--json", default="", help="file for the figures")
-    asked = parser.parse_args(argv)
-    cases = run(asked.eagle, asked.medusa)
+    args = parser.parse_args(argv)
+    cases = run(args.eagle, args.medusa)
     for case in cases:
         print(f"{case.name:36} {case.difference:.1e}  {'same' if case.passed else 'DIFFERS'}")
-    if asked.json:
-        write_json(asked.json, [{**vars(case), "passed": case.passed} for case in cases])
+    if args.json:
+        write_json(args.json, [{**vars(case), "passed": case.passed} for case in cases])
     return 0 if cases and all(case.passed for case in cases) else 1
 
 

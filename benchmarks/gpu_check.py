@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.gpu_claims import Bench, Claim, Found, OutOfTime, Part, first_line
+from benchmarks.gpu_claims import Bench, Claim, Findings, OutOfTime, Part, first_line
 from benchmarks.gpu_exactness import agreement, exactness, graphs
 from benchmarks.gpu_speed import large_shape, racing
 from benchmarks.gpu_work import generation, training, two_jobs
@@ -59,16 +59,16 @@ class Report:
     seconds: float = 0.0
     peak_mib: int = 0
     ran: bool = True
-    found: Found = field(default_factory=Found)
+    findings: Findings = field(default_factory=Findings)
 
 
 def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[Report]:
     """Every part in turn; those whose turn comes after the deadline are not run."""
-    made = []
+    reports = []
     for name, part in (parts or PARTS).items():
-        made.append(attempt(bench, name, part))
-        print(f"{name}: {made[-1].seconds} s{'' if made[-1].ran else ', not run to its end'}", file=sys.stderr)
-    return made
+        reports.append(attempt(bench, name, part))
+        print(f"{name}: {reports[-1].seconds} s{'' if reports[-1].ran else ', not run to its end'}", file=sys.stderr)
+    return reports
 
 
 def attempt(bench: Bench, name: str, part: Part) -> Report:
@@ -77,11 +77,11 @@ def attempt(bench: Bench, name: str, part: Part) -> Report:
     try:
         bench.check_time()
         clear(bench.device)
-        report.found = part(bench)
+        report.findings = part(bench)
     except OutOfTime:
         report.ran = False
     except Exception as error:
-        report.found = Found([Claim(f"{name} runs to its end", "no error", first_line(error), False)])
+        report.findings = Findings([Claim(f"{name} runs to its end", "no error", first_line(error), False)])
     report.seconds, report.peak_mib = round(time.monotonic() - began, 1), peak_mib(bench.device)
     return report
 
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
         reports = check(bench)
-    claims = [claim for report in reports for claim in report.found.claims]
+    claims = [claim for report in reports for claim in report.findings.claims]
     claims.append(in_time(reports, time.monotonic() - began, args.minutes))
     return {
         "date": date.today().isoformat(),
@@ -124,7 +124,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began),
         "claims": [asdict(claim) for claim in claims],
         "parts": [
-            {"name": r.name, "seconds": r.seconds, "peak_mib": r.peak_mib, "ran": r.ran, "figures": r.found.figures}
+            {"name": r.name, "seconds": r.seconds, "peak_mib": r.peak_mib, "ran": r.ran, "figures": r.findings.figures}
             for r in reports
         ],
     }

@@ -85,14 +85,14 @@ class Claim:
 
 
 @dataclass
-class Found:
+class Findings:
     """What a part found: its claims, and figures that no claim is about, by name."""
 
     claims: list[Claim] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
-    def __add__(self, other: "Found") -> "Found":
-        return Found(self.claims + other.claims, self.figures | other.figures)
+    def __add__(self, other: "Findings") -> "Findings":
+        return Findings(self.claims + other.claims, self.figures | other.figures)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Bench:
         return Claim(name, goal, figure, None if self.dry else met)
 
 
-Part = Callable[[Bench], Found]
+Part = Callable[[Bench], Findings]
 
 
 def first_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.decode import prompts_of
 from benchmarks.exactness import Outcome, Reference, compare, reference, verdict
-from benchmarks.gpu_claims import AGREEMENT_GOAL, Bench, Claim, Found, first_line
+from benchmarks.gpu_claims import AGREEMENT_GOAL, Bench, Claim, Findings, first_line
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
@@ -63,7 +63,7 @@ class Subject:
 
 
 @dataclass
-class Followed:
+class GuidedRun:
     """One prompt on which we were led along the reference: its tokens, and where ours was another, by how much the
     reference preferred its own to the next (logits)."""
 
@@ -71,43 +71,43 @@ class Followed:
     gaps: list[float] = field(default_factory=list)
 
 
-def exactness(bench: Bench) -> Found:
+def exactness(bench: Bench) -> Findings:
     """fp32: every drafter's output is transformers', token for token."""
-    return Found([_exact(name, by_base) for name, by_base in swept(bench, "float32", compare).items()])
+    return Findings([_exact(name, by_base) for name, by_base in swept(bench, "float32", compare).items()])
 
 
-def agreement(bench: Bench) -> Found:
+def agreement(bench: Bench) -> Findings:
     """bf16: every drafter's output follows transformers' but where rounding decides."""
-    return Found([_agrees(name, by_base) for name, by_base in swept(bench, "bfloat16", followed).items()])
+    return Findings([_agrees(name, by_base) for name, by_base in swept(bench, "bfloat16", follow_reference).items()])
 
 
-def followed(target: Target, drafter: Drafter, expected: Reference) -> Followed:
+def follow_reference(target: Target, drafter: Drafter, expected: Reference) -> GuidedRun:
     """Our tokens beside the reference's; after each that differs the reference's text goes on."""
-    found, start = Followed(len(expected.tokens)), 0
+    run, start = GuidedRun(len(expected.tokens)), 0
     while start < len(expected.tokens):
         prompt = expected.prompt + expected.tokens[:start]
         steps = generate(target, drafter, prompt, GenerateConfig(max_tokens=len(expected.tokens) - start))
         start += common_prefix([t.id for step in steps for t in step.tokens], expected.tokens[start:])
         if start < len(expected.tokens):
-            found.gaps.append(expected.gaps[start])
+            run.gaps.append(expected.gaps[start])
             start += 1
-    return found
+    return run
 
 
 def swept(bench: Bench, dtype: str, judge: Judge) -> Results:
     """`judge` on every prompt of every base with every drafter. Raises OutOfTime between two of them."""
-    made: Results = defaultdict(dict)
+    results: Results = defaultdict(dict)
     for name in (*FAMILIES, *([STARTER] if not bench.dry and (bench.starter / "config.json").exists() else [])):
         bench.check_time()
         try:
             subject = starter(bench, dtype) if name == STARTER else tiny(bench, name, dtype)
         except Exception as error:  # one family that cannot be loaded is no reason to skip the others
-            made["every drafter"][name] = first_line(error)
+            results["every drafter"][name] = first_line(error)
             continue
         for drafter, make in subject.drafters.items():
             bench.check_time()
-            made[drafter][name] = _judged(subject, make, judge)
-    return made
+            results[drafter][name] = _judged(subject, make, judge)
+    return results
 
 
 def _judged(subject: Subject, make: Callable[[Reference], Drafter], judge: Judge) -> list[Any] | str:
@@ -138,8 +138,8 @@ def starter(bench: Bench, dtype: str) -> Subject:
     expected = [reference(theirs, prompt, bench.sizes.answer_tokens) for prompt in prompts]
     head = load_draft(bench.head, own)
     target = fast_target(own, STARTER_CONTEXT)
-    made = {"plain": (None, {}), "n-gram": (None, {"drafter": "ngram"}), "starter's head": (head, {})}
-    return Subject(STARTER, target, expected, {name: _maker(target, *one) for name, one in made.items()})
+    choices = {"plain": (None, {}), "n-gram": (None, {"drafter": "ngram"}), "starter's head": (head, {})}
+    return Subject(STARTER, target, expected, {name: _maker(target, *one) for name, one in choices.items()})
 
 
 def endless(base: Base) -> Base:
@@ -171,7 +171,7 @@ def noisy(base: Base) -> StandaloneDraft:
 
 def drafters(target: Target, drafts: dict[str, Any]) -> dict[str, Callable[[Reference], Drafter]]:
     """Makers of drafters by name; `replayed` drafts the right tokens, on one path of a tree after the other."""
-    made = {
+    choices = {
         "plain": (None, {}),
         "n-gram": (None, {"drafter": "ngram", "width": 3, "depth": 4}),
         "Medusa": (drafts["medusa"], {"tree": CHOICES}),
@@ -181,7 +181,7 @@ def drafters(target: Target, drafts: dict[str, Any]) -> dict[str, Callable[[Refe
         "standalone": (drafts["draft"], {"tree": CHOICES}),
     }
     shape, size = shape_from_choices(CHOICES), target.base.vocab_size
-    makers = {name: _maker(target, *one) for name, one in made.items()}
+    makers = {name: _maker(target, *one) for name, one in choices.items()}
     return makers | {"replayed": lambda expected: ReplayDrafter(expected.tokens, shape, size)}
 
 
@@ -190,10 +190,10 @@ def _maker(target: Target, draft: Any, options: dict[str, Any]) -> Callable[[Ref
 
 
 def _exact(name: str, by_base: dict[str, list[Outcome] | str]) -> Claim:
-    outcomes = [one for found in by_base.values() if isinstance(found, list) for one in found]
+    outcomes = [one for result in by_base.values() if isinstance(result, list) for one in result]
     wrong = list(_errors(by_base))
-    for base, found in by_base.items():
-        apart = [one.difference for one in found if one.difference] if isinstance(found, list) else []
+    for base, result in by_base.items():
+        apart = [one.difference for one in result if one.difference] if isinstance(result, list) else []
         wrong += [f"{base}: another token at {one['at']}, gap {one['gap']:.3g}" for one in apart[:1]]
     total = verdict(outcomes)
     counts = f"{len(by_base)} bases, {total['tokens']} tokens, {len(total['ties'])} ties"
@@ -206,8 +206,8 @@ def _exact(name: str, by_base: dict[str, list[Outcome] | str]) -> Claim:
     )
 
 
-def _agrees(name: str, by_base: dict[str, list[Followed] | str]) -> Claim:
-    answers = [one for found in by_base.values() if isinstance(found, list) for one in found]
+def _agrees(name: str, by_base: dict[str, list[GuidedRun] | str]) -> Claim:
+    answers = [one for result in by_base.values() if isinstance(result, list) for one in result]
     tokens, gaps = sum(one.tokens for one in answers), [gap for one in answers for gap in one.gaps]
     share, wrong = 1 - len(gaps) / max(tokens, 1), list(_errors(by_base))
     figure = f"{len(by_base)} bases, {share:.1%} of {tokens} tokens, largest gap {max(gaps, default=0):.2g}"
@@ -220,20 +220,20 @@ def _agrees(name: str, by_base: dict[str, list[Followed] | str]) -> Claim:
 
 
 def _errors(by_base: dict[str, list[Any] | str]) -> Iterator[str]:
-    return (f"{base}: {found}" for base, found in by_base.items() if isinstance(found, str))
+    return (f"{base}: {result}" for base, result in by_base.items() if isinstance(result, str))
 
 
-def graphs(bench: Bench) -> Found:
+def graphs(bench: Bench) -> Findings:
     """Graphs are captured and replayed, and say what the forward says without them; on another GPU than the current
     one too, where there are two."""
-    found = on_device(bench, bench.device)
+    findings = on_device(bench, bench.device)
     if bench.dry or torch.cuda.device_count() < 2:
-        return found + Found([Claim("graphs on a GPU that is not the current one", "as above", "one GPU here")])
+        return findings + Findings([Claim("graphs on a GPU that is not the current one", "as above", "one GPU here")])
     other = torch.device("cuda", 1 - torch.cuda.current_device() % 2)
-    return found + on_device(bench, other)
+    return findings + on_device(bench, other)
 
 
-def on_device(bench: Bench, device: torch.device) -> Found:
+def on_device(bench: Bench, device: torch.device) -> Findings:
     """Both claims for one device, and milliseconds of a forward of 1 and 8 nodes with and without graphs."""
     target, eager = two_targets(bench.scratch / "graphs", device)
     own = target.base.forward.graphs or GraphedForward(target.base.forward, capture=False)
@@ -254,18 +254,18 @@ def on_device(bench: Bench, device: torch.device) -> Found:
         ),
         Claim(f"a replay gives the forward's logits, {device}", f"within {CLOSE:g}", f"{apart:.2g}", apart <= CLOSE),
     ]
-    return Found(claims, {f"{device}: ms by nodes with graphs": spent["graphs"], "without": spent["none"]})
+    return Findings(claims, {f"{device}: ms by nodes with graphs": spent["graphs"], "without": spent["none"]})
 
 
 def two_targets(folder: Path, device: torch.device) -> tuple[Target, Target]:
     """Two targets of one tiny base on `device`, their caches reserved and zero, as graphs need them."""
     base = load_base(folder if folder.exists() else make_tiny_base(folder), device=str(device))
-    made = fast_target(base, GRAPH_CONTEXT), fast_target(base, GRAPH_CONTEXT)
-    heads = made[0].forward.heads
-    for target in made:
+    targets = fast_target(base, GRAPH_CONTEXT), fast_target(base, GRAPH_CONTEXT)
+    heads = targets[0].forward.heads
+    for target in targets:
         target.cache.reserve(heads.keys, heads.dim, base.dtype, base.device, 1)
         target.cache.keys.zero_(), target.cache.values.zero_()
-    return made
+    return targets
 
 
 def one_tree(target: Target, eager: Target, own: GraphedForward) -> float:
@@ -273,10 +273,10 @@ def one_tree(target: Target, eager: Target, own: GraphedForward) -> float:
     shape = shape_from_choices(CHOICES)
     first = 20 + len(target.ids) % 200
     tree, layers = DraftTree(tuple(range(first, first + len(shape))), shape), (0, 2)
-    found: list[Scored] = []
+    scores: list[Scored] = []
     for one, used in ((target, own), (eager, None)):
         one.forward.graphs = used
-        found.append(one.score(tree, layers))
+        scores.append(one.score(tree, layers))
         one.commit(tree, (0, *shape.paths[0]))
-    a, b = found
+    a, b = scores
     return max(float((a.logits - b.logits).abs().max()), float((a.features - b.features).abs().max()))

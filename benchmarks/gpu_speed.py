@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks import decode
-from benchmarks.gpu_claims import BANDWIDTH_GOAL, SPEED_GOAL, Bench, Found
+from benchmarks.gpu_claims import BANDWIDTH_GOAL, SPEED_GOAL, Bench, Findings
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -26,32 +26,34 @@ COPIES = 9
 WARM_UP_STEPS = 4
 
 
-def racing(dtype: str) -> Callable[[Bench], Found]:
+def racing(dtype: str) -> Callable[[Bench], Findings]:
     """The part that races in `dtype`."""
     return lambda bench: race(bench, dtype)
 
 
-def race(bench: Bench, dtype: str) -> Found:
+def race(bench: Bench, dtype: str) -> Findings:
     """Plain, prompt lookup and the starter's head against transformers.generate, batch 1, greedy; and the cost of a
     verification of 1 … 64 nodes relative to one."""
-    found = decode.race(decode.parse(arguments(bench)), dtype)
-    ratio = found["contenders"]["ours plain"]["ratio_to_transformers"]
+    results = decode.race(decode.parse(arguments(bench)), dtype)
+    ratio = results["contenders"]["ours plain"]["ratio_to_transformers"]
     claim = bench.gpu_claim(
         f"{dtype}, plain beside transformers.generate, starter, batch 1",
         f"≥ {SPEED_GOAL:g} ×",
         f"{ratio:.2f} ×",
         ratio >= SPEED_GOAL,
     )
-    costs = {f"{dtype}, cost by nodes, {name}": relative(ms) for name, ms in found["forward_ms"].items()}
-    return Found([claim], {**speeds(found["contenders"], dtype), **costs, f"{dtype}, a step, ms": found["step_ms"]})
+    costs = {f"{dtype}, cost by nodes, {name}": relative(ms) for name, ms in results["forward_ms"].items()}
+    return Findings(
+        [claim], {**speeds(results["contenders"], dtype), **costs, f"{dtype}, a step, ms": results["step_ms"]}
+    )
 
 
 def arguments(bench: Bench) -> list[str]:
     """What benchmarks.decode is told."""
     sizes = bench.sizes
-    made = ["--model", str(bench.starter), "--questions", str(BUILT_IN), "--checkpoint", str(bench.head)]
-    made += ["--limit", str(sizes.questions), "--max-tokens", str(sizes.answer_tokens)]
-    return [*made, "--device", str(bench.device), "--context", str(CONTEXT)]
+    words = ["--model", str(bench.starter), "--questions", str(BUILT_IN), "--checkpoint", str(bench.head)]
+    words += ["--limit", str(sizes.questions), "--max-tokens", str(sizes.answer_tokens)]
+    return [*words, "--device", str(bench.device), "--context", str(CONTEXT)]
 
 
 def speeds(contenders: dict[str, dict[str, Any]], dtype: str) -> dict[str, str]:
@@ -69,7 +71,7 @@ def relative(costs: dict[int, float]) -> dict[str, Any]:
     return {"1": f"{one:g} ms"} | {str(n): f"{ms / max(one, 1e-9):.2f} ×" for n, ms in costs.items() if n > 1}
 
 
-def large_shape(bench: Bench) -> Found:
+def large_shape(bench: Bench) -> Findings:
     """Plain decoding with the shape of Llama-3-8B in bf16, its weights random and made on the device: bytes of weights
     read a second, beside what a large copy moves."""
     moved = bandwidth(bench.device, bench.sizes.copied_mib)
@@ -89,7 +91,7 @@ def large_shape(bench: Bench) -> Found:
         "ms a token": round(seconds * 1e3, 3),
         "tokens/s": round(1 / seconds, 1),
     }
-    return Found([claim], figures)
+    return Findings([claim], figures)
 
 
 def bandwidth(device: torch.device, mib: int) -> float:

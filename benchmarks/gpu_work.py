@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.answers import Wanted, make_answers
+from benchmarks.answers import AnswerRequest, make_answers
 from benchmarks.datagen_side import ours
-from benchmarks.gpu_claims import Bench, Claim, Found, OutOfTime
+from benchmarks.gpu_claims import Bench, Claim, Findings, OutOfTime
 from benchmarks.gpu_exactness import tiny
 from evaluation.questions import BUILT_IN
 from evaluation.ties import TIE, first_difference
@@ -41,9 +41,9 @@ class Kept(Silent):
         self.steps.append(values)
 
 
-def training(bench: Bench) -> Found:
+def training(bench: Bench) -> Findings:
     """Real tokens a second of EAGLE-3 and Medusa on the starter, the frozen base running in every step."""
-    sizes, found = bench.sizes, Found()
+    sizes, findings = bench.sizes, Findings()
     data = write_answers(bench.scratch / "rows", sizes.rows, sizes.row_tokens)
     for method, settings in METHODS.items():
         bench.check_time()
@@ -52,8 +52,8 @@ def training(bench: Bench) -> Found:
         loss = steps[-1]["train/loss"]
         claim = Claim(f"{method} trains on the starter", f"{sizes.steps} steps", f"{len(steps)}, loss {loss:.2f}")
         claim.holds = len(steps) == sizes.steps
-        found += Found([claim], {f"{method}, tokens/s": round(speed, 1)})
-    return found
+        findings += Findings([claim], {f"{method}, tokens/s": round(speed, 1)})
+    return findings
 
 
 def trained(bench: Bench, method: str, data: Path, settings: dict[str, Any]) -> list[dict[str, float]]:
@@ -78,15 +78,15 @@ def trained(bench: Bench, method: str, data: Path, settings: dict[str, Any]) -> 
     return reporter.steps
 
 
-def generation(bench: Bench) -> Found:
+def generation(bench: Bench) -> Findings:
     """Tokens a second of batched answers, as `speculoos generate` makes them; and are batches exact?"""
     sizes = bench.sizes
-    wanted = Wanted(sizes.answers, sizes.answer_tokens, batch_size=sizes.batch, device=str(bench.device))
-    report = make_answers(bench.starter, PROMPTS, bench.scratch / "answers", wanted, Silent())
+    request = AnswerRequest(sizes.answers, sizes.answer_tokens, batch_size=sizes.batch, device=str(bench.device))
+    report = make_answers(bench.starter, PROMPTS, bench.scratch / "answers", request, Silent())
     claim = Claim(f"{sizes.answers} prompts answered, {sizes.batch} at once", "all", f"{report['rows']}")
     claim.holds = report["complete"] and report["rows"] == sizes.answers and not report["failed"]
     speed = {f"{report['dtype']}, tokens/s": report["tokens_per_second"], "tokens": report["tokens"]}
-    return Found([claim, batches(bench)], speed)
+    return Findings([claim, batches(bench)], speed)
 
 
 def batches(bench: Bench) -> Claim:
@@ -96,9 +96,9 @@ def batches(bench: Bench) -> Claim:
         bench.check_time()
         subject = tiny(bench, family, "float32")
         expected = subject.expected * COPIES
-        made = ours(subject.target.base, [one.prompt for one in expected], bench.sizes.tokens, AT_ONCE)
-        answers += len(made)
-        for tokens, one in zip(made, expected, strict=True):
+        batch = ours(subject.target.base, [one.prompt for one in expected], bench.sizes.tokens, AT_ONCE)
+        answers += len(batch)
+        for tokens, one in zip(batch, expected, strict=True):
             at = first_difference(tokens, one.tokens)
             if at is not None and (at >= len(one.gaps) or one.gaps[at] > TIE):
                 wrong.append(f"{family}: another token at {at}")
@@ -106,20 +106,20 @@ def batches(bench: Bench) -> Claim:
     return Claim("fp32, batched: the tokens of transformers.generate", "all, ties aside", figure, not wrong)
 
 
-def two_jobs(bench: Bench) -> Found:
+def two_jobs(bench: Bench) -> Findings:
     """Two processes on one device, both comparing with transformers.generate in fp32: both end, both are exact."""
-    made = [bench.scratch / f"job-{number}.json" for number in range(JOBS)]
-    running = [started(bench, out) for out in made]
+    files = [bench.scratch / f"job-{number}.json" for number in range(JOBS)]
+    running = [started(bench, out) for out in files]
     try:
-        said = [(one.communicate(timeout=max(bench.seconds_left, 1))[0], one.returncode) for one in running]
+        outputs = [(one.communicate(timeout=max(bench.seconds_left, 1))[0], one.returncode) for one in running]
     except subprocess.TimeoutExpired:
         raise OutOfTime from None
     finally:
         for one in running:
             one.kill()
             one.wait()
-    claims = [_job(number, out, *one) for number, (out, one) in enumerate(zip(made, said, strict=True), 1)]
-    return Found(claims)
+    claims = [_job(number, out, *one) for number, (out, one) in enumerate(zip(files, outputs, strict=True), 1)]
+    return Findings(claims)
 
 
 def started(bench: Bench, out: Path) -> subprocess.Popen[str]:
@@ -134,12 +134,12 @@ def started(bench: Bench, out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=CLONE, env=environment, **pipes)
 
 
-def _job(number: int, out: Path, said: str, status: int) -> Claim:
+def _job(number: int, out: Path, output: str, status: int) -> Claim:
     """What one process found. Raises Unavailable with its last words where it found nothing."""
     if not out.exists():
-        raise Unavailable(f"job {number} ended with status {status}: {(said.strip().splitlines() or ['silent'])[-1]}")
-    found = json.loads(out.read_text())
-    tokens = sum(one["tokens"] for one in found.values())
-    wrong = [name for name, one in found.items() if not one["exact"]]
-    figure = f"{len(found)} drafters, {tokens} tokens" + (f"; different: {', '.join(wrong)}" if wrong else "")
+        raise Unavailable(f"job {number} ended with status {status}: {(output.strip().splitlines() or ['silent'])[-1]}")
+    outcomes = json.loads(out.read_text())
+    tokens = sum(one["tokens"] for one in outcomes.values())
+    wrong = [name for name, one in outcomes.items() if not one["exact"]]
+    figure = f"{len(outcomes)} drafters, {tokens} tokens" + (f"; different: {', '.join(wrong)}" if wrong else "")
     return Claim(f"fp32, job {number} of {JOBS} at once: the tokens of transformers.generate", "all", figure, not wrong)

@@ -15,7 +15,7 @@ from benchmarks.environments import make_environment
 from formats.checkpoint import read_object
 from formats.export import build
 from formats.imports.eagle3 import TWICE
-from formats.imports.run import Asked
+from formats.imports.run import Conversion
 from formats.imports.work import convert
 from formats.passages import PROMPTS, passages
 from models.base import Base, load_base
@@ -148,7 +148,7 @@ def read_there(
 def imported(folder: Path, base: Base, layout: str) -> Any:
     """The draft in `folder` as ours."""
     with tempfile.TemporaryDirectory() as scratch:
-        convert(asdict(Asked(str(folder), scratch, str(base.path), folder.name, layout=layout)))
+        convert(asdict(Conversion(str(folder), scratch, str(base.path), folder.name, layout=layout)))
         return load_draft(Path(scratch) / "draft", base)
 
 

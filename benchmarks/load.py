@@ -96,8 +96,8 @@ def processes(settings: Settings) -> dict[str, psutil.Process]:
     return {name: psutil.Process(states[name]["pid"]) for name in MEASURED if name in states}
 
 
-def cpu_seconds(found: dict[str, psutil.Process]) -> dict[str, float]:
-    return {name: sum(process.cpu_times()[:2]) for name, process in found.items()}
+def cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
 
 
 def shares(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
@@ -107,18 +107,18 @@ def shares(before: dict[str, float], after: dict[str, float], seconds: float) ->
 
 async def idle(target: Target, clients: int, seconds: float, settle: float = 0.0) -> dict[str, Any]:
     """So many Jobs pages, open and touched by nobody; counted once they have been open for `settle` seconds."""
-    async with _clients(target, clients) as made:
-        pages = [Page(client, "/jobs", target.note) for client in made]
+    async with _clients(target, clients) as connections:
+        pages = [Page(client, "/jobs", target.note) for client in connections]
         for page in pages:
             await page.open()
         settled = time.monotonic() + settle
         await asyncio.gather(*(page.stay(settled) for page in pages))
         polls = len(target.taken["poll"])
-        found = processes(target.settings)
-        before, began = cpu_seconds(found), time.monotonic()
+        programs = processes(target.settings)
+        before, began = cpu_seconds(programs), time.monotonic()
         await asyncio.gather(*(page.stay(began + seconds) for page in pages))
         passed = time.monotonic() - began
-        after = cpu_seconds(found)
+        after = cpu_seconds(programs)
     target_polls = len(target.taken["poll"]) - polls
     return {
         "pages": clients,
@@ -158,9 +158,9 @@ async def click_through_jobs(target: Target, page: Page, chance: random.Random) 
     """Another filter, then a job."""
     await page.act("jobs-filter", "change", chance.choice(["All", "Active", "Done"]))
     with db.reading(target.settings) as session:
-        found = list(session.scalars(select(Job.id).order_by(Job.created_at.desc()).limit(10)))
-    if found:
-        await page.pick("jobs-table", chance.choice(found))
+        ids = list(session.scalars(select(Job.id).order_by(Job.created_at.desc()).limit(10)))
+    if ids:
+        await page.pick("jobs-table", chance.choice(ids))
 
 
 @dataclass
@@ -182,12 +182,12 @@ class Streams:
                 target.failed.append(refused)
                 await asyncio.sleep(1)
                 continue
-            found = await follow(client, run.id)
+            result = await follow(client, run.id)
             with db.reading(target.settings) as session:
-                kept = runs.token_ids(session, run.id)
-            self.runs, self.tokens = self.runs + 1, self.tokens + len(kept)
-            self.reconnected += found.reconnected
-            self.dropped += found.token_ids != kept or not kept or found.end["state"] != "SUCCEEDED"
+                tokens = runs.token_ids(session, run.id)
+            self.runs, self.tokens = self.runs + 1, self.tokens + len(tokens)
+            self.reconnected += result.reconnected
+            self.dropped += result.token_ids != tokens or not tokens or result.end["state"] != "SUCCEEDED"
 
 
 async def importer(target: Target, folder: Path, until: float) -> int:
@@ -204,31 +204,31 @@ async def importer(target: Target, folder: Path, until: float) -> int:
     return count
 
 
-async def sampler(found: dict[str, psutil.Process], until: float) -> dict[str, list[tuple[float, float]]]:
+async def sampler(programs: dict[str, psutil.Process], until: float) -> dict[str, list[tuple[float, float]]]:
     """(seconds, MB) of each process, every few seconds."""
-    made: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
     began = time.monotonic()
     while time.monotonic() < until:
-        for name, process in found.items():
-            made[name].append((time.monotonic() - began, process.memory_info().rss / 2**20))
+        for name, process in programs.items():
+            samples[name].append((time.monotonic() - began, process.memory_info().rss / 2**20))
         await asyncio.sleep(min(SAMPLE_SECONDS, max(0.05, until - time.monotonic())))
-    return made
+    return samples
 
 
 def memory(samples: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
     """MB at the start, after the warm-up and at the end, and the slope since the warm-up (MB a minute)."""
-    made = {}
+    figures = {}
     for name, taken in samples.items():
         late = taken[int(len(taken) * WARM_UP) :]
         few = max(1, len(late) // 10)
         slope = statistics.linear_regression(*zip(*late, strict=True)).slope if len(late) > 2 else 0.0
-        made[name] = {
+        figures[name] = {
             "start_mb": round(taken[0][1], 1),
             "warm_mb": round(statistics.median(mb for _, mb in late[:few]), 1),
             "end_mb": round(statistics.median(mb for _, mb in late[-few:]), 1),
             "mb_per_minute": round(slope * 60, 3),
         }
-    return made
+    return figures
 
 
 async def browser(target: Target, path: str | None, until: float) -> int:
@@ -239,8 +239,8 @@ async def browser(target: Target, path: str | None, until: float) -> int:
 
     rounds = 0
     async with async_playwright() as playwright:
-        made = await playwright.chromium.launch(**launch_options(path or ""))
-        page = await made.new_page()
+        chromium = await playwright.chromium.launch(**launch_options(path or ""))
+        page = await chromium.new_page()
         page.on("pageerror", lambda error: target.failed.append(f"script: {error}"))
         while time.monotonic() < until:
             for address in PAGES:
@@ -251,7 +251,7 @@ async def browser(target: Target, path: str | None, until: float) -> int:
                 await _timed(target, "chromium pick a job", _pick(page))
                 await _timed(target, "chromium back to the list", _back(page))
             rounds += 1
-        await made.close()
+        await chromium.close()
     return rounds
 
 
@@ -278,26 +278,26 @@ async def _back(page: Any) -> None:
 
 async def busy(target: Target, options: argparse.Namespace, folder: Path, chromium: str | None) -> dict[str, Any]:
     """The second part."""
-    streams, found = Streams(), processes(target.settings)
-    before, began = cpu_seconds(found), time.monotonic()
+    streams, programs = Streams(), processes(target.settings)
+    before, began = cpu_seconds(programs), time.monotonic()
     until = began + options.seconds
-    async with _clients(target, options.clients + options.streams) as made:
-        visits = [visitor(target, made[n], n, until) for n in range(options.clients)]
-        reads = [streams.read(target, made[options.clients + n], n, until) for n in range(options.streams)]
+    async with _clients(target, options.clients + options.streams) as connections:
+        visits = [visitor(target, connections[n], n, until) for n in range(options.clients)]
+        reads = [streams.read(target, connections[options.clients + n], n, until) for n in range(options.streams)]
         browsing = [browser(target, chromium, until)] if options.browser else []
         counted = await asyncio.gather(
-            sampler(found, until), importer(target, folder, until), *browsing, *visits, *reads
+            sampler(programs, until), importer(target, folder, until), *browsing, *visits, *reads
         )
     passed = time.monotonic() - began
     again = processes(target.settings)
-    restarted = [name for name in found if again.get(name) != found[name]]
+    restarted = [name for name in programs if again.get(name) != programs[name]]
     return {
         "seconds": round(passed),
         "clients": options.clients,
         "streams": {"at_once": options.streams, **vars(streams)},
         "imports": counted[1],
         "chromium_rounds": counted[2] if options.browser else 0,
-        "cpu_share": shares(before, cpu_seconds(found), passed),
+        "cpu_share": shares(before, cpu_seconds(programs), passed),
         "memory": memory(counted[0]),
         "restarted": restarted,
     }
@@ -305,7 +305,7 @@ async def busy(target: Target, options: argparse.Namespace, folder: Path, chromi
 
 def queue_jobs(settings: Settings, count: int) -> None:
     """Rows that wait. Their message counts as just sent, so that nobody sends one and no worker begins them."""
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         for number in range(count):
             job = jobs.create(session, kind="train", queue="gpu", request={}, name=f"queued {number}")
             job.published_at = now() + timedelta(days=1)
@@ -359,19 +359,19 @@ async def measure(options: argparse.Namespace, folder: Path, chromium: str | Non
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--clients", type=int, default=50, help=f"open pages, at most {MOST_CLIENTS}")
-    made.add_argument("--streams", type=int, default=8, help="answers read at once")
-    made.add_argument("--seconds", type=float, default=1200.0, help=f"of the second part, at most {MOST_SECONDS}")
-    made.add_argument("--idle-seconds", type=float, default=60.0, help="of the first part")
-    made.add_argument("--jobs", type=int, default=200, help="queued jobs of the third part")
-    made.add_argument("--times", type=int, default=5, help="how often each page is opened in the third part")
-    made.add_argument("--no-browser", dest="browser", action="store_false", help="without the Chromium")
-    made.add_argument("--json", type=Path, help="write the result here too")
-    asked = made.parse_args(arguments)
-    if asked.clients > MOST_CLIENTS or asked.seconds > MOST_SECONDS:
-        made.error(f"at most {MOST_CLIENTS} clients and {MOST_SECONDS} s: this is a measurement, not an attack")
-    return asked
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=50, help=f"open pages, at most {MOST_CLIENTS}")
+    parser.add_argument("--streams", type=int, default=8, help="answers read at once")
+    parser.add_argument("--seconds", type=float, default=1200.0, help=f"of the second part, at most {MOST_SECONDS}")
+    parser.add_argument("--idle-seconds", type=float, default=60.0, help="of the first part")
+    parser.add_argument("--jobs", type=int, default=200, help="queued jobs of the third part")
+    parser.add_argument("--times", type=int, default=5, help="how often each page is opened in the third part")
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="without the Chromium")
+    parser.add_argument("--json", type=Path, help="write the result here too")
+    options = parser.parse_args(arguments)
+    if options.clients > MOST_CLIENTS or options.seconds > MOST_SECONDS:
+        parser.error(f"at most {MOST_CLIENTS} clients and {MOST_SECONDS} s: this is a measurement, not an attack")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -55,8 +55,8 @@ class Page:
 
     async def stay(self, until: float) -> None:
         """Keep the page open to this moment of `time.monotonic`, its timers ticking."""
-        asked = [self.changes.keep_asking(until)] if self.changes else []
-        await asyncio.gather(*(self._tick(event, until) for event in self._on("tick")), *asked)
+        polls = [self.changes.keep_asking(until)] if self.changes else []
+        await asyncio.gather(*(self._tick(event, until) for event in self._on("tick")), *polls)
 
     async def act(self, elem_id: str, trigger: str, value: Any = None, about: dict[str, Any] | None = None) -> float:
         """What a choice (`value`) or a click (`about` says at what) at a component does. Seconds it took."""
@@ -130,9 +130,9 @@ class Page:
         while (due := max(due + float(self.values[timer] or 1.0), time.monotonic())) < until:
             await asyncio.sleep(due - time.monotonic())
             if self.props[timer].get("active", True):
-                asked = time.perf_counter()
+                began = time.perf_counter()
                 await self.run(event)
-                self.noted("poll", time.perf_counter() - asked)
+                self.noted("poll", time.perf_counter() - began)
 
 
 @dataclass
@@ -163,22 +163,22 @@ class Changes:
         query = {"page": self.mark.get("page", ""), "id": row, "strip": self.tag}
         answer = await self.page.client.get("/api/changes", params=query)
         answer.raise_for_status()
-        found = answer.json()
-        if "strip" in found:
-            self.tag, self.strip = found["strip"]["tag"], found["strip"]["html"]
-        stale = self._is_stale(found["page"], row)
+        body = answer.json()
+        if "strip" in body:
+            self.tag, self.strip = body["strip"]["tag"], body["strip"]["html"]
+        stale = self._is_stale(body["page"], row)
         if stale:
             for event in self.page._on("stale", self.component):
                 await self.page.run(event)
-        self.pause = FIRST_SECONDS if stale else min(self.pause * GROWTH, float(found["wait"]))
+        self.pause = FIRST_SECONDS if stale else min(self.pause * GROWTH, float(body["wait"]))
 
     async def keep_asking(self, until: float) -> None:
         """For as long as the page is open and seen."""
         while time.monotonic() + self.pause < until:
             await asyncio.sleep(self.pause)
-            asked = time.perf_counter()
+            began = time.perf_counter()
             await self.look()
-            self.page.noted("poll", time.perf_counter() - asked)
+            self.page.noted("poll", time.perf_counter() - began)
         await asyncio.sleep(max(0.0, until - time.monotonic()))
 
     def _is_stale(self, signature: str, row: str) -> bool:
@@ -190,7 +190,7 @@ class Changes:
 
 
 @dataclass
-class Followed:
+class StreamResult:
     """What came through a run's stream: records by index in the order they came, and how it ended."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -206,38 +206,38 @@ class Followed:
 
 async def follow(
     client: httpx.AsyncClient, run_id: str, seconds: float = 300.0, begun: Callable[[], None] = lambda: None
-) -> Followed:
+) -> StreamResult:
     """Read a run's events to its end, asking again after the last one seen whenever the connection is lost.
 
     `begun` is called when the first record is here.
     """
-    found, last, lost_at = Followed(), "", 0.0
+    result, last, lost_at = StreamResult(), "", 0.0
     deadline = time.monotonic() + seconds
-    while not found.end:
+    while not result.end:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"run {run_id} did not end; {len(found.records)} records came")
+            raise TimeoutError(f"run {run_id} did not end; {len(result.records)} records came")
         try:
             headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
             async with client.stream("GET", f"/api/runs/{run_id}/events", headers=headers) as answer:
                 answer.raise_for_status()
                 async for name, number, data in _events(answer):
                     if lost_at:
-                        found.gaps.append(time.monotonic() - lost_at)
+                        result.gaps.append(time.monotonic() - lost_at)
                         lost_at = 0.0
                     last = number or last
                     if name == "step":
-                        if not found.records:
+                        if not result.records:
                             begun()
-                        found.records.append(data)
+                        result.records.append(data)
                     elif name == "end":
-                        found.end = data
+                        result.end = data
         except (httpx.TransportError, httpx.HTTPStatusError):
             pass
-        if not found.end:
+        if not result.end:
             lost_at = lost_at or time.monotonic()
-            found.reconnected += 1
+            result.reconnected += 1
             await asyncio.sleep(AGAIN_SECONDS)
-    return found
+    return result
 
 
 async def _events(answer: httpx.Response) -> Any:

@@ -38,28 +38,28 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=200, help="waiting jobs")
     parser.add_argument("--pages", type=int, default=50, help="idle pages")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long they idle")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     browser = find()
     if browser is None:
         sys.exit(HELP)
     with tempfile.TemporaryDirectory() as folder:
-        settings = prepare(Path(folder), asked.jobs)
+        settings = prepare(Path(folder), args.jobs)
         web = start(settings)
         try:
             opened = open_pages(settings, browser, web.pid)
-            idle = asyncio.run(idle_share(settings, web.pid, asked.pages, asked.seconds))
+            idle = asyncio.run(idle_share(settings, web.pid, args.pages, args.seconds))
         finally:
             web.terminate()
             web.wait()
-    found = {"jobs": asked.jobs, "open": opened, "idle_pages": asked.pages, "idle_share_of_a_core": idle}
-    print(json.dumps({**found, "load_average": os.getloadavg()[0]}, indent=1))
+    figures = {"jobs": args.jobs, "open": opened, "idle_pages": args.pages, "idle_share_of_a_core": idle}
+    print(json.dumps({**figures, "load_average": os.getloadavg()[0]}, indent=1))
 
 
 def prepare(folder: Path, count: int) -> Settings:
     """A home with `count` waiting jobs."""
     settings = load({"SPECULOOS_HOME": str(folder), "SPECULOOS_PORT": str(free_ports(1)[0])})
     db.upgrade(settings)
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         for number in range(count):
             jobs.create(session, kind="train", queue="gpu", request={"method": "medusa"}, name=f"Train heads {number}")
     return settings
@@ -82,7 +82,7 @@ def start(settings: Settings) -> subprocess.Popen[bytes]:
 def open_pages(settings: Settings, browser: str, pid: int) -> dict[str, dict[str, float]]:
     """Milliseconds for opening each page by its path: until the server had answered (p95), and of its processor (mean,
     which other work on the machine changes little)."""
-    found, web = {}, psutil.Process(pid)
+    pages, web = {}, psutil.Process(pid)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(**launch_options(browser))
         page = chromium.new_page()
@@ -90,9 +90,9 @@ def open_pages(settings: Settings, browser: str, pid: int) -> dict[str, dict[str
             before = web.cpu_times()
             answered = p95([open_once(page, address(settings) + path) for _ in range(TIMES)])
             cpu = seconds_between(before, web.cpu_times()) * 1000 / TIMES
-            found[path] = {"answered_p95": answered, "processor": round(cpu, 1)}
+            pages[path] = {"answered_p95": answered, "processor": round(cpu, 1)}
         chromium.close()
-    return found
+    return pages
 
 
 def open_once(page: Page, url: str) -> float:

@@ -147,7 +147,7 @@ def in_turn(runners: Sequence[Runner], number: int, plan: Plan) -> dict[str, dic
 
 
 def _environment(threads: int, tree: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     paths = {"PYTHONPATH": str(tree)} if "PYTHONPATH" in os.environ or tree != CLONE else {}
     quiet = {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
-    return {**kept, **paths, **quiet, "OMP_NUM_THREADS": str(threads)}
+    return {**inherited, **paths, **quiet, "OMP_NUM_THREADS": str(threads)}

@@ -16,9 +16,9 @@ OUTCOME = ("kills", "jobs", "lost", "doubled")
 """Columns of the first table; what else a drill counted is written in words."""
 
 
-def page(text: str, found: dict[str, Any]) -> str:
+def page(text: str, figures: dict[str, Any]) -> str:
     """The page's text with these figures in the place of the old ones."""
-    return between(text, BEGIN, END, tables(found))
+    return between(text, BEGIN, END, tables(figures))
 
 
 def between(text: str, begin: str, end: str, figures: str) -> str:
@@ -27,9 +27,9 @@ def between(text: str, begin: str, end: str, figures: str) -> str:
     return f"{before}{begin}\n{figures}\n{end}{rest.partition(end)[2]}"
 
 
-def tables(found: dict[str, Any]) -> str:
+def tables(figures: dict[str, Any]) -> str:
     """Machine, what each drill counted, how long recovery took, and the load."""
-    machine, drills = found["machine"], found["drills"]
+    machine, drills = figures["machine"], figures["drills"]
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}; "
         f"by `make drills`, each drill on the day and under the load (average of the last minute, before and after) of "
@@ -44,23 +44,23 @@ def tables(found: dict[str, Any]) -> str:
 
 def counted(drills: dict[str, Any]) -> list[str]:
     """One row a drill."""
-    made = ["| drill | kills | jobs | lost | doubled | also | took | date, load |", "| --- " * 8 + "|"]
+    lines = ["| drill | kills | jobs | lost | doubled | also | took | date, load |", "| --- " * 8 + "|"]
     for name, one in drills.items():
         also = [f"{words(key)} {plain(value)}" for key, value in one.items() if is_also(key)]
         when = f"{one['date']}, {one['load'][0]} to {one['load'][1]}"
         cells = [words(name), *(one.get(key, "") for key in OUTCOME), "; ".join(also), f"{one['seconds']} s", when]
-        made.append(row(cells))
-    return made
+        lines.append(row(cells))
+    return lines
 
 
 def recovered(drills: dict[str, Any]) -> list[str]:
     """Seconds until everything went on, by what was broken."""
-    made = ["| seconds to recover | times | median | 95 % | most |", "| --- " * 5 + "|"]
+    lines = ["| seconds to recover | times | median | 95 % | most |", "| --- " * 5 + "|"]
     for name, one in drills.items():
         for part, taken in one.get("recovery", {}).items():
             figures = [taken.get(key, "") for key in ("count", "median", "p95", "max")]
-            made.append(row([f"{part} ({words(name)})", *figures]))
-    return made
+            lines.append(row([f"{part} ({words(name)})", *figures]))
+    return lines
 
 
 def under_load(one: dict[str, Any]) -> list[str]:
@@ -116,9 +116,9 @@ def row(cells: list[Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figures", type=Path, help="the file DRILLS_OUT named")
-    asked = parser.parse_args(arguments)
-    found = json.loads(asked.figures.read_text(encoding="utf-8"))
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    args = parser.parse_args(arguments)
+    figures = json.loads(args.figures.read_text(encoding="utf-8"))
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

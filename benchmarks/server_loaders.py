@@ -54,17 +54,17 @@ FROM_TARGET = ("embed_tokens.weight", "model.embed_tokens.weight")
 def source(folder: Path, wheel: str, module: str) -> str | None:
     """The text of a module in a wheel; None where the wheel has none of that name."""
     name, version = wheel.split()
-    found = [*folder.glob(f"{name}-{version}-*.whl")]
-    if not found:
+    wheels = [*folder.glob(f"{name}-{version}-*.whl")]
+    if not wheels:
         command = ["pip", "download", "-q", "--no-deps", "-d", str(folder), f"{name}=={version}"]
         subprocess.run([sys.executable, "-m", *command], check=True)
-        found = [*folder.glob(f"{name}-{version}-*.whl")]
+        wheels = [*folder.glob(f"{name}-{version}-*.whl")]
     path = module.replace(".", "/") + ".py"
-    with zipfile.ZipFile(found[0]) as archive:
+    with zipfile.ZipFile(wheels[0]) as archive:
         return archive.read(path).decode() if path in archive.namelist() else None
 
 
-def made(server: str, module: Any, name: str, config: Any, base: Base) -> Any:
+def build_draft(server: str, module: Any, name: str, config: Any, base: Base) -> Any:
     """The draft class as its server makes it."""
     if server == "sglang":
         return getattr(module, name)(config)
@@ -97,7 +97,7 @@ def check(wheel: str, folder: Path, kind: str, base: Base, scratch: Path) -> Loa
     if not out.exists():
         build(checkpoint, base, server, out)
     config = SimpleNamespace(**read_object(out / "config.json"))
-    model = made(server, parts.run_source(module, text), name, config, base)
+    model = build_draft(server, parts.run_source(module, text), name, config, base)
     tensors = load_file(out / "model.safetensors")
     parts.reached.clear()
     model.load_weights((name, tensor) for name, tensor in tensors.items())
@@ -116,8 +116,8 @@ def unset(model: Any, kind: str) -> list[str]:
     """Parameters that nothing was loaded into and that the target does not fill: embeddings, and EAGLE-1's head."""
     filled = (*FROM_TARGET, *(("lm_head.weight",) if kind.startswith("eagle-") or kind == "eagle" else ()))
     unused = ".hidden_norm.weight" if kind == "eagle3-deep" else "?"  # vLLM makes one in every layer, uses the first's
-    found = [name for name, param in model.named_parameters() if param.is_floating_point() and not_loaded(param)]
-    return [name for name in found if name not in filled and not (unused in name and ".0." not in name)]
+    names = [name for name, param in model.named_parameters() if param.is_floating_point() and not_loaded(param)]
+    return [name for name in names if name not in filled and not (unused in name and ".0." not in name)]
 
 
 def not_loaded(param: torch.nn.Parameter) -> bool:
@@ -192,21 +192,21 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="Write the findings there.")
     arguments = parser.parse_args()
     arguments.wheels.mkdir(parents=True, exist_ok=True)
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as made_folder:
         scratch = Path(made_folder)
         base = load_base(make_tiny_base(scratch / "base", num_hidden_layers=8))
         for wheel in () if arguments.only_environments else WHEELS:
             for kind in EVERY:
                 if one := check(wheel, arguments.wheels, kind, base, scratch):
-                    found.append(one)
+                    results.append(one)
                     print(f"{'ok  ' if one.good else 'FAIL'} {one}", flush=True)
         for one in installed(arguments.environments, scratch):
-            found.append(one)
+            results.append(one)
             print(f"{'ok  ' if one.good else 'FAIL'} {one}", flush=True)
     if arguments.json:
-        write_json(arguments.json, [asdict(one) for one in found])
-    return 0 if found and all(one.good for one in found) else 1
+        write_json(arguments.json, [asdict(one) for one in results])
+    return 0 if results and all(one.good for one in results) else 1
 
 
 if __name__ == "__main__":

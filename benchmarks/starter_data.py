@@ -24,42 +24,42 @@ LONGEST = 900  # characters of a given prompt
 
 
 def main() -> None:
-    asked = _arguments()
-    torch.set_num_threads(asked.threads)
-    number, parts = map(int, asked.part.split("/"))
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    number, parts = map(int, args.part.split("/"))
     base = load_base(starter_path(), dtype=generation_dtype())
-    prompts = asked.out / f"prompts-{number}"
+    prompts = args.out / f"prompts-{number}"
     if not (prompts / "ready").exists():
-        rows = _prompts(base, asked, number, parts)
+        rows = _prompts(base, args, number, parts)
         _write(rows, prompts)
         (prompts / "ready").touch()
-    for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, asked.sampled // parts)):
+    for name, temperature, limit in (("greedy", 0.0, None), ("sampled", 0.7, args.sampled // parts)):
         options = GenerateOptions(
-            max_tokens=asked.max_tokens, temperature=temperature, batch_size=asked.batch, limit=limit, seed=1
+            max_tokens=args.max_tokens, temperature=temperature, batch_size=args.batch, limit=limit, seed=1
         )
-        print(generate_local(base, prompts, asked.out / f"{name}-{number}", options, ConsoleReporter()))
+        print(generate_local(base, prompts, args.out / f"{name}-{number}", options, ConsoleReporter()))
 
 
-def _prompts(base: Base, asked: argparse.Namespace, number: int, parts: int) -> list[dict]:
+def _prompts(base: Base, args: argparse.Namespace, number: int, parts: int) -> list[dict]:
     """This part's rows, shuffled: kinds are mixed, so that a run cut short still has some of each."""
-    given = _given(asked.prompts, asked.given)
-    made = [("given", text) for text in given] + varied_prompts()
-    rows = [{"category": kind, "text": text} for kind, text in made][number::parts]
-    wanted = asked.self_written // parts
+    given = _given(args.prompts, args.given)
+    prompts = [("given", text) for text in given] + varied_prompts()
+    rows = [{"category": kind, "text": text} for kind, text in prompts][number::parts]
+    count = args.self_written // parts
     rows += [
         {"category": "self-written", "text": text}
-        for text in self_written_prompts(base, wanted, batch_size=asked.batch, seed=100 + number)
+        for text in self_written_prompts(base, count, batch_size=args.batch, seed=100 + number)
     ]
     random.Random(number).shuffle(rows)
     return rows
 
 
-def _given(path: Path, wanted: int) -> list[str]:
+def _given(path: Path, count: int) -> list[str]:
     """A seeded choice of the file's first user turns, none longer than LONGEST characters."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     texts = [row["conversations"][0]["value"] for row in rows]
     texts = [text for text in dict.fromkeys(texts) if len(text) <= LONGEST]
-    return random.Random(0).sample(texts, min(wanted, len(texts)))
+    return random.Random(0).sample(texts, min(count, len(texts)))
 
 
 def _write(rows: list[dict], folder: Path) -> None:

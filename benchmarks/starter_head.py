@@ -47,11 +47,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--questions", type=Path, help="JSONL to measure on once trained")
     parser.add_argument("changes", nargs="*", help="setting=value")
-    asked = parser.parse_args()
-    config = read_recipe(RECIPE).config(parse_changes(asked.changes))
+    args = parser.parse_args()
+    config = read_recipe(RECIPE).config(parse_changes(args.changes))
     card = read_card(starter_path())
-    facts = merge(asked.data, asked.data / "answers", card)
-    notes = NOTES.format(changes=" ".join(asked.changes), **facts) + begun(config.draft_path)
+    facts = merge(args.data, args.data / "answers", card)
+    notes = NOTES.format(changes=" ".join(args.changes), **facts) + begun(config.draft_path)
     info = {
         "base": "starter",
         "base_sha256": card["weights_sha256"],
@@ -59,10 +59,10 @@ def main() -> None:
         "settings": config.to_json(),
         "notes": notes,
     }
-    done = train(config, starter_path(), asked.data / "answers", asked.out, asked.out, ConsoleReporter(), info)
+    done = train(config, starter_path(), args.data / "answers", args.out, args.out, ConsoleReporter(), info)
     print(json.dumps({"step": done.step, **done.figures, **keep_tree(done.folder)}))
-    if asked.questions:
-        print(json.dumps(measure(done.folder, asked.questions)))
+    if args.questions:
+        print(json.dumps(measure(done.folder, args.questions)))
 
 
 def begun(draft_path: str) -> str:

@@ -17,15 +17,17 @@ def varied_prompts(seed: int = 0) -> list[tuple[str, str]]:
     """(category, prompt) pairs, shuffled: about 1,600 different ones."""
     slots: Slots = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     draw = random.Random(seed)
-    made = [("code", _code(slots, draw, form, task)) for form, task in product(slots["code"], slots["tasks"])]
-    made += [("writing", _letter(slots, draw)) for _ in range(400)]
-    made += [("explain", form.format(topic=topic)) for form, topic in product(slots["explain"], slots["topics"])]
-    made += [("roleplay", f"Pretend to be {role} and {ask}.") for role, ask in product(slots["roles"], slots["asks"])]
-    made += [("extraction", _extraction(slots, draw)) for _ in range(350)]
-    made += [("reasoning", _reasoning(slots, draw)) for _ in range(350)]
-    made = list(dict.fromkeys(made))
-    draw.shuffle(made)
-    return made
+    prompts = [("code", _code(slots, draw, form, task)) for form, task in product(slots["code"], slots["tasks"])]
+    prompts += [("writing", _letter(slots, draw)) for _ in range(400)]
+    prompts += [("explain", form.format(topic=topic)) for form, topic in product(slots["explain"], slots["topics"])]
+    prompts += [
+        ("roleplay", f"Pretend to be {role} and {ask}.") for role, ask in product(slots["roles"], slots["asks"])
+    ]
+    prompts += [("extraction", _extraction(slots, draw)) for _ in range(350)]
+    prompts += [("reasoning", _reasoning(slots, draw)) for _ in range(350)]
+    prompts = list(dict.fromkeys(prompts))
+    draw.shuffle(prompts)
+    return prompts
 
 
 def _code(slots: Slots, draw: random.Random, form: str, task: str) -> str:
@@ -51,8 +53,8 @@ def _extraction(slots: Slots, draw: random.Random) -> str:
         return f"{name} from {city} bought {goods} for {price} dollars on {day} {month} {year}."
 
     orders = " ".join(order() for _ in range(draw.randint(2, 4)))
-    wanted, shape = draw.choice(slots["wanted"]), draw.choice(slots["formats"])
-    return f"Extract {wanted} from the following text. {shape}\n\n{orders}"
+    fields, shape = draw.choice(slots["wanted"]), draw.choice(slots["formats"])
+    return f"Extract {fields} from the following text. {shape}\n\n{orders}"
 
 
 def _reasoning(slots: Slots, draw: random.Random) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.answers import Wanted, make_answers
+from benchmarks.answers import AnswerRequest, make_answers
 from benchmarks.environments import make_environment
 from benchmarks.plan import Plan, Settings, conversations
 from benchmarks.race import PEERS, Contender, add_options, in_turn, ours, peer, started
@@ -88,14 +88,14 @@ def against(rounds: list[dict[str, Any]], figures: dict[str, Any], method: str, 
         for mine in (OURS, OURS_FP32)
         if mine in figures
     }
-    made: dict[str, Any] = {"times_as_fast": ratios}
+    result: dict[str, Any] = {"times_as_fast": ratios}
     if OURS in figures and OURS_FP32 in figures:
-        made["loss_difference"] = round(max(_differences(rounds)), 5)
+        result["loss_difference"] = round(max(_differences(rounds)), 5)
     if wanted := _wanted(figures, ratios.get(OURS, {}), method):
-        made["wanted"] = wanted
-    if "loss_difference" in made and "wanted" in made:
-        made["wanted"]["loss within 1 % of all fp32"] = made["loss_difference"] <= 0.01
-    return made
+        result["wanted"] = wanted
+    if "loss_difference" in result and "wanted" in result:
+        result["wanted"]["loss within 1 % of all fp32"] = result["loss_difference"] <= 0.01
+    return result
 
 
 def _wanted(figures: dict[str, Any], ratios: dict[str, float], method: str) -> dict[str, bool]:
@@ -136,25 +136,25 @@ def table(result: dict[str, Any]) -> str:
         f"load {result['load'][0]} to {result['load'][1]}; {data['conversations']} conversations, "
         f"{data['tokens']} tokens ({data['answer_tokens']} of answers), padding {data['padding']:.1%}.",
     ]
-    for method, found in result["methods"].items():
+    for method, numbers in result["methods"].items():
         lines += [
             f"\n**{method}**",
             "",
             "| | real tokens/s | ours is × | all-fp32 ours is × | peak MiB | trained | versions |",
         ]
         lines.append("| --- " * 7 + "|")
-        for name, one in found["contenders"].items():
-            ratios = [found["times_as_fast"].get(mine, {}).get(name, "") for mine in (OURS, OURS_FP32)]
+        for name, one in numbers["contenders"].items():
+            ratios = [numbers["times_as_fast"].get(mine, {}).get(name, "") for mine in (OURS, OURS_FP32)]
             versions = ", ".join(f"{k} {v}" for k, v in one["versions"].items())
             millions = f"{one['trainable'] / 1e6:.1f} M"
             row = (name, one["tokens_per_second"], *ratios, one["peak_memory_mb"], millions, versions)
             lines.append("| " + " | ".join(map(str, row)) + " |")
-        if "loss_difference" in found:
+        if "loss_difference" in numbers:
             lines.append(
-                f"\nLargest difference of our losses, bf16 base against all fp32: {found['loss_difference']:.2%}."
+                f"\nLargest difference of our losses, bf16 base against all fp32: {numbers['loss_difference']:.2%}."
             )
-        lines += [f"{name}: not raced, {reason}." for name, reason in found["not_raced"].items()]
-        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in found.get("wanted", {}).items()]
+        lines += [f"{name}: not raced, {reason}." for name, reason in numbers["not_raced"].items()]
+        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in numbers.get("wanted", {}).items()]
     return "\n".join(lines)
 
 
@@ -177,7 +177,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
     if args.prompts and not (args.data / "dataset.json").exists():
-        make_answers(args.base, args.prompts, args.data, Wanted(args.conversations))
+        make_answers(args.base, args.prompts, args.data, AnswerRequest(args.conversations))
     rows = conversations(args.base, args.data, args.max_length)[: args.conversations]
     epochs = args.warm_up + args.rounds  # more than enough steps; the rounds end the race
     plan = Plan.make(rows, args.batch_tokens, epochs, Settings())

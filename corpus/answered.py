@@ -29,7 +29,7 @@ ANSWERED_FIELDS = FIELDS | {"tools", "truncated", *FINISH}
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredRow:
     """One conversation that ends with an answer; `finish` says of each answer whether a limit cut it ("length") or it
     ended by itself ("stop")."""
 
@@ -48,19 +48,19 @@ class Answered:
 
     def to_json(self) -> dict[str, Any]:
         """The line of a data set folder."""
-        made = {"id": row_id(self.line, self.part), "messages": self.messages, "finish": self.finish}
+        row = {"id": row_id(self.line, self.part), "messages": self.messages, "finish": self.finish}
         extra = {"tools": self.tools, "category": self.category, "source": {"line": self.line, **self.source}}
-        return made | {key: value for key, value in extra.items() if value}
+        return row | {key: value for key, value in extra.items() if value}
 
 
 def read_answered(
     path: str | Path, limit: int | None = None, max_rows: int = DEFAULT_MAX_ROWS
-) -> Iterator[Answered | BadRow]:
+) -> Iterator[AnsweredRow | BadRow]:
     """Every row of a file of answered conversations, good or bad, in order: see `corpus.rows.parsed_rows`."""
     return parsed_rows(path, parse, ANSWERED_FIELDS, limit, max_rows)
 
 
-def parse(line: int, value: Any) -> Answered:
+def parse(line: int, value: Any) -> AnsweredRow:
     """The conversation of one record. Raises BadRecord where it holds none that can be learned from."""
     record = record_of(value)
     turns = messages_of(record, _message)
@@ -70,7 +70,7 @@ def parse(line: int, value: Any) -> Answered:
     if filled(record.get("system")) and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(record["system"], "system")})
     tools = _tools(record["tools"]) if filled(record.get("tools")) else []
-    row = Answered(line, messages, finish, tools, category_of(record), origin_of(record))
+    row = AnsweredRow(line, messages, finish, tools, category_of(record), origin_of(record))
     check_text(row.to_json())
     return row
 
@@ -94,22 +94,22 @@ def _message(item: Any, where: str) -> Message:
 
 def _of_answer(item: Mapping[str, Any], where: str) -> Message:
     """What only answers have: reasoning, calls of tools, how it ended."""
-    found: Message = {}
+    fields: Message = {}
     if reasoning := next((item[key] for key in REASONING if filled(item.get(key))), None):
-        found["reasoning_content"] = text_of(reasoning, where)
+        fields["reasoning_content"] = text_of(reasoning, where)
     if filled(item.get("tool_calls")):
-        found["tool_calls"] = [_call(call, where) for call in list_of(item["tool_calls"], f"{where}.tool_calls")]
+        fields["tool_calls"] = [_call(call, where) for call in list_of(item["tool_calls"], f"{where}.tool_calls")]
     if ending := next((item[key] for key in FINISH if isinstance(item.get(key), str)), ""):
-        found["finish"] = ending
-    return found
+        fields["finish"] = ending
+    return fields
 
 
 def _tools(value: Any) -> list[dict[str, Any]]:
     """What the model was told it could call."""
-    found = list_of(value, "tools") if not isinstance(value, str) or value.lstrip().startswith("[") else None
-    if found is None or not all(isinstance(tool, dict) for tool in found):
+    tools = list_of(value, "tools") if not isinstance(value, str) or value.lstrip().startswith("[") else None
+    if tools is None or not all(isinstance(tool, dict) for tool in tools):
         raise BadRecord("tools: expected a list of objects")
-    return found
+    return tools
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def _trimmed(turns: list[Message], endings: list[str]) -> tuple[list[Message], l
     if last < first:
         raise BadRecord("no answer: no assistant turn follows a question")
     greetings = sum(turn["role"] == "assistant" for turn in turns[:first])
-    kept = [turn for turn in turns[:first] if turn["role"] == "system"] + turns[first : last + 1]
-    return kept, ["length" if ending in CUT else "stop" for ending in endings[greetings:]]
+    conversation = [turn for turn in turns[:first] if turn["role"] == "system"] + turns[first : last + 1]
+    return conversation, ["length" if ending in CUT else "stop" for ending in endings[greetings:]]
 
 
 def _check(messages: list[Message]) -> None:

@@ -51,17 +51,17 @@ class Conversation:
 
     def messages(self) -> list[dict[str, str]]:
         """Everything said so far, up to and with the next user turn."""
-        made = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [{"role": "system", "content": self.system}] if self.system else []
         for number, user in enumerate(self.users[: len(self.answers) + 1]):
-            made.append({"role": "user", "content": user})
+            messages.append({"role": "user", "content": user})
             if number < len(self.answers):
-                made.append({"role": "assistant", "content": self.answers[number]})
-        return made
+                messages.append({"role": "assistant", "content": self.answers[number]})
+        return messages
 
     def to_json(self, **extra: Any) -> dict[str, Any]:
         """The line of a data set folder; `extra` holds token_ids and loss_spans when they are known."""
-        made = {"id": self.id, "messages": self.messages(), "finish": self.finish, **extra}
-        return made | {k: v for k, v in (("category", self.category), ("source", self.source)) if v}
+        row = {"id": self.id, "messages": self.messages(), "finish": self.finish, **extra}
+        return row | {k: v for k, v in (("category", self.category), ("source", self.source)) if v}
 
 
 def to_answer(folder: str | Path, options: GenerateOptions, done: set[str]) -> Iterator[Conversation]:

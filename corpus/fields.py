@@ -73,8 +73,8 @@ def category_of(record: dict[str, Any]) -> str:
 def origin_of(record: dict[str, Any]) -> dict[str, Any]:
     """Where the row came from, as far as it says: its own id and data set."""
     keys = ("id", "question_id", "conversation_id", "dataset", "source")
-    found = {k: record[k] for k in keys if isinstance(record.get(k), str | int) and filled(record[k])}
-    return {k: value[:MAX_LABEL] if isinstance(value, str) else value for k, value in found.items()}
+    labels = {k: record[k] for k in keys if isinstance(record.get(k), str | int) and filled(record[k])}
+    return {k: value[:MAX_LABEL] if isinstance(value, str) else value for k, value in labels.items()}
 
 
 def filled(value: Any) -> bool:

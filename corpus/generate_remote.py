@@ -103,13 +103,13 @@ class _Asking:
         try:
             while not conversation.complete and not self.stopped.is_set():
                 raw, retries = self._request(conversation)
-                made = raw.parse()
-                if not getattr(made, "choices", None):
+                completion = raw.parse()
+                if not getattr(completion, "choices", None):
                     raise ValueError("an answer without choices")
-                conversation.answers.append(made.choices[0].message.content or "")
-                conversation.finish.append(made.choices[0].finish_reason or "stop")
+                conversation.answers.append(completion.choices[0].message.content or "")
+                conversation.finish.append(completion.choices[0].finish_reason or "stop")
                 row.retries += retries
-                row.tokens += made.usage.completion_tokens if made.usage else 0
+                row.tokens += completion.usage.completion_tokens if completion.usage else 0
         except Cancelled:  # asked to stop: the row is nobody's failure
             pass
         except Exception as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from corpus.answered import Answered, read_answered
+from corpus.answered import AnsweredRow, read_answered
 from corpus.importing import Report, Source, write_rows
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow
 from speculoos.errors import BadInput
@@ -17,7 +17,7 @@ SIZES = tuple(2**n for n in range(8, 18))
 """Draft vocabularies whose coverage is counted: 256 … 131,072 tokens."""
 
 
-class Masked(Protocol):
+class MaskedTokens(Protocol):
     """Token ids of a conversation, and half-open spans of those a draft learns from; `source` says how they are
     known."""
 
@@ -28,16 +28,16 @@ class Masked(Protocol):
     def spans(self) -> Sequence[tuple[int, int]]: ...
 
 
-Masking = Callable[[dict[str, Any]], Masked]
+Masking = Callable[[dict[str, Any]], MaskedTokens]
 """A row with `messages` and `finish` → its tokens; raises BadInput, without naming the row, where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenised:
+class TokenisedRow:
     """A conversation with its tokens, to be stored."""
 
-    row: Answered
-    masked: Masked
+    row: AnsweredRow
+    masked: MaskedTokens
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -70,32 +70,32 @@ def import_answered(
     `summary` goes to `dataset.json`: the base's and its tokenizer's sha256. Raises BadInput as `import_prompts` does.
     """
     source = Source(Path(path), original_name or Path(path).name, "conversation")
-    rows = tokenised(read_answered(path, max_rows=max_rows), masking, limit)
+    rows = tokenised_rows(read_answered(path, max_rows=max_rows), masking, limit)
     return write_rows(source, rows, folder, reporter, AnsweredReport(), kind="conversations", **summary)
 
 
-def tokenised(
-    rows: Iterable[Answered | BadRow], masking: Masking, limit: int | None = None
-) -> Iterator[Tokenised | BadRow]:
+def tokenised_rows(
+    rows: Iterable[AnsweredRow | BadRow], masking: Masking, limit: int | None = None
+) -> Iterator[TokenisedRow | BadRow]:
     """Rows with their tokens, the first `limit` good ones; one that the template refuses, or in which nothing would be
     learned, is a bad one."""
     good = 0
     for row in rows:
         if limit is not None and good >= limit:
             return
-        found = row if isinstance(row, BadRow) else _tokenised(row, masking)
-        good += isinstance(found, Tokenised)
-        yield found
+        result = row if isinstance(row, BadRow) else _tokenise(row, masking)
+        good += isinstance(result, TokenisedRow)
+        yield result
 
 
-def _tokenised(row: Answered, masking: Masking) -> Tokenised | BadRow:
+def _tokenise(row: AnsweredRow, masking: Masking) -> TokenisedRow | BadRow:
     try:
         masked = masking(row.to_json())
     except BadInput as error:
         return BadRow(row.line, str(error))
     if not masked.spans:
         return BadRow(row.line, "nothing to learn from: the template changes its answers, or a limit cut the only one")
-    return Tokenised(row, masked)
+    return TokenisedRow(row, masked)
 
 
 class AnsweredReport(Report):

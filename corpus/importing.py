@@ -71,11 +71,11 @@ def write_rows(
                 if report.read % EVERY == 0:
                     reporter.progress(report.read, None, "rows", f"{report.bad_rows} bad")
                     check_stop(reporter)
-        made = report.to_json()
-        _check(source, made)
-        write_summary(building, source=source.name, **summary, **made)
+        figures = report.to_json()
+        _check(source, figures)
+        write_summary(building, source=source.name, **summary, **figures)
     reporter.progress(report.read, report.read, "rows", f"{report.bad_rows} bad")
-    return made
+    return figures
 
 
 class Report:

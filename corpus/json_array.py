@@ -33,7 +33,7 @@ class JsonArray:
 
         Raises ValueError or RecursionError where the object is broken or, without such a list, too long.
         """
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         size, more = 0, not self.opens("}")
         while more:
             self._peek()
@@ -46,7 +46,7 @@ class JsonArray:
                 return
             self._peek()
             before = self.taken
-            found[key] = self._value()
+            fields[key] = self._value()
             size += self.taken - before
             if size > MAX_ROW_BYTES:
                 raise ValueError(f"one object {too_long()}")
@@ -55,7 +55,7 @@ class JsonArray:
                 raise ValueError(f"a comma or }} is missing in line {self.line}")
         if self._peek():
             raise ValueError(f"something follows the object in line {self.line}")
-        yield _checked(1, found)
+        yield _checked(1, fields)
 
     def elements(self) -> Iterator[Record | Broken]:
         if self.opens("]"):

@@ -36,9 +36,9 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """The line of a data set folder."""
-        made = {"id": self.id, "messages": self.messages}
+        row = {"id": self.id, "messages": self.messages}
         extra = {"category": self.category, "reference": self.reference, "source": {"line": self.line, **self.source}}
-        return made | {key: value for key, value in extra.items() if value}
+        return row | {key: value for key, value in extra.items() if value}
 
 
 def read_prompts(
@@ -78,7 +78,7 @@ def _pair(messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[st
 
     A leading answer has no question; what a chat begins with there is a greeting, so it is left out.
     """
-    kept = [m for m in messages if m["role"] != "assistant"]
+    questions = [m for m in messages if m["role"] != "assistant"]
     answers: list[str] = []
     for message in messages:
         if message["role"] == "user":
@@ -89,4 +89,4 @@ def _pair(messages: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[st
             answers[-1] += message["content"]
     if not answers:
         raise BadRecord("no prompt: there is no user turn")
-    return kept, answers if any(answers) else []
+    return questions, answers if any(answers) else []

@@ -111,11 +111,11 @@ class _Blanks:
     """Counts blank lines. Raises BadInput at too many: they take time and are nothing."""
 
     def __init__(self, path: Path):
-        self.path, self.found = path, 0
+        self.path, self.lines = path, 0
 
     def count(self) -> None:
-        self.found += 1
-        if self.found > BLANK_LINES:
+        self.lines += 1
+        if self.lines > BLANK_LINES:
             raise BadInput(f"{self.path.name}: has more than {BLANK_LINES:,} blank lines; remove them.")
 
 

@@ -33,25 +33,25 @@ def self_written_prompts(
     opening = _before_user(base)
     numbers = iter(range(2 * number))
 
-    def source(wanted: int) -> list[Answer]:
-        return [Answer(list(opening), max_tokens, row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, wanted)]
+    def source(most: int) -> list[Answer]:
+        return [Answer(list(opening), max_tokens, row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, most)]
 
     seen: set[str] = set()
-    made = count(1)
+    counter = count(1)
     for ended, _running in answer_all(base, source, batch_size, temperature, top_p):
         for answer in ended:
             text = base.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
             if answer.finish == "stop" and len(text) >= SHORTEST and text not in seen:
                 seen.add(text)
                 yield text
-                if next(made) >= number:
+                if next(counter) >= number:
                     return
 
 
 def _before_user(base: Base) -> list[int]:
     """Ids of what the template writes before the user's words."""
     rendered = base.tokenizer.decode(render(base.tokenizer, [{"role": "user", "content": MARK}]))
-    before, found, _after = rendered.partition(MARK)
-    if not found or not before.strip():
+    before, mark, _after = rendered.partition(MARK)
+    if not mark or not before.strip():
         raise Unsupported("This base's chat template puts nothing before the user's words, so it cannot write prompts.")
     return base.tokenizer(before, add_special_tokens=False)["input_ids"]

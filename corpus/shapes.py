@@ -59,12 +59,12 @@ def _turns(items: list[Any], record: dict[str, Any], read: MessageReader) -> lis
         return _chat(items, "turns", read)
     answers = record.get("reference")
     answers = answers if isinstance(answers, list) else []
-    made = []
+    messages = []
     for number, item in enumerate(items):
-        made.append({"role": "user", "content": text_of(item, f"turns[{number}]")})
+        messages.append({"role": "user", "content": text_of(item, f"turns[{number}]")})
         if number < len(answers) and isinstance(answers[number], str):
-            made.append({"role": "assistant", "content": answers[number]})
-    return made
+            messages.append({"role": "assistant", "content": answers[number]})
+    return messages
 
 
 def _alpaca(record: dict[str, Any]) -> list[Message]:
@@ -81,5 +81,5 @@ def _prompt(value: Any, record: dict[str, Any], key: str, read: MessageReader) -
 
 
 def _answer(record: dict[str, Any]) -> list[Message]:
-    found = next((record[key] for key in ANSWER_KEYS if isinstance(record.get(key), str) and record[key]), None)
-    return [{"role": "assistant", "content": found}] if found else []
+    answer = next((record[key] for key in ANSWER_KEYS if isinstance(record.get(key), str) and record[key]), None)
+    return [{"role": "assistant", "content": answer}] if answer else []

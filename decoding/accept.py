@@ -214,7 +214,7 @@ class TypicalRule:
         return Verdict(path, self._draw(probs[path[-1] if path else 0]))
 
     def _draw(self, probs: torch.Tensor) -> int:
-        kept = probs.masked_fill(probs <= typical_threshold(probs, self.epsilon, self.alpha), 0.0)
-        kept[probs.argmax()] = probs.max()
+        typical = probs.masked_fill(probs <= typical_threshold(probs, self.epsilon, self.alpha), 0.0)
+        typical[probs.argmax()] = probs.max()
         uniform = torch.rand((), generator=self.generator, dtype=torch.float64)
-        return int(draw(normalised(kept), uniform.to(kept.device)))
+        return int(draw(normalised(typical), uniform.to(typical.device)))

@@ -9,7 +9,7 @@ from decoding.accept import Verdict, make_rule
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Drafter
 from decoding.limits import Limits
-from decoding.step import Drafted, Emitted, Step
+from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.target import Target
 from decoding.tree import DraftTree
 
@@ -28,7 +28,7 @@ def generate(
     clock.lap("verify")
     limits = Limits(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
     token = rule.first(scored)
-    tokens, finish = limits.cut((Emitted(token, drafter.own),))
+    tokens, finish = limits.cut((EmittedToken(token, drafter.own),))
     drafter.prefill(prompt_ids, token, scored, config, generator)
     clock.lap("draft")
     yield Step(0, "prefill", tokens, counted=False, finish=finish, **clock.times())
@@ -43,9 +43,9 @@ def generate(
         verdict = rule(tree, scored)
         emitted = emit(tree, verdict, drafter.own)
         tokens, finish = limits.cut(emitted)
-        kept = (0, *verdict.path)[: len(tokens)]  # the last token's own row is not computed yet
-        target.commit(tree, kept)
-        drafter.observe([t.id for t in tokens], scored, kept)
+        rows = (0, *verdict.path)[: len(tokens)]  # the last token's own row is not computed yet
+        target.commit(tree, rows)
+        drafter.observe([t.id for t in tokens], scored, rows)
         token = tokens[-1].id
         whole = len(tokens) == len(emitted) and len(tree) == len(drafted)
         accepted = tuple(node - 1 for node in verdict.path[: len(tokens)])
@@ -55,19 +55,19 @@ def generate(
         yield Step(index, drafter.kind, (), counted=False, finish="cancelled")
 
 
-def emit(tree: DraftTree, verdict: Verdict, own: str) -> tuple[Emitted, ...]:
+def emit(tree: DraftTree, verdict: Verdict, own: str) -> tuple[EmittedToken, ...]:
     """The verdict's tokens with their origins: accepted draft tokens, then the base's own."""
     depths, ranks = tree.shape.depths, tree.shape.ranks
-    accepted = (Emitted(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verdict.path)
-    return (*accepted, Emitted(verdict.token, own))
+    accepted = (EmittedToken(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verdict.path)
+    return (*accepted, EmittedToken(verdict.token, own))
 
 
-def trace(tree: DraftTree) -> Drafted:
+def trace(tree: DraftTree) -> DraftRecord:
     """The tree as the trace shows it: the root left out, children of the root have parent -1."""
     shape = tree.shape
     parents = tuple(parent - 1 for parent in shape.parents[1:])
     logprobs = tree.logprobs[1:] or (0.0,) * len(parents)
-    return Drafted(tree.tokens[1:], parents, shape.depths[1:], shape.ranks[1:], logprobs)
+    return DraftRecord(tree.tokens[1:], parents, shape.depths[1:], shape.ranks[1:], logprobs)
 
 
 def seeded(seed: int | None) -> torch.Generator:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from decoding.config import GenerateConfig
-from decoding.step import Emitted
+from decoding.step import EmittedToken
 
 
 class Limits:
@@ -17,7 +17,7 @@ class Limits:
         self.should_stop = config.should_stop or (lambda: False)
         self.stops = StopTexts(tokenizer, config.stop) if config.stop else None
 
-    def cut(self, tokens: Sequence[Emitted]) -> tuple[tuple[Emitted, ...], str | None]:
+    def cut(self, tokens: Sequence[EmittedToken]) -> tuple[tuple[EmittedToken, ...], str | None]:
         """(the tokens that may be emitted, why generation ends with them or None)."""
         for count, token in enumerate(tokens, 1):
             self.left -= 1

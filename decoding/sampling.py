@@ -28,8 +28,8 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     outside = ordered.cumsum(dim=-1) - ordered >= top_p  # the mass before a token already suffices
     outside[..., 0] = False
-    kept = probs.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
-    return normalised(kept)
+    nucleus = probs.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
+    return normalised(nucleus)
 
 
 def normalised(weights: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ Origin = Literal["draft", "target", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class EmittedToken:
     """One emitted token. `draft`: an accepted draft token, at `depth` ≥ 1, the `rank`-th best sibling (0-based).
     `target`: the model's own bonus or correction token. `plain`: no speculation. Depth is 0 for the last two."""
 
@@ -21,7 +21,7 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftRecord:
     """The tree that was scored, without its root (the last emitted token). Node i has id tokens[i];
     parents[i] is the index of its parent in this list, -1 for children of the root."""
 
@@ -44,8 +44,8 @@ class Step:
 
     index: int
     kind: Literal["prefill", "verify", "plain"]
-    tokens: tuple[Emitted, ...]
-    drafted: Drafted = field(default_factory=Drafted)
+    tokens: tuple[EmittedToken, ...]
+    drafted: DraftRecord = field(default_factory=DraftRecord)
     accepted: tuple[int, ...] = ()  # indices into drafted, root to leaf
     counted: bool = True
     finish: Literal["stop", "length", "cancelled"] | None = None

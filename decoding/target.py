@@ -65,8 +65,8 @@ class Target:
     def reused(self, prompt_ids: Sequence[int], reusable: int | None = None) -> int:
         """How many tokens of the prompt need not be computed: those of the longest common prefix with what the cache
         holds, at most `reusable` (a drafter that lacks earlier features asks for fewer) and never the last one."""
-        kept = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
-        return kept if reusable is None else min(kept, reusable)
+        shared = min(common_prefix(self.ids, prompt_ids), len(prompt_ids) - 1)
+        return shared if reusable is None else min(shared, reusable)
 
     def extend(
         self, ids: Sequence[int], layers: Sequence[int] = (), last_only: bool = False, best_only: bool = False

@@ -70,10 +70,10 @@ class TextStream:
         if not self.stop or self._stopped:
             return "" if self._stopped else piece
         text = self._held + piece
-        found = [at for stop in self.stop if (at := text.find(stop)) >= 0]
-        if found:
+        places = [at for stop in self.stop if (at := text.find(stop)) >= 0]
+        if places:
             self._stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(places)]
         keep = max((_overlap(text, stop) for stop in self.stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

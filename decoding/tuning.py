@@ -147,9 +147,9 @@ def plan_dynamic(
     for depth in depths:
         for nodes, tau in lengths_by_size(steps, sizes, depth).items():
             cost = interpolate(forward_ms, nodes) + draft_ms(depth) + other_ms
-            made = SizePlan(nodes, depth, tau, cost, tau * plain / cost)
-            if nodes > 1 and (nodes not in best or made.speedup > best[nodes].speedup):
-                best[nodes] = made
+            candidate = SizePlan(nodes, depth, tau, cost, tau * plain / cost)
+            if nodes > 1 and (nodes not in best or candidate.speedup > best[nodes].speedup):
+                best[nodes] = candidate
     return _verdict([(size, ()) for size in best.values()])
 
 

@@ -36,7 +36,7 @@ PASSES = 3
 
 
 @dataclass
-class Measured:
+class PromptResult:
     """One prompt: both runs, and where they first differ (None when nowhere)."""
 
     id: str
@@ -69,7 +69,7 @@ class _Bench:
     options: dict[str, Any]
     max_tokens: int
     reporter: Reporter
-    done: list[Measured] = field(default_factory=list)
+    done: list[PromptResult] = field(default_factory=list)
     passes: int = 1
     skipped: list[str] = field(default_factory=list)
 
@@ -116,7 +116,7 @@ def evaluate(
     return result(bench.done) | _conditions(bench)
 
 
-def result(measured: Sequence[Measured]) -> dict[str, Any]:
+def result(measured: Sequence[PromptResult]) -> dict[str, Any]:
     """The figures of `evaluate` from what was measured."""
     apart = [m for m in measured if m.first_difference is not None]
     categories = sorted({m.category for m in measured if m.category})
@@ -130,7 +130,7 @@ def result(measured: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def _figures(measured: Sequence[Measured]) -> dict[str, Any]:
+def _figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
     drafted, plain = _summary(measured), summarize(s for m in measured for s in m.plain)
     speed, plain_speed = drafted.tokens_per_second, plain.tokens_per_second
     whole = round(speed / plain_speed, 3) if plain_speed else 0.0
@@ -146,24 +146,24 @@ def _figures(measured: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def _estimated(measured: Sequence[Measured]) -> dict[str, Any]:
+def _estimated(measured: Sequence[PromptResult]) -> dict[str, Any]:
     """The figures that have intervals; none where no answer had a whole step."""
     if all(m.speculative is m.plain for m in measured):
         return {"speedup": 1.0, "speedup_interval": [1.0, 1.0], "mean_accepted_length_interval": [1.0, 1.0]}
-    found = estimate([m.timing for m in measured])
-    if found is None:
+    figures = estimate([m.timing for m in measured])
+    if figures is None:
         return {"speedup_interval": None, "mean_accepted_length_interval": None}
     return {
-        "speedup": round(found.speedup, 3),
-        "speedup_interval": [round(value, 3) for value in found.speedup_interval],
-        "mean_accepted_length_interval": [round(value, 4) for value in found.tau_interval],
-        "timing_noise": round(found.noise, 4),
-        "plain_step_ms": round(found.plain_ms, 3),
-        "drafted_step_ms": round(found.drafted_ms, 3),
+        "speedup": round(figures.speedup, 3),
+        "speedup_interval": [round(value, 3) for value in figures.speedup_interval],
+        "mean_accepted_length_interval": [round(value, 4) for value in figures.tau_interval],
+        "timing_noise": round(figures.noise, 4),
+        "plain_step_ms": round(figures.plain_ms, 3),
+        "drafted_step_ms": round(figures.drafted_ms, 3),
     }
 
 
-def _summary(measured: Sequence[Measured]) -> Summary:
+def _summary(measured: Sequence[PromptResult]) -> Summary:
     return summarize(s for m in measured for s in m.speculative)
 
 
@@ -206,9 +206,9 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
         check_stop(bench.reporter)
 
 
-def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int]) -> Measured:
+def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int]) -> PromptResult:
     plain, speculative = _both(bench, prompt, bench.max_tokens)
-    measured = Measured(str(row.get("id", "")), row.get("category", ""), plain, speculative, prompt)
+    measured = PromptResult(str(row.get("id", "")), row.get("category", ""), plain, speculative, prompt)
     measured.first_difference = first_difference(ids(plain), ids(measured.speculative))
     if measured.first_difference is not None:
         measured.gap = gap_at(bench.target, prompt, ids(plain), ids(measured.speculative))
@@ -234,17 +234,17 @@ def _generation(bench: _Bench, target: Target, drafter: Drafter, prompt: list[in
 def _repeat(bench: _Bench) -> None:
     """The prompts again, while the clock leaves the speedup uncertain or makes it impossible. Raises Unavailable when
     it is impossible still."""
-    while bench.speculates and (found := estimate([m.timing for m in bench.done])) and _doubtful(found):
+    while bench.speculates and (figures := estimate([m.timing for m in bench.done])) and _doubtful(figures):
         if bench.passes == PASSES:
-            if found.impossible:
+            if figures.impossible:
                 raise Unavailable(
-                    f"The machine was busy: drafting seemed {found.speedup:.2f} × as fast as plain, while its accepted "
-                    f"tokens allow {found.bound:.2f} × at most.",
+                    f"The machine was busy: drafting seemed {figures.speedup:.2f} × as fast as plain, but its accepted "
+                    f"tokens allow {figures.bound:.2f} × at most.",
                     "Measure again when less else is running.",
                 )
             return
         bench.passes += 1
-        bench.reporter.log(f"Step times vary by {found.noise:.1%}: the questions run again ({bench.passes}).")
+        bench.reporter.log(f"Step times vary by {figures.noise:.1%}: the questions run again ({bench.passes}).")
         for number, measured in enumerate(bench.done, 1):
             plain, speculative = _both(bench, measured.prompt, bench.max_tokens)
             measured.timing = measured.timing.joined(Timing.of(speculative, plain))
@@ -252,8 +252,8 @@ def _repeat(bench: _Bench) -> None:
             check_stop(bench.reporter)
 
 
-def _doubtful(found: Estimate) -> bool:
-    return found.noise > NOISE or found.impossible
+def _doubtful(figures: Estimate) -> bool:
+    return figures.noise > NOISE or figures.impossible
 
 
 def ids(steps: Sequence[Step]) -> list[int]:

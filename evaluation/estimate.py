@@ -88,14 +88,14 @@ def estimate(timings: Sequence[Timing], draws: int = DRAWS) -> Estimate | None:
     if not timings:
         return None
     draw = np.random.default_rng(SEED)
-    found, drawn = _Columns.of(timings), _Columns.drawn(timings, draw, draws)
+    columns, drawn = _Columns.of(timings), _Columns.drawn(timings, draw, draws)
     weights = draw.multinomial(len(timings), np.full(len(timings), 1 / len(timings)), draws).T
-    timed = replace(drawn, tokens=found.tokens).speedup()
-    speedup = float(found.speedup()[0])
+    timed = replace(drawn, tokens=columns.tokens).speedup()
+    speedup = float(columns.speedup()[0])
     return Estimate(
         speedup=speedup,
         speedup_interval=_interval(drawn.speedup(weights)),
-        tau=float(found.tau()[0]),
+        tau=float(columns.tau()[0]),
         tau_interval=_interval(drawn.tau(weights)),
         bound=_interval(replace(drawn, drafted=drawn.plain).speedup(weights))[1],
         noise=float(timed.std() / speedup),

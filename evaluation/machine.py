@@ -11,7 +11,7 @@ import transformers
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """JSON-able description of this machine as seen by `device`."""
-    made = {
+    facts = {
         "device": str(device),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -21,8 +21,8 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "transformers": transformers.__version__,
     }
     if device.type == "cuda":
-        made["gpu"] = torch.cuda.get_device_name(device)
-    return made
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
 
 
 def _processor() -> str:

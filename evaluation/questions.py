@@ -33,8 +33,8 @@ def read_questions(
 
 def turns(row: dict[str, Any]) -> tuple[str, list[str]]:
     """(system prompt, user turns) of a row."""
-    made = conversation(row)
-    return made.system, made.users
+    chat = conversation(row)
+    return chat.system, chat.users
 
 
 def _from_file(path: Path, limit: int | None, reporter: Reporter) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ MAX_LENGTH = 1024
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedDraft:
     """`drafting`: options for `make_drafter` (empty where plain decoding is faster). `plan`: how they were found."""
 
     drafting: dict[str, Any]
@@ -33,7 +33,7 @@ class Tuned:
 
 def tune(
     base: Base, draft: Any, questions: Sequence[dict[str, Any]], reporter: Reporter, *, max_tokens: int = 48
-) -> Tuned:
+) -> TunedDraft:
     """The best tree for `draft` here, from answers of up to `max_tokens` to the first turns of `questions`, which are
     cut where the context would not hold prompt and answer.
 
@@ -56,7 +56,7 @@ def tune(
     else:
         plan = plan_tree(values_from_steps(steps), costs, draft_ms, other_ms)
         drafting = {"tree": [list(choice) for choice in plan.choices]}
-    return Tuned(drafting if plan.nodes else {}, plan)
+    return TunedDraft(drafting if plan.nodes else {}, plan)
 
 
 def can_be_tuned(draft: Any) -> bool:

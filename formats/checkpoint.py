@@ -132,9 +132,9 @@ def first(config: Mapping[str, Any], *names: str) -> Any:
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file of an export. Raises BadInput naming the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(f"{path.name} cannot be read ({error}).") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise BadInput(f"{path.name}: expected a JSON object.")
-    return found
+    return data

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.plan import CHUNK, SIZES, Piece
+from formats.plan import CHUNK, SIZES, TensorSource
 from models.identity import tensors_of
 from speculoos.errors import Damaged
 
@@ -21,7 +21,7 @@ TORCH = {
 }
 
 
-def write(path: Path, pieces: Sequence[Piece], passed: Callable[[int], None] = lambda _: None) -> None:
+def write(path: Path, pieces: Sequence[TensorSource], passed: Callable[[int], None] = lambda _: None) -> None:
     """Write `pieces` as one safetensors file; `passed` hears of every number of bytes. Larger elements come first, so
     that each tensor lies where a mapping may read it. Raises Damaged where a source is shorter than its header says."""
     pieces = sorted(pieces, key=lambda piece: (-SIZES[piece.dtype], piece.name))
@@ -36,7 +36,7 @@ def write(path: Path, pieces: Sequence[Piece], passed: Callable[[int], None] = l
                 raise Damaged(f"{piece.name}: {written} of {piece.size} bytes could be read.")
 
 
-def header(pieces: Sequence[Piece]) -> bytes:
+def header(pieces: Sequence[TensorSource]) -> bytes:
     """Length and header of pieces that follow one another without a hole; padded so that data begin at a multiple of
     eight."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -65,12 +65,12 @@ def mapped(weights: Path, pages: mmap.mmap) -> dict[str, Any]:
     """Each tensor of a safetensors file in the mapping of its `pages`, a storage of its own."""
     import torch
 
-    made = {}
+    tensors = {}
     for entry in tensors_of(weights):
         dtype = getattr(torch, TORCH[entry.dtype])
         flat = torch.frombuffer(pages, dtype=dtype, count=entry.count, offset=entry.start)
-        made[entry.name] = flat.view(entry.shape)
-    return made
+        tensors[entry.name] = flat.view(entry.shape)
+    return tensors
 
 
 class _Released:

@@ -26,9 +26,9 @@ class Option:
 
 def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
     """Every format, for the checkpoint and the base in these folders. Raises what Checkpoint.read does."""
-    found = Checkpoint.read(checkpoint, base)
-    made = []
+    draft = Checkpoint.read(checkpoint, base)
+    choices = []
     for record in FORMATS.values():
-        reason = record.reason(found)
-        made.append(Option(record.name, record.title, record.servers(found.method), not reason, reason))
-    return made
+        reason = record.reason(draft)
+        choices.append(Option(record.name, record.title, record.servers(draft.method), not reason, reason))
+    return choices

@@ -35,8 +35,8 @@ class Passage:
 
     def accepted(self, anchor: int, drafted: Sequence[int]) -> int:
         """How many of the tokens drafted for places anchor + 2, … the base wrote itself."""
-        wanted = self.ids[anchor + 2 :]
-        return next((i for i, (a, b) in enumerate(zip(drafted, wanted, strict=False)) if a != b), len(drafted))
+        continuation = self.ids[anchor + 2 :]
+        return next((i for i, (a, b) in enumerate(zip(drafted, continuation, strict=False)) if a != b), len(drafted))
 
     def side_by_side(self, layers: Sequence[int], rows: int) -> torch.Tensor:
         """Outputs of `layers`, the first `rows` places: [rows, len(layers) · H]."""
@@ -53,9 +53,9 @@ def passages(base: Any, layers: Sequence[int], prompts: Sequence[str] = PROMPTS)
             heed()
             hidden, _ = base.forward_hidden(_row(ids, base))
             ids.append(int(base.logits(hidden[0, -1]).argmax()))
-        wanted = sorted(set(layers))
-        hidden, outputs = base.forward_hidden(_row(ids, base), layers=wanted)
-        states = {layer: state[0] for layer, state in zip(wanted, outputs, strict=True)}
+        numbers = sorted(set(layers))
+        hidden, outputs = base.forward_hidden(_row(ids, base), layers=numbers)
+        states = {layer: state[0] for layer, state in zip(numbers, outputs, strict=True)}
         yield Passage(ids, len(prompt), hidden[0], states)
 
 

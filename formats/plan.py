@@ -18,7 +18,7 @@ CHUNK = 4 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorSource:
     """One tensor of an export; `chunks` gives its bytes, row-major, little-endian, a few megabytes at a time."""
 
     name: str
@@ -36,7 +36,7 @@ class Piece:
 class Plan:
     """The files of an export. `pickled` names a torch.save file of the same tensors, "" for none."""
 
-    tensors: list[Piece]
+    tensors: list[TensorSource]
     config: dict[str, Any]
     weights: str = "model.safetensors"
     pickled: str = ""
@@ -45,7 +45,7 @@ class Plan:
     texts: dict[str, str] = field(default_factory=dict)
 
 
-def copied(entry: TensorEntry, name: str = "") -> Piece:
+def from_entry(entry: TensorEntry, name: str = "") -> TensorSource:
     """A stored tensor as it is, under another name where one is given."""
 
     def chunks() -> Iterator[bytes]:
@@ -56,20 +56,20 @@ def copied(entry: TensorEntry, name: str = "") -> Piece:
                 left -= len(piece)
                 yield piece
 
-    return Piece(name or entry.name, entry.dtype, entry.shape, chunks)
+    return TensorSource(name or entry.name, entry.dtype, entry.shape, chunks)
 
 
-def made(name: str, dtype: str, shape: tuple[int, ...], content: bytes) -> Piece:
+def constant(name: str, dtype: str, shape: tuple[int, ...], content: bytes) -> TensorSource:
     """A small tensor that no file holds."""
-    return Piece(name, dtype, shape, lambda: iter((content,)))
+    return TensorSource(name, dtype, shape, lambda: iter((content,)))
 
 
-def zeros(name: str, dtype: str, shape: tuple[int, ...]) -> Piece:
+def zeros(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSource:
     """Zero in every type is zero bytes."""
-    return made(name, dtype, shape, bytes(SIZES[dtype] * prod(shape)))
+    return constant(name, dtype, shape, bytes(SIZES[dtype] * prod(shape)))
 
 
-def cast(name: str, tensor: Any, dtype: str) -> Piece:
+def cast(name: str, tensor: Any, dtype: str) -> TensorSource:
     """A matrix [rows, columns] in memory, in another floating-point type, some rows at a time."""
 
     def chunks() -> Iterator[bytes]:
@@ -77,10 +77,10 @@ def cast(name: str, tensor: Any, dtype: str) -> Piece:
         for rows in tensor.detach().split(step):
             yield _bytes(rows, dtype)
 
-    return Piece(name, dtype, tuple(tensor.shape), chunks)
+    return TensorSource(name, dtype, tuple(tensor.shape), chunks)
 
 
-def widened(piece: Piece, dtype: str) -> Piece:
+def widen(piece: TensorSource, dtype: str) -> TensorSource:
     """A floating-point tensor in another type; itself where it is of that type."""
     if piece.dtype == dtype:
         return piece
@@ -91,7 +91,7 @@ def widened(piece: Piece, dtype: str) -> Piece:
         for chunk in piece.chunks():
             yield _bytes(torch.frombuffer(bytearray(chunk), dtype=getattr(torch, DTYPES[piece.dtype])), dtype)
 
-    return Piece(piece.name, dtype, piece.shape, chunks)
+    return TensorSource(piece.name, dtype, piece.shape, chunks)
 
 
 def _bytes(values: Any, dtype: str) -> bytes:
@@ -103,4 +103,4 @@ def _bytes(values: Any, dtype: str) -> bytes:
 
 def content(entry: TensorEntry) -> bytes:
     """All bytes of a small stored tensor, such as d2t."""
-    return b"".join(chain(copied(entry).chunks()))
+    return b"".join(chain(from_entry(entry).chunks()))

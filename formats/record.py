@@ -54,8 +54,8 @@ class Format:
 
     def servers(self, method: str) -> str:
         """Server and versions for drafts of `method`; of all methods where it takes none of these."""
-        found = self.layout(method)
-        return found.servers if found else "; ".join(dict.fromkeys(x.servers for x in self.layouts.values()))
+        layout = self.layout(method)
+        return layout.servers if layout else "; ".join(dict.fromkeys(x.servers for x in self.layouts.values()))
 
     def reason(self, checkpoint: Checkpoint) -> str:
         """Empty where the checkpoint can be written in this format, else one sentence why not."""

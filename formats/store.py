@@ -19,7 +19,7 @@ FOLDER = "exports"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredExport:
     """A zip that is ready. `report` is what `formats.report.Report.to_json` gives, empty for our own format."""
 
     path: Path
@@ -42,26 +42,26 @@ def source_of(checkpoint: str | Path) -> str:
     return sha256(repr(files).encode()).hexdigest()
 
 
-def stored(folder: Path, source: str) -> dict[str, Stored]:
+def stored_exports(folder: Path, source: str) -> dict[str, StoredExport]:
     """{format: zip} of what was made from the checkpoint as `source` has it."""
-    found = {}
+    exports = {}
     for path in sorted(folder.glob("[!.]*.json")):
         note, archive = _read(path), path.with_suffix(".zip")
         if note.get("source") == source and archive.is_file():
-            found[path.stem] = Stored(archive, archive.stat().st_size, note.get("report", {}))
-    return found
+            exports[path.stem] = StoredExport(archive, archive.stat().st_size, note.get("report", {}))
+    return exports
 
 
-def put(made: Path, archive: Path, source: str, report: dict[str, Any]) -> Stored:
-    """Offer the zip `made`, which is whole and lies on the same disk, as `archive`: the older one stays until now.
+def store_export(file: Path, archive: Path, source: str, report: dict[str, Any]) -> StoredExport:
+    """Offer the zip `file`, which is whole and lies on the same disk, as `archive`: the older one stays until now.
 
     Its note goes first and comes last: a zip without one is not offered, so that none has another's report.
     """
     note = archive.with_suffix(".json")
     note.unlink(missing_ok=True)
-    made.replace(archive)
+    file.replace(archive)
     write_json(note, {"source": source, "report": report})
-    return Stored(archive, archive.stat().st_size, report)
+    return StoredExport(archive, archive.stat().st_size, report)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -26,13 +26,13 @@ def draft(folder: Path, base: Any) -> Any:
     if config["speculoos_method"] == "draft":
         return _Standalone(model(folder))
     with torch.device("meta"):
-        made = draft_class(config["speculoos_method"]).from_json(config, replace(base, device=torch.device("meta")))
+        network = draft_class(config["speculoos_method"]).from_json(config, replace(base, device=torch.device("meta")))
     weights = Weights(folder / WEIGHTS)
-    for name, _ in [*made.named_buffers()]:
+    for name, _ in [*network.named_buffers()]:
         owner, _, own = name.rpartition(".")
         if name in weights:
-            setattr(made.get_submodule(owner), own, weights[name])
-    return stream(made.eval().requires_grad_(False), weights)
+            setattr(network.get_submodule(owner), own, weights[name])
+    return stream(network.eval().requires_grad_(False), weights)
 
 
 def model(folder: Path) -> Any:
@@ -42,11 +42,11 @@ def model(folder: Path) -> Any:
 
     with init_empty_weights(include_buffers=False):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = Weights(folder / "model.safetensors")
-    embedding = next(name for name, part in made.named_modules() if part is made.get_input_embeddings())
+    embedding = next(name for name, part in network.named_modules() if part is network.get_input_embeddings())
     return stream(
-        made.eval().requires_grad_(False),
+        network.eval().requires_grad_(False),
         weights,
         lambda name: name if name in weights else f"{embedding}.weight",  # a tied head is not stored
     )
@@ -76,8 +76,8 @@ def _fill(names: dict[str, str], weights: Weights, part: nn.Module, _args: Any) 
         part._parameters[name] = nn.Parameter(weights[stored], requires_grad=False)
 
 
-def _empty(kept: dict[str, Any], part: nn.Module, _args: Any, _out: Any) -> None:
-    part._parameters.update(kept)
+def _empty(parameters: dict[str, Any], part: nn.Module, _args: Any, _out: Any) -> None:
+    part._parameters.update(parameters)
 
 
 class _Standalone:

@@ -38,50 +38,50 @@ FLOAT = "FLOAT"
 def compare(folder: Path, table: Table) -> list[Check]:
     """The checks `files`, `tensors`, `types` and `config`."""
     try:
-        found = {entry.name: entry for entry in tensors_of(folder / table.weights)}
+        entries = {entry.name: entry for entry in tensors_of(folder / table.weights)}
         config = read_object(folder / "config.json")
     except (OSError, BadInput) as error:
         return [Check("files", False, str(error).replace(f"{folder}/", ""))]
     return [
         all_of("files", _files(folder, table), f"{table.weights}, config.json and what belongs to them"),
-        all_of("tensors", _tensors(found, table), f"{len(found)} tensors, none missing, none left over"),
-        all_of("types", _types(found, config, table), f"all weights are {DTYPES[table.float_type]}, as declared"),
+        all_of("tensors", _tensors(entries, table), f"{len(entries)} tensors, none missing, none left over"),
+        all_of("types", _types(entries, config, table), f"all weights are {DTYPES[table.float_type]}, as declared"),
         all_of("config", _config(config, table), f"{len(flat(config))} keys as the server reads them"),
     ]
 
 
 def _files(folder: Path, table: Table) -> list[str]:
     present = {path.name for path in folder.iterdir()}
-    wanted = {table.weights, "config.json", *table.files}
-    gone = [f"{name} is missing." for name in sorted(wanted - present)]
-    return gone + [f"{name} does not belong here." for name in sorted(present - wanted - {*ALWAYS})]
+    expected = {table.weights, "config.json", *table.files}
+    gone = [f"{name} is missing." for name in sorted(expected - present)]
+    return gone + [f"{name} does not belong here." for name in sorted(present - expected - {*ALWAYS})]
 
 
-def _tensors(found: Mapping[str, TensorEntry], table: Table) -> list[str]:
+def _tensors(entries: Mapping[str, TensorEntry], table: Table) -> list[str]:
     wrong = [
-        f"{table.weights}: {name} is missing{_because(table, name)}." for name in table.tensors if name not in found
+        f"{table.weights}: {name} is missing{_because(table, name)}." for name in table.tensors if name not in entries
     ]
-    wrong += [f"{table.weights}: {name} does not belong here{_because(table, name)}." for name in found
+    wrong += [f"{table.weights}: {name} does not belong here{_because(table, name)}." for name in entries
               if name not in table.tensors]  # fmt: skip
     return wrong + [
-        f"{table.weights}: {_shape(name, found[name].shape, shape)}"
+        f"{table.weights}: {_shape(name, entries[name].shape, shape)}"
         for name, (shape, _) in table.tensors.items()
-        if name in found and found[name].shape != shape
+        if name in entries and entries[name].shape != shape
     ]
 
 
-def _shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    turned = " It is transposed." if found == wanted[::-1] else ""
-    return f"{name}: expected the shape {list(wanted)}, found {list(found)}.{turned}"
+def _shape(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    turned = " It is transposed." if actual == expected[::-1] else ""
+    return f"{name}: expected the shape {list(expected)}, found {list(actual)}.{turned}"
 
 
-def _types(found: Mapping[str, TensorEntry], config: Mapping[str, Any], table: Table) -> list[str]:
+def _types(entries: Mapping[str, TensorEntry], config: Mapping[str, Any], table: Table) -> list[str]:
     wrong = []
     for name, (_, kind) in table.tensors.items():
-        wanted = table.float_type if kind == FLOAT else kind
-        if name in found and found[name].dtype != wanted:
-            wrong.append(f"{table.weights}: {name}: expected the type {wanted}, found {found[name].dtype}.")
-    kinds = {DTYPES[entry.dtype] for entry in found.values() if entry.dtype in DTYPES}
+        expected = table.float_type if kind == FLOAT else kind
+        if name in entries and entries[name].dtype != expected:
+            wrong.append(f"{table.weights}: {name}: expected the type {expected}, found {entries[name].dtype}.")
+    kinds = {DTYPES[entry.dtype] for entry in entries.values() if entry.dtype in DTYPES}
     for key in ("torch_dtype", "dtype"):
         if key in config and {config[key]} != kinds:
             wrong.append(f"config.json: {key} says {config[key]}, the tensors are {', '.join(sorted(kinds))}.")
@@ -89,29 +89,29 @@ def _types(found: Mapping[str, TensorEntry], config: Mapping[str, Any], table: T
 
 
 def _config(config: Mapping[str, Any], table: Table) -> list[str]:
-    found, wanted = flat(config), flat(table.config)
+    actual, expected = flat(config), flat(table.config)
     wrong = []
-    for key, value in wanted.items():
-        have = found.get(key, MISSING)
+    for key, value in expected.items():
+        have = actual.get(key, MISSING)
         if have is MISSING:
             wrong.append(f"config.json: {key} is missing{_because(table, key)}.")
         elif have != value or isinstance(have, bool) != isinstance(value, bool):
             wrong.append(f"config.json: {key}: expected {value!r}, found {have!r}{_because(table, key)}.")
-    for key in found:
-        if key not in wanted and key not in table.free:
+    for key in actual:
+        if key not in expected and key not in table.free:
             wrong.append(f"config.json: {key} does not belong here{_because(table, key)}.")
     return wrong
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested objects as dotted keys; an empty one stays a value."""
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            made |= flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
-            made[f"{prefix}{key}"] = value
-    return made
+            values[f"{prefix}{key}"] = value
+    return values
 
 
 def _because(table: Table, name: str) -> str:

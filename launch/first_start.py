@@ -16,11 +16,11 @@ def make_secrets(folder: Path) -> list[str]:
     """Make the missing ones of password, inference-token, db-password and database-url in `folder` (mode 0600,
     written once and never changed). Returns the names of those made."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = [name for name in ("password", "inference-token", "db-password") if _make(folder / name, _new_secret())]
+    names = [name for name in ("password", "inference-token", "db-password") if _make(folder / name, _new_secret())]
     db_password = (folder / "db-password").read_text().strip()
     if _make(folder / "database-url", f"postgresql://speculoos:{db_password}@db:5432/speculoos"):
-        made.append("database-url")
-    return made
+        names.append("database-url")
+    return names
 
 
 def _new_secret() -> str:
@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m launch.first_start FOLDER | --ping URL", file=sys.stderr)
         return 2
-    made = make_secrets(Path(arguments[0]))
-    print(f"made {', '.join(made)}" if made else "all secrets are there")
+    names = make_secrets(Path(arguments[0]))
+    print(f"made {', '.join(names)}" if names else "all secrets are there")
     return 0
 
 

@@ -22,12 +22,12 @@ def needed_for(*queues: str) -> tuple[str, ...]:
 
 def stop_services(supervisor: Supervisor) -> None:
     """Stop everything in order. A job whose worker had to be killed is marked INTERRUPTED here, by its dead owner."""
-    from tracking.db import session
+    from tracking.db import writing
     from workers.supervise.reconcile import interrupt_lost
 
     supervisor.stop()
     try:
-        with session(supervisor.settings) as rows:
+        with writing(supervisor.settings) as rows:
             interrupt_lost(rows)
     except SpeculoosError as error:
         say(str(error))
@@ -40,9 +40,9 @@ class Services:
     used, and when they end, ours start. `up` asks for the home: ours stop, their jobs go on under `up`.
     """
 
-    def __init__(self, settings: Settings, wanted: tuple[str, ...]):
+    def __init__(self, settings: Settings, names: tuple[str, ...]):
         self.settings = settings
-        self.wanted = wanted
+        self.names = names
         self._lock = HomeLock(settings)
         self._supervisor: Supervisor | None = None
         self._starts: Starts | None = None
@@ -75,7 +75,7 @@ class Services:
                 self._check(self._supervisor)
         elif self._served_elsewhere():
             return
-        elif not self._lock.handover_asked() and self._lock.acquire(COMMAND, self.wanted):
+        elif not self._lock.handover_asked() and self._lock.acquire(COMMAND, self.names):
             self._start()
         else:
             self._remark(self._lock.holder())
@@ -90,14 +90,14 @@ class Services:
         """With a broker of its own (REDIS_URL), a home's workers may run in other containers or on other machines."""
         if self.settings.embedded_broker:
             return False
-        return all(part.ok for part in health.check(self.settings, self.wanted).values())
+        return all(part.ok for part in health.check(self.settings, self.names).values())
 
     def _start(self) -> None:
         from speculoos.inference_token import make_token
 
         end_survivors(self.settings)
         make_token(self.settings)
-        self._supervisor = Supervisor(self.settings, programs(self.settings, self.wanted))
+        self._supervisor = Supervisor(self.settings, programs(self.settings, self.names))
         self._starts = Starts(self._supervisor)
         self._supervisor.start()
 
@@ -106,7 +106,7 @@ class Services:
             end_survivors(self.settings)
             supervisor.start()
         elif self._starts:
-            self._starts.check(self.wanted)
+            self._starts.check(self.names)
 
     def _wait_for_broker(self) -> None:
         deadline = time.monotonic() + BROKER_SECONDS
@@ -118,7 +118,7 @@ class Services:
 
     def _remark(self, holder: dict) -> None:
         """Another command's services may lack our worker; it is worth a word that we wait for its end."""
-        missing = set(self.wanted) - set(holder.get("programs", self.wanted))
+        missing = set(self.names) - set(holder.get("programs", self.names))
         if holder.get("mode") not in (UP, None) and missing:
             self._tell(f"Another speculoos command (process {holder.get('pid')}) uses this home; waiting for its end …")
 

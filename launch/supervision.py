@@ -183,12 +183,12 @@ def _rpc(settings: Settings) -> xmlrpc.client.ServerProxy:
 def survivors(settings: Settings) -> list[psutil.Process]:
     """Processes of this home that run without us: left behind by a supervisor that was killed."""
     mark, mine = str(settings.home), os.getpid()
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != mine and process.environ().get(MARK) == mark and process.status() != "zombie":
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end_survivors(settings: Settings, patience: float = STOP_SECONDS) -> int:
@@ -229,8 +229,8 @@ def last_words(settings: Settings, name: str, lines: int = 1) -> str:
         text = (settings.home / "logs" / f"{name}.log").read_text(errors="replace")
     except OSError:
         return ""
-    kept = [line.removeprefix("speculoos.errors.") for line in text.splitlines() if line.strip()][-lines:]
-    return "\n".join(kept)
+    tail = [line.removeprefix("speculoos.errors.") for line in text.splitlines() if line.strip()][-lines:]
+    return "\n".join(tail)
 
 
 def end_with_parent(parent: int) -> None:

@@ -136,9 +136,9 @@ def _check_exposure(settings: Settings) -> None:
 
 
 def _check_ports(settings: Settings) -> None:
-    wanted = ((settings.host, settings.port, "SPECULOOS_PORT", WEB),)
-    wanted += ((settings.inference_host, settings.inference_port, "SPECULOOS_INFERENCE_PORT", INFERENCE),)
-    for host, port, setting, name in wanted:
+    addresses = ((settings.host, settings.port, "SPECULOOS_PORT", WEB),)
+    addresses += ((settings.inference_host, settings.inference_port, "SPECULOOS_INFERENCE_PORT", INFERENCE),)
+    for host, port, setting, name in addresses:
         if not _free(host, port):
             raise Conflict(
                 f"Port {port}, where {name} should listen, is in use{_by_whom(port)}; "
@@ -209,10 +209,10 @@ def _start_again(supervisor: Supervisor, stop: threading.Event) -> None:
 
 
 def _welcome(settings: Settings) -> str:
-    asked = " (asks for the password of SPECULOOS_PASSWORD)" if settings.password else ""
+    login = " (asks for the password of SPECULOOS_PASSWORD)" if settings.password else ""
     once = "\nThe link works once; `speculoos login-link` prints another." if settings.login == "token" else ""
     open_to = f"\n{warning}" if (warning := access_warning(settings)) else ""
-    return f"Speculoos is up: {address(settings)}{asked}{once}{open_to}\nHome: {settings.home}. Ctrl-C stops it."
+    return f"Speculoos is up: {address(settings)}{login}{once}{open_to}\nHome: {settings.home}. Ctrl-C stops it."
 
 
 def _say(words: str) -> None:

@@ -71,12 +71,12 @@ def train_config(method: str = "medusa", **settings: Any) -> TrainConfig:
     out, so that one set of settings may serve several. Raises BadInput naming the field that is wrong."""
     if method not in METHODS:
         raise BadInput(f"method: expected one of {', '.join(METHODS)}, got {method!r}.")
-    made = METHODS[method].config
+    schema = METHODS[method].config
     try:
-        own = {name: value for name, value in settings.items() if name in made.model_fields or name not in SETTINGS}
-        return made(method=method, **own)
+        own = {name: value for name, value in settings.items() if name in schema.model_fields or name not in SETTINGS}
+        return schema(method=method, **own)
     except ValidationError as error:
-        raise first_problem(error, made) from None
+        raise first_problem(error, schema) from None
 
 
 class _Settings(_Table[Setting]):
@@ -88,13 +88,13 @@ class _Settings(_Table[Setting]):
 
 @cache
 def _all_settings(methods: tuple[Method, ...]) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for method in methods:
         for setting in settings_of(method.config, (method.name,)):
-            if setting.methods and setting.name in found:
-                setting = replace(setting, methods=(*found[setting.name].methods, method.name))
-            found[setting.name] = setting
-    return found
+            if setting.methods and setting.name in settings:
+                setting = replace(setting, methods=(*settings[setting.name].methods, method.name))
+            settings[setting.name] = setting
+    return settings
 
 
 SETTINGS: Mapping[str, Setting] = _Settings()

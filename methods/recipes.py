@@ -34,8 +34,8 @@ class Recipe:
 
 def list_recipes(method: str = "") -> list[Recipe]:
     """The built-in recipes (of one method), by name."""
-    found = [read_recipe(path.stem) for path in sorted(FOLDER.glob("*.yaml"))]
-    return [r for r in found if not method or r.method == method]
+    recipes = [read_recipe(path.stem) for path in sorted(FOLDER.glob("*.yaml"))]
+    return [r for r in recipes if not method or r.method == method]
 
 
 def read_recipe(name: str) -> Recipe:
@@ -77,13 +77,13 @@ def config_for(method: str, recipe: str, settings: Mapping[str, Any]) -> TrainCo
 
 def parse_changes(pairs: Iterable[str]) -> dict[str, str]:
     """`key=value` strings of `--set`. Raises BadInput for one without `=`."""
-    made = {}
+    changes = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise BadInput(f"--set {pair}: expected key=value, such as lr=0.0005.")
-        made[key.strip()] = value.strip()
-    return made
+        changes[key.strip()] = value.strip()
+    return changes
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -51,5 +51,5 @@ class Method:
     def load(self, part: str) -> Any:
         """The class or module that `network`, `trainer` or `drafter` names."""
         module, _, name = getattr(self, part).partition(":")
-        found = importlib.import_module(module)
-        return getattr(found, name) if name else found
+        imported = importlib.import_module(module)
+        return getattr(imported, name) if name else imported

@@ -66,10 +66,10 @@ def damage(folder: str | Path, sha256: str = "", taken: Sums | None = None) -> d
     folder, taken = Path(folder), taken or Sums()
     if not (folder / WEIGHTS).is_file():
         return {WEIGHTS: "is missing"}
-    found = folder_sums.differing(folder, taken)
-    if sha256 and WEIGHTS not in found and taken.of_file(folder / WEIGHTS) != sha256:
-        found[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
-    return found
+    damage = folder_sums.differing(folder, taken)
+    if sha256 and WEIGHTS not in damage and taken.of_file(folder / WEIGHTS) != sha256:
+        damage[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
+    return damage
 
 
 def check(folder: str | Path, name: str, sha256: str = "", taken: Sums | None = None) -> None:

@@ -181,12 +181,12 @@ def load_base(
     if not (folder / "config.json").is_file():
         raise NotFound(f"{folder}: no config.json, so this is not a folder of a Hugging Face model.")
     place = pick_device(device)
-    wanted = pick_dtype(dtype, place)
+    torch_dtype = pick_dtype(dtype, place)
     if known is not None:
         check_base(folder, known, sums)
     foreign.check_sizes(folder, foreign.plain_config(folder), identity.tensors(folder))
     with foreign.shown(folder) as view:
-        model = _load_model(view, folder, wanted).to(place).eval().requires_grad_(False)
+        model = _load_model(view, folder, torch_dtype).to(place).eval().requires_grad_(False)
         tokenizer = _load_tokenizer(view, folder)
     if model.get_output_embeddings() is None:
         raise Unsupported(f"{folder}: {type(model).__name__} has no language-model head, so it cannot generate text.")
@@ -259,7 +259,7 @@ def _load_model(view: Path, folder: Path, dtype: torch.dtype | str) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             view,
             dtype=dtype,
             trust_remote_code=False,
@@ -269,7 +269,7 @@ def _load_model(view: Path, folder: Path, dtype: torch.dtype | str) -> Any:
         )
     except Exception as error:
         raise _plain(error, view, folder) from None
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(info["missing_keys"]):
         raise BadInput(
             f"{folder}: its safetensors files lack {len(missing)} weights that config.json describes (first: "
             f"{missing[0]}); restore both, or fetch the model again."
@@ -304,8 +304,8 @@ def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def _ids(values: Iterable[Any]) -> frozenset[int]:
     """Token ids out of settings that hold one, several or none. Raises BadInput for what is no token id."""
-    found = [value if isinstance(value, list | tuple) else [value] for value in values if value is not None]
-    ids = [i for some in found for i in some]
+    lists = [value if isinstance(value, list | tuple) else [value] for value in values if value is not None]
+    ids = [i for some in lists for i in some]
     if wrong := [i for i in ids if type(i) is not int]:
         raise BadInput(f"eos_token_id: expected a token id or a list of them, got {str(wrong[0])[:40]!r}.")
     return frozenset(ids)

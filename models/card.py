@@ -94,5 +94,5 @@ def _dtype(entries: list[identity.TensorEntry]) -> str:
 def _licence(folder: Path) -> str:
     readme = folder / "README.md"
     text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.exists() else ""
-    found = LICENCE_LINE.search(text)
-    return found.group(1) if found else ""
+    match = LICENCE_LINE.search(text)
+    return match.group(1) if match else ""

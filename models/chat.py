@@ -52,14 +52,14 @@ def _only_turn(messages: list[dict[str, str]]) -> str:
 
 
 def _checked(messages: Sequence[dict[str, str]], system: str) -> list[dict[str, str]]:
-    made = []
+    turns = []
     for number, message in enumerate(messages, 1):
         role, content = message.get("role"), message.get("content")
         if role not in ROLES or not isinstance(content, str):
             raise BadInput(f"Message {number}: needs a role ({', '.join(ROLES)}) and a text content.")
-        made.append({"role": role, "content": content})
-    if not made:
+        turns.append({"role": role, "content": content})
+    if not turns:
         raise BadInput("There is no message to answer.")
-    if system and made[0]["role"] != "system":
-        made.insert(0, {"role": "system", "content": system})
-    return made
+    if system and turns[0]["role"] != "system":
+        turns.insert(0, {"role": "system", "content": system})
+    return turns

@@ -91,8 +91,8 @@ def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
     """The draft in `folder` in fp32, to train it further; what a fresh one leaves frozen is frozen. Raises BadInput
     when it is not a draft of `method`, Unsupported where it does not fit the base."""
     config = read_config(folder)
-    if (found := config["speculoos_method"]) != method:
-        raise BadInput(f"draft_path: {folder} holds a draft of the method {found}, not {method}; train it as {found}.")
+    if (kind := config["speculoos_method"]) != method:
+        raise BadInput(f"draft_path: {folder} holds a draft of the method {kind}, not {method}; train it as {kind}.")
     verify_sums(folder)
     return _filled(Path(folder), config, base, full=True)
 
@@ -178,11 +178,11 @@ def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:
     for key, actual in (("hidden_size", hidden), ("vocab_size", vocabulary)):
         if key == "hidden_size" and not find_method(config["speculoos_method"]).shares_hidden_size:
             continue
-        wanted = config.get("target_hidden_size") if key == "hidden_size" else None
-        wanted = wanted or config.get(key, actual)
-        if wanted != actual:
+        expected = config.get("target_hidden_size") if key == "hidden_size" else None
+        expected = expected or config.get(key, actual)
+        if expected != actual:
             raise Unsupported(
-                f"The draft in {folder} was trained for a base with {key} {wanted}, this base has {actual}; "
+                f"The draft in {folder} was trained for a base with {key} {expected}, this base has {actual}; "
                 f"choose the base it names ({config.get('base') or 'unknown'})."
             )
 

@@ -34,12 +34,12 @@ def base_damage(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> dict[
     folder = Path(folder)
     if not folder.is_dir():
         return {str(folder): "is gone"}
-    found = _files(folder, dict(known.files))
-    if not found and known.tokenizer_sha256:
-        found = _part("tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
+    damage = _files(folder, dict(known.files))
+    if not damage and known.tokenizer_sha256:
+        damage = _part("tokenizer", known.tokenizer_sha256, lambda: identity.tokenizer_sha256(folder))
     if known.weights_sha256:
-        found |= _part("weights", known.weights_sha256, lambda: weights_sum(folder, sums))
-    return found
+        damage |= _part("weights", known.weights_sha256, lambda: weights_sum(folder, sums))
+    return damage
 
 
 def check_base(folder: str | Path, known: Known, sums: Sums = NO_SUMS) -> None:
@@ -55,18 +55,18 @@ def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS, rows: int | None = 
     Sets of earlier versions have no sums: their rows are counted all the same.
     """
     folder = Path(folder)
-    found = differing(folder, sums)
+    damage = differing(folder, sums)
     try:
         summary = identity.read_json(folder / "dataset.json")
     except SpeculoosError as error:
-        return {**found, "dataset.json": f"cannot be read ({str(error).rstrip('.')})"}
-    shards, wanted = sorted(folder.glob("shard-*.jsonl")), summary.get("rows", rows)
-    if found or not shards or type(wanted) is not int:
-        return found
+        return {**damage, "dataset.json": f"cannot be read ({str(error).rstrip('.')})"}
+    shards, expected = sorted(folder.glob("shard-*.jsonl")), summary.get("rows", rows)
+    if damage or not shards or type(expected) is not int:
+        return damage
     count = int(sums.remembered(f"rows:{folder.absolute()}", shards, lambda: str(sum(map(_rows, shards)))))
-    if count < wanted or (count > wanted and summary.get("complete", True)):
-        found["dataset.json"] = f"counts {wanted} rows, the shards hold {count}"
-    return found
+    if count < expected or (count > expected and summary.get("complete", True)):
+        damage["dataset.json"] = f"counts {expected} rows, the shards hold {count}"
+    return damage
 
 
 def check_dataset(folder: str | Path, sums: Sums = NO_SUMS) -> None:
@@ -90,13 +90,13 @@ def _files(folder: Path, known: dict[str, str]) -> dict[str, str]:
     if not known:
         return {}
     now = {path.name: path for path in identity.read_files(folder)}
-    found = {name: "is missing" for name in known if name not in now}
+    damage = {name: "is missing" for name in known if name not in now}
     for name, path in now.items():
         if name not in known:
-            found[name] = "was not there when the model came"
+            damage[name] = "was not there when the model came"
         elif wrong := _changed(path, known[name]):
-            found[name] = wrong
-    return found
+            damage[name] = wrong
+    return damage
 
 
 def _changed(path: Path, digest: str) -> str:

@@ -77,8 +77,8 @@ class ChainMemory:
     `asked` [B, m]: the places that ask, in the order of the queries; None: all do. Later steps hold only those.
     """
 
-    def __init__(self, asked: Tensor | None = None) -> None:
-        self._asked = asked
+    def __init__(self, places: Tensor | None = None) -> None:
+        self._places = places
         self._bias: Tensor | None = None
         self._steps: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
@@ -88,7 +88,7 @@ class ChainMemory:
         steps = self._steps.setdefault(layer, [])
         steps.append((k, v))
         if len(steps) == 1:
-            mask = None if self._asked is None else self._looks(k.shape[2])
+            mask = None if self._places is None else self._looks(k.shape[2])
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         scale, (first_k, first_v) = q.shape[-1] ** -0.5, steps[0]
         n = first_k.shape[2]
@@ -102,12 +102,12 @@ class ChainMemory:
 
     def _looks(self, n: int) -> Tensor:
         """bool [B, 1, m, n]: each asking place looks at all up to itself."""
-        return torch.arange(n, device=self._asked.device) <= self._asked[:, None, :, None]
+        return torch.arange(n, device=self._places.device) <= self._places[:, None, :, None]
 
     def _hidden(self, q: Tensor, n: int) -> Tensor:
         """0 or −∞, to be added to the scores of the step-0 keys at every later step."""
         if self._bias is None:
-            looks = causal_mask(n, n, q.device) if self._asked is None else self._looks(n)
+            looks = causal_mask(n, n, q.device) if self._places is None else self._looks(n)
             self._bias = q.new_zeros(looks.shape).masked_fill_(~looks, float("-inf"))
         return self._bias
 
@@ -126,13 +126,13 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(d, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, asked: Tensor | None = None) -> Tensor:
-        """x [B, n, width] → [B, n, H], or [B, m, H] where only the places `asked` [B, m] ask; all are looked at."""
-        q, k, v = self.q_proj(pick(x, asked)), self.k_proj(x), self.v_proj(x)
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory, layer: int, places: Tensor | None = None) -> Tensor:
+        """x [B, n, width] → [B, n, H], or [B, m, H] where only `places` [B, m] ask; all are looked at."""
+        q, k, v = self.q_proj(pick(x, places)), self.k_proj(x), self.v_proj(x)
         cos, sin = rotary(positions, self.shape, x.dtype)
         k = rotate(self.k_norm(self._heads(k)), cos, sin)
-        if asked is not None:
-            cos, sin = rotary(positions.gather(1, asked), self.shape, x.dtype)
+        if places is not None:
+            cos, sin = rotary(positions.gather(1, places), self.shape, x.dtype)
         q = rotate(self.q_norm(self._heads(q)), cos, sin)
         out = memory.attend(layer, q, k, self._heads(v))
         return self.o_proj(out.transpose(1, 2).flatten(2))

@@ -69,12 +69,12 @@ class Eagle3Layer(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(
-        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, asked: Tensor | None = None
+        self, embedded: Tensor, features: Tensor, positions: Tensor, memory: Memory, places: Tensor | None = None
     ) -> Tensor:
         normed = self.hidden_norm(self.input_layernorm(features) if self.norm_features_twice else features)
         x = torch.cat([self.input_layernorm(embedded), normed], -1)
-        residual = pick(normed if self.norm_before_residual else features, asked)
-        x = residual + self.self_attn(x, positions, memory, 0, asked)
+        residual = pick(normed if self.norm_before_residual else features, places)
+        x = residual + self.self_attn(x, positions, memory, 0, places)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -213,16 +213,16 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         memory: Memory | None = None,
-        asked: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
         """features [B, n, H] at places t, token_ids [B, n] = tokens t+1, positions [B, n] = t → features [B, n, H].
 
         `memory`: what attention looks at besides these places, a ChainMemory while training; none for whole rows.
-        `asked` [B, m]: give the features of these places only, [B, m, H]; the others are looked at, no more (a draft of
+        `places` [B, m]: the features of these places only, [B, m, H]; the others are looked at, no more (a draft of
         one layer only).
         """
         embedded, memory = self.embed(token_ids).to(features.dtype), memory or Causal()
-        x = self.layers[0](embedded, features, positions, memory, asked)
+        x = self.layers[0](embedded, features, positions, memory, places)
         for i, layer in enumerate(self.layers[1:], 1):
             x = layer(x, positions, memory, i)
         return self.norm(x) if self.config.norm_output else x

@@ -94,7 +94,7 @@ def why_not(config: dict[str, Any]) -> str:
 
 def _layer_types(config: dict[str, Any]) -> set[str]:
     lists = (config.get(name) for name in ("layer_types", "layers_block_type"))
-    return {str(kind) for found in lists if isinstance(found, list) for kind in found}
+    return {str(kind) for kinds in lists if isinstance(kinds, list) for kind in kinds}
 
 
 def _unknown_bend(config: dict[str, Any], kinds: set[str]) -> str:

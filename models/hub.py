@@ -47,10 +47,10 @@ class Listing:
 
 def parse_id(location: str) -> tuple[str, str | None]:
     """(repository, revision or None) of `owner/name` or `owner/name@revision`. Raises BadInput for anything else."""
-    found = HUB_ID.fullmatch(location.strip())
-    if not found or ".." in location or "--" in found["repo"]:
+    match = HUB_ID.fullmatch(location.strip())
+    if not match or ".." in location or "--" in match["repo"]:
         raise BadInput(f"{location[:120]!r} is not a hub id; expected owner/name or owner/name@revision.")
-    return found["repo"], found["revision"]
+    return match["repo"], match["revision"]
 
 
 def download(location: str, folder: Path, reporter: Reporter, token: str = "", chosen: Choice | None = None) -> Listing:
@@ -83,20 +83,20 @@ def _remove_others(folder: Path, listing: Listing) -> None:
 
 def choose(files: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
     """Of all files of a repository, those a base model needs. `model*.safetensors` come before other weights."""
-    wanted = {n: v for n, v in files.items() if WANTED.fullmatch(n) and not UNWANTED.fullmatch(n)}
-    weights = [n for n in wanted if n.endswith(".safetensors")]
+    selection = {n: v for n, v in files.items() if WANTED.fullmatch(n) and not UNWANTED.fullmatch(n)}
+    weights = [n for n in selection if n.endswith(".safetensors")]
     if any(n.startswith("model") for n in weights):
-        wanted = {n: v for n, v in wanted.items() if n not in weights or n.startswith("model")}
-    return wanted
+        selection = {n: v for n, v in selection.items() if n not in weights or n.startswith("model")}
+    return selection
 
 
 def choose_draft(files: Files) -> Files:
     """Of all files of a repository, those a published draft consists of; pickles only where there are no safetensors.
     They are read in a limited child, without running what is in them."""
-    wanted = choose(files)
-    if not any(name.endswith(".safetensors") for name in wanted):
-        wanted |= {name: value for name, value in files.items() if PICKLES.fullmatch(name)}
-    return wanted
+    selection = choose(files)
+    if not any(name.endswith(".safetensors") for name in selection):
+        selection |= {name: value for name, value in files.items() if PICKLES.fullmatch(name)}
+    return selection
 
 
 def _listing(repo: str, revision: str | None, token: str, chosen: Choice) -> Listing:

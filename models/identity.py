@@ -112,11 +112,11 @@ def tokenizer_sha256(folder: str | Path) -> str:
     """
     folder = Path(folder)
     digest = hashlib.sha256()
-    found = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    for name in found:
+    names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    for name in names:
         digest.update(name.encode() + b"\n" + (folder / name).read_bytes())
     digest.update(chat_template(folder).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest() if found else ""
+    return digest.hexdigest() if names else ""
 
 
 def chat_template(folder: str | Path) -> str:
@@ -130,10 +130,10 @@ def chat_template(folder: str | Path) -> str:
         return ""
     if path.suffix == ".jinja":
         return _text(path)
-    found = parse_json(path)
-    if isinstance(found, dict):
-        found = found.get("chat_template") or ""
-    return _one_template(found, path)
+    template = parse_json(path)
+    if isinstance(template, dict):
+        template = template.get("chat_template") or ""
+    return _one_template(template, path)
 
 
 def template_file(folder: str | Path) -> Path | None:
@@ -147,12 +147,12 @@ def template_file(folder: str | Path) -> Path | None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, {} when the file is absent. Raises BadInput when it is not JSON, or no object."""
     try:
-        made = parse_json(path)
+        data = parse_json(path)
     except FileNotFoundError:
         return {}
-    if not isinstance(made, dict):
-        raise BadInput(f"{path}: expected a JSON object, found {_kind(made)}; fetch the file again.")
-    return made
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: expected a JSON object, found {_kind(data)}; fetch the file again.")
+    return data
 
 
 def parse_json(path: Path) -> Any:
@@ -194,15 +194,15 @@ def _indexed_files(index: Path) -> list[Path]:
 
 
 def _entries(file: Path, header: dict, base: int) -> list[TensorEntry]:
-    made = []
+    entries = []
     for name, value in header.items():
         if name != "__metadata__":
             start, end = value["data_offsets"]
             shape = tuple(value["shape"])
             if not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
                 raise ValueError(f"{name} has the shape {list(shape)[:8]}")
-            made.append(TensorEntry(name, str(value["dtype"]), shape, file, base + start, base + end))
-    return made
+            entries.append(TensorEntry(name, str(value["dtype"]), shape, file, base + start, base + end))
+    return entries
 
 
 def _within(entry: TensorEntry, size: int) -> bool:
@@ -223,14 +223,16 @@ def _update(digest: Any, entry: TensorEntry) -> None:
             left -= len(chunk)
 
 
-def _one_template(found: Any, path: Path) -> str:
-    """`found` is a template, or several: [{"name", "template"}, …] or {name: template}."""
-    named = found
-    if isinstance(found, list):
-        entries = [entry for entry in found if isinstance(entry, dict)]
+def _one_template(template: Any, path: Path) -> str:
+    """`template` is a template, or several: [{"name", "template"}, …] or {name: template}."""
+    named = template
+    if isinstance(template, list):
+        entries = [entry for entry in template if isinstance(entry, dict)]
         named = {str(entry.get("name")): entry.get("template") for entry in entries}
     if isinstance(named, dict):
-        found = named.get("default") or next(iter(named.values()), "")
-    if not isinstance(found, str):
-        raise BadInput(f"{path}: chat_template: expected a text, or a list of texts with names; found {_kind(found)}.")
-    return found
+        template = named.get("default") or next(iter(named.values()), "")
+    if not isinstance(template, str):
+        raise BadInput(
+            f"{path}: chat_template: expected a text, or a list of texts with names; found {_kind(template)}."
+        )
+    return template

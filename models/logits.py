@@ -79,8 +79,8 @@ def check_logits(base: Any) -> None:
     draft learns from them: one short forward, by transformers."""
     ids = torch.arange(TRIED, device=base.device)[None] % base.vocab_size
     hidden, _ = base.forward_hidden(ids)
-    wanted, found = base.model(input_ids=ids, use_cache=False).logits.float(), base.logits(hidden).float()
-    if wanted.shape != found.shape or not (wanted - found).abs().max() <= TOLERANCE * wanted.abs().max():
+    expected, actual = base.model(input_ids=ids, use_cache=False).logits.float(), base.logits(hidden).float()
+    if expected.shape != actual.shape or not (expected - actual).abs().max() <= TOLERANCE * expected.abs().max():
         raise Unsupported(
             f"{base.path}: what {type(base.model).__name__} makes of its head's output is not known here, so a draft "
             "would learn other logits than the base's; choose another base."

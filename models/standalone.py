@@ -34,13 +34,13 @@ class StandaloneDraft(nn.Module):
         """The base with `num_layers` of its layers, evenly spread, first and last kept; embeddings and head copied."""
         from transformers import AutoModelForCausalLM
 
-        kept = spread(base.num_layers, num_layers)
-        config = _shallow_config(base.config, kept)
+        layers = spread(base.num_layers, num_layers)
+        config = _shallow_config(base.config, layers)
         try:
             model = AutoModelForCausalLM.from_config(config, dtype=base.dtype)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Unsupported(f"{base.path}: no shallower copy of this model can be made ({error}).") from None
-        model.load_state_dict(_kept_weights(base.model, kept), strict=False)
+        model.load_state_dict(_layer_weights(base.model, layers), strict=False)
         model.generation_config = copy.deepcopy(base.model.generation_config)
         return cls(model.to(base.device))
 
@@ -70,9 +70,9 @@ class StandaloneDraft(nn.Module):
         return state
 
     def load_state_dict(self, state: dict[str, Tensor], strict: bool = True) -> Any:
-        found = self.model.load_state_dict(state, strict=False)
+        keys = self.model.load_state_dict(state, strict=False)
         self.model.tie_weights()
-        return found
+        return keys
 
     def extra_files(self) -> dict[str, str]:
         """Files a Hugging Face folder needs besides weights and config."""
@@ -89,11 +89,11 @@ class StandaloneDraft(nn.Module):
         return self.model(*args, **kwargs)
 
 
-def spread(total: int, kept: int) -> list[int]:
-    """`kept` of `total` layers, evenly spread, ends included: spread(30, 4) = [0, 10, 19, 29]."""
-    if not 1 <= kept <= total:
-        raise BadInput(f"draft_num_layers: expected 1 to {total} for this base, got {kept}.")
-    return [round(i * (total - 1) / max(kept - 1, 1)) for i in range(kept)]
+def spread(total: int, count: int) -> list[int]:
+    """`count` of `total` layers, evenly spread, ends included: spread(30, 4) = [0, 10, 19, 29]."""
+    if not 1 <= count <= total:
+        raise BadInput(f"draft_num_layers: expected 1 to {total} for this base, got {count}.")
+    return [round(i * (total - 1) / max(count - 1, 1)) for i in range(count)]
 
 
 def check_same_tokens(small: Base, base: Base) -> None:
@@ -114,25 +114,25 @@ def resized(model: Any, vocab_size: int) -> Any:
     return model
 
 
-def _shallow_config(config: Any, kept: list[int]) -> Any:
-    made = copy.deepcopy(config)
-    made.num_hidden_layers = len(kept)
-    if types := getattr(made, "layer_types", None):
-        made.layer_types = [types[i] for i in kept]
-    return made
+def _shallow_config(config: Any, layers: list[int]) -> Any:
+    shallow = copy.deepcopy(config)
+    shallow.num_hidden_layers = len(layers)
+    if types := getattr(shallow, "layer_types", None):
+        shallow.layer_types = [types[i] for i in layers]
+    return shallow
 
 
-def _kept_weights(model: Any, kept: list[int]) -> dict[str, Tensor]:
+def _layer_weights(model: Any, sources: list[int]) -> dict[str, Tensor]:
     """The state dict with kept layers renumbered 0, 1, … and the others left out."""
     layers = find_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers) + "."
-    number = {old: new for new, old in enumerate(kept)}
-    made = {}
+    number = {old: new for new, old in enumerate(sources)}
+    state = {}
     for name, value in model.state_dict().items():
         if name.startswith(prefix):
             old, rest = name[len(prefix) :].split(".", 1)
             if int(old) not in number:
                 continue
             name = f"{prefix}{number[int(old)]}.{rest}"
-        made[name] = value.clone()
-    return made
+        state[name] = value.clone()
+    return state

@@ -94,5 +94,5 @@ def _allow(memory: int) -> None:
         status = Path("/proc/self/status").read_text().splitlines()
         used = int(next(line for line in status if line.startswith("VmData")).split()[1]) * 1024
         most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        wanted = used + memory
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted if most < 0 else min(wanted, most), most))
+        limit = used + memory
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if most < 0 else min(limit, most), most))

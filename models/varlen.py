@@ -50,8 +50,8 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor, scaling: float, out: Tensor
     (heads, length, size), groups = q.shape, len(k)
     for start in range(0, length, BLOCK):
         stop = min(start + BLOCK, length)
-        asked = q[:, start:stop].reshape(groups, -1, size)
-        scores = torch.bmm(asked, k[:, :stop].transpose(1, 2)).float().mul_(scaling).view(heads, -1, stop)
+        queries = q[:, start:stop].reshape(groups, -1, size)
+        scores = torch.bmm(queries, k[:, :stop].transpose(1, 2)).float().mul_(scaling).view(heads, -1, stop)
         scores[:, :, start:] += LATER[: stop - start, : stop - start]
         weights = scores.softmax(-1).to(v.dtype).view(groups, -1, stop)
         out[start:stop] = torch.bmm(weights, v[:, :stop]).view(heads, stop - start, -1).transpose(0, 1)

@@ -41,8 +41,8 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
     groups = Groups(logits)
-    found = first_of_each(len(logits), *groups.at_least(groups.largest))
-    return logits.argmax(dim=-1) if found is None else found
+    best = first_of_each(len(logits), *groups.at_least(groups.largest))
+    return logits.argmax(dim=-1) if best is None else best
 
 
 class HeadArgmax:
@@ -101,5 +101,5 @@ class Groups:
 
 def first_of_each(rows: int, row: torch.Tensor, token: torch.Tensor) -> torch.Tensor | None:
     """The smallest token [rows] of each row; None where a row has none."""
-    found = torch.full((rows,), NONE).scatter_reduce_(0, row, token, "amin")
-    return None if (found == NONE).any() else found
+    first = torch.full((rows,), NONE).scatter_reduce_(0, row, token, "amin")
+    return None if (first == NONE).any() else first

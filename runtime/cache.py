@@ -37,9 +37,9 @@ class KVCache:
     @classmethod
     def for_batch(cls, num_layers: int, max_length: int, batch: int) -> "KVCache":
         """A growing cache for up to `batch` sequences, none in it yet."""
-        made = cls(num_layers, max_length, grows=True)
-        made.batch, made.lengths, made.staged = batch, [], []
-        return made
+        cache = cls(num_layers, max_length, grows=True)
+        cache.batch, cache.lengths, cache.staged = batch, [], []
+        return cache
 
     @property
     def length(self) -> int:
@@ -102,12 +102,12 @@ class KVCache:
         self.staged[first : first + len(counts)] = counts
 
     @torch.inference_mode()
-    def commit(self, *kept: Sequence[int]) -> None:
-        """Keep, of each sequence, the staged rows `kept` (strictly increasing, 0 = first staged) in that order.
+    def commit(self, *by_sequence: Sequence[int]) -> None:
+        """Keep, of each sequence, the staged rows `by_sequence` (strictly increasing, 0 = first staged) in that order.
 
         Mutates lengths, and moves rows in place unless they already lie where they belong.
         """
-        for sequence, rows in enumerate(kept):
+        for sequence, rows in enumerate(by_sequence):
             rows, staged = list(rows), self.staged[sequence]
             assert all(a < b for a, b in zip([-1, *rows], [*rows, staged], strict=True)), (rows, staged)
             self._move(sequence, rows)
@@ -153,13 +153,13 @@ class KVCache:
         make = torch.empty if device.type == "cpu" and self.batch == 1 else torch.zeros
         shape, used = (self.num_layers, self.batch, heads, min(rows, self.max_length), dim), max(self.lengths)
         try:
-            made = [make(shape, dtype=dtype, device=device) for _ in range(2)]
+            storage = [make(shape, dtype=dtype, device=device) for _ in range(2)]
         except (RuntimeError, MemoryError):
             raise Unavailable(
                 f"Not enough memory for a cache of {self.batch} × {shape[3]} tokens; use a smaller one."
             ) from None
-        for new, old in zip(made, (self.keys, self.values), strict=True):
+        for new, old in zip(storage, (self.keys, self.values), strict=True):
             if old is not None:
                 new[:, :, :, :used] = old[:, :, :, :used]
-        self.keys, self.values = made
+        self.keys, self.values = storage
         self.replays.clear()

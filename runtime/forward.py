@@ -68,18 +68,18 @@ class FastForward:
 
     def compute(self, inputs: Inputs, rotation: torch.Tensor, view: View, selection: Selection = LOGITS) -> Scored:
         """All layers. rotation [N, 1, dim / 2]; `view` stores keys and values and attends."""
-        n, kept = len(inputs.ids), {}
+        n, outputs = len(inputs.ids), {}
         x = self.head.filled_up(F.embedding(inputs.ids, self.base.embed_tokens.weight))
         for index, layer in enumerate(self.layers):
             x = layer(x, n, rotation, view, index)
             if index in selection.layers:
-                kept[index] = x[:n]
+                outputs[index] = x[:n]
         hidden = self.norm(x)
-        features = torch.cat([kept[index] for index in selection.layers], dim=-1) if kept else None
+        features = torch.cat([outputs[index] for index in selection.layers], dim=-1) if outputs else None
         rows = hidden[_last_rows(inputs)] if selection.last_only else hidden[:n]
-        found = self.argmax(rows) if selection.best_only and self.argmax is not None else None
-        logits = self.head(rows) if found is None else None
-        return Scored(logits, hidden[:n], features, found)
+        best = self.argmax(rows) if selection.best_only and self.argmax is not None else None
+        logits = self.head(rows) if best is None else None
+        return Scored(logits, hidden[:n], features, best)
 
     def _view(self, inputs: Inputs, cache: KVCache) -> View:
         dtype = self.base.dtype

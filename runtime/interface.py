@@ -81,11 +81,11 @@ class Scored:
     logits: torch.Tensor | None
     hidden: torch.Tensor
     features: torch.Tensor | None = None
-    found: torch.Tensor | None = None
+    best_ids: torch.Tensor | None = None
 
     @property
     def best(self) -> torch.Tensor:
-        return argmax(self.logits) if self.found is None else self.found
+        return argmax(self.logits) if self.best_ids is None else self.best_ids
 
 
 class Forward(Protocol):

@@ -97,9 +97,9 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     usable = weight.device.type == "cpu" and weight.dtype in PACKED_DTYPES and packing_works(weight.dtype)
     if not usable:
         return PlainLinear(weight, bias)
-    made = PackedLinear(weight, bias)
+    layer = PackedLinear(weight, bias)
     give_back(weight)
-    return made
+    return layer
 
 
 def pack_module(module: nn.Module) -> nn.Module:
@@ -107,14 +107,14 @@ def pack_module(module: nn.Module) -> nn.Module:
 
     Mutates the module: it cannot be trained or saved afterwards. Linears that share one weight are packed once.
     """
-    made: dict[int, nn.Module] = {}
+    layers: dict[int, nn.Module] = {}
     for parent in [m for m in module.modules() if not isinstance(m, nn.Linear)]:  # a list of them would keep them all
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 key = id(child.weight)
-                if key not in made:
-                    made[key] = pack(child.weight, child.bias)
-                setattr(parent, name, made[key])
+                if key not in layers:
+                    layers[key] = pack(child.weight, child.bias)
+                setattr(parent, name, layers[key])
     return module
 
 
@@ -126,9 +126,9 @@ def packing_works(dtype: torch.dtype) -> bool:
         weight = torch.randn(48, 32, generator=generator).to(dtype)
         x = torch.randn(3, 32, generator=generator).to(dtype)
         layer = PackedLinear(weight)
-        wanted = nn.functional.linear(x.float(), weight.float())
+        expected = nn.functional.linear(x.float(), weight.float())
         tolerance = 1e-4 if dtype == torch.float32 else 0.2
-        near = (layer(x).float() - wanted).abs().max() < tolerance
-        return bool(near and (layer.add(x, layer(x)).float() - 2 * wanted).abs().max() < 2 * tolerance)
+        near = (layer(x).float() - expected).abs().max() < tolerance
+        return bool(near and (layer.add(x, layer(x)).float() - 2 * expected).abs().max() < 2 * tolerance)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False

@@ -28,15 +28,15 @@ def quick_products(device: torch.device) -> None:
 def in_float32(model: nn.Module) -> Iterator[None]:
     """While open, a model of half precision computes in float32. Each module's weights are converted while it runs and
     no longer, so memory grows by one module; afterwards every weight is the tensor it was. Packed weights too."""
-    handles, kept = [], dict[nn.Module, list[tuple[nn.Parameter, torch.Tensor]]]()
+    handles, originals = [], dict[nn.Module, list[tuple[nn.Parameter, torch.Tensor]]]()
 
     def widen(module: nn.Module, _args: Any) -> None:
-        kept[module] = [(p, p.data) for p in module.parameters(recurse=False) if p.dtype in HALF]
-        for parameter, narrow in kept[module]:
+        originals[module] = [(p, p.data) for p in module.parameters(recurse=False) if p.dtype in HALF]
+        for parameter, narrow in originals[module]:
             parameter.data = narrow.float()
 
     def restore(module: nn.Module, _args: Any, _output: Any) -> None:
-        for parameter, narrow in kept.pop(module, ()):
+        for parameter, narrow in originals.pop(module, ()):
             parameter.data = narrow
 
     packed = [module for module in model.modules() if isinstance(module, PackedLinear) and module.is_half]

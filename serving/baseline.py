@@ -28,14 +28,14 @@ class PlainSpeed:
         return {"source": self.source, "tokens": self.tokens, "shared_with": self.shared_with}
 
 
-class PlainReferences:
+class PlainBaselines:
     """The last plain measurement of each base, apart for a device of its own and for one shared with a job: a speedup
     is only said between two figures that were taken under the same conditions."""
 
     def __init__(self) -> None:
         self._speeds: dict[tuple[Hashable, str], PlainSpeed] = {}
 
-    def wanted(self, key: Hashable, shared_with: str) -> bool:
+    def is_missing(self, key: Hashable, shared_with: str) -> bool:
         """True when a short run is worth its time: the device is free and this base was not measured yet."""
         return not shared_with and (key, "") not in self._speeds
 
@@ -64,14 +64,14 @@ class PlainReferences:
     def compare(self, key: Hashable, steps: Sequence[Any], shared_with: str) -> dict[str, Any]:
         """`decode_tokens_per_second` and, where a plain run under the same conditions is known,
         `plain_tokens_per_second`, `plain_reference` and `speedup`."""
-        own, known = decode_speed(steps), self._speeds.get((key, shared_with))
-        made: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
-        if known:
-            made["plain_tokens_per_second"] = round(known.tokens_per_second, 2)
-            made["plain_reference"] = known.to_json()
-        if known and own:
-            made["speedup"] = round(own / known.tokens_per_second, 3)
-        return made
+        own, baseline = decode_speed(steps), self._speeds.get((key, shared_with))
+        figures: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
+        if baseline:
+            figures["plain_tokens_per_second"] = round(baseline.tokens_per_second, 2)
+            figures["plain_reference"] = baseline.to_json()
+        if baseline and own:
+            figures["speedup"] = round(own / baseline.tokens_per_second, 3)
+        return figures
 
     def _keep(self, key: Hashable, steps: Sequence[Any], source: str, shared_with: str) -> None:
         if speed := decode_speed(steps):

@@ -60,11 +60,11 @@ def list_models(session: Session) -> list[dict[str, Any]]:
     bases = session.scalars(select(Base).where(Base.state == "ready").order_by(Base.created_at)).all()
     ready = select(Checkpoint).where(Checkpoint.state == "ready").order_by(Checkpoint.created_at)
     checkpoints = session.scalars(ready).all()
-    found = []
+    entries = []
     for base in bases:
-        found.append(_entry(base.name, base))
-        found += [_entry(f"{base.name}@{c.name}", base, c) for c in checkpoints if c.base_id == base.id]
-    return found
+        entries.append(_entry(base.name, base))
+        entries += [_entry(f"{base.name}@{c.name}", base, c) for c in checkpoints if c.base_id == base.id]
+    return entries
 
 
 def model_entry(session: Session, name: str) -> dict[str, Any]:
@@ -85,6 +85,6 @@ def _ref(base: Base, checkpoint: Checkpoint | None = None) -> ModelRef:
 
 
 def _entry(name: str, base: Base, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
-    made = {"id": name, "object": "model", "owned_by": "speculoos", "root": base.name}
+    entry = {"id": name, "object": "model", "owned_by": "speculoos", "root": base.name}
     created = (checkpoint or base).created_at
-    return {**made, "created": int(created.timestamp()), "method": checkpoint.method if checkpoint else None}
+    return {**entry, "created": int(created.timestamp()), "method": checkpoint.method if checkpoint else None}

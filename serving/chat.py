@@ -33,42 +33,42 @@ class _Emitting:
         self._emit(record)
 
 
-def rendering(engine: Engine, ref: ModelRef, wanted: ChatRequest, client: str) -> Answering:
+def rendering(engine: Engine, ref: ModelRef, body: ChatRequest, client: str) -> Answering:
     """Queue the conversation for its template and tokenizer. Its event: the prompt's token ids."""
     try:
         engine.queue.check_room(client)  # rather than when the prompt is there
     except Busy as busy:
         raise too_busy(busy) from None
-    return Answering(engine.prompts.queue, client, lambda _, emit: emit(engine.prompts.render(ref, wanted.chat())))
+    return Answering(engine.prompts.queue, client, lambda _, emit: emit(engine.prompts.render(ref, body.chat())))
 
 
-def answering(engine: Engine, ref: ModelRef, wanted: ChatRequest, prompt_ids: list[int], client: str) -> Answering:
+def answering(engine: Engine, ref: ModelRef, body: ChatRequest, prompt_ids: list[int], client: str) -> Answering:
     """Queue the generation. Its events: STARTED, records, then the Answer."""
 
     def work(ticket: Ticket, emit: Emit) -> None:
-        emit(engine.answer(ref, wanted, prompt_ids, _Emitting(emit), ticket.cancelled))
+        emit(engine.answer(ref, body, prompt_ids, _Emitting(emit), ticket.cancelled))
 
     return Answering(engine.queue, client, work)
 
 
-async def respond(engine: Engine, ref: ModelRef, wanted: ChatRequest, request: Request) -> Response:
+async def respond(engine: Engine, ref: ModelRef, body: ChatRequest, request: Request) -> Response:
     """The HTTP answer. Errors before the first token have their own status; later ones are sent as an event."""
     client = client_of(request.scope)
-    asked = rendering(engine, ref, wanted, client)
-    prompt_ids = await unless_gone(request.is_disconnected, anext(asked.events(), None), asked)
+    rendered = rendering(engine, ref, body, client)
+    prompt_ids = await unless_gone(request.is_disconnected, anext(rendered.events(), None), rendered)
     if prompt_ids is None:
         return _unanswered(engine)
-    going_on = answering(engine, ref, wanted, prompt_ids, client)
+    going_on = answering(engine, ref, body, prompt_ids, client)
     events = going_on.events()
-    made = Completion(ref.name, int(time.time()))
-    if not wanted.stream:
+    completion = Completion(ref.name, int(time.time()))
+    if not body.stream:
         answer = await unless_gone(request.is_disconnected, _whole(events), going_on)
-        return JSONResponse(_as_json(made, answer)) if answer else _unanswered(engine)
+        return JSONResponse(_as_json(completion, answer)) if answer else _unanswered(engine)
     first = await unless_gone(request.is_disconnected, anext(events, None), going_on)
     if first is not STARTED:
         return _unanswered(engine)
-    with_usage = bool(wanted.stream_options and wanted.stream_options.include_usage)
-    return EventStream(_stream(made, events, with_usage), going_on)
+    with_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return EventStream(_stream(completion, events, with_usage), going_on)
 
 
 def _unanswered(engine: Engine) -> Response:
@@ -101,47 +101,49 @@ async def _whole(events: AsyncIterator[Any]) -> Answer | None:
     return answer
 
 
-def _as_json(made: Completion, answer: Answer) -> dict[str, Any]:
+def _as_json(completion: Completion, answer: Answer) -> dict[str, Any]:
     counts = usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
-    return made.whole(answer.text, answer.finish, counts, speculation_summary=answer.summary)
+    return completion.whole(answer.text, answer.finish, counts, speculation_summary=answer.summary)
 
 
-async def _stream(made: Completion, events: AsyncIterator[Any], with_usage: bool) -> AsyncIterator[str]:
+async def _stream(completion: Completion, events: AsyncIterator[Any], with_usage: bool) -> AsyncIterator[str]:
     """One chunk a step; the last one waits for the summary and carries the finish reason."""
     last: dict[str, Any] | None = None
     try:
         async for event in events:
             if isinstance(event, Answer):
-                for chunk in _ending(made, last, event, with_usage):
+                for chunk in _ending(completion, last, event, with_usage):
                     yield _event(chunk)
             else:
                 if last is not None:
-                    yield _event(_chunk(made, last, with_usage))
+                    yield _event(_chunk(completion, last, with_usage))
                 last = event if event["finish"] else None
                 if last is None:
-                    yield _event(_chunk(made, event, with_usage))
+                    yield _event(_chunk(completion, event, with_usage))
         yield "data: [DONE]\n\n"
     except Exception as error:
         refusal = as_api_error(error)
         yield _event(body(str(refusal), refusal.status, refusal.code, refusal.param))
 
 
-def _chunk(made: Completion, record: dict[str, Any], with_usage: bool, **extra: Any) -> dict[str, Any]:
+def _chunk(completion: Completion, record: dict[str, Any], with_usage: bool, **extra: Any) -> dict[str, Any]:
     delta: dict[str, Any] = {"content": "".join(token["text"] for token in record["tokens"])}
     if record["index"] == 0:
         delta = {"role": "assistant", **delta}
     if with_usage:
         extra["usage"] = None
-    return made.chunk(delta, extra.pop("finish", None), speculation=record, **extra)
+    return completion.chunk(delta, extra.pop("finish", None), speculation=record, **extra)
 
 
-def _ending(made: Completion, last: dict[str, Any] | None, answer: Answer, with_usage: bool) -> list[dict[str, Any]]:
+def _ending(
+    completion: Completion, last: dict[str, Any] | None, answer: Answer, with_usage: bool
+) -> list[dict[str, Any]]:
     chunks = []
     if last is not None:
-        chunks.append(_chunk(made, last, with_usage, finish=answer.finish, speculation_summary=answer.summary))
+        chunks.append(_chunk(completion, last, with_usage, finish=answer.finish, speculation_summary=answer.summary))
     if with_usage:
         counts = usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
-        chunks.append(made.usage_chunk(counts, answer.summary))
+        chunks.append(completion.usage_chunk(counts, answer.summary))
     return chunks
 
 

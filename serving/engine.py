@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
-from serving.baseline import PlainReferences
+from serving.baseline import PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.metrics import Metrics
-from serving.pool import Loaded, Pool, default_budget
+from serving.pool import LoadedModel, Pool, default_budget
 from serving.prompts import Prompts
 from serving.protocol import ChatRequest
 from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
@@ -78,7 +78,7 @@ class Engine:
         self.heart = self.queue.heart
         budget = default_budget(self.device) if budget is None else budget
         self.pool = Pool(self.device, self.dtype, budget, self.heart, Sums.of(settings))
-        self.references = PlainReferences()
+        self.baselines = PlainBaselines()
         self.prompts = Prompts(
             self.metrics.prompt.observe, self.metrics.prompts_failed.inc, depth=depth, total=total, on_panic=panics
         )
@@ -147,7 +147,7 @@ class Engine:
             self.pool.settle(loaded.base)
         return self._finish(ref, loaded, generation, steps, sharing.shared_with)
 
-    def _beating(self, steps: Iterator[Any], loaded: Loaded, prompt_tokens: int) -> Iterator[Any]:
+    def _beating(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
         """Pass the steps on, with a sign of life between them."""
         parameters = loaded.weight_count
         with self.heart.during("reading a prompt", self._forward_seconds(parameters, prompt_tokens)):
@@ -168,14 +168,14 @@ class Engine:
                 log.info("Unloading models: %s holds %s", job, self.device)
                 self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
-    def _prepare(self, ref: ModelRef, loaded: Loaded) -> None:
+    def _prepare(self, ref: ModelRef, loaded: LoadedModel) -> None:
         """Leave cores to a job that holds the CPU; when nobody does, see that plain decoding was measured once."""
         job = device_lease.job_on(self.settings, self.device)
         if self.device == "cpu":
             _use_threads(max(1, self._threads // 2) if job else self._threads)
-        if self.references.wanted(ref.base_key, job):
+        if self.baselines.is_missing(ref.base_key, job):
             with self.heart.during("measuring plain speed", self._forward_seconds(loaded.weight_count, STEP_ROWS)):
-                self.references.measure(ref.base_key, loaded.target, self.heart.beat)
+                self.baselines.measure(ref.base_key, loaded.target, self.heart.beat)
 
     def _import(self) -> None:
         with self.heart.during("importing libraries", START_SECONDS + self.heart.limit):
@@ -198,14 +198,14 @@ class Engine:
         watch("pool_bases", "Warm base models", lambda: len(self.pool))
 
     def _finish(
-        self, ref: ModelRef, loaded: Loaded, generation: "_Generation", steps: list[Any], shared_with: str
+        self, ref: ModelRef, loaded: LoadedModel, generation: "_Generation", steps: list[Any], shared_with: str
     ) -> Answer:
         from decoding.stats import summarize
 
         summary = summarize(steps).to_json()
         if generation.is_plain:
-            self.references.offer(ref.base_key, steps, shared_with)
-        summary |= self.references.compare(ref.base_key, steps, shared_with)
+            self.baselines.offer(ref.base_key, steps, shared_with)
+        summary |= self.baselines.compare(ref.base_key, steps, shared_with)
         summary |= {
             "finish": generation.finish,
             "model": ref.name,
@@ -231,7 +231,7 @@ class Engine:
 class _Generation:
     """The parts of one generation: prompt, drafter, settings, and what was said about them."""
 
-    def __init__(self, loaded: Loaded, request: ChatRequest, prompt_ids: list[int], cancelled: threading.Event):
+    def __init__(self, loaded: LoadedModel, request: ChatRequest, prompt_ids: list[int], cancelled: threading.Event):
         self.target = loaded.target
         self.cancelled = cancelled
         self.notices = loaded.notices
@@ -272,8 +272,8 @@ class _Generation:
     def _config(self, request: ChatRequest, should_stop: Callable[[], bool]) -> Any:
         from decoding.config import GenerateConfig
 
-        asked = request.speculation or {}
-        rule = {name: asked[name] for name in RULE if asked.get(name) is not None}
+        speculation = request.speculation or {}
+        rule = {name: speculation[name] for name in RULE if speculation.get(name) is not None}
         if rule.get("acceptance") == "typical":
             self.notices.append("Typical acceptance is lossy: the model alone might have answered otherwise.")
         room = self.target.max_length - len(self.prompt_ids)
@@ -290,12 +290,12 @@ class _Generation:
             should_stop=should_stop,
         )
 
-    def _drafter(self, loaded: Loaded, options: dict[str, Any]) -> Any:
+    def _drafter(self, loaded: LoadedModel, options: dict[str, Any]) -> Any:
         """The asked-for drafter; plain with a notice where this base cannot be drafted for."""
         for name in RULE:
             options.pop(name, None)
         try:
-            made = loaded.drafter(options)
+            drafter = loaded.drafter(options)
         except Unsupported as error:
             if options.get("drafter"):
                 raise
@@ -303,9 +303,9 @@ class _Generation:
             return loaded.drafter({"drafter": "none"})
         except (TypeError, ValueError) as error:
             raise BadInput(f"speculation: these options cannot be used together ({error}).") from None
-        if made.name == "none" and loaded.draft is None and "drafter" not in options:
+        if drafter.name == "none" and loaded.draft is None and "drafter" not in options:
             self.notices.append(NO_DRAFT)
-        return made
+        return drafter
 
 
 def _use_threads(count: int) -> None:

@@ -21,7 +21,7 @@ from serving.queueing import Busy, Ticket
 from speculoos.errors import Cancelled, Conflict, SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Run, now
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class LiveRuns:
                 ticket.cancelled.set()  # under the lock: it may be about to move from the prompts to the device
         if ticket and ticket.cancel():
             return True
-        with session(self.settings) as db:
+        with writing(self.settings) as db:
             run = runs.get_run(db, run_id)
             if run.state == "QUEUED" or (run.state == "RUNNING" and ticket is None):
                 return runs.cancel_run(db, run_id)
@@ -78,7 +78,7 @@ class LiveRuns:
         with self._lock:
             forgotten = [run_id for run_id in waiting if run_id not in self._tickets]
         for run_id in forgotten:
-            with session(self.settings) as db:
+            with writing(self.settings) as db:
                 runs.fail_run(db, run_id, runs.LEFT_OVER)
 
     def _submit(self, run: Run) -> bool:
@@ -106,7 +106,7 @@ class LiveRuns:
             with reading(self.settings) as db:
                 ref = find_model(db, run.model)
             prompt_ids = self.engine.prompts.render(ref, request.chat())
-            self._move_on(run, ticket, lambda moved: self._do(run, _Prompted(ref, request, prompt_ids), moved))
+            self._move_on(run, ticket, lambda moved: self._do(run, _PendingRun(ref, request, prompt_ids), moved))
         except BaseException as error:
             self._end(run, error)
             if not isinstance(error, Exception):
@@ -127,16 +127,16 @@ class LiveRuns:
     def _drop(self, run: Run) -> None:
         """It was cancelled, or the server stops, before it began."""
         self._forget(run)
-        with session(self.settings) as db:
+        with writing(self.settings) as db:
             runs.fail_run(db, run.id, STOPPED) if self.engine.closing else runs.cancel_run(db, run.id)
 
-    def _do(self, run: Run, asked: "_Prompted", ticket: Ticket) -> None:
+    def _do(self, run: Run, pending: "_PendingRun", ticket: Ticket) -> None:
         """On the device's thread."""
         try:
-            with session(self.settings) as db:
+            with writing(self.settings) as db:
                 started = runs.start_run(db, run.id)
             if started:
-                self._generate(run, asked, ticket)
+                self._generate(run, pending, ticket)
         except BaseException as error:
             self._end(run, error)
             if not isinstance(error, Exception):
@@ -144,13 +144,13 @@ class LiveRuns:
         finally:
             self._forget(run)
 
-    def _generate(self, run: Run, asked: "_Prompted", ticket: Ticket) -> None:
+    def _generate(self, run: Run, pending: "_PendingRun", ticket: Ticket) -> None:
         writer = RunWriter(self.settings, run.id)
         try:
             answer = self.engine.answer(
-                asked.ref,
-                asked.request,
-                asked.prompt_ids,
+                pending.ref,
+                pending.request,
+                pending.prompt_ids,
                 writer,
                 ticket.cancelled,
                 run_id=run.id,
@@ -158,7 +158,7 @@ class LiveRuns:
             )
         finally:
             writer.close()
-        with session(self.settings) as db:
+        with writing(self.settings) as db:
             if answer.finish != "cancelled":
                 runs.finish_run(db, run.id, answer.text, answer.summary)
             elif self.engine.closing:
@@ -176,7 +176,7 @@ class LiveRuns:
             self._unmarked[run.id] = error
 
     def _mark(self, run_id: str, error: BaseException) -> None:
-        with session(self.settings) as db:
+        with writing(self.settings) as db:
             if isinstance(error, Cancelled):
                 runs.cancel_run(db, run_id)
             else:
@@ -188,7 +188,7 @@ class LiveRuns:
 
 
 @dataclass(frozen=True)
-class _Prompted:
+class _PendingRun:
     """A run that waits for the device."""
 
     ref: ModelRef
@@ -244,7 +244,7 @@ class RunWriter:
             batch = self._batch()
             going_on = batch[-1] is not None
             try:
-                with session(self._settings) as db:
+                with writing(self._settings) as db:
                     runs.add_steps(db, self._run_id, [record for record in batch if record is not None])
             except BaseException as error:  # the thread that makes the steps hears of it at its next one
                 self._error = error

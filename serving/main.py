@@ -23,7 +23,7 @@ from serving.catalog import ModelRef, find_model, list_models, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
 from serving.protocol import ChatRequest
-from serving.timing import Timed
+from serving.timing import RequestTimer
 from serving.token import Keys, TokenRequired, with_token
 from serving.upkeep import Upkeep
 from serving.watch import Watch, end_process
@@ -33,7 +33,7 @@ from speculoos.guard import Guard
 from speculoos.private import keep_private
 from speculoos.settings import Settings, load
 from tracking import runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 8 * 2**20
@@ -71,12 +71,14 @@ def create_app(
     app.add_middleware(
         Guard, port=settings.inference_port, allowed_hosts=settings.inference_hosts, max_body_bytes=MAX_BODY_BYTES
     )
-    app.add_middleware(Timed, observe=lambda route, status: engine.metrics.requests.labels(route, status).observe)
+    app.add_middleware(
+        RequestTimer, observe=lambda route, status: engine.metrics.requests.labels(route, status).observe
+    )
     return app
 
 
 def _end_leftovers(settings: Settings) -> None:
-    with session(settings) as db:
+    with writing(settings) as db:
         if count := runs.fail_leftovers(db):
             log.warning("%d runs of an earlier server were marked as failed", count)
 
@@ -85,7 +87,7 @@ def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
     @app.get("/healthz")
     async def health() -> JSONResponse:  # not in a thread: they may all be waiting for what is stuck
         heart, ill = engine.queue.heart, engine.ill
-        found = {
+        status = {
             "status": ill or "ok",
             "device": engine.device,
             "dtype": engine.dtype,
@@ -95,13 +97,13 @@ def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
             "doing": heart.doing,
             "heartbeat_age": round(heart.age, 3),
         }
-        return JSONResponse(found, 503 if ill else 200)
+        return JSONResponse(status, 503 if ill else 200)
 
     @app.get("/readyz")
     def ready() -> JSONResponse:
         parts = {"device": engine.ill, "database": _database_away(settings)}
-        found = {name: reason or "ok" for name, reason in parts.items()}
-        return JSONResponse({"ready": not any(parts.values()), **found}, 503 if any(parts.values()) else 200)
+        status = {name: reason or "ok" for name, reason in parts.items()}
+        return JSONResponse({"ready": not any(parts.values()), **status}, 503 if any(parts.values()) else 200)
 
     @app.get("/metrics")
     def metrics() -> Response:
@@ -136,9 +138,9 @@ def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
             return find_model(db, name)
 
     @app.post("/v1/chat/completions")
-    async def complete(wanted: ChatRequest, request: Request) -> Response:
-        ref = await run_in_threadpool(find, wanted.model)
-        return await chat.respond(engine, ref, wanted, request)
+    async def complete(body: ChatRequest, request: Request) -> Response:
+        ref = await run_in_threadpool(find, body.model)
+        return await chat.respond(engine, ref, body, request)
 
 
 def _add_runs(app: FastAPI, settings: Settings, live: LiveRuns) -> None:
@@ -181,9 +183,11 @@ def _listen(settings: Settings) -> socket.socket:
     host, port = settings.inference_host, settings.inference_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        made = socket.create_server((host, port), family=family, backlog=2048)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # so that clients whose machine vanished are noticed
-        return made
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+        )  # so that clients whose machine vanished are noticed
+        return listener
     except OSError as error:
         raise Unavailable(
             f"The inference server cannot listen on {host}:{port} ({error.strerror}); "

@@ -62,7 +62,7 @@ class WarmBase:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """What one generation needs."""
 
     base: WarmBase
@@ -94,13 +94,13 @@ class Loaded:
             raise Unsupported(self.base.refusal)
         if self.draft is None:
             return make_drafter(self.target, None, options)
-        key, kept = json.dumps(options, sort_keys=True), self.draft.drafters
-        if key not in kept:
-            kept[key] = make_drafter(self.target, self.draft.network, options)
-        kept.move_to_end(key)
-        if len(kept) > MAX_DRAFTERS:
-            kept.popitem(last=False)
-        return kept[key]
+        key, drafters = json.dumps(options, sort_keys=True), self.draft.drafters
+        if key not in drafters:
+            drafters[key] = make_drafter(self.target, self.draft.network, options)
+        drafters.move_to_end(key)
+        if len(drafters) > MAX_DRAFTERS:
+            drafters.popitem(last=False)
+        return drafters[key]
 
 
 class Pool:
@@ -116,12 +116,12 @@ class Pool:
         """`nbytes` when they were last counted; for other threads."""
         self._bases: OrderedDict[tuple[str, str], WarmBase] = OrderedDict()
 
-    def get(self, ref: ModelRef) -> Loaded:
+    def get(self, ref: ModelRef) -> LoadedModel:
         """Load what is not warm yet. Raises NotFound, Unsupported or Unavailable in one sentence."""
         self._drop_outdated(ref)
         base = self._bases.get(ref.base_key) or self._load_base(ref)
         self._bases.move_to_end(ref.base_key)
-        return Loaded(base, self._draft(base, ref) if ref.draft_key else None)
+        return LoadedModel(base, self._draft(base, ref) if ref.draft_key else None)
 
     def is_warm(self, ref: ModelRef) -> bool:
         base = self._bases.get(ref.base_key)
@@ -184,9 +184,9 @@ class Pool:
             loaded.sha256 = ref.base_sha256
             refusal = _probe(loaded)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        made = WarmBase(ref.base_key, target, needed // self._itemsize, refusal)
-        self._bases[ref.base_key] = made
-        return made
+        warm = WarmBase(ref.base_key, target, needed // self._itemsize, refusal)
+        self._bases[ref.base_key] = warm
+        return warm
 
     def _draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
         assert ref.draft_key is not None
@@ -223,9 +223,9 @@ def _let_go(base: WarmBase, used: int) -> bool:
     if len(base.drafts) > used:
         base.drafts.popitem(last=False)
         return True
-    kept = next(reversed(base.drafts.values())).drafters if base.drafts else {}
-    if len(kept) > 1:
-        kept.popitem(last=False)
+    drafters = next(reversed(base.drafts.values())).drafters if base.drafts else {}
+    if len(drafters) > 1:
+        drafters.popitem(last=False)
         return True
     return False
 

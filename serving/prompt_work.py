@@ -27,9 +27,9 @@ _tokenizers: OrderedDict[tuple[str, str], Any] = OrderedDict()
 def load(path: str, sha256: str) -> None:
     """Make the tokenizer of the base in `path` ready. Tries those texts too that the device's thread tokenizes."""
     if (path, sha256) not in _tokenizers:
-        made = _read(path)
-        made.decode([*made(PROMPT)["input_ids"], *made.encode("a", add_special_tokens=False)])
-        _tokenizers[path, sha256] = made
+        tokenizer = _read(path)
+        tokenizer.decode([*tokenizer(PROMPT)["input_ids"], *tokenizer.encode("a", add_special_tokens=False)])
+        _tokenizers[path, sha256] = tokenizer
     _tokenizers.move_to_end((path, sha256))
     if len(_tokenizers) > KEPT:
         _tokenizers.popitem(last=False)

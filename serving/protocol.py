@@ -89,8 +89,8 @@ class ChatRequest(BaseModel):
     @classmethod
     def _whole_characters(cls, given: Any) -> Any:
         """Half a character is valid JSON and no text: no tokenizer, no database and no answer could take it."""
-        if found := half_character(given):
-            raise PydanticCustomError(HALF, "holds half of a character (a lone surrogate)", {"field": found})
+        if place := half_character(given):
+            raise PydanticCustomError(HALF, "holds half of a character (a lone surrogate)", {"field": place})
         return given
 
     @field_validator("stop")
@@ -141,16 +141,16 @@ def half_character(value: Any) -> str:
     """Where in a JSON value the first lone surrogate is (`messages.0.content`); "" when every text is whole."""
     left = [("", value)]
     while left:
-        place, found = left.pop()
-        if isinstance(found, str):
-            if not _is_text(found):
+        place, node = left.pop()
+        if isinstance(node, str):
+            if not _is_text(node):
                 return place or "body"
-        elif isinstance(found, dict):
-            if broken := next((key for key in found if not _is_text(key)), None):
+        elif isinstance(node, dict):
+            if broken := next((key for key in node if not _is_text(key)), None):
                 return f"{place}.{ascii(broken)}".lstrip(".")
-            left += reversed([(f"{place}.{key}".lstrip("."), item) for key, item in found.items()])
-        elif isinstance(found, list | tuple):
-            left += reversed([(f"{place}.{number}".lstrip("."), item) for number, item in enumerate(found)])
+            left += reversed([(f"{place}.{key}".lstrip("."), item) for key, item in node.items()])
+        elif isinstance(node, list | tuple):
+            left += reversed([(f"{place}.{number}".lstrip("."), item) for number, item in enumerate(node)])
     return ""
 
 

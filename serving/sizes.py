@@ -36,30 +36,30 @@ def tensors(*roots: Any) -> Iterator[torch.Tensor]:
     seen: dict[int, Any] = {}  # keeps what it has seen, so that no id is used twice
     left = list(roots)
     while left:
-        found = left.pop()
-        if id(found) in seen:
+        node = left.pop()
+        if id(node) in seen:
             continue
-        seen[id(found)] = found
-        if isinstance(found, torch.Tensor):
-            yield found
+        seen[id(node)] = node
+        if isinstance(node, torch.Tensor):
+            yield node
         else:
-            left += _inside(found)
+            left += _inside(node)
 
 
-def _inside(found: Any) -> list[Any]:
-    if isinstance(found, dict):
-        return list(found.values())
-    if isinstance(found, list | tuple | set | frozenset):
-        return [] if found and isinstance(next(iter(found)), int | str) else list(found)
-    if isinstance(found, FunctionType):
-        return [cell.cell_contents for cell in found.__closure__ or ()]
-    if bound := getattr(found, "__self__", None):
+def _inside(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node.values())
+    if isinstance(node, list | tuple | set | frozenset):
+        return [] if node and isinstance(next(iter(node)), int | str) else list(node)
+    if isinstance(node, FunctionType):
+        return [cell.cell_contents for cell in node.__closure__ or ()]
+    if bound := getattr(node, "__self__", None):
         return [bound]
-    kind = type(found)
+    kind = type(node)
     if not kind.__module__.startswith(OURS) or "okenizer" in kind.__name__:
         return []
     slots = [name for parent in kind.__mro__ for name in getattr(parent, "__slots__", ())]
-    return [*vars(found).values()] if hasattr(found, "__dict__") else [getattr(found, n, None) for n in slots]
+    return [*vars(node).values()] if hasattr(node, "__dict__") else [getattr(node, n, None) for n in slots]
 
 
 def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:

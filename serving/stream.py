@@ -59,9 +59,9 @@ class Answering:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (kind, value))
 
 
-async def unless_gone(disconnected: Callable[[], Awaitable[bool]], wanted: Awaitable[Any], answering: Answering) -> Any:
-    """Await `wanted`, cancelling `answering` once the client is gone; then the result is None."""
-    task = asyncio.ensure_future(wanted)
+async def unless_gone(disconnected: Callable[[], Awaitable[bool]], result: Awaitable[Any], answering: Answering) -> Any:
+    """Await `result`, cancelling `answering` once the client is gone; then the result is None."""
+    task = asyncio.ensure_future(result)
     try:
         while not task.done():
             await asyncio.wait([task], timeout=DISCONNECT_POLL)

@@ -11,7 +11,7 @@ CLOSED = "closed"
 """The status of a request whose client left before it was answered."""
 
 
-class Timed:
+class RequestTimer:
     """`observe(route, status)` gives what is to be told the seconds."""
 
     def __init__(self, app: ASGIApp, observe: Callable[[str, str], Callable[[float], None]]):

@@ -16,7 +16,7 @@ from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.inference_token import make_token
 from speculoos.settings import LOOPBACK, Settings
 from tracking import keys
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import now
 
 NO_TOKEN = (
@@ -59,11 +59,11 @@ class Keys:
     def find(self, secret: str) -> str:
         """The id of the live key with this secret, or "". Raises Unavailable when the database cannot be asked."""
         sha256 = keys.hashed(secret)
-        asked, key_id = self._known.get(sha256, (-KEPT_SECONDS, ""))
-        if time.monotonic() - asked > KEPT_SECONDS:
+        checked_at, key_id = self._known.get(sha256, (-KEPT_SECONDS, ""))
+        if time.monotonic() - checked_at > KEPT_SECONDS:
             with reading(self._settings) as db:
-                found = keys.find_live(db, sha256)
-            key_id = found.id if found else ""
+                key = keys.find_live(db, sha256)
+            key_id = key.id if key else ""
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
             self._known[sha256] = time.monotonic(), key_id
@@ -75,7 +75,7 @@ class Keys:
         """Keep in the database when keys were last used. Raises Unavailable."""
         while self._uses:
             key_id, at = self._uses.popitem()
-            with session(self._settings) as db:
+            with writing(self._settings) as db:
                 keys.note_use(db, key_id, at)
 
 

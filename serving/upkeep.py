@@ -13,7 +13,7 @@ from serving.token import Keys
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import processes
-from tracking.db import session
+from tracking.db import writing
 
 log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
@@ -33,7 +33,7 @@ class Upkeep:
         self._done.set()
         self._thread.join(timeout=2)
         try:
-            with session(self.settings) as db:
+            with writing(self.settings) as db:
                 processes.leave(db, "inference")
         except SpeculoosError as error:
             log.warning("%s", error)
@@ -52,5 +52,5 @@ class Upkeep:
 
     def _beat(self) -> None:
         if not self.engine.ill:
-            with session(self.settings) as db:
+            with writing(self.settings) as db:
                 processes.beat(db, "inference", device=self.engine.device, warm_models=len(self.engine.pool))

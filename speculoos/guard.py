@@ -164,10 +164,10 @@ class _CountedBody:
 
 
 def _headers(scope: Scope) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    headers: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return headers
 
 
 def _split(host: str, default_port: int | None) -> tuple[str, int | None]:

@@ -87,8 +87,8 @@ class LimitedChild:
         with self._lock:
             self._ensure()
             self._calls += 1
-            asked = {"id": self._calls, "function": function, "arguments": arguments, "seconds": seconds}
-            return _result(self._exchange(asked, seconds + GRACE_SECONDS), seconds, self.memory)
+            request = {"id": self._calls, "function": function, "arguments": arguments, "seconds": seconds}
+            return _result(self._exchange(request, seconds + GRACE_SECONDS), seconds, self.memory)
 
     def close(self) -> None:
         """End the child, and with it a call in progress. A later call starts another."""
@@ -112,16 +112,16 @@ class LimitedChild:
             self._end()
             raise Unavailable("A helper process could not be started; the log of this program says why.")
 
-    def _exchange(self, asked: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send (an empty dict: nothing) and wait for the answer to it; without one the child is ended."""
         assert self._socket is not None
         try:
             self._socket.settimeout(timeout)
-            if asked:
-                self._socket.sendall(json.dumps(asked).encode() + b"\n")
+            if request:
+                self._socket.sendall(json.dumps(request).encode() + b"\n")
             while line := self._lines.readline():
                 answer = json.loads(line)
-                if answer.get("id") == asked.get("id"):
+                if answer.get("id") == request.get("id"):
                     return answer
         except TimeoutError:
             self._end()
@@ -152,9 +152,9 @@ def _kill_group(pid: int) -> None:
 
 def _environment() -> dict[str, str]:
     """Ours without secrets; libraries stay off the network and single-threaded."""
-    kept = {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in SECRETS)}
+    inherited = {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in SECRETS)}
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    return {**kept, **quiet}
+    return {**inherited, **quiet}
 
 
 def _result(answer: dict[str, Any], seconds: float, memory: int) -> Any:
@@ -202,12 +202,12 @@ def _work(channel: socket.socket, memory: int, outstanding: mmap.mmap) -> None:
     lines = channel.makefile("rb")
     _set(outstanding, 0)
     while line := lines.readline():
-        asked = json.loads(line)
-        _set(outstanding, asked["id"])
-        signal.setitimer(signal.ITIMER_REAL, asked["seconds"])  # unhandled SIGALRM: the kernel ends us, come what may
-        answer = _attempt(asked["function"], asked["arguments"])
+        request = json.loads(line)
+        _set(outstanding, request["id"])
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # unhandled SIGALRM: the kernel ends us, come what may
+        answer = _attempt(request["function"], request["arguments"])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        channel.sendall(json.dumps({"id": asked["id"], **answer}).encode() + b"\n")
+        channel.sendall(json.dumps({"id": request["id"], **answer}).encode() + b"\n")
         _set(outstanding, 0)
 
 

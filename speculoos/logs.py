@@ -72,8 +72,8 @@ class Text(logging.Formatter):
         self.process, self.known = process, known
 
     def format(self, record: logging.LogRecord) -> str:
-        found = " ".join(f"{name}={value}" for name, value in subjects().items())
-        record.subjects = f" [{found}]" if found else ""
+        words = " ".join(f"{name}={value}" for name, value in subjects().items())
+        record.subjects = f" [{words}]" if words else ""
         record.process_name = self.process
         return redact(super().format(record), self.known)
 
@@ -86,7 +86,7 @@ class Lines(logging.Formatter):
         self.process, self.known = process, known
 
     def format(self, record: logging.LogRecord) -> str:
-        made = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "process": self.process,
@@ -95,5 +95,5 @@ class Lines(logging.Formatter):
             "message": redact(record.getMessage(), self.known),
         }
         if record.exc_info:
-            made["exception"] = redact(self.formatException(record.exc_info), self.known)
-        return json.dumps(made, ensure_ascii=False, default=str)
+            fields["exception"] = redact(self.formatException(record.exc_info), self.known)
+        return json.dumps(fields, ensure_ascii=False, default=str)

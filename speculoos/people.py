@@ -55,9 +55,9 @@ def _has_shell(shell: str) -> bool:
 
 def _with_processes() -> set[str]:
     """People known elsewhere only (a directory server) show by what they run."""
-    found = set()
+    names = set()
     for process in psutil.process_iter(["uids", "username"]):
         uids, name = process.info["uids"], process.info["username"]
         if uids and name and not name.isdigit() and _is_other(uids.real):
-            found.add(name)
-    return found
+            names.add(name)
+    return names

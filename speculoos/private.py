@@ -54,10 +54,10 @@ def private_folder(folder: Path) -> Path:
     Unavailable when someone else made it first, or a link in its place."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise Unavailable(f"{folder} belongs to another user; ask for its removal, or use another SPECULOOS_HOME.")
-    if found.st_mode & OTHERS:
+    if status.st_mode & OTHERS:
         folder.chmod(0o700)
     return folder
 

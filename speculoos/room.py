@@ -93,7 +93,7 @@ class Watch:
     def __init__(self, settings: Settings):
         self.settings = settings
         self._lock = threading.Lock()
-        self._found: Shortage | None = None
+        self._lack: Shortage | None = None
         self._looked_at = self._short_since = 0.0
 
     def look(self) -> Shortage | None:
@@ -102,16 +102,16 @@ class Watch:
             now = time.monotonic()
             if now - self._looked_at >= LOOK_SECONDS:
                 self._looked_at = now
-                self._found = self._judge(now)
-            return self._found
+                self._lack = self._judge(now)
+            return self._lack
 
     def _judge(self, now: float) -> Shortage | None:
-        found = shortage(self.settings, RESUME if self._found else 1.0)
-        if found is None or found.kind == "disk" or self._found:
+        lack = shortage(self.settings, RESUME if self._lack else 1.0)
+        if lack is None or lack.kind == "disk" or self._lack:
             self._short_since = 0.0
-            return found
+            return lack
         self._short_since = self._short_since or now
-        return found if now - self._short_since >= MEMORY_SECONDS else None
+        return lack if now - self._short_since >= MEMORY_SECONDS else None
 
 
 _watches: dict[tuple[object, ...], Watch] = {}
@@ -156,8 +156,8 @@ def give_reserve_up(home: Path) -> bool:
 
 def largest(home: Path, count: int = 3) -> list[tuple[str, int]]:
     """The home's largest things as (name, bytes), largest first."""
-    found = [(entry.name, _weight(Path(entry.path))) for entry in _entries(home) if entry.name != RESERVE]
-    return sorted(found, key=lambda item: -item[1])[:count]
+    weights = [(entry.name, _weight(Path(entry.path))) for entry in _entries(home) if entry.name != RESERVE]
+    return sorted(weights, key=lambda item: -item[1])[:count]
 
 
 def existing(path: Path) -> Path:
@@ -191,8 +191,8 @@ def _weight(path: Path) -> int:
     return here + sum(_weight(Path(entry.path)) for entry in _entries(path))
 
 
-def _floor(asked: int | None, default_mb: int, share: int) -> int:
-    return min(default_mb * MB, share) if asked is None else asked * MB
+def _floor(setting: int | None, default_mb: int, share: int) -> int:
+    return min(default_mb * MB, share) if setting is None else setting * MB
 
 
 def _size(count: float) -> str:

@@ -302,15 +302,15 @@ def _endpoints(path: Path) -> dict[str, Endpoint]:
         raise BadInput(f"{path}: {error}.") from None
     if not isinstance(tables, dict):
         raise BadInput(f"{path}: endpoints: expected [endpoints.NAME] tables, each with its url.")
-    made = {}
+    endpoints = {}
     for name, table in tables.items():
         try:
-            made[name] = Endpoint(name=name, **table)
+            endpoints[name] = Endpoint(name=name, **table)
         except TypeError:
             known = ", ".join(k for k in Endpoint.__dataclass_fields__ if k != "name")
             raise BadInput(f"{path}: [endpoints.{name}] takes {known}; url is required.") from None
-        _check_endpoint(made[name], f"{path}: [endpoints.{name}]")
-    return made
+        _check_endpoint(endpoints[name], f"{path}: [endpoints.{name}]")
+    return endpoints
 
 
 def _check_endpoint(endpoint: Endpoint, where: str) -> None:

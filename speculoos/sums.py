@@ -53,10 +53,10 @@ class Sums:
         if self.file is None:
             return _memory
         try:
-            found = json.loads(self.file.read_text(encoding="utf-8"))
+            entries = json.loads(self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return entries if isinstance(entries, dict) else {}
 
     def _write(self, key: str, entry: dict[str, Any]) -> None:
         """Keep it, best effort: without a disk that takes it the sum is only taken again. Two writers at once may
@@ -64,9 +64,9 @@ class Sums:
         if self.file is None:
             _memory[key] = entry
             return
-        kept = {k: v for k, v in self._read().items() if _there(v)}
+        entries = {k: v for k, v in self._read().items() if _there(v)}
         with suppress(OSError), new_file(self.file) as out:
-            json.dump({**kept, key: entry}, out, indent=0)
+            json.dump({**entries, key: entry}, out, indent=0)
 
 
 def file_sha256(path: str | Path) -> str:
@@ -84,25 +84,25 @@ def listed(folder: str | Path) -> dict[str, str]:
         return {}
     except (OSError, ValueError) as error:
         raise Damaged(f"{path} cannot be read ({error}).") from None
-    made = {}
+    digests = {}
     for number, line in enumerate(lines, 1):
         digest, _, name = line.partition(" ")
         name = name.strip().lstrip("*")
         if len(digest) != 64 or Path(name).name != name or not name:
             raise Damaged(f"{path}, line {number}: expected a sha256 and the name of a file beside it.")
-        made[name] = digest
-    return made
+        digests[name] = digest
+    return digests
 
 
 def differing(folder: str | Path, sums: Sums | None = None) -> dict[str, str]:
     """{file name: what is wrong with it} of the files in a folder's SHA256SUMS; empty when all is well."""
     folder, sums = Path(folder), sums or Sums()
     try:
-        wanted = listed(folder)
+        expected = listed(folder)
     except Damaged as error:
         return {SUMS: str(error).removeprefix(f"{folder}/{SUMS}").strip(" .,")}
-    found = {name: _wrong(folder / name, digest, sums) for name, digest in wanted.items()}
-    return {name: wrong for name, wrong in found.items() if wrong}
+    differences = {name: _wrong(folder / name, digest, sums) for name, digest in expected.items()}
+    return {name: wrong for name, wrong in differences.items() if wrong}
 
 
 def check(folder: str | Path, mend: str, sums: Sums | None = None) -> None:
@@ -126,8 +126,8 @@ def _wrong(path: Path, digest: str, sums: Sums) -> str:
 
 
 def _stamp(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def _there(entry: Any) -> bool:

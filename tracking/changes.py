@@ -37,12 +37,12 @@ def set_note(session: Session, row: Any, note: str) -> None:
 
 def dependents(session: Session, row: Any) -> list[str]:
     """What would be lost or left without its origin if `row` went, one phrase each; empty when nothing is."""
-    found = []
+    sentences = []
     for table, column, phrase in DEPENDENTS[type(row)]:
         if not phrase:  # a link that nobody misses
             continue
-        found += [phrase.format(name=r.name) for r in session.scalars(select(table).where(column == row.id))]
-    return found
+        sentences += [phrase.format(name=r.name) for r in session.scalars(select(table).where(column == row.id))]
+    return sentences
 
 
 def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path]:

@@ -21,5 +21,5 @@ def add(session: Session, name: str, by: int = 1) -> None:
 
 def read(session: Session) -> dict[str, int]:
     """Every counter by its name, 0 for those that never counted."""
-    found = session.execute(select(Preference.key, Preference.value).where(Preference.key.startswith(PREFIX)))
-    return dict.fromkeys(NAMES, 0) | {key.removeprefix(PREFIX): int(value.get("n", 0)) for key, value in found}
+    rows = session.execute(select(Preference.key, Preference.value).where(Preference.key.startswith(PREFIX)))
+    return dict.fromkeys(NAMES, 0) | {key.removeprefix(PREFIX): int(value.get("n", 0)) for key, value in rows}

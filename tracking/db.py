@@ -78,21 +78,21 @@ def database_url(settings: Settings) -> URL:
 
 
 @contextmanager
-def session(settings: Settings) -> Iterator[Session]:
+def writing(settings: Settings) -> Iterator[Session]:
     """A session that may write: committed at the end of the block, rolled back when it raises.
 
     Objects stay readable after the block. Raises Unavailable when the database cannot be reached or has no tables.
     """
-    with _open(settings, engine(settings)) as made:
-        yield made
-        made.commit()
+    with _open(settings, engine(settings)) as session:
+        yield session
+        session.commit()
 
 
 @contextmanager
 def reading(settings: Settings) -> Iterator[Session]:
     """A session for queries only; whatever it changes is thrown away."""
-    with _open(settings, engine(settings).execution_options(sqlite_begin="DEFERRED")) as made:
-        yield made
+    with _open(settings, engine(settings).execution_options(sqlite_begin="DEFERRED")) as session:
+        yield session
 
 
 @contextmanager
@@ -109,8 +109,8 @@ def snapshot(settings: Settings) -> Iterator[Connection]:
 @contextmanager
 def connection(settings: Settings) -> Iterator[Connection]:
     """A connection in one transaction, committed at the end of the block (rows without classes: restoring)."""
-    with _translated(settings), engine(settings).begin() as made:
-        yield made
+    with _translated(settings), engine(settings).begin() as connection:
+        yield connection
 
 
 def copy_file(settings: Settings, target: Path) -> None:
@@ -122,9 +122,9 @@ def copy_file(settings: Settings, target: Path) -> None:
 @contextmanager
 def driver(settings: Settings) -> Iterator[Any]:
     """The driver's own connection to SQLite, outside of a transaction: for what cannot be said inside one."""
-    with _translated(settings), engine(settings).connect() as made:
+    with _translated(settings), engine(settings).connect() as connection:
         try:
-            yield made.connection.driver_connection
+            yield connection.connection.driver_connection
         except sqlite3.Error as error:
             raise DatabaseError("", None, error) from error
 
@@ -135,10 +135,10 @@ def revision(settings: Settings) -> str:
     url = database_url(settings)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         return ""
-    with _translated(settings), engine(settings).execution_options(sqlite_begin="DEFERRED").connect() as made:
-        found = revisions.current(made)
-        revisions.check(found, _where(settings))
-        return found
+    with _translated(settings), engine(settings).execution_options(sqlite_begin="DEFERRED").connect() as connection:
+        current = revisions.current(connection)
+        revisions.check(current, _where(settings))
+        return current
 
 
 def upgrade(settings: Settings, revision: str = "head") -> None:
@@ -176,20 +176,20 @@ def alembic_config(connection: Connection) -> "Config":
 def dispose() -> None:
     """Close every pooled connection and forget the engines (tests, and before a fork)."""
     with _lock:
-        for made in _engines.values():
-            made.dispose()
+        for engine in _engines.values():
+            engine.dispose()
         _engines.clear()
         _known.clear()
 
 
 @contextmanager
 def _open(settings: Settings, bind: Engine) -> Iterator[Session]:
-    with _translated(settings), Session(bind, expire_on_commit=False) as made:
+    with _translated(settings), Session(bind, expire_on_commit=False) as session:
         if settings.database_url not in _known:  # once a process: a newer database is not written to by chance
-            revisions.check(revisions.current(made.connection()), _where(settings))
-            made.rollback()
+            revisions.check(revisions.current(session.connection()), _where(settings))
+            session.rollback()
             _known.add(settings.database_url)
-        yield made
+        yield session
 
 
 @contextmanager
@@ -251,10 +251,10 @@ def _make_folder(url: URL) -> None:
 
 def _make_engine(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
-        made = sa.create_engine(url, connect_args={"timeout": BUSY_MILLISECONDS / 1000})
-        event.listen(made, "connect", _sqlite_connect)
-        event.listen(made, "begin", _sqlite_begin)
-        return made
+        engine = sa.create_engine(url, connect_args={"timeout": BUSY_MILLISECONDS / 1000})
+        event.listen(engine, "connect", _sqlite_connect)
+        event.listen(engine, "begin", _sqlite_begin)
+        return engine
     return sa.create_engine(url, pool_pre_ping=True, pool_size=5, max_overflow=10, connect_args={"connect_timeout": 5})
 
 

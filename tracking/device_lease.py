@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import leases
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 log = logging.getLogger(__name__)
 SECONDS = 30.0
@@ -76,7 +76,7 @@ def alone(settings: Settings, device: str, run_id: str) -> Iterator[Sharing]:
 
 
 def _acquire(settings: Settings, device: str, holder: str, sharing: Sharing) -> bool:
-    with session(settings) as db:
+    with writing(settings) as db:
         taken = leases.acquire(db, device, holder, SECONDS)
         if not taken:
             sharing.add(leases.holder_name(db, device))
@@ -86,7 +86,7 @@ def _acquire(settings: Settings, device: str, holder: str, sharing: Sharing) -> 
 def _release(settings: Settings, holder: str) -> None:
     """Give the lease back; where the database is away it runs out by itself, and the answer is not lost for it."""
     try:
-        with session(settings) as db:
+        with writing(settings) as db:
             leases.release(db, holder)
     except SpeculoosError as error:
         log.warning("The lease of %s runs out by itself: %s", holder, error)
@@ -95,7 +95,7 @@ def _release(settings: Settings, holder: str) -> None:
 def _renew(settings: Settings, device: str, holder: str, sharing: Sharing, done: threading.Event) -> None:
     while not done.wait(RENEW_EVERY):
         try:
-            with session(settings) as db:
+            with writing(settings) as db:
                 leases.renew(db, device, holder, SECONDS)
         except BaseException as error:  # whatever it is, the measurement may no longer be alone
             log.warning("The lease of %s was not renewed: %s", holder, error)

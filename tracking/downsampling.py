@@ -16,14 +16,14 @@ POINTS = 240
 
 def metrics(session: Session, job_id: str, points: int = POINTS) -> dict[str, list[tuple[int, float]]]:
     """Each metric's (step, value) pairs in order of step, about `points` of them at most."""
-    wanted = [_every(job_id, *spread, points) for spread in _spreads(session, job_id)]
-    if not wanted:
+    conditions = [_every(job_id, *spread, points) for spread in _spreads(session, job_id)]
+    if not conditions:
         return {}
-    query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, or_(*wanted))
-    found: dict[str, list[tuple[int, float]]] = {}
+    query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, or_(*conditions))
+    series: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in session.execute(query.order_by(Metric.name, Metric.step)):
-        found.setdefault(name, []).append((step, value))
-    return found
+        series.setdefault(name, []).append((step, value))
+    return series
 
 
 def _spreads(session: Session, job_id: str) -> list[tuple[str, int, int, int]]:

@@ -57,10 +57,10 @@ def find(session: Session, reference: str) -> Job:
         return job
     if len(reference) >= 4:
         begun = (Job.id.startswith(reference, autoescape=True), Job.parent_id.is_(None))
-        found = list(session.scalars(select(Job).where(*begun).limit(2)))
-        if len(found) == 1:
-            return found[0]
-        if found:
+        matches = list(session.scalars(select(Job).where(*begun).limit(2)))
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             raise BadInput(f"Several jobs begin with {reference!r}; give more characters of the id.")
     by_name = select(Job).where(Job.name == reference).order_by(Job.created_at.desc()).limit(1)
     if job := session.scalar(by_name):

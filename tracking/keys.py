@@ -27,10 +27,10 @@ def make_key(session: Session, name: str) -> tuple[ApiKey, str]:
     if session.scalar(select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))):
         raise Conflict(f"There is a key named {name!r} already; revoke it first or choose another name.")
     secret = PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    made = ApiKey(name=name, sha256=hashed(secret), hint=secret[:HINT_LENGTH])
-    session.add(made)
+    key = ApiKey(name=name, sha256=hashed(secret), hint=secret[:HINT_LENGTH])
+    session.add(key)
     session.flush()
-    return made, secret
+    return key, secret
 
 
 def list_keys(session: Session, revoked: bool = False) -> list[ApiKey]:
@@ -41,13 +41,13 @@ def list_keys(session: Session, revoked: bool = False) -> list[ApiKey]:
 
 def revoke(session: Session, reference: str) -> ApiKey:
     """End the live key with this name or id. Raises NotFound."""
-    found = session.scalar(
+    key = session.scalar(
         select(ApiKey).where((ApiKey.name == reference) | (ApiKey.id == reference), ApiKey.revoked_at.is_(None))
     )
-    if found is None:
+    if key is None:
         raise NotFound(f"There is no live key {reference!r}; `speculoos keys list` shows those there are.")
-    found.revoked_at = now()
-    return found
+    key.revoked_at = now()
+    return key
 
 
 def find_live(session: Session, sha256: str) -> ApiKey | None:

@@ -48,10 +48,10 @@ def holder(session: Session, device: str) -> str:
 
 def holder_name(session: Session, device: str) -> str:
     """The holder in words for people: a job's name, `a measurement`, or "" when the device is free."""
-    found = holder(session, device)
-    if found.startswith("job:"):
-        return session.scalar(select(Job.name).where(Job.id == found[4:])) or found
-    return "a measurement" if found else ""
+    name = holder(session, device)
+    if name.startswith("job:"):
+        return session.scalar(select(Job.name).where(Job.id == name[4:])) or name
+    return "a measurement" if name else ""
 
 
 def _held() -> ColumnElement[bool]:

@@ -64,18 +64,18 @@ class Queues:
 
     def __init__(self, session: Session):
         self._session = session
-        found = session.execute(_brief().where(Job.state.not_in(FINISHED)).order_by(*IN_ORDER)).all()
-        self._known = {job.id: job for job in found}
-        self._running = {job.queue: [] for job in found}
-        self._waiting = {job.queue: [] for job in found}
-        self._divided = [job for job in found if _at_shards(job)]
-        for job in (job for job in found if not _at_shards(job)):
+        active = session.execute(_brief().where(Job.state.not_in(FINISHED)).order_by(*IN_ORDER)).all()
+        self._known = {job.id: job for job in active}
+        self._running = {job.queue: [] for job in active}
+        self._waiting = {job.queue: [] for job in active}
+        self._divided = [job for job in active if _at_shards(job)]
+        for job in (job for job in active if not _at_shards(job)):
             (self._running if job.state == JobState.RUNNING else self._waiting)[job.queue].append(job)
         self._place = {job.id: place for jobs in self._waiting.values() for place, job in enumerate(jobs, 1)}
-        before = {job.after_id for job in found if job.after_id} - set(self._known)
+        before = {job.after_id for job in active if job.after_id} - set(self._known)
         if before:
             self._known |= {job.id: job for job in session.execute(_brief().where(Job.id.in_(before)))}
-        self._capacity = processes.capacities(session) if found else {}
+        self._capacity = processes.capacities(session) if active else {}
         self._heard: dict[str, str] = {}
         self._paused: dict[str, str] = {}
 

@@ -48,12 +48,12 @@ def taken(session: Session, table: type[Table], name: str, base_id: str = "") ->
     return session.scalar(select(table).where(*_same_place(table, base_id), table.name == name))
 
 
-def free_name(session: Session, table: type[Table], wanted: str, base_id: str = "") -> str:
-    """`wanted`, or `wanted-2`, `wanted-3`, … whichever is free."""
-    wanted = plain(wanted)[:LONGEST]
-    query = select(table.name).where(*_same_place(table, base_id), func.length(table.name) >= len(wanted))
+def free_name(session: Session, table: type[Table], like: str, base_id: str = "") -> str:
+    """`like`, or `wanted-2`, `wanted-3`, … whichever is free."""
+    like = plain(like)[:LONGEST]
+    query = select(table.name).where(*_same_place(table, base_id), func.length(table.name) >= len(like))
     used = set(session.scalars(query))
-    return next(n for n in (wanted, *(f"{wanted}-{i}" for i in range(2, len(used) + 3))) if n not in used)
+    return next(n for n in (like, *(f"{like}-{i}" for i in range(2, len(used) + 3))) if n not in used)
 
 
 def insist(session: Session, table: type[Table], name: str, base_id: str = "") -> str:

@@ -31,17 +31,17 @@ def page(session: Session, query: Select[Any], place: str = "", size: int = SIZE
     """
     table = query.column_descriptions[0]["entity"]
     if not place:
-        found = list(session.scalars(query.limit(size + 1)))
+        rows = list(session.scalars(query.limit(size + 1)))
         total = session.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
-        return Page(found[:size], 1 if found else 0, total, None, f"{size}.{found[size].id}" if found[size:] else None)
+        return Page(rows[:size], 1 if rows else 0, total, None, f"{size}.{rows[size].id}" if rows[size:] else None)
     ids = list(session.scalars(query.with_only_columns(table.id)))
     start = _start(ids, place, size)
-    wanted = ids[start : start + size]
-    by_id = {row.id: row for row in session.scalars(select(table).where(table.id.in_(wanted)))}
+    page_ids = ids[start : start + size]
+    by_id = {row.id: row for row in session.scalars(select(table).where(table.id.in_(page_ids)))}
     newer, older = max(0, start - size), start + size
     return Page(
-        [by_id[row_id] for row_id in wanted if row_id in by_id],
-        start + 1 if wanted else 0,
+        [by_id[row_id] for row_id in page_ids if row_id in by_id],
+        start + 1 if page_ids else 0,
         len(ids),
         None if start == 0 else f"{newer}.{ids[newer]}" if newer else "",
         f"{older}.{ids[older]}" if older < len(ids) else None,

@@ -50,7 +50,7 @@ def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = 
     def beats() -> None:
         while True:
             try:
-                with db.session(settings) as session:
+                with db.writing(settings) as session:
                     beat(session, name, **details, **news())
             except SpeculoosError as error:
                 log.warning("No heartbeat of %s: %s", name, error)
@@ -64,7 +64,7 @@ def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = 
     finally:
         ended.set()
         thread.join(timeout=10)
-        with suppress(SpeculoosError), db.session(settings) as session:
+        with suppress(SpeculoosError), db.writing(settings) as session:
             leave(session, name)
 
 
@@ -103,11 +103,11 @@ def capacity(session: Session, queue: str) -> int:
 
 def capacities(session: Session) -> dict[str, int]:
     """`capacity` of every queue that a living worker serves."""
-    found: dict[str, int] = {}
+    capacities: dict[str, int] = {}
     for worker in alive(session):
         queue = str(worker.value.get("name", "")).removeprefix("worker-")
-        found[queue] = found.get(queue, 0) + int(worker.value.get("concurrency", 1))
-    return found
+        capacities[queue] = capacities.get(queue, 0) + int(worker.value.get("concurrency", 1))
+    return capacities
 
 
 def paused(session: Session, queue: str) -> str:

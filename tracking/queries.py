@@ -60,10 +60,10 @@ def ensure_experiment(session: Session, name: str) -> Experiment:
     try:
         return find_experiment(session, name)
     except NotFound:
-        made = Experiment(name=check_name(name))
-        session.add(made)
+        experiment = Experiment(name=check_name(name))
+        session.add(experiment)
         session.flush()
-        return made
+        return experiment
 
 
 def model_name(session: Session, base_id: str, checkpoint_id: str | None = None) -> str:
@@ -124,11 +124,11 @@ def evaluations(session: Session, base_id: str = "", checkpoint_id: str = "") ->
 
 
 def _find(session: Session, table: type[Row], reference: str) -> Row:
-    if found := session.get(table, reference):
-        return found
+    if row := session.get(table, reference):
+        return row
     by_name = select(table).where(table.name == reference).order_by(table.created_at.desc()).limit(1)
-    if found := session.scalar(by_name):
-        return found
+    if row := session.scalar(by_name):
+        return row
     raise _missing(session, table, reference)
 
 

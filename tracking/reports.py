@@ -64,10 +64,10 @@ def metrics(session: Session, job_id: str, names: Sequence[str] = ()) -> dict[st
     query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id)
     if names:
         query = query.where(Metric.name.in_(names))
-    found: dict[str, list[tuple[int, float]]] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in session.execute(query.order_by(Metric.name, Metric.step)):
-        found.setdefault(name, []).append((step, value))
-    return found
+        series.setdefault(name, []).append((step, value))
+    return series
 
 
 def last_metrics(session: Session, job_id: str) -> dict[str, float]:

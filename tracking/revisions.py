@@ -29,10 +29,10 @@ def current(connection: Connection) -> str:
     return connection.scalar(sa.text("SELECT version_num FROM alembic_version")) or ""
 
 
-def check(found: str, where: str) -> None:
-    """Raises Unavailable when `found` is none of ours, saying how to go on. `where` names the database."""
-    if found and found not in known():
+def check(rev: str, where: str) -> None:
+    """Raises Unavailable when `rev` is none of ours, saying how to go on. `where` names the database."""
+    if rev and rev not in known():
         raise Unavailable(
-            f"{where} was made by a newer Speculoos (revision {found}; this one knows up to {head()}), so nothing was "
+            f"{where} was made by a newer Speculoos (revision {rev}; this one knows up to {head()}), so nothing was "
             "changed; update Speculoos again, or restore a backup from before (docs/operations.md, Going back)."
         )

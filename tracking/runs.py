@@ -25,10 +25,10 @@ def create_run(
     session: Session, kind: str, model: str, request: dict[str, Any], group_id: str | None = None, position: int = 0
 ) -> Run:
     """A QUEUED run of `model` (`base` or `base@checkpoint`). `request` holds OpenAI chat parameters: messages, …"""
-    made = Run(id=new_id(), kind=kind, model=model, request=request, group_id=group_id, position=position)
-    session.add(made)
+    run = Run(id=new_id(), kind=kind, model=model, request=request, group_id=group_id, position=position)
+    session.add(run)
     session.flush()
-    return made
+    return run
 
 
 def create_comparison(session: Session, columns: Sequence[tuple[str, dict[str, Any]]]) -> list[Run]:
@@ -39,15 +39,15 @@ def create_comparison(session: Session, columns: Sequence[tuple[str, dict[str, A
 
 def get_run(session: Session, run_id: str) -> Run:
     """Raises NotFound."""
-    if found := session.get(Run, run_id):
-        return found
+    if run := session.get(Run, run_id):
+        return run
     raise NotFound(f"There is no run {run_id!r}.")
 
 
 def state_of(session: Session, run_id: str) -> str:
     """Of the run alone, without reading the rest of its row. Raises NotFound."""
-    if found := session.scalar(select(Run.state).where(Run.id == run_id)):
-        return found
+    if state := session.scalar(select(Run.state).where(Run.id == run_id)):
+        return state
     raise NotFound(f"There is no run {run_id!r}.")
 
 

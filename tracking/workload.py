@@ -48,32 +48,32 @@ def workload(session: Session) -> Workload:
 
 def heartbeats(session: Session) -> dict[str, list[float]]:
     """Seconds since each process was heard of, the freshest first, by name."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     rows = session.scalars(select(Preference).where(Preference.key.startswith("process:")))
     for row in rows:
         name = row.key.removeprefix("process:").partition("@")[0]
-        found.setdefault(name, []).append(max(0.0, (now() - row.updated_at).total_seconds()))
-    return {name: sorted(ages) for name, ages in found.items()}
+        by_name.setdefault(name, []).append(max(0.0, (now() - row.updated_at).total_seconds()))
+    return {name: sorted(ages) for name, ages in by_name.items()}
 
 
 def started_since(session: Session, since: datetime) -> list[tuple[str, str, float]]:
     """(id, queue, seconds it waited) of jobs first started after `since`, or shortly before it."""
     query = select(Job.id, Job.queue, Job.created_at, Job.started_at).where(Job.started_at > since - LATE)
-    found = session.execute(query)
-    return [(job_id, queue, max(0.0, (begun - made).total_seconds())) for job_id, queue, made, begun in found]
+    rows = session.execute(query)
+    return [(job_id, queue, max(0.0, (begun - created).total_seconds())) for job_id, queue, created, begun in rows]
 
 
 def _jobs(session: Session) -> dict[tuple[str, str], int]:
     query = select(Job.queue, Job.state, func.count()).group_by(Job.queue, Job.state)
-    found = {(queue, state): count for queue, state, count in session.execute(query)}
-    return {(queue, state): 0 for queue in QUEUES for state in JobState} | found
+    counts = {(queue, state): count for queue, state, count in session.execute(query)}
+    return {(queue, state): 0 for queue in QUEUES for state in JobState} | counts
 
 
 def _oldest_wait(session: Session) -> dict[str, float]:
     """Only of jobs that could start now: one that waits for another job waits for no worker."""
     query = select(Job.queue, func.min(Job.queued_at)).where(ready(), waiting())
-    found = session.execute(query.group_by(Job.queue))
-    return dict.fromkeys(QUEUES, 0.0) | {queue: max(0.0, (now() - at).total_seconds()) for queue, at in found}
+    rows = session.execute(query.group_by(Job.queue))
+    return dict.fromkeys(QUEUES, 0.0) | {queue: max(0.0, (now() - at).total_seconds()) for queue, at in rows}
 
 
 def _silent_jobs(session: Session) -> dict[str, float]:
@@ -83,8 +83,8 @@ def _silent_jobs(session: Session) -> dict[str, float]:
 
 
 def _by_queue(session: Session, value) -> dict[str, int]:  # noqa: ANN001 - an aggregate
-    found = session.execute(select(Job.queue, value).group_by(Job.queue))
-    return dict.fromkeys(QUEUES, 0) | {queue: int(number) for queue, number in found}
+    rows = session.execute(select(Job.queue, value).group_by(Job.queue))
+    return dict.fromkeys(QUEUES, 0) | {queue: int(number) for queue, number in rows}
 
 
 def _devices(session: Session) -> dict[str, str]:

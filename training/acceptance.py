@@ -99,7 +99,7 @@ def _added(a: list[int], b: list[int]) -> list[int]:
 def measure(method: object, features: list[dict[str, Tensor]]) -> Acceptance:
     """Acceptance of `method.drafted` over the features of held-out batches."""
     total = Acceptance()
-    for kept in features:
-        outcome = method.drafted(kept)
-        total.add(outcome, kept["row"], kept["position"])
+    for batch in features:
+        outcome = method.drafted(batch)
+        total.add(outcome, batch["row"], batch["position"])
     return total

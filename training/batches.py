@@ -17,7 +17,7 @@ from torch import Tensor
 
 from models.damage import check_dataset
 from speculoos.errors import BadInput, NotFound
-from training.masks import Masked, mask_conversation
+from training.masks import MaskedTokens, mask_conversation
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ def load_conversations(
     Raises BadInput when the data's token ids come from another tokenizer, or when no row, or every token, counts.
     """
     made_with = read_info(folder).get("tokenizer_sha256", "")
-    report, made = DataReport(), []
+    report, conversations = DataReport(), []
     for row in read_rows(folder):
         if row.get("token_ids"):
             _check_tokenizer(folder, row, made_with, tokenizer_sha256, vocab_size)
@@ -127,9 +127,9 @@ def load_conversations(
             report.dropped[str(error)] += 1
             continue
         if conversation := keep(row, masked, max_length, report):
-            made.append(conversation)
-    _refuse_empty(folder, made, report)
-    return made, report
+            conversations.append(conversation)
+    _refuse_empty(folder, conversations, report)
+    return conversations, report
 
 
 def split_held_out(
@@ -203,7 +203,7 @@ def _check_tokenizer(folder: Any, row: dict[str, Any], made_with: str, here: str
         )
 
 
-def keep(row: Mapping[str, Any], masked: Masked, max_length: int, report: DataReport) -> Conversation | None:
+def keep(row: Mapping[str, Any], masked: MaskedTokens, max_length: int, report: DataReport) -> Conversation | None:
     """The row as a conversation cut to `max_length`, counted in `report`; None when nothing of it can be learnt."""
     ids, mask = masked.token_ids, masked.mask
     if all(mask):
@@ -231,8 +231,8 @@ def _group(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).hexdigest()
 
 
-def _refuse_empty(folder: Any, made: list[Conversation], report: DataReport) -> None:
-    if made:
+def _refuse_empty(folder: Any, conversations: list[Conversation], report: DataReport) -> None:
+    if conversations:
         return
     reasons = ", ".join(f"{n} × {reason}" for reason, n in report.dropped.most_common(3)) or "it has no rows"
     raise BadInput(f"No conversation in {folder} can be trained on: {reasons}.")

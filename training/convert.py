@@ -24,8 +24,10 @@ from training.method import make_method
 def conversations_from(rows: Iterable[Mapping[str, Any]], base: Base, max_length: int = 2048) -> list[Conversation]:
     """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations. Raises BadInput for a bad one."""
     report = DataReport()
-    found = (keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), max_length, report) for row in rows)
-    return [conversation for conversation in found if conversation]
+    conversations = (
+        keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), max_length, report) for row in rows
+    )
+    return [conversation for conversation in conversations if conversation]
 
 
 def collate_rows(rows: Sequence[Conversation]) -> dict[str, Tensor]:

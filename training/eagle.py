@@ -27,7 +27,7 @@ from models.eagle import EagleDraft
 from training.batches import Batch
 from training.losses import soft_loss
 from training.medusa import medusa_labels
-from training.method import Outcome, label_ranks, measured, scaled
+from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
 
 MEASURED_DEPTH = 4
 
@@ -58,8 +58,8 @@ class EagleMethod(nn.Module):
         hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        kept = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}
-        return {**kept, "row": row, "position": position}
+        features = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}
+        return {**features, "row": row, "position": position}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         return torch.tensor([len(features["row"])] * 2, device=features["row"].device)
@@ -69,10 +69,10 @@ class EagleMethod(nn.Module):
         read = hidden + self._noise(hidden, features["lengths"], seed) if self.training else hidden
         tokens, positions = next_tokens(features["input_ids"], 0)
         got = self.draft(read, tokens, positions)[row, position]
-        wanted = hidden[row, position + 1]
-        distance = F.smooth_l1_loss(got, wanted, reduction="sum") / hidden.shape[-1]
-        token_loss, hits = soft_loss(got, self._head, wanted, self._head)
-        return scaled([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
+        target = hidden[row, position + 1]
+        distance = F.smooth_l1_loss(got, target, reduction="sum") / hidden.shape[-1]
+        token_loss, hits = soft_loss(got, self._head, target, self._head)
+        return outcome_of_sums([distance, token_loss], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
@@ -109,4 +109,4 @@ def unrolled_hits(
         tokens, positions = next_tokens(features["input_ids"], step)
         x = draft(x, tokens, positions, memory)
         ranks.append(label_ranks(logits, x[row, position], columns[:, step]))
-    return measured(torch.stack(ranks, 1), labels >= 0)
+    return outcome_of_ranks(torch.stack(ranks, 1), labels >= 0)

@@ -95,8 +95,8 @@ class Eagle3Method(nn.Module):
         hidden, aux = base.forward_hidden(batch.input_ids, layers=self.draft.layers_wanted, lengths=batch.lengths)
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        kept = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
-        return {**kept, "row": row, "position": position, "known": self._known(hidden, batch.mask)}
+        features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
+        return {**features, "row": row, "position": position, "known": self._known(hidden, batch.mask)}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         return torch.stack([self._meets(features, j)[0].sum() for j in range(self.steps)])
@@ -104,21 +104,21 @@ class Eagle3Method(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         row, position, hidden = features["row"], features["position"], features["hidden"]
         labels = features["labels"][row, position]
-        asked, slot = (None, position) if self.deep else places_by_row(row, position, len(hidden))
-        memory, x, xs, meets, counting = ChainMemory(asked), self._fused(features), [], [], []
+        places, slot = (None, position) if self.deep else places_by_row(row, position, len(hidden))
+        memory, x, xs, meets, counting = ChainMemory(places), self._fused(features), [], [], []
         place = torch.arange(hidden[..., 0].numel(), device=row.device).view(hidden.shape[:2])
         for j in range(self.steps):
             tokens, positions = next_tokens(features["input_ids"], j)
-            if j and asked is not None:  # the rest of the row has served as keys in step 0
-                tokens, positions = tokens.gather(1, asked), positions.gather(1, asked)
-            x = self.draft(x, tokens, positions, memory, None if j else asked)
+            if j and places is not None:  # the rest of the row has served as keys in step 0
+                tokens, positions = tokens.gather(1, places), positions.gather(1, places)
+            x = self.draft(x, tokens, positions, memory, None if j else places)
             counted, at = self._meets(features, j)
             xs.append(self.draft.scored(x[row[counted], slot[counted]]))
             meets.append(place[row[counted], at])
             counting.append(counted)
         targets, inverse = torch.cat(meets).unique(return_inverse=True)
         scale = torch.ones(self.steps, device=row.device) if scale is None else scale
-        loss, sums, found = unrolled_loss(
+        loss, sums, step_hits = unrolled_loss(
             xs,
             self._own_head(),
             hidden.flatten(0, 1)[targets],
@@ -128,7 +128,7 @@ class Eagle3Method(nn.Module):
         )
         hits = torch.zeros_like(labels, dtype=torch.bool)
         for j, counted in enumerate(counting):
-            hits[counted, j] = found[j]
+            hits[counted, j] = step_hits[j]
         return Outcome(loss, sums, hits, labels >= 0)
 
     @torch.no_grad()

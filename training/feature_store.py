@@ -18,13 +18,13 @@ class FeatureStore:
     def __init__(self, memory_bytes: int, disk_bytes: int = 0, folder: Path | None = None):
         self._memory_left, self._disk_left = memory_bytes, disk_bytes if folder else 0
         self._folder = folder
-        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._features: dict[int, dict[str, Tensor]] = {}
         self._written: dict[int, str] = {}
         """Batches on disk, and the device their tensors belong to."""
 
     def get(self, index: int) -> dict[str, Tensor] | None:
-        if index in self._kept:
-            return self._kept[index]
+        if index in self._features:
+            return self._features[index]
         return self._read(index) if index in self._written else None
 
     def put(self, index: int, features: dict[str, Tensor]) -> None:
@@ -32,7 +32,7 @@ class FeatureStore:
         size = sum(t.numel() * t.element_size() for t in features.values())
         if size <= self._memory_left:
             self._memory_left -= size
-            self._kept[index] = features
+            self._features[index] = features
         elif size <= self._disk_left:
             self._disk_left -= size
             self._write(index, features)
@@ -75,11 +75,11 @@ def advice(batches: int, batch_bytes: int, batch_seconds: float, epochs: float, 
     From the size and time of the first batch; `room` is what may be kept. Keeping pays from the second epoch on.
     """
     total, hours = batches * batch_bytes, batches * batch_seconds / 3600
-    kept = min(1.0, room / max(total, 1))
-    saved = hours * kept * max(epochs - 1, 0)
+    share = min(1.0, room / max(total, 1))
+    saved = hours * share * max(epochs - 1, 0)
     text = f"Features of all batches take {total / 1e9:.2f} GB, computing them {hours:.2f} h an epoch; "
     if epochs <= 1:
         return text + "with one epoch keeping them would not pay."
-    if kept >= 1:
+    if share >= 1:
         return text + f"all are kept, which pays from the second epoch on and saves {saved:.2f} h."
-    return text + f"{kept:.0%} are kept (saves {saved:.2f} h); cache_disk_gb {total / 1e9:.1f} would keep all."
+    return text + f"{share:.0%} are kept (saves {saved:.2f} h); cache_disk_gb {total / 1e9:.1f} would keep all."

@@ -34,20 +34,20 @@ from training.feature_store import FeatureStore, advice
 from training.method import make_method
 from training.resume_points import (
     check_same,
-    latest_state,
-    load_state,
+    latest_resume_point,
+    load_resume_point,
     optimizer_tensors,
     read_facts,
     remove_damaged,
     remove_scratch,
-    save_state,
-    whole_state,
+    save_resume_point,
+    whole_resume_point,
 )
 from training.samples import can_be_sampled, sample
 from training.schedule import lr_factor
 from training.setup import frozen_dtype, make_accelerator, micro_seed, prepare
-from training.sharding import draft_tensors, fsdp_asked, gathered, unsharded, whole
-from training.step_metrics import Window, eval_values
+from training.sharding import draft_tensors, fsdp_switch, gathered, unsharded, whole
+from training.step_metrics import StepMetrics, eval_values
 from training.stream import Stream
 
 
@@ -81,7 +81,7 @@ def train(
     """
     if known is not None:
         check_base(base_path, known, sums)
-    with plain_errors(), fsdp_asked(pick_device(config.device)) as sharded:
+    with plain_errors(), fsdp_switch(pick_device(config.device)) as sharded:
         trainer = Trainer(config, base_path, dataset_path, Path(out_dir), reporter or Silent(), info or {}, sharded)
         return trainer.run(resume_from)
 
@@ -117,7 +117,7 @@ class Trainer:
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
         self.best: dict[str, Any] = {"tau": -math.inf, "step": 0, "worse": 0}
         self.total_steps = self._total_steps()
-        self.window = Window()
+        self.step_metrics = StepMetrics()
 
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
         self._resume(resume_from)
@@ -138,8 +138,8 @@ class Trainer:
     # the verbs, in the order of the loop
 
     def _resume(self, resume_from: str | Path | None) -> None:
-        state = whole_state([resume_from], self._warn)
-        if state is None and latest_state(resume_from):
+        state = whole_resume_point([resume_from], self._warn)
+        if state is None and latest_resume_point(resume_from):
             self._warn("No whole state is left, so the training starts from the beginning.")
         if self.main:
             remove_damaged(self.out_dir)
@@ -147,21 +147,21 @@ class Trainer:
             return
         facts = read_facts(state)
         check_same(facts, self._shaped_by(), state)
-        load_state(state, self.method.draft, self.optimizer)
+        load_resume_point(state, self.method.draft, self.optimizer)
         if facts.get("scaler"):
             self.accelerator.scaler.load_state_dict(facts["scaler"])
         self.step, self.elapsed, self.tokens_seen = facts["step"], facts["elapsed"], facts["tokens"]
-        self._reopen_window(facts.get("window"))
+        self._reopen_step_metrics(facts.get("window"))
         self.best = {**facts["best"], "tau": -math.inf if facts["best"]["tau"] is None else facts["best"]["tau"]}
         self._adopt_best(state.parent / "best")
         if self.main and state.parent.resolve() != self.out_dir.resolve():
             remove_scratch(state.parent)
         self.reporter.log(f"Resumed from step {self.step}.")
 
-    def _reopen_window(self, kept: dict[str, Any] | None) -> None:
+    def _reopen_step_metrics(self, saved: dict[str, Any] | None) -> None:
         """Go on with the steps that no point of the charts has shown yet; the first process has all of their sums."""
-        if kept and kept["steps"]:
-            self.window = Window.reopened(kept["totals"], kept["steps"], kept["tokens"], self.main)
+        if saved and saved["steps"]:
+            self.step_metrics = StepMetrics.reopened(saved["totals"], saved["steps"], saved["tokens"], self.main)
 
     def _train_step(self) -> None:
         progress = self._agreed(self._progress(0.5))
@@ -174,8 +174,8 @@ class Trainer:
         features = [self.stream.features(self.stream.index(n)) for n in numbers]
         counts = self._global(torch.stack([self.method.counts(f) for f in features]).sum(0))
         self.wrapped.train()
-        for place, (number, kept) in enumerate(zip(numbers, features, strict=True)):
-            self._backward(number, kept, counts, last=place == len(numbers) - 1)
+        for place, (number, batch) in enumerate(zip(numbers, features, strict=True)):
+            self._backward(number, batch, counts, last=place == len(numbers) - 1)
         norm = self._clip(lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -192,7 +192,7 @@ class Trainer:
             with self.accelerator.autocast():
                 outcome = self.wrapped(features, seed, scale * self.accelerator.num_processes)
             self.accelerator.backward(outcome.loss)
-        self.window.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
+        self.step_metrics.add((outcome.sums * scale).sum(), outcome.hits.sum(0), outcome.valid.sum(0))
 
     def _clip(self, lr: float) -> float:
         """Norm of the whole gradient before clipping. With fp16 it may be infinite: such steps are skipped."""
@@ -203,16 +203,16 @@ class Trainer:
 
     def _report(self, lr: float, norm: float, counts: Tensor, numbers: list[int]) -> None:
         tokens = torch.tensor(sum(self.stream.tokens(self.stream.index(n)) for n in numbers))
-        self.window.tokens += int(self._global(tokens.to(self.accelerator.device)))
-        self.window.steps += 1
+        self.step_metrics.tokens += int(self._global(tokens.to(self.accelerator.device)))
+        self.step_metrics.steps += 1
         if not self._every(self.config.log_every):
             return
-        totals = self._global(self.window.packed(self.accelerator.device))
-        values = self.window.values(totals, self.method.depth_name, self.accelerator.device)
+        totals = self._global(self.step_metrics.packed(self.accelerator.device))
+        values = self.step_metrics.values(totals, self.method.depth_name, self.accelerator.device)
         if not math.isfinite(values["train/loss"]):
             raise not_finite(self.step, lr, self.config.mixed_precision)
-        self.tokens_seen += self.window.tokens
-        self.window = Window()
+        self.tokens_seen += self.step_metrics.tokens
+        self.step_metrics = StepMetrics()
         if self.main:
             self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm})
             self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
@@ -244,7 +244,9 @@ class Trainer:
 
     def _save(self) -> None:
         draft, moments = self._draft_tensors(), gathered(optimizer_tensors(self.optimizer), self.main)
-        window = self._global(self.window.packed(self.accelerator.device)).tolist() if self.window.steps else []
+        window = (
+            self._global(self.step_metrics.packed(self.accelerator.device)).tolist() if self.step_metrics.steps else []
+        )
         if not self.main:
             return
         self.reporter.keep()
@@ -253,16 +255,16 @@ class Trainer:
             "step": self.step,
             "elapsed": self._elapsed(),
             "tokens": self.tokens_seen,
-            "window": {"totals": window, "steps": self.window.steps, "tokens": self.window.tokens},
+            "window": {"totals": window, "steps": self.step_metrics.steps, "tokens": self.step_metrics.tokens},
             "best": best,
             **self._shaped_by(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else {},
         }
-        save_state(self.out_dir, draft, moments, facts, self.config.keep_last)
+        save_resume_point(self.out_dir, draft, moments, facts, self.config.keep_last)
 
     def _stop_if_asked(self) -> None:
-        asked = self._global(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
-        if asked:
+        stop = self._global(torch.tensor(int(self.reporter.stop_requested()), device=self.accelerator.device))
+        if stop:
             self._save()
             raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run goes on from there.")
 
@@ -356,7 +358,7 @@ class Trainer:
                 f"max_length: this base takes at most {base.max_length} tokens, got {self.config.max_length}.",
                 f"Set max_length to {base.max_length} or less; longer conversations are cut there, and counted.",
             )
-        found, report = load_conversations(
+        conversations, report = load_conversations(
             dataset_path,
             base.tokenizer,
             self.config.max_length,
@@ -364,7 +366,7 @@ class Trainer:
             sorted(base.eos_ids),
             tokenizer_sha256(base_path),
         )
-        training, held = split_held_out(found, self.config.held_out, self.config.max_held_out, self.config.seed)
+        training, held = split_held_out(conversations, self.config.held_out, self.config.max_held_out, self.config.seed)
         return training, held, report
 
     def _figures(self) -> dict[str, Any]:

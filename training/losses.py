@@ -68,7 +68,7 @@ class _HardLoss(Function):
             logits = logits_of(part)
             bent, hits[part] = slope(logits, head.rule), _is_best(logits, labels[part])
             total += _in_blocks(_to_labels, logits, labels[part]).sum()
-            if grads.wanted:
+            if grads.needed:
                 grads.add(part, logits, bent)
         grads.save()
         ctx.mark_non_differentiable(hits)
@@ -84,14 +84,14 @@ class _SoftLoss(Function):
     def forward(
         ctx: Any, x: Tensor, _w: Tensor, _b: Tensor | None, head: Head, target: Tensor, target_head: Head, kind: str
     ) -> tuple:
-        grads, logits_of, wanted_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
+        grads, logits_of, teacher_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
         total = x.new_zeros((), dtype=torch.float32)
         hits = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for part in _chunks(len(x), len(head.weight)):
-            logits, wanted = logits_of(part), wanted_of(part)
-            bent, hits[part] = slope(logits, head.rule), _is_best(logits, argmax(wanted))
-            total += _in_blocks(DISTANCES[kind], logits, wanted).sum()
-            if grads.wanted:
+            logits, teacher = logits_of(part), teacher_of(part)
+            bent, hits[part] = slope(logits, head.rule), _is_best(logits, argmax(teacher))
+            total += _in_blocks(DISTANCES[kind], logits, teacher).sum()
+            if grads.needed:
                 grads.add(part, logits, bent)
         grads.save()
         ctx.mark_non_differentiable(hits)
@@ -115,12 +115,12 @@ class _UnrolledLoss(Function):
         meets: list[Tensor],
         scale: Tensor,
     ) -> tuple:
-        grads, logits_of, wanted_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
+        grads, logits_of, teacher_of = _Gradients(ctx, x, head), _Logits(x, head), _Logits(target, target_head)
         starts = [0, *torch.tensor([len(m) for m in meets]).cumsum(0).tolist()]
         sums, hits = x.new_zeros(len(meets), dtype=torch.float32), x.new_zeros(len(x), dtype=torch.bool)
         for part in _chunks(len(target), len(head.weight)):
-            wanted = wanted_of(part)
-            best, p = argmax(wanted), torch.softmax(wanted, -1, out=wanted)
+            teacher = teacher_of(part)
+            best, p = argmax(teacher), torch.softmax(teacher, -1, out=teacher)
             edges = torch.tensor([part.start, part.stop], device=x.device)
             for j, indices in enumerate(meets):
                 first, last = torch.searchsorted(indices, edges).tolist()
@@ -128,7 +128,7 @@ class _UnrolledLoss(Function):
                 logits = logits_of(rows)
                 bent, hits[rows] = slope(logits, head.rule), _is_best(logits, best[own])
                 sums[j] += _in_blocks(_to_distribution, logits, p, own).sum()
-                if grads.wanted:
+                if grads.needed:
                     grads.add(rows, logits, bent, scale[j])
         grads.save()
         ctx.mark_non_differentiable(sums, hits)
@@ -154,23 +154,23 @@ class _Logits:
 
     def __call__(self, part: slice) -> Tensor:
         x = self.x[part].to(self.weight.dtype)
-        made = product(x, self.weight) if self.direct else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
-        return bend_(made if self.head.bias is None else made.add_(self.head.bias), self.head.rule)
+        logits = product(x, self.weight) if self.direct else self.buffer[: len(x)].copy_(F.linear(x, self.weight))
+        return bend_(logits if self.head.bias is None else logits.add_(self.head.bias), self.head.rule)
 
 
 def _in_blocks(
-    distance: Callable[[Tensor, Tensor], Tensor], logits: Tensor, wanted: Tensor, rows: Tensor | None = None
+    distance: Callable[[Tensor, Tensor], Tensor], logits: Tensor, teacher: Tensor, rows: Tensor | None = None
 ) -> Tensor:
-    """`distance` [N] of logits [N, V] to `wanted`, or to its `rows` [N], some rows at a time.
+    """`distance` [N] of logits [N, V] to `teacher`, or to its `rows` [N], some rows at a time.
 
     A distance leaves in place of the logits the derivative by them.
     """
     size = len(logits) if logits.is_cuda else max(BLOCK_FLOATS // logits.shape[1], 1)
-    found = [logits.new_zeros(0)]
+    parts = [logits.new_zeros(0)]
     for start in range(0, len(logits), max(size, 1)):
         part = slice(start, start + size)
-        found.append(distance(logits[part], wanted[part] if rows is None else wanted[rows[part]]))
-    return torch.cat(found)
+        parts.append(distance(logits[part], teacher[part] if rows is None else teacher[rows[part]]))
+    return torch.cat(parts)
 
 
 def _log_sum(best: Tensor, q: Tensor) -> Tensor:
@@ -201,23 +201,23 @@ def _to_distribution(logits: Tensor, p: Tensor) -> Tensor:
     return loss
 
 
-def _soft_ce(logits: Tensor, wanted: Tensor) -> Tensor:
+def _soft_ce(logits: Tensor, teacher: Tensor) -> Tensor:
     """−Σ p log q for p = softmax(wanted)."""
-    return _to_distribution(logits, wanted.softmax(-1))
+    return _to_distribution(logits, teacher.softmax(-1))
 
 
-def _kl(logits: Tensor, wanted: Tensor) -> Tensor:
+def _kl(logits: Tensor, teacher: Tensor) -> Tensor:
     """Σ p (log p − log q); the entropy of p has no gradient, so the derivative is q − p again."""
-    log_p, log_q = wanted.log_softmax(-1), logits.log_softmax(-1)
+    log_p, log_q = teacher.log_softmax(-1), logits.log_softmax(-1)
     p = log_p.exp()
     torch.sub(log_q.exp(), p, out=logits)
     return (p * (log_p - log_q)).sum(-1)
 
 
-def _reverse_kl(logits: Tensor, wanted: Tensor) -> Tensor:
+def _reverse_kl(logits: Tensor, teacher: Tensor) -> Tensor:
     """K = Σ q (log q − log p); its derivative by the logits of q is q (log q − log p − K)."""
     log_q = logits.log_softmax(-1)
-    difference = log_q - wanted.log_softmax(-1)
+    difference = log_q - teacher.log_softmax(-1)
     q = log_q.exp()
     loss = (q * difference).sum(-1)
     torch.mul(q, difference - loss[:, None], out=logits)
@@ -232,7 +232,7 @@ class _Gradients:
 
     def __init__(self, ctx: Any, x: Tensor, head: Head):
         by_x, by_weight, by_bias = ctx.needs_input_grad[:3]
-        self.wanted = by_x or by_weight or by_bias
+        self.needed = by_x or by_weight or by_bias
         self.ctx, self.x, self.weight = ctx, x, head.weight
         self.by_x = torch.empty_like(x) if by_x else None
         self.by_weight = torch.zeros_like(head.weight) if by_weight else None
@@ -255,14 +255,14 @@ class _Gradients:
 
     def save(self) -> None:
         """Keep them on ctx itself: a second reference, as saved tensors hold, would make autograd copy them."""
-        self.ctx.kept = (self.by_x, self.by_weight, self.by_bias)
+        self.ctx.gradients = (self.by_x, self.by_weight, self.by_bias)
 
     @staticmethod
     def scaled(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.kept is None:
+        if ctx.gradients is None:
             raise RuntimeError("the gradient of a chunked loss can be taken once; compute the loss again.")
-        kept, ctx.kept = ctx.kept, None
-        return tuple(None if part is None else part.mul_(grad.to(part.dtype)) for part in kept)
+        gradients, ctx.gradients = ctx.gradients, None
+        return tuple(None if part is None else part.mul_(grad.to(part.dtype)) for part in gradients)
 
 
 def _chunk_rows(vocabulary: int) -> int:

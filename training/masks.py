@@ -23,7 +23,7 @@ GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedTokens:
     """Token ids, whether each is in the loss, and where the mask came from: tokens, marks or prefixes."""
 
     token_ids: list[int]
@@ -36,7 +36,7 @@ class Masked:
         return _runs(self.mask)
 
 
-def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[int] = ()) -> Masked:
+def mask_conversation(row: Mapping[str, Any], tokenizer: Any, eos_ids: Iterable[int] = ()) -> MaskedTokens:
     """The row's ids and loss mask. Raises BadInput, without naming the row, when the row cannot be used."""
     eos = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
     if row.get("token_ids") and row.get("loss_spans") is not None:
@@ -56,14 +56,14 @@ def cut_answers(row: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(i for i, how in enumerate([finish] if isinstance(finish, str) else finish) if how == "length")
 
 
-def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> Masked:
+def from_spans(token_ids: Sequence[int], spans: Sequence[Sequence[int]]) -> MaskedTokens:
     """Mask from half-open [start, end) spans of `token_ids`."""
     mask = [False] * len(token_ids)
     for span in spans:
         if len(span) != 2 or not 0 <= span[0] <= span[1] <= len(token_ids):
             raise BadInput(f"loss_spans: {list(span)} does not lie within the {len(token_ids)} tokens")
         mask[span[0] : span[1]] = [True] * (span[1] - span[0])
-    return Masked([int(i) for i in token_ids], mask, "tokens")
+    return MaskedTokens([int(i) for i in token_ids], mask, "tokens")
 
 
 def from_marks(
@@ -72,7 +72,7 @@ def from_marks(
     eos: frozenset[int],
     cut: frozenset[int] = frozenset(),
     tools: Sequence[Any] | None = None,
-) -> Masked:
+) -> MaskedTokens:
     """Mask from the template's own marks, mended so that each span ends with its end-of-turn token, but for answers
     that were `cut`: those end before it."""
     marked_up = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
@@ -89,7 +89,7 @@ def from_marks(
             end += 1
         end = _cut_after_eos(ids, start, end, eos)
         mask[start:end] = [True] * (end - start)
-    return Masked(ids, mask, "marks")
+    return MaskedTokens(ids, mask, "marks")
 
 
 def from_prefixes(
@@ -98,7 +98,7 @@ def from_prefixes(
     eos: frozenset[int],
     cut: frozenset[int] = frozenset(),
     tools: Sequence[Any] | None = None,
-) -> Masked:
+) -> MaskedTokens:
     """Mask from rendered texts: an answer is what rendering its turn adds to the text that asks for it; of one that
     was `cut` only the words themselves.
 
@@ -113,21 +113,21 @@ def from_prefixes(
     for number, turn in enumerate(answers):
         if not turn:
             continue
-        asked = _render(tokenizer, messages[:turn], True, tools)
+        prompt = _render(tokenizer, messages[:turn], True, tools)
         answered = _render(tokenizer, messages[: turn + 1], False, tools)
-        if not (text.startswith(asked) and text.startswith(answered) and answered.startswith(asked)):
+        if not (text.startswith(prompt) and text.startswith(answered) and answered.startswith(prompt)):
             continue
-        stop = _end_of_words(text, _words(messages[turn]), len(asked)) if number in cut else len(answered)
-        inside = [i for i, (a, b) in enumerate(offsets) if a >= len(asked) and b <= stop and b > a]
+        stop = _end_of_words(text, _words(messages[turn]), len(prompt)) if number in cut else len(answered)
+        inside = [i for i, (a, b) in enumerate(offsets) if a >= len(prompt) and b <= stop and b > a]
         if inside:
             end = _cut_after_eos(ids, inside[0], inside[-1] + 1, eos)
             mask[inside[0] : end] = [True] * (end - inside[0])
-    return Masked(ids, mask, "prefixes")
+    return MaskedTokens(ids, mask, "prefixes")
 
 
 def from_plain(
     tokenizer: Any, messages: list[Message], eos: frozenset[int], cut: frozenset[int] = frozenset()
-) -> Masked:
+) -> MaskedTokens:
     """Without a chat template: one text continued by one answer, ended, unless it was `cut`, by the tokenizer's own
     end of text."""
     if [m["role"] for m in messages] != ["user", "assistant"]:
@@ -137,7 +137,7 @@ def from_plain(
         prompt.pop()
     answer = list(tokenizer(messages[1]["content"], add_special_tokens=False)["input_ids"])
     answer += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None and not cut else []
-    return Masked(prompt + answer, [False] * len(prompt) + [True] * len(answer), "prefixes")
+    return MaskedTokens(prompt + answer, [False] * len(prompt) + [True] * len(answer), "prefixes")
 
 
 def _messages(row: Mapping[str, Any]) -> list[Message]:
@@ -182,8 +182,8 @@ def _end_of_words(text: str, words: str, start: int) -> int:
     """Where in the rendered `text` the answer `words`, looked for from `start` on, ends; `start` where a template
     rewrote them: then nothing of it can be told from what was put around it."""
     words = words.strip()
-    found = text.find(words, start)
-    return found + len(words) if found >= 0 else start
+    at = text.find(words, start)
+    return at + len(words) if at >= 0 else start
 
 
 def _cut_after_eos(ids: list[int], start: int, end: int, eos: frozenset[int]) -> int:

@@ -23,7 +23,7 @@ from models.logits import Head
 from models.medusa import MedusaConfig, MedusaHeads
 from training.batches import Batch, Conversation
 from training.losses import hard_loss
-from training.method import Outcome, label_ranks, measured, scaled
+from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
 from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 
@@ -74,8 +74,8 @@ class MedusaMethod(nn.Module):
         labels = labels[row, position]
         hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
         columns = torch.where(labels >= 0, self._columns[0][labels.clamp(min=0)], -100)
-        kept = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
-        return {**kept, "row": row, "position": position}
+        features = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
+        return {**features, "row": row, "position": position}
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         """Places that count for each head [heads]: those whose label is in the draft vocabulary."""
@@ -91,7 +91,7 @@ class MedusaMethod(nn.Module):
             total, hit = hard_loss(x, self._head(i), columns[counted, i])
             hits[counted, i] = hit
             sums.append(total)
-        return scaled(sums, scale, hits, features["valid"])
+        return outcome_of_sums(sums, scale, hits, features["valid"])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
@@ -101,7 +101,7 @@ class MedusaMethod(nn.Module):
             label_ranks(lambda x, i=i: self._head(i)(self.draft.features(i, x)), hidden, columns[:, i])
             for i in range(self.draft.num_heads)
         ]
-        return measured(torch.stack(ranks, 1), features["valid"])
+        return outcome_of_ranks(torch.stack(ranks, 1), features["valid"])
 
     def _head(self, i: int) -> Head:
         """What head i ends in, in fp32 also where it is a half-precision base's own."""

@@ -37,14 +37,14 @@ class Outcome(NamedTuple):
     ranks: Tensor | None = None
 
 
-def scaled(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
+def outcome_of_sums(sums: list[Tensor], scale: Tensor | None, hits: Tensor, valid: Tensor) -> Outcome:
     """Outcome of differentiable sums; without a scale each counts as it is."""
     stacked = torch.stack(sums)
     loss = stacked.sum() if scale is None else (stacked * scale).sum()
     return Outcome(loss, stacked.detach(), hits, valid)
 
 
-def measured(ranks: Tensor, valid: Tensor) -> Outcome:
+def outcome_of_ranks(ranks: Tensor, valid: Tensor) -> Outcome:
     """Outcome of drafting without a loss."""
     none = torch.zeros((), device=ranks.device)
     return Outcome(none, none[None], ranks == 0, valid, ranks)
@@ -53,12 +53,12 @@ def measured(ranks: Tensor, valid: Tensor) -> Outcome:
 def label_ranks(logits: Any, rows: Tensor, columns: Tensor) -> Tensor:
     """For each of `rows` [N, …], how many of `logits(part)` [n, V] exceed the one at columns [N]; a large number where
     the column is −100. Some rows at a time."""
-    found = []
+    ranks = []
     for part, column in zip(rows.split(256), columns.split(256), strict=True):
         scores = logits(part)
         own = scores.gather(1, column.clamp(min=0)[:, None])
-        found.append((scores > own).sum(1).masked_fill(column < 0, NO_RANK))
-    return torch.cat(found) if found else columns
+        ranks.append((scores > own).sum(1).masked_fill(column < 0, NO_RANK))
+    return torch.cat(ranks) if ranks else columns
 
 
 def make_method(config: Any, base: Any, conversations: Any) -> Any:

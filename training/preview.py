@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from speculoos.errors import BadInput
-from training.masks import Masked, mask_conversation
+from training.masks import MaskedTokens, mask_conversation
 
 
 def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[dict[str, Any]]:
@@ -22,15 +22,15 @@ def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[
     return records
 
 
-def pieces(masked: Masked, tokenizer: Any) -> list[dict[str, Any]]:
+def text_spans(masked: MaskedTokens, tokenizer: Any) -> list[dict[str, Any]]:
     """Neighbouring tokens of one kind as one piece of text, special tokens shown."""
-    made, start = [], 0
+    spans, start = [], 0
     for i in range(1, len(masked.mask) + 1):
         if i == len(masked.mask) or masked.mask[i] != masked.mask[start]:
             text = tokenizer.decode(masked.token_ids[start:i], skip_special_tokens=False)
-            made.append({"text": text, "in_loss": masked.mask[start]})
+            spans.append({"text": text, "in_loss": masked.mask[start]})
             start = i
-    return made
+    return spans
 
 
 def _record(row: dict[str, Any], tokenizer: Any, eos_ids: frozenset[int]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def _record(row: dict[str, Any], tokenizer: Any, eos_ids: frozenset[int]) -> dic
     problem = "" if any(masked.mask) and not all(masked.mask) else "the mask is all ones or all zeros"
     return {
         **record,
-        "pieces": pieces(masked, tokenizer),
+        "pieces": text_spans(masked, tokenizer),
         "tokens": len(masked.mask),
         "loss_tokens": sum(masked.mask),
         "mask_source": masked.source,

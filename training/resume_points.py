@@ -22,29 +22,29 @@ DRAFT, OPTIMIZER, STATE = "draft.safetensors", "optimizer.safetensors", "state.j
 NAME = re.compile(r"state-(\d+)$")
 
 
-def all_states(folder: str | Path) -> list[Path]:
+def all_resume_points(folder: str | Path) -> list[Path]:
     """Whole states in `folder`, oldest first."""
-    found = [p for p in Path(folder).glob("state-*") if NAME.match(p.name) and (p / STATE).exists()]
-    return sorted(found, key=_step)
+    points = [p for p in Path(folder).glob("state-*") if NAME.match(p.name) and (p / STATE).exists()]
+    return sorted(points, key=_step)
 
 
-def latest_state(folder: str | Path | None) -> Path | None:
+def latest_resume_point(folder: str | Path | None) -> Path | None:
     """The newest state in `folder`, or `folder` itself if it is one; None when there is nothing to go on from."""
     if folder is None:
         return None
     folder = Path(folder)
     if NAME.match(folder.name) and (folder / STATE).exists():
         return folder
-    states = all_states(folder) if folder.is_dir() else []
+    states = all_resume_points(folder) if folder.is_dir() else []
     return states[-1] if states else None
 
 
-def whole_state(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
+def whole_resume_point(folders: Iterable[str | Path | None], log: Callable[[str], None]) -> Path | None:
     """The newest state that is whole, of the first folder that has one (a folder may be a state itself); None when
     there is none. `log` is told of each damaged state that was passed over."""
     for folder in folders:
-        own = latest_state(folder)
-        for state in [own] if own and own == Path(folder or "") else reversed(all_states(folder) if own else []):
+        own = latest_resume_point(folder)
+        for state in [own] if own and own == Path(folder or "") else reversed(all_resume_points(folder) if own else []):
             if not (wrong := damage(state)):
                 return state
             log(f"{state.parent.name}/{state.name} is damaged ({wrong}), so it is passed over for an older one.")
@@ -67,7 +67,7 @@ def damage(state: Path) -> str:
 
 def remove_damaged(folder: Path) -> None:
     """Remove the damaged states of `folder`, so that they are not counted among those to keep."""
-    for state in all_states(folder):
+    for state in all_resume_points(folder):
         if damage(state):
             shutil.rmtree(state, ignore_errors=True)
 
@@ -76,7 +76,9 @@ def _step(state: Path) -> int:
     return int(NAME.match(state.name)[1])
 
 
-def save_state(out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int) -> Path:
+def save_resume_point(
+    out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], facts: dict[str, Any], keep: int
+) -> Path:
     """Write state-<facts["step"]> and remove all but the newest `keep`. Raises Unavailable when the disk is full.
 
     `draft` and `moments` (see `optimizer_tensors`) are whole tensors.
@@ -90,7 +92,7 @@ def save_state(out_dir: Path, draft: dict[str, Any], moments: dict[str, Any], fa
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, building / name)
         (building / STATE).write_text(json.dumps(facts, indent=2), encoding="utf-8")
         (building / SUMS).write_text(lines({p.name: file_sha256(p) for p in building.iterdir()}), encoding="utf-8")
-    for old in all_states(out_dir)[:-keep]:
+    for old in all_resume_points(out_dir)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -113,7 +115,7 @@ def read_facts(state: Path) -> dict[str, Any]:
     return facts
 
 
-def load_state(state: Path, draft: Any, optimizer: Any) -> None:
+def load_resume_point(state: Path, draft: Any, optimizer: Any) -> None:
     """Put the stored tensors back into `draft` (a module) and `optimizer`, in place, sharded where these are."""
     from safetensors.torch import load_file
 
@@ -138,8 +140,8 @@ def check_same(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
         )
     free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
     free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
-    then, wanted = {**then, **facts.get("made_of", {})}, {**config, **now["made_of"]}
-    for name, value in wanted.items():
+    then, expected = {**then, **facts.get("made_of", {})}, {**config, **now["made_of"]}
+    for name, value in expected.items():
         if name not in free and not _alike(name, then.get(name, value), value):
             raise BadInput(
                 f"{name}: {state} was made with {then[name]!r}, not {value!r}; start a new training for that."
@@ -158,12 +160,12 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
     order of its groups."""
     import torch
 
-    found = {}
+    tensors = {}
     for number, parameter in enumerate(_parameters(optimizer)):
         for name, value in optimizer.state.get(parameter, {}).items():
             tensor = value if torch.is_tensor(value) else torch.tensor(float("nan") if value is None else value)
-            found[f"{number}.{name}"] = tensor
-    return found
+            tensors[f"{number}.{name}"] = tensor
+    return tensors
 
 
 def restore_optimizer(optimizer: Any, tensors: dict[str, Any]) -> None:

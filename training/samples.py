@@ -49,6 +49,6 @@ def sample(
 
 def mirrored(base: Any, draft: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     """A copy of `draft`, or of `tensors`, in the base's precision, as a checkpoint of it would load."""
-    made = draft_class(draft.method).from_json(draft.to_json(), base)
-    made.load_state_dict(tensors or draft_tensors(draft), strict=False)
-    return made.eval().requires_grad_(False)
+    copy = draft_class(draft.method).from_json(draft.to_json(), base)
+    copy.load_state_dict(tensors or draft_tensors(draft), strict=False)
+    return copy.eval().requires_grad_(False)

@@ -27,21 +27,21 @@ DEVICES = ("cuda",)
 
 
 @contextmanager
-def fsdp_asked(device: torch.device) -> Iterator[bool]:
+def fsdp_switch(device: torch.device) -> Iterator[bool]:
     """Whether the environment asks for FSDP. Raises Unsupported for what of it we cannot do.
 
     Inside, the switch is off for everyone else: accelerate would want to shard in its own way, and transformers may
     leave parts of the frozen base empty in all processes but the first, for the sharding to fill.
     """
-    asked = _on(SWITCH)
-    if asked:
+    switched_on = _on(SWITCH)
+    if switched_on:
         _check(device)
-    kept = os.environ.pop(SWITCH, None)
+    value = os.environ.pop(SWITCH, None)
     try:
-        yield asked
+        yield switched_on
     finally:
-        if kept is not None:
-            os.environ[SWITCH] = kept
+        if value is not None:
+            os.environ[SWITCH] = value
 
 
 def shard(method: nn.Module, device: torch.device) -> None:
@@ -78,12 +78,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 def gathered(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """For all processes: `tensors`, the sharded ones put together in main memory; nothing where `keep` is false."""
-    found = {}
+    state = {}
     for name, tensor in tensors.items():
         full = whole(tensor)
         if keep:
-            found[name] = full.cpu() if _is_sharded(tensor) else full
-    return found
+            state[name] = full.cpu() if _is_sharded(tensor) else full
+    return state
 
 
 def placed(value: Tensor, like: Tensor) -> Tensor:

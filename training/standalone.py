@@ -17,7 +17,7 @@ from models.standalone import StandaloneDraft
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
-from training.method import NO_RANK, Outcome, label_ranks, measured, scaled
+from training.method import NO_RANK, Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
 
 MEASURED_DEPTH = 4
 
@@ -45,11 +45,17 @@ class StandaloneMethod(nn.Module):
         """input_ids, mask [B, L]; hidden [M, H] of the base at counted places; row, position [N] of drafting places."""
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
-        kept = {"input_ids": batch.input_ids, "mask": batch.mask, "row": row, "position": position, "labels": labels}
+        features = {
+            "input_ids": batch.input_ids,
+            "mask": batch.mask,
+            "row": row,
+            "position": position,
+            "labels": labels,
+        }
         if self.kind != "ce":
             hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
-            kept["hidden"] = hidden[_places(batch.mask)]
-        return kept
+            features["hidden"] = hidden[_places(batch.mask)]
+        return features
 
     def counts(self, features: dict[str, Tensor]) -> Tensor:
         return _places(features["mask"])[0].new_tensor([len(_places(features["mask"])[0])])
@@ -61,7 +67,7 @@ class StandaloneMethod(nn.Module):
             total, hits = hard_loss(x, self._own_head(), features["input_ids"][row, position + 1])
         else:
             total, hits = soft_loss(x, self._own_head(), features["hidden"].float(), self._head, self.kind)
-        return scaled([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
+        return outcome_of_sums([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
@@ -74,8 +80,8 @@ class StandaloneMethod(nn.Module):
         depths = torch.arange(1, MEASURED_DEPTH + 1, device=ids.device)
         at = (features["position"][:, None] + depths).clamp(max=ids.shape[1] - 1)
         valid = labels >= 0
-        found = ranks[features["row"][:, None], at].masked_fill(~valid, NO_RANK)
-        return measured(found, valid)
+        target_ranks = ranks[features["row"][:, None], at].masked_fill(~valid, NO_RANK)
+        return outcome_of_ranks(target_ranks, valid)
 
     def _own_head(self) -> Head:
         linear = self.draft.model.get_output_embeddings()

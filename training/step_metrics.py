@@ -10,7 +10,7 @@ from training.acceptance import Acceptance
 
 
 @dataclass
-class Window:
+class StepMetrics:
     """What was seen since the last report."""
 
     loss: Tensor | float = 0.0
@@ -26,7 +26,7 @@ class Window:
         self.valid = valid if self.valid is None else self.valid + valid
 
     @classmethod
-    def reopened(cls, totals: list[float], steps: int, tokens: int, mine: bool) -> "Window":
+    def reopened(cls, totals: list[float], steps: int, tokens: int, mine: bool) -> "StepMetrics":
         """What `packed` gave, as it was; nothing but the counts where another process holds the sums (not `mine`)."""
         hits, valid = (torch.tensor(totals[1:]).long() * mine).chunk(2)
         return cls(torch.tensor(totals[0]) * mine, hits, valid, tokens, steps)

@@ -50,11 +50,11 @@ class Stream:
 
     def features(self, index: int) -> dict[str, Tensor]:
         """The base's features of batch `index`, from the store if they were kept."""
-        kept = self.store.get(index)
-        if kept is None:
-            kept = self._method.features(self.batch(index).to(self._device))
-            self.store.put(index, kept)
-        return kept
+        features = self.store.get(index)
+        if features is None:
+            features = self._method.features(self.batch(index).to(self._device))
+            self.store.put(index, features)
+        return features
 
     @property
     def padding(self) -> float:

@@ -66,9 +66,9 @@ def stream(
             report = Report(revisions.current(connection), secrets=secrets)
             writer.data(archive.HEAD, json.dumps(_head(settings, report, files)).encode())
             report.rows = _write_rows(writer, connection, secrets, say)
-            found = contents.contents(Session(connection), settings) if files else None
-        if found:
-            _write_files(writer, settings, found, report, say)
+            inventory = contents.contents(Session(connection), settings) if files else None
+        if inventory:
+            _write_files(writer, settings, inventory, report, say)
         report.files = sum(name.startswith(archive.HOME) for name in writer.sums)
         writer.end(rows=report.rows, files=report.files, wrong=report.wrong, outside=report.outside)
     except BaseException:
@@ -89,7 +89,7 @@ def _write_rows(writer: archive.Writer, connection: Connection, secrets: bool, s
     for table in rows.tables(connection):
         if table.name in PASSING or (table.name in SECRET_TABLES and not secrets):
             continue
-        counted = _Counted(rows.read_rows(connection, table))
+        counted = _CountedRows(rows.read_rows(connection, table))
         for number, piece in enumerate(rows.pieces(counted)):
             writer.data(f"{archive.ROWS}/{table.name}/{number:05d}.jsonl", piece)
         count += counted.count
@@ -98,18 +98,18 @@ def _write_rows(writer: archive.Writer, connection: Connection, secrets: bool, s
 
 
 def _write_files(
-    writer: archive.Writer, settings: Settings, found: contents.Contents, report: Report, say: Say
+    writer: archive.Writer, settings: Settings, inventory: contents.Contents, report: Report, say: Say
 ) -> None:
     home = settings.home
-    for thing in found.things:
+    for thing in inventory.things:
         if contents.is_outside(thing, home) and thing.kind == "models":
             report.outside.append(f"{thing.name} ({thing.path})")
         say(f"{thing.kind}: {thing.name}")
         report.things += 1
         if problem := contents.copy_thing(writer, thing, home):
             report.wrong.append(f"{thing.kind[:-1]} “{thing.name}”: {problem}")
-    single = [home / "logs" / f"{job_id}.log" for job_id in found.logs]
-    single += [home / "settings.toml", home / "starter-head", *found.uploads]
+    single = [home / "logs" / f"{job_id}.log" for job_id in inventory.logs]
+    single += [home / "settings.toml", home / "starter-head", *inventory.uploads]
     if secrets := report.secrets:
         single += sorted(path for path in (home / "secrets").glob("[!.]*") if path.is_file())
     for path in single:
@@ -117,12 +117,12 @@ def _write_files(
     say(f"settings{' and secrets' if secrets else ''}")
 
 
-class _Counted:
-    def __init__(self, found: Iterator[dict[str, Any]]):
-        self._found, self.count = found, 0
+class _CountedRows:
+    def __init__(self, rows: Iterator[dict[str, Any]]):
+        self._rows, self.count = rows, 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in self._found:
+        for row in self._rows:
             self.count += 1
             yield row
 

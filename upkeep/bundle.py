@@ -42,7 +42,7 @@ WORDS = ("method", "source", "kind")
 def write_bundle(settings: Settings, target: Path, look: Any = health.check) -> list[str]:
     """Write the zip (mode 0600, whole or not at all); returns the names in it."""
     mask = Mask(settings)
-    made = {
+    makers = {
         "doctor.json": lambda: {name: part.to_json() for name, part in look(settings).items()},
         "versions.json": versions,
         "settings.json": lambda: shown_settings(settings),
@@ -50,7 +50,7 @@ def write_bundle(settings: Settings, target: Path, look: Any = health.check) -> 
         "failed-jobs.json": lambda: failed_jobs(settings),
     }
     with new_file(target) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for name, make in made.items():
+        for name, make in makers.items():
             bundle.writestr(name, mask(json.dumps(_tried(make), indent=1, default=str, ensure_ascii=False)))
         for name in PROCESSES:
             if lines := last_lines(settings.home / "logs" / f"{name}.log"):
@@ -86,15 +86,15 @@ class Mask:
 
 def own_secrets(settings: Settings) -> set[str]:
     """The metrics token, files in secrets/, and what the environment holds under a telling name."""
-    found = {settings.metrics_token}
-    found |= {value for name, value in os.environ.items() if SECRET.search(name) and not name.endswith("_FILE")}
+    secrets = {settings.metrics_token}
+    secrets |= {value for name, value in os.environ.items() if SECRET.search(name) and not name.endswith("_FILE")}
     files = [Path(value) for name, value in os.environ.items() if SECRET.search(name) and name.endswith("_FILE")]
     for path in [*files, *(settings.home / "secrets").glob("*")]:
         try:
-            found.add(path.read_text(errors="replace").strip())
+            secrets.add(path.read_text(errors="replace").strip())
         except OSError:
             continue
-    return {value for value in found if len(value) >= 6}
+    return {value for value in secrets if len(value) >= 6}
 
 
 def versions() -> dict[str, Any]:
@@ -106,27 +106,27 @@ def versions() -> dict[str, Any]:
 
 def shown_settings(settings: Settings) -> dict[str, Any]:
     """Numbers and choices as they are; secrets as set or not set; addresses without user and password."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for each in fields(settings):
         value = getattr(settings, each.name)
         if not each.repr:
-            found[each.name] = "set" if value else "not set"
+            values[each.name] = "set" if value else "not set"
         elif each.name == "endpoints":
-            found[each.name] = {f"endpoint {n}": {"concurrency": e.concurrency} for n, e in enumerate(value.values())}
+            values[each.name] = {f"endpoint {n}": {"concurrency": e.concurrency} for n, e in enumerate(value.values())}
         elif each.name in ("database_url", "redis_url", "inference_url"):
-            found[each.name] = re.sub(r"(?<=://)[^/@]*@", "", str(value))
+            values[each.name] = re.sub(r"(?<=://)[^/@]*@", "", str(value))
         else:
-            found[each.name] = value
-    return found
+            values[each.name] = value
+    return values
 
 
 def database(settings: Settings) -> dict[str, Any]:
     """Which revision it has, which one is wanted, and how many jobs there are."""
-    found = {"revision": db.revision(settings), "newest": revisions.head()}
+    facts = {"revision": db.revision(settings), "newest": revisions.head()}
     with db.reading(settings) as session:
         load = workload.workload(session)
     jobs = {f"{queue} {state}": count for (queue, state), count in load.jobs.items()}
-    return {**found, "jobs": jobs, "runs": load.runs, "lost": load.counters, "heartbeats": load.heartbeats}
+    return {**facts, "jobs": jobs, "runs": load.runs, "lost": load.counters, "heartbeats": load.heartbeats}
 
 
 def failed_jobs(settings: Settings) -> list[dict[str, Any]]:
@@ -137,9 +137,9 @@ def failed_jobs(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _job(job: Job) -> dict[str, Any]:
-    kept = ("id", "kind", "queue", "attempt", "attempt_cap", "queued_at", "started_at", "finished_at", "done", "total")
-    found = {name: getattr(job, name) for name in (*kept, "unit", "error_code")}
-    return {**found, "error": _sentence(job.error), "hint": _sentence(job.hint), "request": shape(job.request)}
+    names = ("id", "kind", "queue", "attempt", "attempt_cap", "queued_at", "started_at", "finished_at", "done", "total")
+    facts = {name: getattr(job, name) for name in (*names, "unit", "error_code")}
+    return {**facts, "error": _sentence(job.error), "hint": _sentence(job.hint), "request": shape(job.request)}
 
 
 def shape(value: Any, key: str = "") -> Any:

@@ -153,9 +153,9 @@ class _Copy:
         for claim in self.claims:
             if wrong := self._differs(claim):
                 return f"{wrong} differs from SHA256SUMS"
-        found = sum(count for path, count in self.lines.items() if thing.path in path.parents)
-        if found < thing.rows:  # more of them, where a job goes on with what was stopped
-            return f"{found} of {thing.rows} rows are there"
+        rows = sum(count for path, count in self.lines.items() if thing.path in path.parents)
+        if rows < thing.rows:  # more of them, where a job goes on with what was stopped
+            return f"{rows} of {thing.rows} rows are there"
         return ""
 
     def _differs(self, claim: Path) -> str:

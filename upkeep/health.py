@@ -35,8 +35,8 @@ class Part:
     hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return found if self.hint else {k: v for k, v in found.items() if k != "hint"}
+        fields = asdict(self)
+        return fields if self.hint else {k: v for k, v in fields.items() if k != "hint"}
 
 
 def check(settings: Settings, names: Iterable[str] = ()) -> dict[str, Part]:
@@ -61,12 +61,12 @@ def _packages(settings: Settings) -> str:
     """Every requirement of pyproject.toml (or the installed metadata) is there in a version that is new enough."""
     from packaging.requirements import Requirement
 
-    wanted = [Requirement(text) for text in _requirements()]
-    wanted = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
-    wrong = [problem for r in wanted if (problem := _lacking(r.name, r.specifier))]
+    requirements = [Requirement(text) for text in _requirements()]
+    requirements = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+    wrong = [problem for r in requirements if (problem := _lacking(r.name, r.specifier))]
     if wrong:
         raise Unavailable(f"Not installed as required: {', '.join(wrong)}.", "Run `make install`.")
-    return f"{len(wanted)} packages; torch {metadata.version('torch')}, gradio {metadata.version('gradio')}"
+    return f"{len(requirements)} packages; torch {metadata.version('torch')}, gradio {metadata.version('gradio')}"
 
 
 def _requirements() -> list[str]:
@@ -95,10 +95,10 @@ def _database(settings: Settings) -> str:
     from tracking.db import engine, reading
 
     with reading(settings) as session:
-        found = revisions.current(session.connection())
-    if found != (head := revisions.head()):
-        raise Unavailable(f"Migration {found or 'none'}, expected {head}.", "`speculoos up` migrates the database.")
-    return f"{engine(settings).dialect.name}, migration {found}"
+        revision = revisions.current(session.connection())
+    if revision != (head := revisions.head()):
+        raise Unavailable(f"Migration {revision or 'none'}, expected {head}.", "`speculoos up` migrates the database.")
+    return f"{engine(settings).dialect.name}, migration {revision}"
 
 
 def _broker(settings: Settings) -> str:
@@ -230,12 +230,12 @@ def _files(settings: Settings) -> str:
     """Files of models, checkpoints and data sets; sums are taken only of what changed since they were last."""
     from upkeep.verify import check as look
 
-    found = look(settings, anew=False)
-    damaged = [one for one in found if one.damage]
+    findings = look(settings, anew=False)
+    damaged = [one for one in findings if one.damage]
     if damaged:
         more = f" And {len(damaged) - 1} more." if len(damaged) > 1 else ""
         raise Unavailable(f"Damaged: {damaged[0].sentence()}{more}", "`speculoos verify` names every damaged file.")
-    return f"{len(found)} models, checkpoints and data sets are whole (`speculoos verify` takes every sum anew)"
+    return f"{len(findings)} models, checkpoints and data sets are whole (`speculoos verify` takes every sum anew)"
 
 
 CHECKS: dict[str, Callable[[Settings], str]] = {

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.private import tighten
 from speculoos.settings import Settings, load
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import Base, Checkpoint, Dataset, Table
 from upkeep.migrate import migrate
 from upkeep.starter import ensure_starter
@@ -19,17 +19,17 @@ def open_home(settings: Settings | None = None) -> Settings:
     settings = settings or load()
     tighten(settings)
     migrate(settings)
-    with session(settings) as rows:
-        ensure_starter(rows, settings)
+    with writing(settings) as session:
+        ensure_starter(session, settings)
     return settings
 
 
-def names(rows: Session) -> dict[str, str]:
+def names(session: Session) -> dict[str, str]:
     """Name of every base, data set and checkpoint by its id, for `command_line.command_for`."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for table in (Base, Dataset, Checkpoint):
-        found.update(rows.execute(select(table.id, table.name)).tuples().all())
-    return found
+        names.update(session.execute(select(table.id, table.name)).tuples().all())
+    return names
 
 
 def columns(row: Table, *leave_out: str) -> dict[str, Any]:

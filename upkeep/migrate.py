@@ -24,8 +24,8 @@ def migrate(settings: Settings) -> Path | None:
     """
     check_whole(settings)
     copy = None
-    if (found := db.revision(settings)) and found != revisions.head():
-        copy = keep_copy(settings, f"before-{revisions.head()}-from-{found}")
+    if (revision := db.revision(settings)) and revision != revisions.head():
+        copy = keep_copy(settings, f"before-{revisions.head()}-from-{revision}")
     db.upgrade(settings)
     return copy
 
@@ -49,8 +49,8 @@ def keep_copy(settings: Settings, why: str) -> Path:
 
 def copies(settings: Settings) -> list[Path]:
     """The automatic copies, the newest first."""
-    found = (settings.home / db.BACKUPS).glob("before-*")
-    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+    files = (settings.home / db.BACKUPS).glob("before-*")
+    return sorted(files, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
 
 
 def _copy_sqlite(settings: Settings, target: Path) -> None:

@@ -56,7 +56,7 @@ def restore(settings: Settings, source: IO[bytes], name: str, *, say: Say = lamb
     _remove_broken(settings)
     busy.mkdir(parents=True, mode=0o700)
     try:
-        unpacked = _Unpacked(busy, name)
+        unpacked = _UnpackedArchive(busy, name)
         unpacked.read(source, lambda head: check_empty(settings, files=head["files"]))
         say("The archive is whole.")
         report = _fill(settings, unpacked, say)
@@ -112,7 +112,7 @@ def _is_made(row: dict[str, Any]) -> bool:
     return row.get("source") != "starter" and Path(row.get("path") or "").name != "starter_head"
 
 
-class _Unpacked:
+class _UnpackedArchive:
     """An archive in a folder: rows/ and home/, after its sums were checked."""
 
     def __init__(self, folder: Path, name: str):
@@ -122,7 +122,7 @@ class _Unpacked:
 
     def read(self, source: IO[bytes], check: Callable[[dict[str, Any]], None]) -> None:
         """Unpack everything; `check` may refuse the archive by its head."""
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         claimed = ""
         for member in archive.members(source, self.name):
             if not self.head and member.name != archive.HEAD:
@@ -135,8 +135,8 @@ class _Unpacked:
             elif member.name == archive.END:
                 self.end = member.json()
             else:
-                found[member.name] = member.copy_to(self.folder / member.name)
-        self._compare(found, claimed)
+                digests[member.name] = member.copy_to(self.folder / member.name)
+        self._compare(digests, claimed)
 
     def _checked(self, head: Any) -> dict[str, Any]:
         known = {"format": int, "revision": str, "home": str, "files": bool, "made_at": str}
@@ -147,14 +147,14 @@ class _Unpacked:
         revisions.check(head["revision"], self.name)
         return head
 
-    def _compare(self, found: dict[str, str], claimed: str) -> None:
+    def _compare(self, digests: dict[str, str], claimed: str) -> None:
         if not self.end:
             raise BadInput(f"{self.name} is cut off: its end is missing; nothing was restored.")
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in claimed.splitlines())}
-        wrong = [name for name, digest in sums.items() if name != archive.HEAD and found.get(name) != digest]
+        wrong = [name for name, digest in sums.items() if name != archive.HEAD and digests.get(name) != digest]
         if wrong:
             raise BadInput(f"{self.name} is damaged: {wrong[0]} is not as it was written; nothing was restored.")
-        for name in found.keys() - sums.keys():  # read while it changed, and read again under another name
+        for name in digests.keys() - sums.keys():  # read while it changed, and read again under another name
             (self.folder / name).unlink()
 
     def rows(self, table: str) -> Iterator[dict[str, Any]]:
@@ -163,7 +163,7 @@ class _Unpacked:
                 yield from (json.loads(line) for line in lines)
 
 
-def _fill(settings: Settings, unpacked: _Unpacked, say: Say) -> Report:
+def _fill(settings: Settings, unpacked: _UnpackedArchive, say: Say) -> Report:
     revision, old = unpacked.head["revision"], unpacked.head["home"]
     places = _places(settings.home, unpacked.folder / archive.HOME)
     (unpacked.folder / FILLING).write_text("\0".join(str(place) for _, place in places))
@@ -223,8 +223,8 @@ class _Mend:
 
 def _places(home: Path, unpacked: Path) -> list[tuple[Path, Path]]:
     """(unpacked file, its place) of all files; settings and secrets of one's own that are there already stay."""
-    found = sorted(path for path in unpacked.rglob("*") if path.is_file())
-    placed = [(path, home / path.relative_to(unpacked)) for path in found]
+    files = sorted(path for path in unpacked.rglob("*") if path.is_file())
+    placed = [(path, home / path.relative_to(unpacked)) for path in files]
     return [(path, place) for path, place in placed if not place.exists()]
 
 

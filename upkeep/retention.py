@@ -102,7 +102,7 @@ def sweep(settings: Settings) -> dict[str, Part]:
 
 def clean_when_due(settings: Settings) -> bool:
     """Once an hour, whoever asks: apply the rules and say so in the log. False when it is not time yet."""
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         last = session.get(Preference, NOTE, with_for_update=True)
         if last and last.updated_at > now() - EVERY:
             return False
@@ -166,7 +166,7 @@ def _runs(turn: Round) -> Part:
         part.add(_count(turn.settings, Run.id, *old))
         return part
     for ids in _batches(turn.settings, select(Run.id).where(*old).limit(BATCH)):
-        with db.session(turn.settings) as session:
+        with db.writing(turn.settings) as session:
             session.execute(delete(RunStep).where(RunStep.run_id.in_(ids)))
             session.execute(delete(Run).where(Run.id.in_(ids)))
         part.add(len(ids))
@@ -182,7 +182,7 @@ def _log_lines(turn: Round) -> Part:
         part.add(_count(turn.settings, JobLog.id, old))
         return part
     for ids in _batches(turn.settings, select(JobLog.id).where(old).limit(LINES)):
-        with db.session(turn.settings) as session:
+        with db.writing(turn.settings) as session:
             session.execute(delete(JobLog).where(JobLog.id.in_(ids)))
         part.add(len(ids))
     return part
@@ -238,8 +238,8 @@ def _states(turn: Round) -> Part:
     part, cutoff = Part(), turn.before(turn.settings.keep_states_days)
     with db.reading(turn.settings) as session:
         query = select(Checkpoint.id, Job.state, Job.finished_at).outerjoin(Job, Job.id == Checkpoint.job_id)
-        found = session.execute(query).all()
-    for checkpoint_id, state, ended in found:
+        rows = session.execute(query).all()
+    for checkpoint_id, state, ended in rows:
         states = states_of(turn.settings.home / "checkpoints" / checkpoint_id)
         if state in (None, JobState.SUCCEEDED):
             going = states[:-1]
@@ -252,8 +252,8 @@ def _states(turn: Round) -> Part:
 
 def states_of(folder: Path) -> list[Path]:
     """Training states of a checkpoint, the oldest first, of all its attempts."""
-    found = [(int(match[1]), path) for path in folder.glob("attempt-*/state-*") if (match := STATE.match(path.name))]
-    return [path for _, path in sorted(found)]
+    numbered = [(int(match[1]), path) for path in folder.glob("attempt-*/state-*") if (match := STATE.match(path.name))]
+    return [path for _, path in sorted(numbered)]
 
 
 def _still(settings: Settings, checkpoint_id: str, state: JobState | None) -> bool:
@@ -330,7 +330,7 @@ def _give_back(settings: Settings) -> None:
 
 def _note(settings: Settings, done: dict[str, Part], at: datetime) -> None:
     removed = {name: {"count": part.count, "bytes": part.bytes} for name, part in done.items() if part.count}
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         last = session.get(Preference, NOTE)
         value = {"removed": removed or (last.value.get("removed", {}) if last else {})}
         value["removed_at"] = at.isoformat() if removed or not last else last.value.get("removed_at", "")

@@ -80,19 +80,19 @@ def survey(settings: Settings) -> Survey:
     """Count everything now. Takes time where there are many files."""
     begun = time.monotonic()
     with db.reading(settings) as session:
-        found = [thing(settings, kind, row) for kind, row in _rows(session)]
+        things = [thing(settings, kind, row) for kind, row in _rows(session)]
         counts = {t.__tablename__: session.scalar(select(func.count()).select_from(t)) or 0 for t in (Run, RunStep)}
         counts[JobLog.__tablename__] = session.scalar(select(func.count()).select_from(JobLog)) or 0
         parts = {"database": database_bytes(session)}
     left = leftovers(settings)
     for kind in TABLES:
-        parts[kind] = sum(each.bytes for each in found if each.kind == kind and not each.outside)
+        parts[kind] = sum(each.bytes for each in things if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
         parts[part] = tree(settings.home / part)
     parts["leftovers"] = sum(item.bytes for item in left)
     parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once
     disk = shutil.disk_usage(settings.home)
-    return Survey(now(), found, left, parts, counts, disk.free, disk.total, time.monotonic() - begun)
+    return Survey(now(), things, left, parts, counts, disk.free, disk.total, time.monotonic() - begun)
 
 
 def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
@@ -101,7 +101,7 @@ def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
     before = ((at or now()) - YOUNG).timestamp()
     with db.reading(settings) as session:
         known, active = _known(session)
-    found = []
+    items = []
     for path in _entries(settings):
         owner = path.name.lstrip(".").partition(".")[0].partition("-")[0]
         half = path.name.startswith(".")
@@ -109,8 +109,8 @@ def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
             continue
         changed = newest(path)
         if changed < before:
-            found.append(Leftover(path, tree(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
-    return sorted(found, key=lambda item: -item.bytes)
+            items.append(Leftover(path, tree(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
+    return sorted(items, key=lambda item: -item.bytes)
 
 
 def tree(path: Path) -> int:
@@ -150,7 +150,7 @@ class Surveys:
         self.last: Survey | None = None
         self.problem = ""
         self._lock = threading.Lock()
-        self._wanted = 0
+        self._requests = 0
         self._thread: threading.Thread | None = None
 
     def get(self, fresh: float = FRESH_SECONDS) -> Survey | None:
@@ -158,27 +158,27 @@ class Surveys:
         counted anew beside the caller; where that takes long, less often."""
         last = self.last
         age = (now() - last.at).total_seconds() if last else math.inf
-        if not self._wanted and age > max(fresh, SHARE * last.seconds if last else 0.0):
+        if not self._requests and age > max(fresh, SHARE * last.seconds if last else 0.0):
             self.count()
         return last
 
     def count(self) -> threading.Thread:
         """Count anew, beside the caller; one count at a time, and another one if things changed since it began."""
         with self._lock:
-            self._wanted += 1
-            if self._thread is None or self._wanted == 1:
+            self._requests += 1
+            if self._thread is None or self._requests == 1:
                 self._thread = threading.Thread(target=self._count, name="storage", daemon=True)
                 self._thread.start()
             return self._thread
 
     def _count(self) -> None:
-        while wanted := self._wanted:
+        while requests := self._requests:
             try:
                 self.last, self.problem = survey(self.settings), ""
             except (SpeculoosError, OSError) as error:
                 self.problem = str(error)
             with self._lock:
-                self._wanted = 0 if self._wanted == wanted else 1
+                self._requests = 0 if self._requests == requests else 1
 
 
 _surveys: dict[tuple[Path, str], Surveys] = {}

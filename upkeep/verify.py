@@ -31,7 +31,7 @@ MENDS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """One thing that was looked at. `damage` is {file, or part: what is wrong with it}, empty when it is whole."""
 
     kind: str
@@ -47,60 +47,64 @@ class Found:
         return f"{self.kind} {self.name} in {self.path}: {wrong}. {self.mend}"
 
     def to_json(self) -> dict[str, Any]:
-        found = {"kind": self.kind, "name": self.name, "id": self.id, "path": self.path, "ok": not self.damage}
-        return {**found, "damage": self.damage, "mend": self.mend} if self.damage else found
+        fields = {"kind": self.kind, "name": self.name, "id": self.id, "path": self.path, "ok": not self.damage}
+        return {**fields, "damage": self.damage, "mend": self.mend} if self.damage else fields
 
 
-def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Found]:
+def check(settings: Settings, references: Sequence[str] = (), anew: bool = True) -> list[Finding]:
     """Everything that is ready, or what `references` name: a model (with its checkpoints), MODEL@CHECKPOINT, a data
     set. Raises NotFound for a name of neither."""
     sums = Sums.of(settings, anew)
-    with reading(settings) as rows:
-        chosen = _named(rows, references) if references else _all(rows)
-        named = [(thing, _name(rows, thing)) for thing in chosen]
+    with reading(settings) as session:
+        chosen = _named(session, references) if references else _all(session)
+        named = [(thing, _name(session, thing)) for thing in chosen]
     return [_look(thing, name, sums) for thing, name in named]
 
 
-def _all(rows: Session) -> list[Thing]:
-    return [*queries.bases(rows, True), *queries.checkpoints(rows, ready_only=True), *queries.datasets(rows, "", True)]
+def _all(session: Session) -> list[Thing]:
+    return [
+        *queries.bases(session, True),
+        *queries.checkpoints(session, ready_only=True),
+        *queries.datasets(session, "", True),
+    ]
 
 
-def _named(rows: Session, references: Iterable[str]) -> list[Thing]:
-    found: dict[str, Thing] = {}
+def _named(session: Session, references: Iterable[str]) -> list[Thing]:
+    by_id: dict[str, Thing] = {}
     for reference in references:
-        things = [*_model(rows, reference), *_dataset(rows, reference)]
+        things = [*_model(session, reference), *_dataset(session, reference)]
         if not things:
             raise NotFound(f"There is no model, checkpoint or data set {reference!r}.")
         for thing in things:
             queries.must_be_ready(thing)
-            found[thing.id] = thing
-    return list(found.values())
+            by_id[thing.id] = thing
+    return list(by_id.values())
 
 
-def _model(rows: Session, reference: str) -> list[Thing]:
+def _model(session: Session, reference: str) -> list[Thing]:
     try:
-        base, checkpoint = queries.find_model(rows, reference)
+        base, checkpoint = queries.find_model(session, reference)
     except NotFound:
         return []
-    return [checkpoint] if checkpoint else [base, *queries.checkpoints(rows, base.id, ready_only=True)]
+    return [checkpoint] if checkpoint else [base, *queries.checkpoints(session, base.id, ready_only=True)]
 
 
-def _dataset(rows: Session, reference: str) -> list[Thing]:
+def _dataset(session: Session, reference: str) -> list[Thing]:
     query = select(Dataset).where((Dataset.id == reference) | (Dataset.name == reference))
-    return list(rows.scalars(query))
+    return list(session.scalars(query))
 
 
-def _name(rows: Session, thing: Thing) -> str:
-    return queries.model_name(rows, thing.base_id, thing.id) if isinstance(thing, Checkpoint) else thing.name
+def _name(session: Session, thing: Thing) -> str:
+    return queries.model_name(session, thing.base_id, thing.id) if isinstance(thing, Checkpoint) else thing.name
 
 
-def _look(thing: Thing, name: str, sums: Sums) -> Found:
+def _look(thing: Thing, name: str, sums: Sums) -> Finding:
     if isinstance(thing, Base):
         known = Known.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card)
-        return _found("model", thing, name, base_damage(thing.path, known, sums), MENDS.get(thing.source, ""))
+        return _finding("model", thing, name, base_damage(thing.path, known, sums), MENDS.get(thing.source, ""))
     if isinstance(thing, Checkpoint):
-        return _found("checkpoint", thing, name, archive.damage(thing.path, thing.sha256, sums), MENDS["checkpoint"])
-    return _found("data set", thing, name, _dataset_damage(thing, sums), MENDS["dataset"])
+        return _finding("checkpoint", thing, name, archive.damage(thing.path, thing.sha256, sums), MENDS["checkpoint"])
+    return _finding("data set", thing, name, _dataset_damage(thing, sums), MENDS["dataset"])
 
 
 def _dataset_damage(row: Dataset, sums: Sums) -> dict[str, str]:
@@ -109,5 +113,5 @@ def _dataset_damage(row: Dataset, sums: Sums) -> dict[str, str]:
     return dataset_damage(row.path, sums, row.rows)
 
 
-def _found(kind: str, thing: Thing, name: str, damage: dict[str, str], mend: str) -> Found:
-    return Found(kind, name, thing.id, thing.path, damage, mend if damage else "")
+def _finding(kind: str, thing: Thing, name: str, damage: dict[str, str], mend: str) -> Finding:
+    return Finding(kind, name, thing.id, thing.path, damage, mend if damage else "")

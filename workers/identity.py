@@ -67,8 +67,8 @@ def is_alive(who: dict[str, Any]) -> bool:
         return False
     try:
         if "ticks" in who:
-            found = _stat(who["pid"])
-            return found[START] == str(who["ticks"]) and found[STATE] != ZOMBIE
+            stat = _stat(who["pid"])
+            return stat[START] == str(who["ticks"]) and stat[STATE] != ZOMBIE
         same = abs(_start_date(who["pid"]) - who["started"]) < 0.05  # rows of versions that kept dates, other systems
         return same and psutil.Process(who["pid"]).status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError):
@@ -96,14 +96,14 @@ def end_attempts(job_id: str, until: int, patience: float) -> list[int]:
     """End every process on this machine that works for attempts of the job up to number `until`, also one that left
     its group, or that no row names. Gently and after `patience` seconds by force. Returns the pids of those that even
     so live on (they wait in the kernel, for a disk perhaps)."""
-    found = _working_for(job_id, until)
-    _signal(found, signal.SIGTERM)
-    psutil.wait_procs(found, patience) if found else None
+    processes = _working_for(job_id, until)
+    _signal(processes, signal.SIGTERM)
+    psutil.wait_procs(processes, patience) if processes else None
     deadline = time.monotonic() + LAST_PATIENCE
-    while found and (found := _working_for(job_id, until)) and time.monotonic() < deadline:
-        _signal(found, signal.SIGKILL)
-        psutil.wait_procs(found, 0.5)
-    return [process.pid for process in found]
+    while processes and (processes := _working_for(job_id, until)) and time.monotonic() < deadline:
+        _signal(processes, signal.SIGKILL)
+        psutil.wait_procs(processes, 0.5)
+    return [process.pid for process in processes]
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
@@ -113,13 +113,13 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def _working_for(job_id: str, until: int) -> list[psutil.Process]:
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, ValueError):
             job, _, attempt = process.environ().get(ATTEMPT, "").partition("/")
             if job == job_id and int(attempt) <= until and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:

@@ -11,7 +11,7 @@ from app import visitor
 from app.views import checkpoint_rows, export_rows, manage
 from app.views.draft_form import AddDraft
 from app.views.manage import SMALL, Manage
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 from app.widgets.downloads import maker, on_make
 from app.widgets.elements import QUIET, block, notice, page_header
 from app.widgets.list_page import Listing, ListPage, signature_of
@@ -27,15 +27,15 @@ LEAD = (
 )
 
 
-def signature(rows: Session) -> str:
+def signature(session: Session) -> str:
     """A text that changes when a checkpoint or what was measured of one does."""
-    measured = [(e.id, bool(e.result)) for e in rows.scalars(select(Evaluation).order_by(Evaluation.id))]
-    return f"{signature_of(Checkpoint)(rows)}.{hash(tuple(measured))}"
+    measured = [(e.id, bool(e.result)) for e in session.scalars(select(Evaluation).order_by(Evaluation.id))]
+    return f"{signature_of(Checkpoint)(session)}.{hash(tuple(measured))}"
 
 
-def row_signature(rows: Session, _checkpoint_id: str) -> str:
+def row_signature(session: Session, _checkpoint_id: str) -> str:
     """The same for one checkpoint and the files that are being made of it."""
-    return f"{signature(rows)}.{export_rows.signature(rows)}"
+    return f"{signature(session)}.{export_rows.signature(session)}"
 
 
 CHECKPOINTS = Listing(
@@ -65,39 +65,39 @@ class CheckpointPanel:
                 self.said = block(elem_id="checkpoint-evaluate-said")
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 self.config = block(elem_id="checkpoint-settings")
-        with folded("Name, note, delete", elem_id="checkpoint-manage"):
+        with closed_accordion("Name, note, delete", elem_id="checkpoint-manage"):
             self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
         self.outputs = [*self.live, self.export_said, self.said, *self.manage.outputs]
         on_make(self.exports, chosen, self._make, [self.export_said, self.exports])
         self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
 
-    def live_view(self, rows: Session, row: Checkpoint) -> list[Any]:
+    def live_view(self, session: Session, row: Checkpoint) -> list[Any]:
         """Values of `live`."""
         return [
-            checkpoint_rows.head(rows, row),
-            checkpoint_rows.actions(rows, row),
-            export_rows.exports_table(rows, self.settings, row),
-            checkpoint_rows.evaluations_table(rows, row),
+            checkpoint_rows.head(session, row),
+            checkpoint_rows.actions(session, row),
+            export_rows.exports_table(session, self.settings, row),
+            checkpoint_rows.evaluations_table(session, row),
             checkpoint_rows.settings_table(row),
             gr.Button(visible=row.state == "ready"),
         ]
 
-    def view(self, rows: Session, row: Checkpoint | None, asked: dict[str, str]) -> list[Any]:
+    def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
         """Values of `outputs`."""
-        live = self.live_view(rows, row) if row else ["", "", "", "", "", gr.Button(visible=False)]
+        live = self.live_view(session, row) if row else ["", "", "", "", "", gr.Button(visible=False)]
         return [*live, "", "", *self.manage.view(row)]
 
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
         """Queue the export called `name`: (what went wrong, the list as it is now)."""
         try:
-            with reading(self.settings) as rows:
-                ask = export_rows.can_be_made(rows, checkpoint_id, name)
+            with reading(self.settings) as session:
+                ask = export_rows.can_be_made(session, checkpoint_id, name)
             if ask:
                 submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
-            with reading(self.settings) as rows:
-                row = manage.row(rows, Checkpoint, "checkpoint", checkpoint_id)
-                return "", export_rows.exports_table(rows, self.settings, row)
+            with reading(self.settings) as session:
+                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+                return "", export_rows.exports_table(session, self.settings, row)
         except SpeculoosError as error:
             return notice(manage.sentence(error), "bad"), gr.skip()
 
@@ -105,8 +105,8 @@ class CheckpointPanel:
 def measure(settings: Settings, checkpoint_id: str) -> str:
     """Queue an evaluation of the checkpoint; what came of it, as HTML."""
     try:
-        with reading(settings) as rows:
-            row = manage.row(rows, Checkpoint, "checkpoint", checkpoint_id)
+        with reading(settings) as session:
+            row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
         job = submit(Evaluate(base_id=row.base_id, checkpoint_id=row.id), user=visitor.user(), settings=settings)
     except SpeculoosError as error:
         return notice(manage.sentence(error), "bad")

@@ -27,8 +27,8 @@ def recent(settings: Settings) -> list[tuple[str, str, str]]:
     """(id, prompt, when) of the last comparisons, newest first."""
     with reading(settings) as session:
         heads = select(Run).where(Run.kind == "compare", Run.group_id.is_not(None), Run.position == 0)
-        found = session.scalars(heads.order_by(Run.created_at.desc()).limit(4 * RECENT)).all()
-        compared = [run for run in found if len(runs.group_runs(session, str(run.group_id))) > 1]
+        latest = session.scalars(heads.order_by(Run.created_at.desc()).limit(4 * RECENT)).all()
+        compared = [run for run in latest if len(runs.group_runs(session, str(run.group_id))) > 1]
         return [(str(r.group_id), r.request["messages"][-1]["content"], ago(r.created_at)) for r in compared[:RECENT]]
 
 
@@ -109,8 +109,8 @@ def opening(settings: Settings, query: dict[str, str], choices: list[tuple[str, 
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
-        wanted = [v for v in query.get("models", "").split(",") if v in known]
-        return wanted or first_targets(choices), query.get("prompt", "")[:2000]
+        chosen = [v for v in query.get("models", "").split(",") if v in known]
+        return chosen or first_targets(choices), query.get("prompt", "")[:2000]
     values = [_value(run) for run in columns]
     return [v for v in values if v in known], columns[0].request["messages"][-1]["content"]
 

@@ -14,7 +14,7 @@ from app.views import choices, data_view
 from app.views.generate_form import GenerateForm
 from app.views.job_panel import names
 from app.views.manage import SMALL, Manage, note_line, sentence
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice, page_header, section
 from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage, signature_of
@@ -42,15 +42,15 @@ IMPORT_SHAPES = (
 )
 
 
-def table(rows: Session, which: str, place: str = "") -> str:
+def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of data sets under the filter `which`."""
-    shown = page_of(rows, queries.dataset_query(SHOWN.get(which, "")), place)
+    shown = page_of(session, queries.dataset_query(SHOWN.get(which, "")), place)
     return data_view.data_table(shown.rows, filtered=which != "All") + pager("data", shown)
 
 
-def hint(rows: Session, asked: Mapping[str, str]) -> str:
+def hint(session: Session, query: Mapping[str, str]) -> str:
     """What to do for someone who comes from a model."""
-    base = rows.get(Base, asked["base"]) if asked.get("base") else None
+    base = session.get(Base, query["base"]) if query.get("base") else None
     return notice(f"Choose the prompts that “{base.name}” shall answer, or import some.", "info") if base else ""
 
 
@@ -73,7 +73,7 @@ def build(settings: Settings) -> None:
 
 def build_import(settings: Settings) -> None:
     """The form that imports a file."""
-    with folded("Import a file", elem_id="data-import"):
+    with closed_accordion("Import a file", elem_id="data-import"):
         block(tag("p", safe(f"Understood: {IMPORT_SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
         with gr.Row():
             upload = gr.File(
@@ -111,9 +111,9 @@ def answerers(settings: Settings, kind: str) -> Any:
     """The box of base models, shown where answers are kept."""
     if kind != ANSWERED:
         return gr.Dropdown(visible=False)
-    with reading(settings) as rows:
-        found = choices.bases(rows)
-    return gr.Dropdown(found, value=choices.first(found), visible=True)
+    with reading(settings) as session:
+        options = choices.bases(session)
+    return gr.Dropdown(options, value=choices.first(options), visible=True)
 
 
 def import_file(
@@ -158,32 +158,32 @@ class DataPanel:
         self.facts = block(elem_id="dataset-facts")
         self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
-        with folded("Name, note, delete", elem_id="dataset-manage"):
+        with closed_accordion("Name, note, delete", elem_id="dataset-manage"):
             self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
         section("First rows")
         self.preview = block(elem_id="dataset-preview")
         self.live = [self.head, self.facts, self.distributions, self.bad, self.preview]
         self.outputs = [*self.live, *self.generate.outputs, *self.manage.outputs]
 
-    def live_view(self, rows: Session, data: Dataset) -> list[Any]:
+    def live_view(self, session: Session, data: Dataset) -> list[Any]:
         """Values of `live`."""
         folder = Path(data.path) if data.path else self.settings.home / "datasets" / data.id
         masked = previews.masked_rows(folder)
         plain = [] if masked else previews.message_rows(folder)
         shown = data_view.preview(masked, plain)
-        facts, distributions = data_view.details(data, names(rows)), data_view.distributions(data)
-        return [head(rows, data), facts, distributions, data_view.bad_rows(data), shown]
+        facts, distributions = data_view.details(data, names(session)), data_view.distributions(data)
+        return [head(session, data), facts, distributions, data_view.bad_rows(data), shown]
 
-    def view(self, rows: Session, data: Dataset | None, asked: Mapping[str, str]) -> list[Any]:
+    def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened data set."""
-        live = self.live_view(rows, data) if data else [gr.skip()] * len(self.live)
-        return [*live, *self.generate.view(rows, data, asked), *self.manage.view(data)]
+        live = self.live_view(session, data) if data else [gr.skip()] * len(self.live)
+        return [*live, *self.generate.view(session, data, query), *self.manage.view(data)]
 
 
-def head(rows: Session, data: Dataset) -> str:
+def head(session: Session, data: Dataset) -> str:
     """Name, state, and the next step."""
-    job = rows.get(Job, data.job_id) if data.job_id else None
-    waits = listing.Queues(rows).waits_for(job) if job else ""
+    job = session.get(Job, data.job_id) if data.job_id else None
+    waits = listing.Queues(session).waits_for(job) if job else ""
     parts = [data_view.title(data), note_line(data), data_view.state(data, job, waits), next_step(data)]
     return tag("div", "".join(parts), class_="sp-stack", data_state=data.state)
 

@@ -79,48 +79,48 @@ class HomePage:
     def wire(self) -> None:
         """Loading, the poll, the button."""
         on_load(self.open_address, None, [self.experiment, *self.live])
-        shown = {"chosen": "home-experiment", "seen": "home-seen"}
-        on_change("home", self.poll, [self.experiment, self.seen], self.live, **shown)
+        experiment = {"chosen": "home-experiment", "seen": "home-seen"}
+        on_change("home", self.poll, [self.experiment, self.seen], self.live, **experiment)
         self.start.click(self.begin, None, [self.said, self.experiment], **QUIET).then(
             self.redraw, self.experiment, self.live, js=REMEMBER, **QUIET
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """The experiment the address names, else the latest."""
-        wanted = str(request.query_params.get("experiment", ""))[:64]
-        return [wanted, *self.redraw(wanted)]
+        experiment_id = str(request.query_params.get("experiment", ""))[:64]
+        return [experiment_id, *self.redraw(experiment_id)]
 
-    def redraw(self, wanted: str) -> list[Any]:
+    def redraw(self, experiment_id: str) -> list[Any]:
         """Values of `live`."""
         try:
-            with reading(self.settings) as rows:
-                return [signature(rows), *self._view(rows, wanted)]
+            with reading(self.settings) as session:
+                return [signature(session), *self._view(session, experiment_id)]
         except SpeculoosError as error:
             return ["", notice(sentence(error), "bad"), *[gr.skip()] * (len(self.live) - 2)]
 
-    def poll(self, wanted: str, seen: str) -> Any:
+    def poll(self, experiment_id: str, seen: str) -> Any:
         """What changed since `seen`."""
         try:
-            with reading(self.settings) as rows:
-                now = signature(rows)
-                return gr.skip() if now == seen else [now, *self._view(rows, wanted)]
+            with reading(self.settings) as session:
+                now = signature(session)
+                return gr.skip() if now == seen else [now, *self._view(session, experiment_id)]
         except SpeculoosError:
             return gr.skip()
 
-    def _view(self, rows: Session, wanted: str) -> list[Any]:
-        shown = shown_experiment(rows, wanted)
-        elsewhere = shown.id if shown else ""
-        active = listing.active(rows, without_experiment=elsewhere, limit=ACTIVE + 1)
-        queues, best = listing.Queues(rows), best_drafts(rows)
+    def _view(self, session: Session, experiment_id: str) -> list[Any]:
+        experiment = shown_experiment(session, experiment_id)
+        elsewhere = experiment.id if experiment else ""
+        active = listing.active(session, without_experiment=elsewhere, limit=ACTIVE + 1)
+        queues, best = listing.Queues(session), best_drafts(session)
         return [
-            first_look(rows),
-            experiment_view.view(rows, shown) if shown else last_job(rows),
-            start_button(active_quickstart(rows) is not None),
+            first_look(session),
+            experiment_view.view(session, experiment) if experiment else last_job(session),
+            start_button(active_quickstart(session) is not None),
             gr.Column(visible=bool(active)),
             active_table(active, queues),
             gr.Column(visible=bool(best)),
-            best_table(rows, best),
-            machine(rows, self.settings, queues.running),
+            best_table(session, best),
+            machine(session, self.settings, queues.running),
         ]
 
     def begin(self) -> tuple[str, str]:
@@ -136,11 +136,11 @@ def hero(title: str, text: str) -> str:
     return tag("div", tag("h2", safe(title)) + tag("p", safe(text)), class_="sp-hero-text")
 
 
-def first_look(rows: Session) -> str:
+def first_look(session: Session) -> str:
     """The way to a first chat with the head that comes with the starter; "" when it is not in the list."""
-    for found in queries.checkpoints(rows, ready_only=True):
-        if found.path == str(HEAD):
-            link = model_link("playground", rows.get_one(Base, found.base_id).name, found.name)
+    for checkpoint in queries.checkpoints(session, ready_only=True):
+        if checkpoint.path == str(HEAD):
+            link = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
             button = tag("a", "Chat with the starter", href=link, class_="sp-button")
             return tag("div", hero("See it at work", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")
     return ""
@@ -154,30 +154,30 @@ REMEMBER = """(id) => {
 
 def begin_quickstart(settings: Settings) -> str:
     """Submit the quickstart unless one is going on; returns its experiment's id."""
-    with reading(settings) as rows:
-        if going := active_quickstart(rows):
+    with reading(settings) as session:
+        if going := active_quickstart(session):
             return going.id
     chain = submit_quickstart(settings, user=visitor.user())
-    with reading(settings) as rows:
-        return jobs.get(rows, chain.job_ids[-1]).experiment_id
+    with reading(settings) as session:
+        return jobs.get(session, chain.job_ids[-1]).experiment_id
 
 
-def active_quickstart(rows: Session) -> Experiment | None:
+def active_quickstart(session: Session) -> Experiment | None:
     """The latest quickstart, if it has not ended."""
-    found = experiment_view.latest(rows)
-    if found is None or not found.name.startswith(experiment_view.QUICKSTART):
+    experiment = experiment_view.latest(session)
+    if experiment is None or not experiment.name.startswith(experiment_view.QUICKSTART):
         return None
-    return found if experiment_view.is_active(experiment_view.jobs_of(rows, found.id)) else None
+    return experiment if experiment_view.is_active(experiment_view.jobs_of(session, experiment.id)) else None
 
 
-def signature(rows: Session) -> str:
+def signature(session: Session) -> str:
     """Changes when any job does."""
-    return listing.signature(rows)
+    return listing.signature(session)
 
 
-def shown_experiment(rows: Session, wanted: str) -> Experiment | None:
+def shown_experiment(session: Session, experiment_id: str) -> Experiment | None:
     """The experiment that was asked for, else the latest one."""
-    return (rows.get(Experiment, wanted) if wanted else None) or experiment_view.latest(rows)
+    return (session.get(Experiment, experiment_id) if experiment_id else None) or experiment_view.latest(session)
 
 
 def start_button(running: bool) -> Any:
@@ -185,12 +185,12 @@ def start_button(running: bool) -> Any:
     return gr.Button("The quickstart is running…" if running else "Start the quickstart", interactive=not running)
 
 
-def last_job(rows: Session) -> str:
+def last_job(session: Session) -> str:
     """The way back to what was done last without an experiment; for a newcomer, the way on."""
-    found = listing.jobs(rows, limit=1)
-    if not found:
+    jobs = listing.jobs(session, limit=1)
+    if not jobs:
         return first_steps()
-    return notice(f"Continue: “{found[0].name}”.", "info", f"/jobs?id={found[0].id}", "Open it")
+    return notice(f"Continue: “{jobs[0].name}”.", "info", f"/jobs?id={jobs[0].id}", "Open it")
 
 
 STEPS = (
@@ -215,27 +215,27 @@ def first_steps() -> str:
     return tag("h2", "Or step by step", class_="sp-section") + tag("div", cards, class_="sp-cards")
 
 
-def best_drafts(rows: Session) -> list[Checkpoint]:
+def best_drafts(session: Session) -> list[Checkpoint]:
     """Measured checkpoints, longest accepted runs first."""
-    measured = [c for c in queries.checkpoints(rows, ready_only=True) if tau(c) is not None]
+    measured = [c for c in queries.checkpoints(session, ready_only=True) if tau(c) is not None]
     return sorted(measured, key=tau, reverse=True)[:BEST]
 
 
 def tau(checkpoint: Checkpoint) -> float | None:
     """Measured mean accepted length."""
-    found = (checkpoint.figures or {}).get("mean_accepted_length")
-    return found if isinstance(found, int | float) else None
+    value = (checkpoint.figures or {}).get("mean_accepted_length")
+    return value if isinstance(value, int | float) else None
 
 
-def best_table(rows: Session, best: list[Checkpoint]) -> str:
+def best_table(session: Session, best: list[Checkpoint]) -> str:
     """A row for each of the best drafts."""
     columns = ["Draft", "Method", "τ", "Against plain", ""]
-    rows_html = [_best_row(rows, c) for c in best]
+    rows_html = [_best_row(session, c) for c in best]
     return table(columns, rows_html, "Best drafts", wide_first=True, named=columns[1:4])
 
 
-def _best_row(rows: Session, checkpoint: Checkpoint) -> list[str]:
-    base = rows.get_one(Base, checkpoint.base_id).name
+def _best_row(session: Session, checkpoint: Checkpoint) -> list[str]:
+    base = session.get_one(Base, checkpoint.base_id).name
     name = tag("a", safe(checkpoint.name), href=f"/checkpoints?id={checkpoint.id}", class_="sp-row-name")
     chat = tag("a", "Chat", href=model_link("playground", base, checkpoint.name), class_="sp-back")
     speedup = figure((checkpoint.figures or {}).get("speedup"), unit="×")
@@ -243,33 +243,31 @@ def _best_row(rows: Session, checkpoint: Checkpoint) -> list[str]:
     return [name + note, safe(checkpoint.method), safe(figure(tau(checkpoint))), safe(speedup), chat]
 
 
-def active_table(found: list[Job], queues: listing.Queues) -> str:
+def active_table(jobs: list[Job], queues: listing.Queues) -> str:
     """The first of the jobs that run or wait, and the way to the others."""
-    waits = {job.id: job_rows.waits_words(queues, job) for job in found[:ACTIVE]}
+    waits = {job.id: job_rows.waits_words(queues, job) for job in jobs[:ACTIVE]}
     words = f"All {queues.active:,} jobs that run or wait"
-    more = (
-        tag("nav", tag("a", safe(words), href="/jobs", class_="sp-back"), class_="sp-pager") if found[ACTIVE:] else ""
-    )
-    return job_rows.jobs_table(found[:ACTIVE], waits) + more
+    more = tag("nav", tag("a", safe(words), href="/jobs", class_="sp-back"), class_="sp-pager") if jobs[ACTIVE:] else ""
+    return job_rows.jobs_table(jobs[:ACTIVE], waits) + more
 
 
-def machine(rows: Session, settings: Settings, running: int) -> str:
+def machine(session: Session, settings: Settings, running: int) -> str:
     """Processor, memory, disk, and what is here."""
     existing = next(p for p in (settings.home, *settings.home.parents) if p.exists())
     disk, memory = shutil.disk_usage(existing), psutil.virtual_memory()
     return tiles(
         [
-            ("Device", device(rows), f"{os.cpu_count()} processor cores"),
+            ("Device", device(session), f"{os.cpu_count()} processor cores"),
             ("Memory free", size(memory.available), f"of {size(memory.total)}"),
             ("Disk free", size(disk.free), f"of {size(disk.total)}"),
-            ("Jobs running", running, f"models here: {len(queries.bases(rows, ready_only=True))}"),
+            ("Jobs running", running, f"models here: {len(queries.bases(session, ready_only=True))}"),
         ]
     )
 
 
-def device(rows: Session) -> str:
+def device(session: Session) -> str:
     """What the inference server computes on, from its heartbeat."""
     from tracking import processes
 
-    alive = processes.alive(rows, "inference")
+    alive = processes.alive(session, "inference")
     return str(alive[0].value.get("device", "cpu")).upper() if alive else "CPU"

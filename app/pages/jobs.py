@@ -22,17 +22,17 @@ SHOWN = {
 }
 
 
-def table(rows: Session, which: str, place: str = "") -> str:
+def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of jobs under the filter `which`, newest first."""
-    shown, queues = page(rows, listing.newest(SHOWN.get(which, ())), place), listing.Queues(rows)
+    shown, queues = page(session, listing.newest(SHOWN.get(which, ())), place), listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
     return job_rows.jobs_table(shown.rows, waits, filtered=which != "All") + pager("jobs", shown)
 
 
-def row_signature(rows: Session, job_id: str) -> str:
+def row_signature(session: Session, job_id: str) -> str:
     """Changes when the job does; while it waits, when any job does: its place may."""
-    found = rows.execute(select(Job.state, Job.version).where(Job.id == job_id)).one_or_none()
-    return listing.signature(rows) if found and found.state in WAITING else str(found)
+    row = session.execute(select(Job.state, Job.version).where(Job.id == job_id)).one_or_none()
+    return listing.signature(session) if row and row.state in WAITING else str(row)
 
 
 JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_signature=row_signature)

@@ -11,7 +11,7 @@ from app.forms import SOURCES, fetch_request
 from app.links import go
 from app.views import model_view
 from app.views.manage import SMALL, Manage, note_line, sentence
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice, page_header, section
 from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage, signature_of
@@ -20,7 +20,7 @@ from app.widgets.text import tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
-from tracking.db import session
+from tracking.db import writing
 from tracking.paging import page as page_of
 from tracking.tables import Base, Job
 from upkeep.starter import ensure_starter
@@ -34,9 +34,9 @@ HINTS = {
 }
 
 
-def table(rows: Session, which: str, place: str = "") -> str:
+def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of models."""
-    shown = page_of(rows, queries.base_query(), place)
+    shown = page_of(session, queries.base_query(), place)
     return model_view.cards(shown.rows) + pager("models", shown)
 
 
@@ -57,7 +57,7 @@ def build(settings: Settings) -> None:
 
 def build_add(settings: Settings) -> None:
     """The form that adds a model."""
-    with folded("Add a model", elem_id="models-add"):
+    with closed_accordion("Add a model", elem_id="models-add"):
         source = gr.Radio(list(SOURCES), value="Hub id", label="Where it comes from", elem_id="models-source")
         with gr.Row():
             location = gr.Textbox(
@@ -93,8 +93,8 @@ def add_model(settings: Settings, source: str, location: str, name: str) -> tupl
     try:
         request = fetch_request(settings, source, location)
         if request.source == "starter":
-            with session(settings) as rows:
-                if installed := ensure_starter(rows, settings):
+            with writing(settings) as session:
+                if installed := ensure_starter(session, settings):
                     return "", f"/models?id={installed.id}"
         job = submit(request, name=name.strip(), user=visitor.user(), settings=settings)
     except SpeculoosError as error:
@@ -110,21 +110,21 @@ class ModelPanel:
         self.facts = block(elem_id="model-facts")
         section("Drafts it can carry")
         self.methods = block(elem_id="model-methods")
-        with folded("Name, note, delete", elem_id="model-manage"):
+        with closed_accordion("Name, note, delete", elem_id="model-manage"):
             self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.methods]
         self.outputs = [*self.live, *self.manage.outputs]
 
-    def live_view(self, rows: Session, base: Base) -> list[Any]:
+    def live_view(self, session: Session, base: Base) -> list[Any]:
         """Values of `live`."""
-        job = rows.get(Job, base.job_id) if base.job_id else None
-        waits = listing.Queues(rows).waits_for(job) if job else ""
+        job = session.get(Job, base.job_id) if base.job_id else None
+        waits = listing.Queues(session).waits_for(job) if job else ""
         parts = [model_view.title(base), note_line(base), model_view.state(base, job, waits), model_view.uses(base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
         known = model_view.methods(base) or tag("p", "Known once the model is here.", class_="sp-lead")
         return [head, model_view.details(base), known]
 
-    def view(self, rows: Session, base: Base | None, asked: Mapping[str, str]) -> list[Any]:
+    def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened model."""
-        live = self.live_view(rows, base) if base else [gr.skip()] * len(self.live)
+        live = self.live_view(session, base) if base else [gr.skip()] * len(self.live)
         return [*live, *self.manage.view(base)]

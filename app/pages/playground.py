@@ -34,14 +34,14 @@ class Opening:
 def opening(settings: Settings, query: dict[str, str]) -> Opening:
     """The pickers' choices and values: the chat's own model, the address's, else the newest draft of the first base."""
     chat = turns.chat_of(settings, query.get("chat", ""))
-    wanted = _value(chat[-1]) if chat else query.get("model", "")
+    model = _value(chat[-1]) if chat else query.get("model", "")
     with reading(settings) as session:
         bases = targets.base_names(session)
-        base_name, draft = split_model(wanted)
+        base_name, draft = split_model(model)
         base = base_name if base_name in bases else (bases[0] if bases else "")
         drafts = targets.draft_choices(session, base)
         known = [value for _, value in drafts]
-        draft = draft if wanted and base == base_name and draft in known else _first(known)
+        draft = draft if model and base == base_name and draft in known else _first(known)
         off = targets.why_off(session, base, draft)
     return Opening(
         base, draft, bases, drafts, off, query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
@@ -103,13 +103,13 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id) -> None:
     """Choices at opening; the drafts follow the base."""
 
     def load(request: gr.Request):
-        found = opening(settings, dict(request.query_params))
+        start = opening(settings, dict(request.query_params))
         return (
-            gr.Dropdown(choices=found.bases, value=found.base or None),
-            gr.Dropdown(choices=found.drafts, value=found.draft),
-            _off(found.why_off),
-            found.prompt,
-            found.chat,
+            gr.Dropdown(choices=start.bases, value=start.base or None),
+            gr.Dropdown(choices=start.drafts, value=start.draft),
+            _off(start.why_off),
+            start.prompt,
+            start.chat,
         )
 
     def picked(name: str):
@@ -137,9 +137,9 @@ def wire_sending(settings, inputs, outputs, send, prompt) -> None:
 
 def send_turn(settings: Settings, chat: str, base: str, draft: str, text: str, sampling: turns.Sampling) -> tuple:
     """(chat id, prompt left in its field, problem as HTML)."""
-    wanted = targets.target(base or "", draft or "")
+    target = targets.target(base or "", draft or "")
     try:
-        run, refused = turns.next_turn(settings, chat or "", wanted.model, text, sampling, wanted.drafter)
+        run, refused = turns.next_turn(settings, chat or "", target.model, text, sampling, target.drafter)
     except SpeculoosError as error:
         return chat or "", text, notice(str(error), "bad")
     return run.group_id, text if refused else "", ""

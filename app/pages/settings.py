@@ -43,15 +43,15 @@ def build(settings: Settings) -> None:
 
 def health_table(settings: Settings) -> str:
     """Every part, ill ones first."""
-    found = check(settings, [name for name in CHECKS if name not in NEEDS_TORCH])
-    return health_html(found)
+    parts = check(settings, [name for name in CHECKS if name not in NEEDS_TORCH])
+    return health_html(parts)
 
 
-def health_html(found: Mapping[str, Part]) -> str:
+def health_html(parts: Mapping[str, Part]) -> str:
     """The checks as a table, and one sentence on top."""
-    ill = [name for name, part in found.items() if not part.ok]
+    ill = [name for name, part in parts.items() if not part.ok]
     top = notice(f"Not well: {', '.join(ill)}.", "bad") if ill else notice("Every part is well.", "good")
-    rows = [_part(name, part) for name, part in sorted(found.items(), key=lambda item: item[1].ok)]
+    rows = [_part(name, part) for name, part in sorted(parts.items(), key=lambda item: item[1].ok)]
     return tag("div", top + table(["State", "Part", "What was found"], rows, "Health"), class_="sp-stack")
 
 

@@ -8,7 +8,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views import storage_view
-from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, question, said, sentence
+from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, outcome_notice, question, sentence
 from app.widgets.elements import QUIET, block, notice, on_load, page_header, section
 from app.widgets.hidden import hidden
 from app.widgets.picker import on_pick, pick, picker
@@ -147,9 +147,9 @@ class StoragePage:
 
     def thing_html(self, row_id: str) -> str:
         """One thing with what depends on it. Raises NotFound."""
-        with reading(self.settings) as rows:
-            kind, row = find(rows, row_id)
-            used = changes.dependents(rows, row)
+        with reading(self.settings) as session:
+            kind, row = find(session, row_id)
+            used = changes.dependents(session, row)
             path = str(self.settings.home / row.path) if row.path else ""
         return storage_view.one(storage.thing(self.settings, kind, row), path, used)
 
@@ -175,8 +175,8 @@ class StoragePage:
 
     def round_html(self) -> str:
         try:
-            with reading(self.settings) as rows:
-                return storage_view.last_round(retention.last_round(rows))
+            with reading(self.settings) as session:
+                return storage_view.last_round(retention.last_round(session))
         except SpeculoosError as error:
             return notice(sentence(error), "bad")
 
@@ -221,17 +221,17 @@ class StoragePage:
         """Before something goes: what depends on it."""
 
         def words() -> str:
-            with reading(self.settings) as rows:
-                kind, row = find(rows, row_id)
+            with reading(self.settings) as session:
+                kind, row = find(session, row_id)
             return question(self.settings, type(row), storage_view.KINDS[kind], row_id)
 
-        return gr.Column(visible=True), said(words, "warn")
+        return gr.Column(visible=True), outcome_notice(words, "warn")
 
     def remove(self, row_id: str) -> tuple[str, str, Any]:
         """Delete the row, its files, and what depends on it; the reader was asked."""
         try:
-            with reading(self.settings) as rows:
-                kind, row = find(rows, row_id)
+            with reading(self.settings) as session:
+                kind, row = find(session, row_id)
             words = delete(self.settings, type(row), storage_view.KINDS[kind], row_id)
         except SpeculoosError as error:
             return row_id, notice(sentence(error), "bad"), gr.Column(visible=False)
@@ -246,9 +246,9 @@ class StoragePage:
         return [*frame[:3], words, *frame[4:], *self.draw()]
 
 
-def find(rows: Session, row_id: str) -> tuple[str, Any]:
+def find(session: Session, row_id: str) -> tuple[str, Any]:
     """(kind, row) of a model, data set or checkpoint. Raises NotFound."""
     for kind, table in storage.TABLES.items():
-        if found := rows.get(table, row_id):
-            return kind, found
+        if row := session.get(table, row_id):
+            return kind, row
     raise NotFound("This is gone; it was deleted, or the address is wrong.")

@@ -11,7 +11,7 @@ from app.links import go
 from app.views import choices
 from app.views.manage import sentence
 from app.views.train_settings import SettingControls
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden
@@ -49,7 +49,7 @@ class TrainPage:
         with gr.Row(elem_classes="sp-train"):
             with gr.Column(scale=3, min_width=320):
                 self._build_choices()
-                with folded("Advanced settings", elem_id="train-advanced"):
+                with closed_accordion("Advanced settings", elem_id="train-advanced"):
                     self.advanced = SettingControls()
             with gr.Column(scale=2, min_width=300, elem_classes="sp-review"):
                 self._build_review()
@@ -65,8 +65,8 @@ class TrainPage:
         named = [(method.title, name) for name, method in METHODS.items()]
         self.method = gr.Radio(named, value=FIRST, label="Method", show_label=False, elem_id="train-method")
         self.method_note = block(method_note(FIRST), elem_id="train-method-note")
-        found = recipe_choices(FIRST)
-        self.recipe = dropdown(found, value=usual(FIRST), label="Recipe", elem_id="train-recipe")
+        recipes = recipe_choices(FIRST)
+        self.recipe = dropdown(recipes, value=usual(FIRST), label="Recipe", elem_id="train-recipe")
 
     def _build_review(self) -> None:
         step(4, "Review and start", "What it takes on this machine.")
@@ -94,17 +94,17 @@ class TrainPage:
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """Fill the form in as the address asks."""
-        asked = {key: str(value)[:200] for key, value in request.query_params.items()}
+        query = {key: str(value)[:200] for key, value in request.query_params.items()}
         try:
-            with reading(self.settings) as rows:
-                return self._opened(rows, asked)
+            with reading(self.settings) as session:
+                return self._opened(session, query)
         except SpeculoosError as error:
             width = len(self.values) + len(self.advanced.groups) + 2
             return [*[gr.skip()] * width, notice(sentence(error), "bad")]
 
-    def _opened(self, rows: Session, asked: Mapping[str, str]) -> list[Any]:
-        start = cloned(rows, asked.get("clone", "")) or wanted(rows, asked)
-        bases, sets = choices.bases(rows), choices.datasets(rows, "conversations")
+    def _opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
+        start = request_of_job(session, query.get("clone", "")) or request_of_address(session, query)
+        bases, sets = choices.bases(session), choices.datasets(session, "conversations")
         base, data = choices.first(bases, start.base_id), choices.first(sets, start.dataset_id)
         recipe = start.recipe or forms.OWN_SETTINGS
         values = forms.recipe_values(start.method, start.recipe) | {k: forms.box(v) for k, v in start.settings.items()}
@@ -139,8 +139,8 @@ class TrainPage:
         """Estimate, warnings and command, or what is missing."""
         try:
             request = self.request(base, data, method, recipe, *values)
-            with reading(self.settings) as rows:
-                return reviewed(rows, self.settings, request, name)
+            with reading(self.settings) as session:
+                return review_box(session, self.settings, request, name)
         except SpeculoosError as error:
             return notice(sentence(error), "warn")
 
@@ -150,8 +150,8 @@ class TrainPage:
         """Submit the job: (notice, where to go)."""
         try:
             request = self.request(base, data, method, recipe, *values)
-            with reading(self.settings) as rows:
-                check(rows, request)
+            with reading(self.settings) as session:
+                check(session, request)
             job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         except SpeculoosError as error:
             return notice(sentence(error), "bad"), ""
@@ -172,8 +172,8 @@ def method_note(method: str) -> str:
 
 def recipe_choices(method: str) -> list[tuple[str, str]]:
     """Recipes of a method, with what they are about."""
-    made = [(f"{r.name}: {r.about}", r.name) for r in list_recipes(method)]
-    return [*made, (forms.OWN_SETTINGS, forms.OWN_SETTINGS)]
+    choices = [(f"{r.name}: {r.about}", r.name) for r in list_recipes(method)]
+    return [*choices, (forms.OWN_SETTINGS, forms.OWN_SETTINGS)]
 
 
 def usual(method: str) -> str:
@@ -182,22 +182,22 @@ def usual(method: str) -> str:
     return next((n for n in names if n.endswith("standard")), names[0] if names else forms.OWN_SETTINGS)
 
 
-def cloned(rows: Session, job_id: str) -> Train | None:
+def request_of_job(session: Session, job_id: str) -> Train | None:
     """The request of a training job to do again with changes."""
-    job = rows.get(Job, job_id) if job_id else None
+    job = session.get(Job, job_id) if job_id else None
     if job is None or job.kind != "train":
         return None
     keys = ("method", "base_id", "dataset_id", "settings", "recipe")
-    found = {k: job.request[k] for k in keys if k in job.request}
-    known = {r.name for r in list_recipes(found["method"])}
-    return Train(**{**found, "recipe": found.get("recipe") if found.get("recipe") in known else ""})
+    fields = {k: job.request[k] for k in keys if k in job.request}
+    names = {r.name for r in list_recipes(fields["method"])}
+    return Train(**{**fields, "recipe": fields.get("recipe") if fields.get("recipe") in names else ""})
 
 
-def wanted(rows: Session, asked: Mapping[str, str]) -> Train:
+def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
     """What the address asks for; data decides its base unless one is named."""
-    data = rows.get(Dataset, asked.get("data", "")) if asked.get("data") else None
-    base = asked.get("base") or (data.base_id if data else "") or ""
-    method = asked["method"] if asked.get("method") in METHODS else FIRST
+    data = session.get(Dataset, query.get("data", "")) if query.get("data") else None
+    base = query.get("base") or (data.base_id if data else "") or ""
+    method = query["method"] if query.get("method") in METHODS else FIRST
     return Train(method, base, data.id if data else "", recipe=usual(method))
 
 
@@ -210,34 +210,34 @@ def missing(bases: list[Any], sets: list[Any]) -> str:
     return ""
 
 
-def check(rows: Session, request: Train) -> None:
+def check(session: Session, request: Train) -> None:
     """Raises Unsupported when this base cannot carry such a draft."""
-    base = rows.get(Base, request.base_id)
+    base = session.get(Base, request.base_id)
     if base is None:
         raise BadInput("Base: this model is gone; choose another.")
     require_method(base, request.method)
 
 
-def warnings(rows: Session, request: Train) -> list[str]:
+def warnings(session: Session, request: Train) -> list[str]:
     """What the user may not have meant, one sentence each."""
-    base, data = rows.get(Base, request.base_id), rows.get(Dataset, request.dataset_id)
-    found = []
+    base, data = session.get(Base, request.base_id), session.get(Dataset, request.dataset_id)
+    sentences = []
     if data.base_id and data.base_id != base.id:
-        writer = rows.get(Base, data.base_id)
+        writer = session.get(Base, data.base_id)
         by = f"“{writer.name}”" if writer else "another model"
-        found.append(f"These answers were written by {by}, not by “{base.name}”; the draft will guess worse.")
+        sentences.append(f"These answers were written by {by}, not by “{base.name}”; the draft will guess worse.")
     if data.state == "ready" and data.rows < FEW_ROWS:
-        found.append(f"Only {data.rows} conversations: enough to try things out, too few for a good draft.")
-    return found
+        sentences.append(f"Only {data.rows} conversations: enough to try things out, too few for a good draft.")
+    return sentences
 
 
-def reviewed(rows: Session, settings: Settings, request: Train, name: str) -> str:
+def review_box(session: Session, settings: Settings, request: Train, name: str) -> str:
     """The review box of a request that can be made."""
-    check(rows, request)
-    data = rows.get(Dataset, request.dataset_id)
+    check(session, request)
+    data = session.get(Dataset, request.dataset_id)
     if data is None:
         raise BadInput("Data: this data set is gone; choose another.")
-    estimate = estimates.training(rows, request, forms.config_of(request), settings.home)
-    names = {data.id: data.name, request.base_id: rows.get_one(Base, request.base_id).name}
-    notes = "".join(notice(text, "warn") for text in warnings(rows, request))
+    estimate = estimates.training(session, request, forms.config_of(request), settings.home)
+    names = {data.id: data.name, request.base_id: session.get_one(Base, request.base_id).name}
+    notes = "".join(notice(text, "warn") for text in warnings(session, request))
     return tag("div", notes + review(estimate, command_for(request, names, name.strip())), class_="sp-stack")

@@ -18,14 +18,14 @@ def build(settings: Settings) -> None:
     state = block(elem_id="settings-access")
 
     def opened(request: gr.Request) -> str:
-        return guarded(settings, visitor_of(request))
+        return access_notice(settings, visitor_of(request))
 
     on_load(opened, None, state)
     if settings.asks_login:
         _name(Sessions(settings))
 
 
-def guarded(settings: Settings, visitor: Visitor | None) -> str:
+def access_notice(settings: Settings, visitor: Visitor | None) -> str:
     """How people get in, and whether that will do here."""
     if warning := access_warning(settings):
         return notice(warning, "warn")

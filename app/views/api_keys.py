@@ -13,7 +13,7 @@ from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import keys
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 NONE_YET = "None yet. Programs on this machine may also use the token in {path}."
 MADE = "Made “{name}”. Copy the key now: it is not kept and cannot be shown again."
@@ -66,18 +66,18 @@ def view(settings: Settings) -> list[Any]:
 def make_key(settings: Settings, name: str) -> list[Any]:
     """Make one and show it, this once: notice, secret, the emptied name, `view`."""
     try:
-        with session(settings) as rows:
-            made, secret = keys.make_key(rows, name or "")
+        with writing(settings) as rows:
+            key, secret = keys.make_key(rows, name or "")
     except SpeculoosError as error:
         return [notice(sentence(error), "bad"), gr.Textbox("", visible=False), name, *view(settings)]
-    said = notice(MADE.format(name=made.name), "good")
-    return [said, gr.Textbox(secret, visible=True), "", *view(settings)]
+    message = notice(MADE.format(name=key.name), "good")
+    return [message, gr.Textbox(secret, visible=True), "", *view(settings)]
 
 
 def revoke_key(settings: Settings, key_id: str | None) -> list[Any]:
     """End one: notice, the hidden secret, `view`."""
     try:
-        with session(settings) as rows:
+        with writing(settings) as rows:
             said = notice(f"Revoked “{keys.revoke(rows, key_id or '').name}”; it is refused from now on.", "good")
     except SpeculoosError as error:
         said = notice(sentence(error) if key_id else "Choose the key to revoke first.", "bad")

@@ -27,9 +27,9 @@ def method_words(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-def checkpoints_table(rows: Session, _which: str = "", place: str = "") -> str:
+def checkpoints_table(session: Session, _which: str = "", place: str = "") -> str:
     """A page of all checkpoints, newest first."""
-    shown = page(rows, queries.checkpoint_query(), place)
+    shown = page(session, queries.checkpoint_query(), place)
     if not shown.rows:
         return empty_state(
             "No checkpoint yet",
@@ -38,23 +38,23 @@ def checkpoints_table(rows: Session, _which: str = "", place: str = "") -> str:
             "/train",
             "Train one",
         )
-    names, measured = names_of(rows, shown.rows), last_measured(rows, [c.id for c in shown.rows])
+    names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, {**c.figures, **measured.get(c.id, {})}) for c in shown.rows]
     listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
     return tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown)
 
 
-def names_of(rows: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
+def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
     """The names of their bases and data sets by id."""
-    wanted = ((Base, {c.base_id for c in checkpoints}), (Dataset, {c.dataset_id for c in checkpoints}))
-    queries = (select(table.id, table.name).where(table.id.in_(ids - {None})) for table, ids in wanted)
-    return {row_id: name for query in queries for row_id, name in rows.execute(query)}
+    sources = ((Base, {c.base_id for c in checkpoints}), (Dataset, {c.dataset_id for c in checkpoints}))
+    queries = (select(table.id, table.name).where(table.id.in_(ids - {None})) for table, ids in sources)
+    return {row_id: name for query in queries for row_id, name in session.execute(query)}
 
 
-def last_measured(rows: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the last evaluation of each found, by its id."""
     query = select(Evaluation).where(Evaluation.checkpoint_id.in_(checkpoint_ids)).order_by(Evaluation.created_at)
-    return {e.checkpoint_id: e.result for e in rows.scalars(query) if e.result}
+    return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result}
 
 
 def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
@@ -85,17 +85,17 @@ def is_imported(checkpoint: Checkpoint) -> bool:
     return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 
-def best_figures(rows: Session, checkpoint: Checkpoint) -> dict[str, Any]:
+def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
     """What its last evaluation found, over what training measured."""
-    return {**checkpoint.figures, **last_measured(rows, [checkpoint.id]).get(checkpoint.id, {})}
+    return {**checkpoint.figures, **last_measured(session, [checkpoint.id]).get(checkpoint.id, {})}
 
 
-def head(rows: Session, checkpoint: Checkpoint) -> str:
+def head(session: Session, checkpoint: Checkpoint) -> str:
     """Name, figures, lineage, and what can be done with it."""
-    base = rows.get(Base, checkpoint.base_id)
+    base = session.get(Base, checkpoint.base_id)
     heading = tag("h2", safe(checkpoint.name), class_="sp-detail-title")
     name = tag("div", heading + state_mark(checkpoint), class_="sp-detail-head")
-    parts = name, warnings(checkpoint, base), figure_tiles(rows, checkpoint), lineage(rows, checkpoint, base)
+    parts = name, warnings(checkpoint, base), figure_tiles(session, checkpoint), lineage(session, checkpoint, base)
     return tag("div", "".join(parts), class_="sp-stack")
 
 
@@ -111,9 +111,9 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
     return ""
 
 
-def figure_tiles(rows: Session, checkpoint: Checkpoint) -> str:
+def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     """The figures people ask for first."""
-    figures = best_figures(rows, checkpoint)
+    figures = best_figures(session, checkpoint)
     tau, speedup = _number(figures.get("mean_accepted_length")), _number(figures.get("speedup"))
     speed, plain = _number(figures.get("tokens_per_second")), _number(figures.get("plain_tokens_per_second"))
     if speedup is None and speed and plain:
@@ -140,9 +140,9 @@ def speedup_note(figures: Mapping[str, Any], speedup: float | None) -> str:
     return (interval(figures, "speedup", "×") or "against plain decoding") if speedup else ""
 
 
-def lineage(rows: Session, checkpoint: Checkpoint, base: Base | None) -> str:
+def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     """Where it comes from: base, data, job, settings; each a link."""
-    dataset, job = rows.get(Dataset, checkpoint.dataset_id or ""), rows.get(Job, checkpoint.job_id or "")
+    dataset, job = session.get(Dataset, checkpoint.dataset_id or ""), session.get(Job, checkpoint.job_id or "")
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
@@ -173,20 +173,20 @@ def _no_data(checkpoint: Checkpoint) -> str:
     return "" if is_imported(checkpoint) else "not recorded"
 
 
-def actions(rows: Session, checkpoint: Checkpoint) -> str:
+def actions(session: Session, checkpoint: Checkpoint) -> str:
     """Download, try, compare: links."""
     if checkpoint.state != "ready":
         return ""
-    base = rows.get_one(Base, checkpoint.base_id)
+    base = session.get_one(Base, checkpoint.base_id)
     pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
     links = (
         (f"/api/checkpoints/{checkpoint.id}/download", "Download zip", "sp-button", "checkpoint-download"),
         (model_link("playground", base.name, checkpoint.name), "Try in the Playground", "sp-button sp-quiet", None),
         (pair, "Compare with plain", "sp-button sp-quiet", None),
     )
-    made = "".join(tag("a", safe(text), href=to, class_=kind, id=elem_id) for to, text, kind, elem_id in links)
+    anchors = "".join(tag("a", safe(text), href=to, class_=kind, id=elem_id) for to, text, kind, elem_id in links)
     hint = "model.safetensors, config.json, model card and SHA256SUMS"
-    return tag("div", made + tag("span", safe(hint), class_="sp-hint"), class_="sp-links")
+    return tag("div", anchors + tag("span", safe(hint), class_="sp-hint"), class_="sp-links")
 
 
 def settings_table(checkpoint: Checkpoint) -> str:
@@ -195,22 +195,22 @@ def settings_table(checkpoint: Checkpoint) -> str:
     return facts(flat) if flat else tag("p", "No settings were recorded.", class_="sp-hint")
 
 
-def evaluations_table(rows: Session, checkpoint: Checkpoint) -> str:
+def evaluations_table(session: Session, checkpoint: Checkpoint) -> str:
     """Every measurement of it, newest first."""
-    found = [e for e in queries.evaluations(rows, checkpoint_id=checkpoint.id) if e.result]
-    if not found:
+    evaluations = [e for e in queries.evaluations(session, checkpoint_id=checkpoint.id) if e.result]
+    if not evaluations:
         return tag("p", "Not evaluated yet.", class_="sp-hint")
     columns = ["Evaluation", "τ", "Speedup", "Same output", "When"]
-    return table(columns, [_evaluation(e) for e in found], "Evaluations", named=columns[1:])
+    return table(columns, [_evaluation(e) for e in evaluations], "Evaluations", named=columns[1:])
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Nested settings as (dotted name, value)."""
-    made: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in data.items():
         name = f"{prefix}{key}"
-        made += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return made
+        pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return pairs
 
 
 def _evaluation(evaluation: Evaluation) -> list[str]:

@@ -11,9 +11,9 @@ from tracking.tables import Base, Dataset
 Choices = list[tuple[str, str]]
 
 
-def bases(rows: Session) -> Choices:
+def bases(session: Session) -> Choices:
     """Models that are ready, or being fetched (a job can wait for them)."""
-    return [(base_words(b), b.id) for b in queries.bases(rows) if b.state != "failed"]
+    return [(base_words(b), b.id) for b in queries.bases(session) if b.state != "failed"]
 
 
 def base_words(base: Base) -> str:
@@ -22,21 +22,21 @@ def base_words(base: Base) -> str:
     return base.name + size + ("" if base.state == "ready" else " · being fetched")
 
 
-def datasets(rows: Session, kind: str) -> Choices:
+def datasets(session: Session, kind: str) -> Choices:
     """Data sets of a kind that are ready, or being made."""
-    return [(data_words(d), d.id) for d in queries.datasets(rows, kind) if d.state != "failed"]
+    return [(data_words(d), d.id) for d in queries.datasets(session, kind) if d.state != "failed"]
 
 
 def data_words(data: Dataset) -> str:
     return f"{data.name} · {data.rows:,} rows" if data.state == "ready" else f"{data.name} · being made"
 
 
-def answerers(rows: Session, settings: Settings) -> Choices:
+def answerers(session: Session, settings: Settings) -> Choices:
     """Who can answer prompts: bases here, and the operator's endpoints."""
-    return bases(rows) + [(f"endpoint {name}", ENDPOINT + name) for name in settings.endpoints]
+    return bases(session) + [(f"endpoint {name}", ENDPOINT + name) for name in settings.endpoints]
 
 
-def first(choices: Choices, wanted: str | None = "") -> str | None:
-    """`wanted` where it is among the choices, else the first one."""
+def first(choices: Choices, preference: str | None = "") -> str | None:
+    """`preference` where it is among the choices, else the first one."""
     values = [value for _, value in choices]
-    return wanted if wanted in values else (values[0] if values else None)
+    return preference if preference in values else (values[0] if values else None)

@@ -17,9 +17,9 @@ SHOWN_BAD = 50
 COLUMNS = ["Data set", "What", "Rows", "State", "Made"]
 
 
-def data_table(found: Iterable[Dataset], filtered: bool) -> str:
+def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
     """The list of data sets."""
-    rows = [_row(data) for data in found]
+    rows = [_row(data) for data in datasets]
     if rows:
         return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
     if filtered:

@@ -12,7 +12,7 @@ from app.draft_source import LAYOUTS, SOURCES, DraftForm, first_look, gather, re
 from app.links import go
 from app.views import choices
 from app.views.manage import SMALL, sentence
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, facts, notice, on_load
 from app.widgets.fields import dropdown, uploads
 from app.widgets.hidden import hidden
@@ -49,7 +49,7 @@ class AddDraft:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        with folded("Add a published draft", elem_id="drafts-add") as self.box:
+        with closed_accordion("Add a published draft", elem_id="drafts-add") as self.box:
             block(tag("p", safe(LEAD), class_="sp-lead"))
             self._build_fields()
             self.review = block(elem_id="drafts-review")
@@ -109,8 +109,8 @@ class AddDraft:
         """Which bases there are; unfolded and filled in for who comes from a base (`?base=`) or clones (`?clone=`)."""
         asked = request.query_params
         try:
-            with reading(self.settings) as rows:
-                found, cloned = choices.bases(rows), cloned_request(rows, asked.get("clone", ""))
+            with reading(self.settings) as session:
+                found, cloned = choices.bases(session), cloned_request(session, asked.get("clone", ""))
         except SpeculoosError:
             return [gr.skip()] * 5
         wish = cloned or ImportDraft("hub", "", asked.get("base", ""))
@@ -160,8 +160,8 @@ class AddDraft:
             raise
 
     def _base(self, form: DraftForm) -> Base:
-        with reading(self.settings) as rows:
-            return queries.find_base(rows, form.base_id)
+        with reading(self.settings) as session:
+            return queries.find_base(session, form.base_id)
 
 
 def hint(source: str) -> tuple[Any, Any]:
@@ -171,9 +171,9 @@ def hint(source: str) -> tuple[Any, Any]:
     return gr.Textbox(placeholder=placeholder, info=info, visible=not uploaded), gr.File(visible=uploaded)
 
 
-def cloned_request(rows: Session, job_id: str) -> ImportDraft | None:
+def cloned_request(session: Session, job_id: str) -> ImportDraft | None:
     """What an earlier import asked for; None for other jobs, and for uploads, which are gone."""
-    job = rows.get(Job, job_id) if job_id else None
+    job = session.get(Job, job_id) if job_id else None
     if job is None or job.kind != "import_draft" or job.request.get("source") == "upload":
         return None
     return ImportDraft(**job.request)

@@ -15,16 +15,16 @@ QUICKSTART = "quickstart "
 TONES = {"SUCCEEDED": "good", "RUNNING": "info", "FAILED": "bad", "INTERRUPTED": "info"}
 
 
-def jobs_of(rows: Session, experiment_id: str) -> list[Job]:
+def jobs_of(session: Session, experiment_id: str) -> list[Job]:
     """First to last."""
     query = select(Job).where(Job.experiment_id == experiment_id).order_by(Job.created_at, Job.id)
-    return list(rows.scalars(query))
+    return list(session.scalars(query))
 
 
-def latest(rows: Session) -> Experiment | None:
+def latest(session: Session) -> Experiment | None:
     """The newest experiment that has jobs."""
     has_jobs = select(Job.id).where(Job.experiment_id == Experiment.id).exists()
-    return rows.scalar(select(Experiment).where(has_jobs).order_by(Experiment.created_at.desc()).limit(1))
+    return session.scalar(select(Experiment).where(has_jobs).order_by(Experiment.created_at.desc()).limit(1))
 
 
 def is_active(jobs: list[Job]) -> bool:
@@ -32,11 +32,11 @@ def is_active(jobs: list[Job]) -> bool:
     return any(job.state in ACTIVE for job in jobs)
 
 
-def steps(rows: Session, jobs: list[Job]) -> str:
+def steps(session: Session, jobs: list[Job]) -> str:
     """Every job as a numbered step."""
-    queues = listing.Queues(rows)
-    made = "".join(_step(queues, number, job) for number, job in enumerate(jobs, 1))
-    return tag("div", made, class_="sp-steps")
+    queues = listing.Queues(session)
+    html = "".join(_step(queues, number, job) for number, job in enumerate(jobs, 1))
+    return tag("div", html, class_="sp-steps")
 
 
 def _step(queues: listing.Queues, number: int, job: Job) -> str:
@@ -54,25 +54,25 @@ def _step(queues: listing.Queues, number: int, job: Job) -> str:
     return tag("div", number_html + body, class_=f"sp-step sp-{TONES.get(job.state, 'waiting')}", data_state=job.state)
 
 
-def outcome(rows: Session, jobs: list[Job]) -> str:
+def outcome(session: Session, jobs: list[Job]) -> str:
     """What came of it: the checkpoint's figures and the way to the Playground, or how to go on."""
     if is_active(jobs):
         return notice("Working on the server: you may close this page and come back.", "info")
-    made = "".join(_finished(rows, checkpoint) for checkpoint in trained(rows, jobs))
+    html = "".join(_finished(session, checkpoint) for checkpoint in trained_checkpoints(session, jobs))
     broken = next((job for job in jobs if job.state != "SUCCEEDED"), None)
     if broken:
-        return notice("It did not come to its end.", "warn", f"/jobs?id={broken.id}", "See why, and retry") + made
-    return made or notice("Done.", "good")
+        return notice("It did not come to its end.", "warn", f"/jobs?id={broken.id}", "See why, and retry") + html
+    return html or notice("Done.", "good")
 
 
-def trained(rows: Session, jobs: list[Job]) -> list[Checkpoint]:
+def trained_checkpoints(session: Session, jobs: list[Job]) -> list[Checkpoint]:
     """Checkpoints that these jobs made and that can be used."""
     mine = Checkpoint.job_id.in_([job.id for job in jobs])
-    return list(rows.scalars(select(Checkpoint).where(mine, Checkpoint.state == "ready")))
+    return list(session.scalars(select(Checkpoint).where(mine, Checkpoint.state == "ready")))
 
 
-def _finished(rows: Session, checkpoint: Checkpoint) -> str:
-    base = rows.get_one(Base, checkpoint.base_id)
+def _finished(session: Session, checkpoint: Checkpoint) -> str:
+    base = session.get_one(Base, checkpoint.base_id)
     link = model_link("playground", base.name, checkpoint.name)
     button = tag("a", "Open in Playground", href=link, class_="sp-button", id="open-playground")
     text = f"“{checkpoint.name}” is trained. Chat with it and see which words it guessed."
@@ -88,32 +88,32 @@ def compare_link(base: Base, checkpoint: Checkpoint) -> str:
 
 def figures(checkpoint: Checkpoint) -> str:
     """What was measured of a checkpoint."""
-    found = checkpoint.figures or {}
-    if found.get("mean_accepted_length") is None:
+    values = checkpoint.figures or {}
+    if values.get("mean_accepted_length") is None:
         return ""
-    same = found.get("identical_to_plain")
+    same = values.get("identical_to_plain")
     words = {True: "yes", False: "no"}.get(same, "–")
     return tiles(
         [
             (
                 "Tokens per verification τ",
-                figure(found.get("mean_accepted_length")),
-                interval(found, "mean_accepted_length") or "1 without drafting",
+                figure(values.get("mean_accepted_length")),
+                interval(values, "mean_accepted_length") or "1 without drafting",
             ),
             (
                 "Speed against plain",
-                figure(found.get("speedup"), unit="×"),
-                interval(found, "speedup", "×") or "same engine",
+                figure(values.get("speedup"), unit="×"),
+                interval(values, "speedup", "×") or "same engine",
             ),
-            ("Tokens per second", figure(found.get("tokens_per_second"), 1), plain_words(found)),
+            ("Tokens per second", figure(values.get("tokens_per_second"), 1), plain_words(values)),
             ("Same words as plain", words, "greedy, token for token"),
         ]
     )
 
 
-def plain_words(found: dict[str, float]) -> str:
+def plain_words(values: dict[str, float]) -> str:
     """The base's own speed."""
-    plain = found.get("plain_tokens_per_second")
+    plain = values.get("plain_tokens_per_second")
     return f"{plain:.1f} without drafting" if isinstance(plain, int | float) else ""
 
 
@@ -126,9 +126,9 @@ def title(experiment: Experiment) -> str:
     )
 
 
-def view(rows: Session, experiment: Experiment) -> str:
+def view(session: Session, experiment: Experiment) -> str:
     """The whole experiment."""
-    jobs = jobs_of(rows, experiment.id)
-    parts = title(experiment) + outcome(rows, jobs) + steps(rows, jobs)
+    jobs = jobs_of(session, experiment.id)
+    parts = title(experiment) + outcome(session, jobs) + steps(session, jobs)
     state = "active" if is_active(jobs) else "ended"
     return tag("section", parts, class_="sp-stack", data_state=state, aria_label="Latest work")

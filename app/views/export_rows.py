@@ -14,7 +14,7 @@ from app.widgets.picker import table
 from app.widgets.text import safe, tag
 from formats import OWN
 from formats.options import Option, options
-from formats.store import Stored, exports_folder, source_of, stored
+from formats.store import StoredExport, exports_folder, source_of, stored_exports
 from speculoos.errors import SpeculoosError, Unsupported
 from speculoos.settings import Settings
 from tracking import queries
@@ -26,20 +26,20 @@ LATEST = 200
 """Export jobs that are looked at, the newest first."""
 
 
-def exports_table(rows: Session, settings: Settings, checkpoint: Checkpoint) -> str:
+def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) -> str:
     """Every format: what can be had, what is being made, what cannot be and why."""
     if checkpoint.state != "ready":
         return tag("p", "There is something to download once it is made.", class_="sp-lead")
     try:
-        found = options_of(checkpoint.path, rows.get_one(Base, checkpoint.base_id).path)
+        formats = options_of(checkpoint.path, session.get_one(Base, checkpoint.base_id).path)
     except SpeculoosError as error:
         return notice(str(error), "bad")
-    made = stored(exports_folder(settings.home, checkpoint.id), source_of(checkpoint.path))
-    jobs = latest_jobs(rows, checkpoint.id)
-    found = sorted(found, key=lambda option: not option.possible)
-    cells = [_row(checkpoint.id, option, made.get(option.name), jobs.get(option.name)) for option in found]
+    exports = stored_exports(exports_folder(settings.home, checkpoint.id), source_of(checkpoint.path))
+    jobs = latest_jobs(session, checkpoint.id)
+    formats = sorted(formats, key=lambda option: not option.possible)
+    cells = [_row(checkpoint.id, option, exports.get(option.name), jobs.get(option.name)) for option in formats]
     listed = table(COLUMNS, cells, "Formats", named=COLUMNS[1:])
-    return tag("div", summary(found, made) + listed, class_="sp-exports")
+    return tag("div", summary(formats, exports) + listed, class_="sp-exports")
 
 
 def summary(found: Sequence[Option], made: Container[str]) -> str:
@@ -69,47 +69,47 @@ def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) 
     return tuple(options(checkpoint, base))
 
 
-def latest_jobs(rows: Session, checkpoint_id: str) -> dict[str, Job]:
+def latest_jobs(session: Session, checkpoint_id: str) -> dict[str, Job]:
     """{format: the last job that was to make it}."""
     query = select(Job).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
-    own = [job for job in rows.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
+    own = [job for job in session.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
     return {job.request["format"]: job for job in reversed(own)}
 
 
-def signature(rows: Session) -> int:
+def signature(session: Session) -> int:
     """Changes when an export begins or ends: asked for at every poll, so it reads no requests."""
     query = select(Job.id, Job.state).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
-    return hash(tuple(map(tuple, rows.execute(query))))
+    return hash(tuple(map(tuple, session.execute(query))))
 
 
-def can_be_made(rows: Session, checkpoint_id: str, name: str) -> bool:
+def can_be_made(session: Session, checkpoint_id: str, name: str) -> bool:
     """Whether nobody is making that format now. Raises NotFound, or Unsupported with the reason why it cannot be."""
-    checkpoint = queries.find_checkpoint(rows, checkpoint_id)
-    base = rows.get_one(Base, checkpoint.base_id)
-    found = {option.name: option for option in options_of(checkpoint.path, base.path)}
-    if name not in found or name == OWN:
+    checkpoint = queries.find_checkpoint(session, checkpoint_id)
+    base = session.get_one(Base, checkpoint.base_id)
+    formats = {option.name: option for option in options_of(checkpoint.path, base.path)}
+    if name not in formats or name == OWN:
         raise Unsupported(f"There is no format {name!r} to be made; reload the page.")
-    if not found[name].possible:
-        raise Unsupported(found[name].reason)
-    job = latest_jobs(rows, checkpoint.id).get(name)
+    if not formats[name].possible:
+        raise Unsupported(formats[name].reason)
+    job = latest_jobs(session, checkpoint.id).get(name)
     return job is None or job.state in FINISHED
 
 
-def _row(checkpoint_id: str, option: Option, made: Stored | None, job: Job | None) -> list[str]:
+def _row(checkpoint_id: str, option: Option, export: StoredExport | None, job: Job | None) -> list[str]:
     if not option.possible:
         why = tag("span", safe(option.reason), class_="sp-hint sp-why-not")
         return [tag("span", safe(option.title), class_="sp-off"), safe(option.servers), badge("no"), why]
     name = tag("strong", safe(option.title))
     if option.name == OWN:
         return [name, safe(option.servers), safe("sha256 sums"), _link(checkpoint_id, option, "Download zip")]
-    return [name, safe(option.servers), _proof(made), _action(checkpoint_id, option, made, job)]
+    return [name, safe(option.servers), _proof(export), _action(checkpoint_id, option, export, job)]
 
 
-def _proof(made: Stored | None) -> str:
+def _proof(export: StoredExport | None) -> str:
     """What the validation found, in a word, with every check behind it."""
-    if made is None:
+    if export is None:
         return tag("span", "not made yet", class_="sp-off")
-    checks = made.report.get("checks", [])
+    checks = export.report.get("checks", [])
     word = badge(f"{len(checks)} checks passed", "good")
     items = "".join(tag("li", _check(check)) for check in checks)
     return tag("details", tag("summary", word) + tag("ul", items), class_="sp-proof")
@@ -119,9 +119,9 @@ def _check(check: dict[str, Any]) -> str:
     return tag("b", safe(f"✓ {check.get('name', '')}")) + safe(f" {check.get('detail', '')}")
 
 
-def _action(checkpoint_id: str, option: Option, made: Stored | None, job: Job | None) -> str:
-    if made is not None:
-        return _link(checkpoint_id, option, f"Download ({size(made.bytes)})")
+def _action(checkpoint_id: str, option: Option, export: StoredExport | None, job: Job | None) -> str:
+    if export is not None:
+        return _link(checkpoint_id, option, f"Download ({size(export.bytes)})")
     if job is not None and job.state not in FINISHED:
         return tag("a", "Being made and checked…", href=f"/jobs?id={job.id}")
     button = tag("button", "Make and download", type="button", class_="sp-small-button", data_make=option.name)

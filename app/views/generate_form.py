@@ -11,7 +11,7 @@ from app.forms import ENDPOINT, generate_form, generate_request
 from app.links import go
 from app.views import choices
 from app.views.manage import SMALL, sentence
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice, on_typing
 from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden
@@ -40,7 +40,7 @@ class GenerateForm:
         self.settings, self.chosen = settings, chosen
         with gr.Accordion("Generate answers", open=True, elem_id="generate", visible=False) as self.box:
             self._build_main()
-            with folded("More settings", elem_id="generate-more"):
+            with closed_accordion("More settings", elem_id="generate-more"):
                 self._build_more()
             self.review = block(elem_id="generate-review")
             self.said = block(elem_id="generate-said")
@@ -117,19 +117,19 @@ class GenerateForm:
             None, self.target, None, js=go(), api_visibility="private"
         )
 
-    def view(self, rows: Session, data: Dataset | None, asked: Mapping[str, str]) -> list[Any]:
+    def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened data set."""
         if data is None or data.kind != "prompts" or data.state == "failed":
             return [gr.Accordion(visible=False), *[gr.skip()] * (len(self.outputs) - 1)]
-        form = self._values(rows, asked)
-        found = choices.answerers(rows, self.settings)
-        form["who"] = choices.first(found, form.get("who") or asked.get("base"))
-        shown = [gr.Dropdown(found, value=form["who"]), *(form[name] for name in list(self.inputs)[1:])]
-        review_html = self._reviewed(rows, data.id, "", form)
+        form = self._values(session, query)
+        answerers = choices.answerers(session, self.settings)
+        form["who"] = choices.first(answerers, form.get("who") or query.get("base"))
+        shown = [gr.Dropdown(answerers, value=form["who"]), *(form[name] for name in list(self.inputs)[1:])]
+        review_html = self._reviewed(session, data.id, "", form)
         return [gr.Accordion(visible=True), *shown, "", review_html, ""]
 
-    def _values(self, rows: Session, asked: Mapping[str, str]) -> dict[str, Any]:
-        job = rows.get(Job, asked.get("clone", "")) if asked.get("clone") else None
+    def _values(self, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
+        job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
         cloned = generate_form(job.request) if job and job.kind == "generate_data" else {}
         empty = {
             name: DEFAULTS.get(name, "" if name in ("endpoint_model", "system_prompt") else None)
@@ -143,16 +143,16 @@ class GenerateForm:
     def _review(self, data_id: str, name: str, *values: Any) -> str:
         if not data_id:
             return ""
-        with reading(self.settings) as rows:
-            return self._reviewed(rows, data_id, name, dict(zip(self.inputs, values, strict=True)))
+        with reading(self.settings) as session:
+            return self._reviewed(session, data_id, name, dict(zip(self.inputs, values, strict=True)))
 
-    def _reviewed(self, rows: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
+    def _reviewed(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
         try:
             request = generate_request(data_id, **form)
-            estimate = estimates.generation(rows, request, self.settings.home)
+            estimate = estimates.generation(session, request, self.settings.home)
         except SpeculoosError as error:
             return notice(sentence(error), "warn")
-        return review(estimate, command_for(request, row_names(rows, request), name.strip()))
+        return review(estimate, command_for(request, row_names(session, request), name.strip()))
 
     def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
         try:
@@ -163,7 +163,7 @@ class GenerateForm:
         return "", f"/jobs?id={job.id}"
 
 
-def row_names(rows: Session, request: GenerateData) -> dict[str, str]:
+def row_names(session: Session, request: GenerateData) -> dict[str, str]:
     """id → name of what the request reads."""
-    found = [rows.get(Dataset, request.source_id), rows.get(Base, request.base_id) if request.base_id else None]
-    return {row.id: row.name for row in found if row is not None}
+    rows = [session.get(Dataset, request.source_id), session.get(Base, request.base_id) if request.base_id else None]
+    return {row.id: row.name for row in rows if row is not None}

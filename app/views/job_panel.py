@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.links import clone_form, go, model_link
 from app.views import job_rows, job_view, metrics_view, shard_rows
-from app.views.manage import SMALL, Manage, note_line, said
-from app.widgets.accordion import folded
+from app.views.manage import SMALL, Manage, note_line, outcome_notice
+from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice
 from app.widgets.hidden import hidden
 from app.widgets.picker import live
@@ -35,7 +35,7 @@ class JobPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
         self._build_head()
-        with folded("Name, note, delete", elem_id="job-manage"):
+        with closed_accordion("Name, note, delete", elem_id="job-manage"):
             self.manage = Manage(settings, Job, "job", "job", chosen)
         self._build_tabs()
         self.live = [self.head, self.cancel, self.retry, self.charts, self.samples, self.log, self.config]
@@ -71,45 +71,45 @@ class JobPanel:
         self.manage.wire(redraw, inputs, outputs)
 
     def _act(self, action: Any) -> Any:
-        return lambda job_id: said(lambda: action(self.settings, job_id))
+        return lambda job_id: outcome_notice(lambda: action(self.settings, job_id))
 
     def _clone(self, job_id: str) -> tuple[str, str]:
         target: list[str] = []
-        words = said(lambda: target.append(clone(self.settings, job_id)) or "")
+        words = outcome_notice(lambda: target.append(clone(self.settings, job_id)) or "")
         return words, target[0] if target else ""
 
-    def live_view(self, rows: Session, job: Job) -> list[Any]:
+    def live_view(self, session: Session, job: Job) -> list[Any]:
         """Values of `live`."""
         state = JobState(job.state)
         word, alone = "Retry" if state == JobState.FAILED else "Resume", not job.parent_id
-        charts = metrics_view.charts(downsampling.metrics(rows, job.id))
+        charts = metrics_view.charts(downsampling.metrics(session, job.id))
         return [
-            head(rows, job),
+            head(session, job),
             gr.Button(visible=alone and state.is_active, interactive=not job.cancel_requested),
             gr.Button(word, visible=alone and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
-            job_rows.samples((s.step, s.record) for s in reports.samples(rows, job.id)),
-            job_rows.log_lines(reports.logs(rows, job.id, limit=300)),
-            job_rows.config(job, names(rows)),
+            job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id)),
+            job_rows.log_lines(reports.logs(session, job.id, limit=300)),
+            job_rows.config(job, names(session)),
         ]
 
-    def view(self, rows: Session, job: Job | None, asked: Mapping[str, str]) -> list[Any]:
+    def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened job."""
-        live = self.live_view(rows, job) if job else [gr.skip()] * len(self.live)
+        live = self.live_view(session, job) if job else [gr.skip()] * len(self.live)
         return [*live, "", *self.manage.view(job)]
 
 
-def head(rows: Session, job: Job) -> str:
+def head(session: Session, job: Job) -> str:
     """Name, state, progress, the banner and what the job made."""
     parts = [
         job_rows.title(job),
         note_line(job),
-        shard_rows.whole_link(rows, job),
+        shard_rows.whole_link(session, job),
         job_view.progress(job),
-        shard_rows.part(rows, job),
-        job_view.banner(job, job_rows.waits_words(listing.Queues(rows), job)),
+        shard_rows.part(session, job),
+        job_view.banner(job, job_rows.waits_words(listing.Queues(session), job)),
     ]
-    return tag("div", "".join(parts) + made_links(rows, job), class_="sp-job-head", data_state=job.state)
+    return tag("div", "".join(parts) + output_links(session, job), class_="sp-job-head", data_state=job.state)
 
 
 def no_charts(job: Job) -> str:
@@ -119,38 +119,40 @@ def no_charts(job: Job) -> str:
     return "This job measured nothing to chart."
 
 
-def made_links(rows: Session, job: Job) -> str:
+def output_links(session: Session, job: Job) -> str:
     """Links to what a finished job made."""
     if job.state != JobState.SUCCEEDED:
         return ""
-    made = "".join(notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in made_by(rows, job))
-    return made + downloads(rows, job)
+    links = "".join(
+        notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in outputs_of(session, job)
+    )
+    return links + downloads(session, job)
 
 
-def downloads(rows: Session, job: Job) -> str:
+def downloads(session: Session, job: Job) -> str:
     """Where the files are of the checkpoint that a job trained or exported."""
     query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
-    found = job.request.get("checkpoint_id") if job.kind == "export" else rows.scalar(query)
-    link = tag("a", "Download it for a server…", href=f"/checkpoints?id={found}", class_="sp-button sp-quiet")
-    return tag("div", link, class_="sp-link-row") if found else ""
+    checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
+    link = tag("a", "Download it for a server…", href=f"/checkpoints?id={checkpoint_id}", class_="sp-button sp-quiet")
+    return tag("div", link, class_="sp-link-row") if checkpoint_id else ""
 
 
-def made_by(rows: Session, job: Job) -> list[tuple[str, str, tuple[str, str]]]:
+def outputs_of(session: Session, job: Job) -> list[tuple[str, str, tuple[str, str]]]:
     """(word, name, (link, link text)) of each ready output row of `job`."""
-    made = []
+    outputs = []
     for table, word, page in OUTPUTS:
-        for row in rows.scalars(select(table).where(table.job_id == job.id, table.state == "ready")):
-            made.append((word, row.name, (f"/{page}?id={row.id}", "Open it")))
-    for row in rows.scalars(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")):
-        link = model_link("playground", rows.get_one(Base, row.base_id).name, row.name)
-        made.append(("checkpoint", row.name, (link, "Open in Playground")))
-    return made
+        for row in session.scalars(select(table).where(table.job_id == job.id, table.state == "ready")):
+            outputs.append((word, row.name, (f"/{page}?id={row.id}", "Open it")))
+    for row in session.scalars(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")):
+        link = model_link("playground", session.get_one(Base, row.base_id).name, row.name)
+        outputs.append(("checkpoint", row.name, (link, "Open in Playground")))
+    return outputs
 
 
-def names(rows: Session) -> dict[str, str]:
+def names(session: Session) -> dict[str, str]:
     """id → name of every base, data set and checkpoint."""
     tables = (Base, Dataset, Checkpoint)
-    return {row_id: name for table in tables for row_id, name in rows.execute(select(table.id, table.name))}
+    return {row_id: name for table in tables for row_id, name in session.execute(select(table.id, table.name))}
 
 
 def cancel(settings: Settings, job_id: str) -> str:
@@ -167,6 +169,6 @@ def retry(settings: Settings, job_id: str) -> str:
 
 def clone(settings: Settings, job_id: str) -> str:
     """Where to go: the form filled in as for this job, or the page of a new job that does the same."""
-    with reading(settings) as rows:
-        job = jobs.get(rows, job_id)
+    with reading(settings) as session:
+        job = jobs.get(session, job_id)
     return clone_form(job) or f"/jobs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"

@@ -73,10 +73,10 @@ def title(job: Job) -> str:
 
 def log_lines(lines: Iterable[JobLog]) -> str:
     """The log, newest line first; each line with its time and, where it is not plain information, its level."""
-    made = "".join(_log_line(line) for line in reversed(list(lines)))
-    if not made:
+    items = "".join(_log_line(line) for line in reversed(list(lines)))
+    if not items:
         return tag("p", "No line was logged yet.", class_="sp-lead")
-    return tag("ol", made, class_="sp-log", tabindex="0", aria_label="Log, newest line first")
+    return tag("ol", items, class_="sp-log", tabindex="0", aria_label="Log, newest line first")
 
 
 def _log_line(line: JobLog) -> str:
@@ -103,8 +103,8 @@ def _value(value: Any, names: Mapping[str, str]) -> str:
 
 def samples(records: Iterable[tuple[int, dict[str, Any]]]) -> str:
     """Sample generations kept while training: the prompt, the answer with accepted draft tokens marked."""
-    made = "".join(_sample(step, record) for step, record in records)
-    return made or tag("p", "No sample was kept yet.", class_="sp-lead")
+    items = "".join(_sample(step, record) for step, record in records)
+    return items or tag("p", "No sample was kept yet.", class_="sp-lead")
 
 
 def _sample(step: int, record: dict[str, Any]) -> str:

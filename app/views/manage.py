@@ -15,7 +15,7 @@ from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Table
 
 SMALL = {"size": "md", "scale": 0, "min_width": 110}
@@ -68,10 +68,12 @@ class Manage:
         )
 
     def _ask(self, row_id: str) -> tuple[Any, str]:
-        return gr.Column(visible=True), said(lambda: question(self.settings, self.table, self.word, row_id), "warn")
+        return gr.Column(visible=True), outcome_notice(
+            lambda: question(self.settings, self.table, self.word, row_id), "warn"
+        )
 
     def _save(self, row_id: str, name: str, note: str) -> str:
-        return said(lambda: save(self.settings, self.table, row_id, name, note))
+        return outcome_notice(lambda: save(self.settings, self.table, row_id, name, note))
 
     def _delete(self, row_id: str) -> tuple[str, str, Any]:
         try:
@@ -91,8 +93,8 @@ def note_line(row: Any) -> str:
 
 def question(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
     """What the reader should know before a row goes."""
-    with reading(settings) as rows:
-        used = changes.dependents(rows, row(rows, table, word, row_id))
+    with reading(settings) as session:
+        used = changes.dependents(session, row(session, table, word, row_id))
     if not used:
         return f"Nothing depends on this {word}. Deleting it cannot be undone."
     return f"Deleting this {word} cannot be undone, and these depend on it: {', '.join(used)}."
@@ -100,31 +102,31 @@ def question(settings: Settings, table: type[Table], word: str, row_id: str) -> 
 
 def save(settings: Settings, table: type[Table], row_id: str, name: str, note: str) -> str:
     """Rename and note a row."""
-    with session(settings) as rows:
-        found = row(rows, table, "thing", row_id)
-        if name.strip() != found.name:  # names made up by the workbench may hold more than people may type
-            changes.rename(rows, found, name)
-        changes.set_note(rows, found, note)
+    with writing(settings) as session:
+        record = row(session, table, "thing", row_id)
+        if name.strip() != record.name:  # names made up by the workbench may hold more than people may type
+            changes.rename(session, record, name)
+        changes.set_note(session, record, note)
     return "Saved."
 
 
 def delete(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
     """Delete a row and its files, and what depends on it; the reader was asked."""
-    with session(settings) as rows:
-        found = row(rows, table, word, row_id)
-        name, paths = found.name, changes.delete(rows, settings, found, force=True)
+    with writing(settings) as session:
+        record = row(session, table, word, row_id)
+        name, paths = record.name, changes.delete(session, settings, record, force=True)
     freed = changes.remove_files(paths)
     return f"Deleted “{name}”" + (f"; {size(freed)} are free again." if freed else ".")
 
 
-def row(rows: Session, table: type[Table], word: str, row_id: str) -> Any:
+def row(session: Session, table: type[Table], word: str, row_id: str) -> Any:
     """The row, or NotFound."""
-    if found := rows.get(table, row_id):
-        return found
+    if record := session.get(table, row_id):
+        return record
     raise NotFound(f"This {word} is gone; it was deleted, or the address is wrong.")
 
 
-def said(action: Callable[[], str], tone: str = "good") -> str:
+def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:
     """Run `action` and show the sentence it returns, or the error's."""
     try:
         text = action()

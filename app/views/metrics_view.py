@@ -33,8 +33,8 @@ def chart_of(name: str) -> tuple[str, str]:
     Numbered series of one split have a chart of their own; else the splits share one.
     """
     split, slash, rest = name.rpartition("/")
-    found = NUMBERED.match(rest if slash else name)
-    what, of, number = found["what"], found["of"], found["number"]
+    match = NUMBERED.match(rest if slash else name)
+    what, of, number = match["what"], match["of"], match["number"]
     words = SPLITS.get(split, split)
     if of:
         return f"{what}, {words}" if words else what, f"{of} {number}"
@@ -47,23 +47,23 @@ def title_of(chart: str) -> str:
     return TITLES.get(what, what.replace("_", " ").capitalize()) + comma + split
 
 
-def grouped(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
+def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
     """chart → series → points; what people look at first comes first."""
-    made: dict[str, dict[str, Points]] = {}
+    groups: dict[str, dict[str, Points]] = {}
     for name in sorted(metrics, key=_natural):
         chart, series = chart_of(name)
-        made.setdefault(chart, {})[series] = metrics[name]
+        groups.setdefault(chart, {})[series] = metrics[name]
     order = {chart: i for i, chart in enumerate(FIRST)}
-    return dict(sorted(made.items(), key=lambda item: (order.get(item[0].partition(",")[0], len(order)), item[0])))
+    return dict(sorted(groups.items(), key=lambda item: (order.get(item[0].partition(",")[0], len(order)), item[0])))
 
 
 def charts(metrics: Mapping[str, Points]) -> str:
     """Every chart of a job, as HTML."""
-    made = [
+    pictures = [
         line_chart(title_of(chart), series, percent=chart.startswith(SHARES))
-        for chart, series in grouped(metrics).items()
+        for chart, series in groups_of(metrics).items()
     ]
-    return tag("div", "".join(made), class_="sp-charts") if any(made) else ""
+    return tag("div", "".join(pictures), class_="sp-charts") if any(pictures) else ""
 
 
 def _natural(name: str) -> list[object]:

@@ -31,9 +31,9 @@ def card(base: Base) -> str:
 
 def line(base: Base) -> str:
     """`LlamaForCausalLM · 135 M parameters · float32`."""
-    made = base.card or {}
-    parts = [made.get("architecture"), f"{count(made['parameters'])} parameters" if made.get("parameters") else ""]
-    return " · ".join(p for p in (*parts, made.get("dtype")) if p) or base.location
+    card = base.card or {}
+    parts = [card.get("architecture"), f"{count(card['parameters'])} parameters" if card.get("parameters") else ""]
+    return " · ".join(p for p in (*parts, card.get("dtype")) if p) or base.location
 
 
 def count(number: float) -> str:
@@ -74,8 +74,8 @@ def uses(base: Base) -> str:
 
 def methods(base: Base) -> str:
     """Which drafts this base can carry, and why not where it cannot."""
-    found = (base.card or {}).get("methods") or {}
-    rows = "".join(_method(name, reason) for name, reason in found.items())
+    reasons = (base.card or {}).get("methods") or {}
+    rows = "".join(_method(name, reason) for name, reason in reasons.items())
     return tag("ul", rows, class_="sp-methods") if rows else ""
 
 
@@ -88,23 +88,23 @@ def _method(name: str, reason: str) -> str:
 
 def details(base: Base) -> str:
     """Everything on the card."""
-    made = base.card or {}
-    memory = made.get("memory") or {}
-    heads = f"{made.get('heads')} ({made.get('kv_heads')} key-value)" if made.get("heads") else ""
+    card = base.card or {}
+    memory = card.get("memory") or {}
+    heads = f"{card.get('heads')} ({card.get('kv_heads')} key-value)" if card.get("heads") else ""
     return facts(
         [
-            ("Architecture", made.get("architecture")),
-            ("Parameters", f"{made['parameters']:,}" if made.get("parameters") else ""),
-            ("Layers", made.get("layers")),
-            ("Hidden size", made.get("hidden_size")),
+            ("Architecture", card.get("architecture")),
+            ("Parameters", f"{card['parameters']:,}" if card.get("parameters") else ""),
+            ("Layers", card.get("layers")),
+            ("Hidden size", card.get("hidden_size")),
             ("Attention heads", heads),
-            ("Vocabulary", f"{made['vocabulary']:,}" if made.get("vocabulary") else ""),
-            ("Longest context", f"{made['max_length']:,} tokens" if made.get("max_length") else ""),
-            ("Stored as", made.get("dtype")),
-            ("Size on disk", size(made["size_bytes"]) if made.get("size_bytes") else ""),
+            ("Vocabulary", f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
+            ("Longest context", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
+            ("Stored as", card.get("dtype")),
+            ("Size on disk", size(card["size_bytes"]) if card.get("size_bytes") else ""),
             ("Memory needed", ", ".join(f"{size(v)} in {k}" for k, v in memory.items())),
-            ("Chat template", {True: "yes", False: "none: it is not a chat model"}.get(made.get("chat_template"))),
-            ("Licence", made.get("licence") or ("not stated" if made else "")),
+            ("Chat template", {True: "yes", False: "none: it is not a chat model"}.get(card.get("chat_template"))),
+            ("Licence", card.get("licence") or ("not stated" if card else "")),
             ("Comes from", f"{SOURCE_WORDS.get(base.source, base.source)}: {base.location}"),
             ("Folder", base.path),
             ("Weights sha256", base.weights_sha256),

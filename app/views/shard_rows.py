@@ -15,11 +15,11 @@ SQUARES = 1000
 MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
 
 
-def part(rows: Session, job: Job) -> str:
+def part(session: Session, job: Job) -> str:
     """What stands on a divided job's page below its progress; "" on others'."""
     if not job.shards:
         return ""
-    found, tally = shards.brief(rows, job.id), shards.tally(rows, job.id)
+    found, tally = shards.brief(session, job.id), shards.tally(session, job.id)
     words = tag("p", safe(f"{tally.words()}, {tally.done:,} {job.unit}."), class_="sp-lead")
     return tag("section", words + squares(found), class_="sp-shards", aria_label="Shards")
 
@@ -31,11 +31,11 @@ def squares(found: Sequence[Any]) -> str:
     return tag("ol", "".join(map(_square, found)), class_="sp-shard-grid")
 
 
-def whole_link(rows: Session, job: Job) -> str:
+def whole_link(session: Session, job: Job) -> str:
     """The way from a shard to the job it belongs to."""
     if not job.parent_id:
         return ""
-    name = rows.get_one(Job, job.parent_id).name
+    name = session.get_one(Job, job.parent_id).name
     link = tag("a", safe(name), href=f"/jobs?id={job.parent_id}")
     return tag("p", safe(f"Shard {job.number + 1} of ") + link, class_="sp-lead")
 

@@ -86,17 +86,20 @@ def processes(session: Session) -> list[Process]:
     return [Process(name, silent) for name, silent in sorted(latest.items())]
 
 
-def process_dot(found: list[Process]) -> str:
+def process_dot(processes: list[Process]) -> str:
     """A dot and a word; names the process that has been silent for longest."""
-    silent = max((p for p in found if not p.alive), key=lambda p: p.silent, default=None)
-    if not found:
+    silent = max((p for p in processes if not p.alive), key=lambda p: p.silent, default=None)
+    if not processes:
         words, tone = "no worker has reported yet", "warn"
     elif silent:
         words, tone = f"{silent.name} silent for {duration(silent.silent)}", "bad"
     else:
-        words, tone = f"{len(found)} processes alive" if len(found) > 1 else f"{found[0].name} alive", "good"
+        words, tone = (
+            f"{len(processes)} processes alive" if len(processes) > 1 else f"{processes[0].name} alive",
+            "good",
+        )
     dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
-    return tag("a", dot + safe(words), href="/settings", class_="sp-chip", title=", ".join(p.name for p in found))
+    return tag("a", dot + safe(words), href="/settings", class_="sp-chip", title=", ".join(p.name for p in processes))
 
 
 def disk_chip(home: Path) -> str:
@@ -119,8 +122,8 @@ def no_room(settings: Settings) -> str:
 
 def largest_words(home: Path) -> str:
     """`The largest here: models 12.0 GB, checkpoints 3.1 GB, logs 200 MB.`"""
-    found = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // WEIGH_SECONDS))]
-    return f"The largest here: {', '.join(found)}." if found else ""
+    names = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // WEIGH_SECONDS))]
+    return f"The largest here: {', '.join(names)}." if names else ""
 
 
 @lru_cache(maxsize=4)

@@ -34,8 +34,8 @@ def overview(survey: Survey) -> str:
 def parts(survey: Survey, settings: Settings) -> str:
     """Each part of the home, the largest first, with what keeps it small."""
     words = part_words(survey, settings)
-    found = sorted(survey.parts.items(), key=lambda item: -item[1])
-    rows = [[_name(name, words), _bar(bytes_, survey.used), safe(words[name][2])] for name, bytes_ in found]
+    by_size = sorted(survey.parts.items(), key=lambda item: -item[1])
+    rows = [[_name(name, words), _bar(bytes_, survey.used), safe(words[name][2])] for name, bytes_ in by_size]
     return table(["What", "Size", "What keeps it in order"], rows, "Parts of the home")
 
 
@@ -43,18 +43,18 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
     """(title, page, what keeps it in order) of each part."""
     number = {kind: sum(thing.kind == kind for thing in survey.things) for kind in KINDS}
     rows = survey.counts
-    logs = f"{kept(settings.keep_logs_days)} after a job's end"
+    logs = f"{term(settings.keep_logs_days)} after a job's end"
     logs += f", {settings.keep_logs_mb:,} MB at most" if settings.keep_logs_mb else ""
-    runs = f"{rows['runs']:,} turns and columns with {rows['run_steps']:,} steps, {kept(settings.keep_runs_days)}; "
+    runs = f"{rows['runs']:,} turns and columns with {rows['run_steps']:,} steps, {term(settings.keep_runs_days)}; "
     copies = f"the last {settings.keep_copies} are" if settings.keep_copies else "all are"
-    states = f"states of failed trainings {kept(settings.keep_states_days)}"
+    states = f"states of failed trainings {term(settings.keep_states_days)}"
     return {
         "models": ("Models", "/models", f"{number['models']}; they stay until you delete them"),
         "datasets": ("Data sets", "/data", f"{number['datasets']}; they stay until you delete them"),
         "checkpoints": ("Checkpoints", "/checkpoints", f"{number['checkpoints']}, with training states; {states}"),
         "logs": ("Log files", "/jobs", logs),
-        "uploads": ("Uploads", "/data", kept(settings.keep_uploads_days)),
-        "exports": ("Downloads", "/checkpoints", kept(settings.keep_exports_days) + "; made again when asked for"),
+        "uploads": ("Uploads", "/data", term(settings.keep_uploads_days)),
+        "exports": ("Downloads", "/checkpoints", term(settings.keep_exports_days) + "; made again when asked for"),
         "database": ("Database", "", runs + f"{rows['job_logs']:,} log lines"),
         "backups": ("Automatic copies", "", f"of the database, made before a migration; {copies} kept"),
         "broker": ("Broker", "", "its own file, small by itself"),
@@ -62,7 +62,7 @@ def part_words(survey: Survey, settings: Settings) -> dict[str, tuple[str, str, 
     }
 
 
-def kept(days: int) -> str:
+def term(days: int) -> str:
     """`kept 90 days`."""
     return f"kept {days} day{'s' if days != 1 else ''}" if days else "kept for ever"
 
@@ -71,7 +71,7 @@ def things(survey: Survey) -> str:
     """Models, data sets and checkpoints, the largest first; each opens its part of the page."""
     if not survey.things:
         return empty_state("Nothing yet", "Models, data sets and checkpoints will be listed here with their size.")
-    found = sorted(survey.things, key=lambda thing: (thing.outside, -thing.bytes))
+    by_size = sorted(survey.things, key=lambda thing: (thing.outside, -thing.bytes))
     rows = [
         [
             pick("storage", thing.id, safe(thing.name), class_="sp-row-name"),
@@ -79,11 +79,11 @@ def things(survey: Survey) -> str:
             safe("outside of the home" if thing.outside else size(thing.bytes)),
             safe(size(thing.states) if thing.states else "–"),
         ]
-        for thing in found[:SHOWN]
+        for thing in by_size[:SHOWN]
     ]
-    more = f"These are the {SHOWN} largest of {len(found)}." if len(found) > SHOWN else ""
-    made = table(["Name", "Kind", "Size", "Training states"], rows, "Things", True, {"Kind", "Size", "Training states"})
-    return made + (tag("p", safe(more), class_="sp-lead") if more else "")
+    more = f"These are the {SHOWN} largest of {len(by_size)}." if len(by_size) > SHOWN else ""
+    html = table(["Name", "Kind", "Size", "Training states"], rows, "Things", True, {"Kind", "Size", "Training states"})
+    return html + (tag("p", safe(more), class_="sp-lead") if more else "")
 
 
 def one(thing: Thing, path: str, used: Sequence[str]) -> str:
@@ -106,17 +106,17 @@ def one(thing: Thing, path: str, used: Sequence[str]) -> str:
     return tag("div", head + known + tag("div", link), class_="sp-stack")
 
 
-def leftovers(found: Sequence[Leftover], home: str) -> str:
+def leftovers(items: Sequence[Leftover], home: str) -> str:
     """What no row names."""
-    if not found:
+    if not items:
         return tag("p", "Nothing is left over: every file of the home belongs to something.", class_="sp-lead")
     rows = [
         [safe(str(item.path).removeprefix(home + "/")), safe(size(item.bytes)), safe(ago(item.changed))]
-        for item in found[:SHOWN_LEFTOVERS]
+        for item in items[:SHOWN_LEFTOVERS]
     ]
-    more = f"And {len(found) - SHOWN_LEFTOVERS} more." if len(found) > SHOWN_LEFTOVERS else ""
-    made = table(["What", "Size", "Last changed"], rows, "Leftovers", True, {"Size", "Last changed"})
-    return made + (tag("p", safe(more), class_="sp-lead") if more else "")
+    more = f"And {len(items) - SHOWN_LEFTOVERS} more." if len(items) > SHOWN_LEFTOVERS else ""
+    html = table(["What", "Size", "Last changed"], rows, "Leftovers", True, {"Size", "Last changed"})
+    return html + (tag("p", safe(more), class_="sp-lead") if more else "")
 
 
 def last_round(row: Preference | None) -> str:

@@ -35,8 +35,8 @@ def fits(checkpoint: Checkpoint, base: Base) -> bool:
 def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
     """(label, value) of every way to draft for a base: its fitting checkpoints, prompt lookup, none."""
     base = _base(session, base_name)
-    found = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)] if base else []
-    labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in found]
+    checkpoints = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)] if base else []
+    labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in checkpoints]
     return [*labels, ("Prompt lookup (n-grams, nothing to train)", LOOKUP_CHOICE), ("None: plain decoding", PLAIN)]
 
 
@@ -64,13 +64,13 @@ def why_off(session: Session, base_name: str, draft: str) -> str:
 
 def all_targets(session: Session) -> list[tuple[str, str]]:
     """(label, value) of everything Compare can set side by side; the value is `model` or `model` + LOOKUP_CHOICE."""
-    made = []
+    choices = []
     for base in queries.bases(session, ready_only=True):
-        made.append((f"{base.name} · plain", base.name))
+        choices.append((f"{base.name} · plain", base.name))
         fitting = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)]
-        made += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in fitting]
-        made.append((f"{base.name} · prompt lookup", base.name + LOOKUP_CHOICE))
-    return made
+        choices += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in fitting]
+        choices.append((f"{base.name} · prompt lookup", base.name + LOOKUP_CHOICE))
+    return choices
 
 
 def parse(value: str) -> Target:

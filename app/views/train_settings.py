@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 from methods import METHODS, SETTINGS
 from methods.settings import Setting
 
@@ -52,8 +52,8 @@ class SettingControls:
 
     def named(self, values: tuple[Any, ...], method: str) -> dict[str, Any]:
         """Values of `inputs` as settings; those of other methods left out."""
-        found = dict(zip(self.controls, values, strict=True))
-        return {k: v for k, v in found.items() if not SETTINGS[k].methods or method in SETTINGS[k].methods}
+        by_name = dict(zip(self.controls, values, strict=True))
+        return {k: v for k, v in by_name.items() if not SETTINGS[k].methods or method in SETTINGS[k].methods}
 
     def _method_group(self, method: str) -> gr.Column:
         with gr.Column(visible=method == next(iter(METHODS))) as group:
@@ -61,7 +61,7 @@ class SettingControls:
         return group
 
     def _group(self, title: str, settings: list[Setting]) -> None:
-        kind = gr.Accordion if title in {method.title for method in METHODS.values()} else folded
+        kind = gr.Accordion if title in {method.title for method in METHODS.values()} else closed_accordion
         with kind(title, elem_classes="sp-settings"), gr.Row():
             for setting in settings:
                 self.controls[setting.name] = control(setting)

@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 
 
-def folded(title: str, **options: Any) -> gr.Accordion:
+def closed_accordion(title: str, **options: Any) -> gr.Accordion:
     """A closed accordion whose fields are on the page from the start.
 
     Gradio makes what is inside an accordion with `open=False` when it is opened, and a frame later sets every field

@@ -33,7 +33,7 @@ class Scale:
 
 def line_chart(title: str, series: Mapping[str, Points], percent: bool = False, unit: str = "") -> str:
     """A chart of `series` (name → (step, value) in step order). `percent` fixes the range to 0 … 100 %."""
-    shown = {name: _thin(finite) for name, points in series.items() if (finite := _finite(points))}
+    shown = {name: _downsample(finite) for name, points in series.items() if (finite := _finite(points))}
     if not shown:
         return ""
     x, y = _scales(shown, percent)
@@ -52,11 +52,11 @@ def _finite(points: Points) -> list[tuple[float, float]]:
     return [(x, y) for x, y in points if math.isfinite(y)]
 
 
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _downsample(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """At most MOST_POINTS of them, the last one always kept."""
     stride = math.ceil(len(points) / MOST_POINTS)
-    kept = points[::stride]
-    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
+    sample = points[::stride]
+    return sample if sample[-1] == points[-1] else [*sample, points[-1]]
 
 
 def _scales(series: Mapping[str, Points], percent: bool) -> tuple[Scale, Scale]:

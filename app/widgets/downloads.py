@@ -33,7 +33,7 @@ def maker(elem_id: str) -> gr.HTML:
 def on_make(listed: gr.HTML, chosen: gr.Textbox, fn: Callable[[str, str], Any], outputs: list[Any]) -> Any:
     """Call `fn(name, row_id)` when a button of the list is pressed; `chosen` is the hidden box with the row's id."""
 
-    def asked(row_id: str, event: gr.EventData) -> Any:
+    def on_click(row_id: str, event: gr.EventData) -> Any:
         return fn(str(getattr(event, "wanted", ""))[:64], row_id)
 
-    return listed.make(asked, chosen, outputs, **QUIET)
+    return listed.make(on_click, chosen, outputs, **QUIET)

@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 
 from app.turns import Sampling
-from app.widgets.accordion import folded
+from app.widgets.accordion import closed_accordion
 
 
 def dropdown(*args: Any, **options: Any) -> gr.Dropdown:
@@ -14,9 +14,9 @@ def dropdown(*args: Any, **options: Any) -> gr.Dropdown:
     Gradio checks a picked value against the choices of the session, which a restarted web process has forgotten: every
     open page would be refused. So the value is taken as it is, if it is text, and checked by who looks it up.
     """
-    made = gr.Dropdown(*args, **options)
-    made.preprocess = _texts  # type: ignore[method-assign]
-    return made
+    field = gr.Dropdown(*args, **options)
+    field.preprocess = _texts  # type: ignore[method-assign]
+    return field
 
 
 def uploads(*args: Any, **options: Any) -> gr.File:
@@ -39,7 +39,7 @@ def _texts(payload: Any) -> str | list[str] | None:
 
 def sampling_fields() -> list[gr.components.Component]:
     """Tokens at most, temperature, seed, system prompt: folded. `sampling_of` reads their values."""
-    with folded("Sampling", elem_id="sampling"), gr.Row():
+    with closed_accordion("Sampling", elem_id="sampling"), gr.Row():
         limit = gr.Slider(8, 2048, value=256, step=8, label="Tokens at most", elem_id="max-tokens")
         temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature (0: greedy)", elem_id="temperature")
         seed = gr.Number(None, label="Seed (empty: another each time)", precision=0, elem_id="seed")

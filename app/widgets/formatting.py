@@ -41,9 +41,9 @@ def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
     return "–" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"
 
 
-def interval(found: Mapping[str, Any], name: str, unit: str = "") -> str:
-    """ "1.38 – 1.47×, 95 %" of the figure `name` in `found`; "" where it was measured without."""
-    low_high = found.get(f"{name}_interval")
+def interval(figures: Mapping[str, Any], name: str, unit: str = "") -> str:
+    """ "1.38 – 1.47×, 95 %" of the figure `name` in `figures`; "" where it was measured without."""
+    low_high = figures.get(f"{name}_interval")
     if not isinstance(low_high, list | tuple) or len(low_high) != 2:
         return ""
     if not all(isinstance(value, int | float) for value in low_high):

@@ -25,21 +25,21 @@ from tracking.tables import Job, Table
 
 DRAWN = " # "
 """Stands between a signature and the checksums of what was drawn for it."""
-KEPT = ("base",)
+CONTEXT_KEYS = ("base",)
 """What the address asked for that still counts when another row is picked."""
 Html = Callable[[Session, str, str], str]
 
 
 class Panel(Protocol):
     """One row's part of a page. `live` outputs are drawn again when the row changes, `outputs` when it is opened
-    (`asked` is what else the address says)."""
+    (`query` is what else the address says)."""
 
     live: list[Any]
     outputs: list[Any]
 
-    def live_view(self, rows: Session, row: Any) -> list[Any]: ...
+    def live_view(self, session: Session, row: Any) -> list[Any]: ...
 
-    def view(self, rows: Session, row: Any | None, asked: Mapping[str, str]) -> list[Any]: ...
+    def view(self, session: Session, row: Any | None, query: Mapping[str, str]) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,24 @@ class Listing:
     html: Html
     signature: Callable[[Session], str]
     filters: tuple[str, ...] = field(default=("All",))
-    hint: Callable[[Session, Mapping[str, str]], str] = lambda rows, asked: ""
+    hint: Callable[[Session, Mapping[str, str]], str] = lambda session, query: ""
     """What to say above the list when the address asks for something; `KEPT` keys stay while rows are picked."""
     row_signature: Callable[[Session, str], str] | None = None
 
-    def now(self, rows: Session, row_id: str) -> str:
+    def now(self, session: Session, row_id: str) -> str:
         """What a page remembers of what it shows: the list, or the row with this id."""
         if row_id and self.row_signature:
-            return f"{row_id}|{self.row_signature(rows, row_id)}"
-        return f"{row_id}|{self.signature(rows)}"
+            return f"{row_id}|{self.row_signature(session, row_id)}"
+        return f"{row_id}|{self.signature(session)}"
 
 
 def signature_of(table: type[Table]) -> Callable[[Session], str]:
     """A text that changes when a row of `table`, or the job that makes it, does."""
 
-    def signature(rows: Session) -> str:
+    def signature(session: Session) -> str:
         query = select(table.id, table.name, table.state, Job.version).outerjoin(Job, Job.id == table.job_id)
-        found = rows.execute(query.order_by(table.id)).all()
-        return str(hash(tuple((i, n, s, v if s == "pending" else 0) for i, n, s, v in found)))
+        states = session.execute(query.order_by(table.id)).all()
+        return str(hash(tuple((i, n, s, v if s == "pending" else 0) for i, n, s, v in states)))
 
     return signature
 
@@ -88,7 +88,7 @@ class ListPage:
         self.seen = hidden(f"{what.page}-seen")
         self.place = hidden(f"{what.page}-place")
         self.search = hidden(f"{what.page}-search")
-        self.asked = hidden_json(f"{what.page}-asked", {})
+        self.query = hidden_json(f"{what.page}-asked", {})
         self.problem = block(elem_id=f"{what.page}-problem")
 
     @contextmanager
@@ -120,9 +120,9 @@ class ListPage:
         """Opening, clicks and the poll."""
         self.panel = panel
         outputs = [*self.frame, *panel.outputs]
-        on_load(self.open_address, self.which, [*outputs, self.place, self.asked])
+        on_load(self.open_address, self.which, [*outputs, self.place, self.query])
         for listed in (self.table, self.back):
-            on_pick(listed, self.search, self.pick, [self.which, self.place, self.asked], [*outputs, self.place])
+            on_pick(listed, self.search, self.pick, [self.which, self.place, self.query], [*outputs, self.place])
         self.which.change(self.filtered, self.which, [self.table, self.place], **QUIET)
         shown = [self.chosen, self.which, self.place, self.seen]
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
@@ -135,24 +135,24 @@ class ListPage:
 
     def open_address(self, which: str, request: gr.Request) -> list[Any]:
         """Show what the address asks for."""
-        asked = {key: str(value)[:200] for key, value in request.query_params.items()}
-        kept, place = {key: asked[key] for key in KEPT if key in asked}, asked.get("from", "")[:64]
-        return [*self.open(asked.get("id", ""), which, place, asked), place, kept]
+        query = {key: str(value)[:200] for key, value in request.query_params.items()}
+        context, place = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
+        return [*self.open(query.get("id", ""), which, place, query), place, context]
 
-    def pick(self, row_id: str, wanted: str, which: str, place: str, asked: Mapping[str, str]) -> list[Any]:
-        """Show the row that was clicked, remembering the place in the list, or the list from the `wanted` place on."""
-        place = place if row_id else wanted
-        return [*self.open(row_id, which, place, asked), place]
+    def pick(self, row_id: str, start: str, which: str, place: str, query: Mapping[str, str]) -> list[Any]:
+        """Show the row that was clicked, remembering the place in the list, or the list from `start` on."""
+        place = place if row_id else start
+        return [*self.open(row_id, which, place, query), place]
 
-    def open(self, row_id: str, which: str, place: str = "", asked: Mapping[str, str] | None = None) -> list[Any]:
+    def open(self, row_id: str, which: str, place: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
         """Show one row, or the list when `row_id` is empty or unknown."""
         try:
-            with reading(self.settings) as rows:
-                row = rows.get(self.what.table, row_id) if row_id else None
+            with reading(self.settings) as session:
+                row = session.get(self.what.table, row_id) if row_id else None
                 lost = f"This {self.what.word} is gone; it was deleted, or the address is wrong."
-                lost_or_hint = notice(lost, "warn") if row_id else self.what.hint(rows, asked or {})
+                lost_or_hint = notice(lost, "warn") if row_id else self.what.hint(session, query or {})
                 problem = "" if row else lost_or_hint
-                return [*self._frame(rows, row, which, place, problem), *self.panel.view(rows, row, asked or {})]
+                return [*self._frame(session, row, which, place, problem), *self.panel.view(session, row, query or {})]
         except SpeculoosError as error:
             nothing = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
             return ["", "", notice(str(error), "bad"), *nothing]
@@ -163,32 +163,32 @@ class ListPage:
 
     def filtered(self, which: str) -> list[str]:
         """The list under another filter, from its beginning, and that place."""
-        with reading(self.settings) as rows:
-            return [self.what.html(rows, which, ""), ""]
+        with reading(self.settings) as session:
+            return [self.what.html(session, which, ""), ""]
 
     def poll(self, row_id: str, which: str, place: str, seen: str) -> Any:
         """What changed since `seen`; nothing when nothing did, or when the database does not answer now."""
         try:
-            with reading(self.settings) as rows:
-                now = self.what.now(rows, row_id)
+            with reading(self.settings) as session:
+                now = self.what.now(session, row_id)
                 if now == seen.partition(DRAWN)[0]:
                     return gr.skip()
-                return changed_parts(seen, now, self._parts(rows, row_id, which, place))
+                return changed_parts(seen, now, self._parts(session, row_id, which, place))
         except SpeculoosError:
             return gr.skip()
 
-    def _parts(self, rows: Session, row_id: str, which: str, place: str) -> list[Any]:
-        row = rows.get(self.what.table, row_id) if row_id else None
-        live = self.panel.live_view(rows, row) if row else [gr.skip()] * len(self.panel.live)
-        return [gr.skip() if row else self.what.html(rows, which, place), *live]
+    def _parts(self, session: Session, row_id: str, which: str, place: str) -> list[Any]:
+        row = session.get(self.what.table, row_id) if row_id else None
+        live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
+        return [gr.skip() if row else self.what.html(session, which, place), *live]
 
-    def _frame(self, rows: Session, row: Any | None, which: str, place: str, problem: str) -> list[Any]:
+    def _frame(self, session: Session, row: Any | None, which: str, place: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
-        listed = gr.skip() if row else self.what.html(rows, which, place)
+        listed = gr.skip() if row else self.what.html(session, which, place)
         words = safe(f"← All {self.what.page}")
         back = pick(self.what.page, "", words, class_="sp-back", href=address(self.what.page, place))
-        return [chosen, self.what.now(rows, chosen), problem, *shown, listed, back]
+        return [chosen, self.what.now(session, chosen), problem, *shown, listed, back]
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:

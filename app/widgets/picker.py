@@ -56,8 +56,8 @@ def on_pick(listed: gr.HTML, search: gr.Textbox, fn: Callable[..., Any], inputs:
     """
 
     def picked(query: str, *given: Any) -> Any:
-        asked = dict(parse_qsl(str(query)[:2000].removeprefix("?")))
-        return fn(asked.get("id", "")[:64], asked.get("from", "")[:64], *given)
+        fields = dict(parse_qsl(str(query)[:2000].removeprefix("?")))
+        return fn(fields.get("id", "")[:64], fields.get("from", "")[:64], *given)
 
     now = "(_, ...rest) => [window.location.search, ...rest]"
     listed.pick(picked, [search, *inputs], outputs, js=now, trigger_mode="always_last", **QUIET)
@@ -102,8 +102,8 @@ def table(
         tag("tr", "".join(_cell(c, cell, named) for c, cell in zip(columns, row, strict=True))) for row in rows
     )
     style = "sp-table sp-wide-first" if wide_first else "sp-table"
-    made = tag("table", tag("thead", head) + tag("tbody", body), class_=style, aria_label=label)
-    return tag("div", made, class_="sp-table-wrap")
+    html = tag("table", tag("thead", head) + tag("tbody", body), class_=style, aria_label=label)
+    return tag("div", html, class_="sp-table-wrap")
 
 
 def _cell(column: str, cell: str, named: Collection[str]) -> str:

@@ -34,9 +34,9 @@ class ModelOptSide:
         else:
             heads = {"medusa_num_heads": settings["medusa_heads"], "medusa_num_layers": settings["medusa_layers"]}
             mtsp.convert(self.model, [("medusa", heads)])
-        wanted = "eagle_module" if self.eagle else "medusa_heads"
+        part = "eagle_module" if self.eagle else "medusa_heads"
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and wanted in name)
+            parameter.requires_grad_(parameter.requires_grad and part in name)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.model.train()
 

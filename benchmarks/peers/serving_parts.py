@@ -170,12 +170,12 @@ class CausalLM(nn.Module):
 
 
 class Logits(nn.Module):
-    def __init__(self, rows: Any, kept: int | None = None, scale: float = 1.0, **_: Any):
+    def __init__(self, rows: Any, limit: int | None = None, scale: float = 1.0, **_: Any):
         super().__init__()
-        self.kept = kept
+        self.limit = limit
 
     def forward(self, head: nn.Module, x: Tensor) -> Tensor:
-        return F.linear(x, head.weight)[..., : self.kept]
+        return F.linear(x, head.weight)[..., : self.limit]
 
 
 class Mapper:
@@ -210,8 +210,8 @@ class Loader:
                 getattr(params[name], "weight_loader", copy_in)(params[name], tensor)
             else:
                 params[name].weight_loader(params[name], tensor, shard)
-        for child, found in own.items():
-            getattr(self.module, child).load_weights(found)
+        for child, tensors in own.items():
+            getattr(self.module, child).load_weights(tensors)
         return set(params)
 
 
@@ -247,9 +247,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        made = types.ModuleType(spec.name)
-        made.__getattr__ = lambda name: PARTS.get(name) or Anything(name, (), {})  # type: ignore[method-assign]
-        return made
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = lambda name: PARTS.get(name) or Anything(name, (), {})  # type: ignore[method-assign]
+        return module
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass

@@ -30,8 +30,8 @@ def main(export: Path, states: Path, out: Path) -> None:
     mask = torch.full((hidden.shape[1],) * 2, float("-inf")).triu(1)[None, None]
     turns = model.rotary_emb(hidden, places)
     for layer in model.layers:
-        made = layer(hidden, attention_mask=mask, position_ids=places, position_embeddings=turns)
-        hidden = made[0] if isinstance(made, tuple) else made
+        output = layer(hidden, attention_mask=mask, position_ids=places, position_embeddings=turns)
+        hidden = output[0] if isinstance(output, tuple) else output
     save_file({"logits": model.lm_head(model.norm(hidden))[0].contiguous()}, out / "logits.safetensors")
     changed = [name for name in stored if name in own and not torch.equal(own[name], stored[name].to(own[name].dtype))]
     said = {

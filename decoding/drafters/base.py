@@ -38,9 +38,9 @@ class Drafter(Protocol):
     def propose(self, token: int) -> DraftTree:
         """A tree whose root is `token`, the last one emitted."""
 
-    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
-        """`tokens` were emitted. `kept` are the rows of `scored` whose tokens are in the cache now, the old root
-        first; row kept[i] is followed by tokens[i]."""
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+        """`tokens` were emitted. `rows` are the rows of `scored` whose tokens are in the cache now, the old root
+        first; row rows[i] is followed by tokens[i]."""
 
 
 class Speculative:
@@ -67,5 +67,5 @@ class Speculative:
     def propose(self, token: int) -> DraftTree:
         return DraftTree((token,))
 
-    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         pass

@@ -81,15 +81,15 @@ class EagleDrafter(Speculative):
     ) -> None:
         warp = Warp(config.temperature, config.top_k, config.top_p) if config.temperature and self.sample else None
         self.sampling = (warp, generator, self.vocab_size) if warp else None
-        kept = len(prompt_ids) - len(scored.hidden)
-        self.cache.crop(kept)
+        reused = len(prompt_ids) - len(scored.hidden)
+        self.cache.crop(reused)
         self.first, self.text = prompt_ids[0], [*prompt_ids[1:], token]
         self.waiting = [self._features(scored, slice(None))]
         self._catch_up()
 
-    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.text += tokens
-        self.waiting.append(self._features(scored, list(kept)))
+        self.waiting.append(self._features(scored, list(rows)))
 
     def propose(self, token: int) -> DraftTree:
         if isinstance(self.tree, DynamicTree):

@@ -70,8 +70,8 @@ class _Filler:
     def _rank(self, level: list[int], logits: torch.Tensor) -> None:
         """The children of all nodes of a level, each its parent's best of that rank."""
         children, ranks = self.shape.children, self.shape.ranks
-        wanted = max(ranks[c] for node in level for c in children[node]) + 1
-        best = logits.float().log_softmax(-1).topk(wanted, dim=-1)
+        count = max(ranks[c] for node in level for c in children[node]) + 1
+        best = logits.float().log_softmax(-1).topk(count, dim=-1)
         ids, values = self.expander.token_ids(best.indices).tolist(), best.values.tolist()
         for node, own_ids, own_values in zip(level, ids, values, strict=True):
             for child in children[node]:

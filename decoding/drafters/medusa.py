@@ -48,8 +48,8 @@ class MedusaDrafter(Speculative):
     ) -> None:
         self.hidden = scored.hidden[-1]
 
-    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
-        self.hidden = scored.hidden[kept[-1]]
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+        self.hidden = scored.hidden[rows[-1]]
 
     @torch.inference_mode()
     def propose(self, token: int) -> DraftTree:
@@ -72,9 +72,9 @@ def make(target: Target, draft: Any, options: dict[str, Any]) -> MedusaDrafter:
     """Beside a fast target the heads are packed, in place."""
     if is_fast(target):
         pack_module(draft)
-    made = MedusaDrafter(draft, options.get("tree"))
-    check_columns(made.shape.ranks, len(draft.draft_ids))
-    return made
+    drafter = MedusaDrafter(draft, options.get("tree"))
+    check_columns(drafter.shape.ranks, len(draft.draft_ids))
+    return drafter
 
 
 def tuning(draft: Any) -> TuningSpace:

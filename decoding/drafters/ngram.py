@@ -42,7 +42,7 @@ class NgramDrafter(Speculative):
         self.ids, self.ends = [], {}
         self._extend([*prompt_ids, token])
 
-    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self._extend(tokens)
 
     def propose(self, token: int) -> DraftTree:
@@ -54,15 +54,15 @@ class NgramDrafter(Speculative):
 
     def _continuations(self) -> list[list[int]]:
         """Up to `width` texts of up to `depth` tokens, the likeliest first: longer matches, then later ones."""
-        found: list[list[int]] = []
+        continuations: list[list[int]] = []
         for size in self.sizes:
             for end in reversed(self.ends.get(tuple(self.ids[-size:]), [])[-SEARCHED:]):
                 text = self.ids[end : end + self.depth]
-                if text and text not in found:
-                    found.append(text)
-                if len(found) == self.width:
-                    return found
-        return found
+                if text and text not in continuations:
+                    continuations.append(text)
+                if len(continuations) == self.width:
+                    return continuations
+        return continuations
 
     def _extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:

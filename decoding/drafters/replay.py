@@ -33,7 +33,7 @@ class ReplayDrafter(Speculative):
     ) -> None:
         self.done, self.turn = 1, 0
 
-    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.done += len(tokens)
 
     def propose(self, token: int) -> DraftTree:

@@ -48,7 +48,7 @@ class StandaloneDrafter(Speculative):
             self.draft.prefill(prompt_ids)
             self.in_step = len(prompt_ids)
 
-    def observe(self, tokens: Sequence[int], scored: Scored, kept: Sequence[int]) -> None:
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.ids += tokens
 
     def propose(self, token: int) -> DraftTree:

@@ -44,9 +44,9 @@ class BaseOutline:
     @cached_property
     def head(self) -> Tensor | None:
         """[V, H]: its lm_head, or the embeddings where these are tied."""
-        found = self._weight(self.base.lm_head)
+        head = self._weight(self.base.lm_head)
         tied = self.base.config.get_text_config().tie_word_embeddings
-        return self.embeddings if found is None and tied else found
+        return self.embeddings if head is None and tied else head
 
     def _weight(self, module: Any) -> Tensor | None:
         named = self.base.model.named_parameters(remove_duplicate=False)

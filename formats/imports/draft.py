@@ -38,10 +38,10 @@ def fill(method: str, config: dict[str, Any], source: Source, base: BaseOutline,
     Raises BadInput or Unsupported where one is missing, has another shape, or is left over.
     """
     network, tensors = outline(method, config, base), {}
-    for name, wanted in own_tensors(network).items():
-        value = given[name] if name in given else source.take(name, tuple(wanted.shape))
-        if tuple(value.shape) != tuple(wanted.shape):
-            raise BadInput(f"{source.name}: {name} has the shape {list(value.shape)}, not {list(wanted.shape)}.")
+    for name, parameter in own_tensors(network).items():
+        value = given[name] if name in given else source.take(name, tuple(parameter.shape))
+        if tuple(value.shape) != tuple(parameter.shape):
+            raise BadInput(f"{source.name}: {name} has the shape {list(value.shape)}, not {list(parameter.shape)}.")
         tensors[name] = value
     source.check_nothing_left()
     return ReadDraft(network, tensors)

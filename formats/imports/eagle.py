@@ -36,9 +36,9 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
         "fc_bias": bias is not None,
         "own_embeddings": table is not None,
     }
-    found = fill("eagle", config, source, base, given)
-    found.notices += [notice for notice in (said, looks_back_less(source.fields)) if notice]
-    return found
+    draft = fill("eagle", config, source, base, given)
+    draft.notices += [notice for notice in (said, looks_back_less(source.fields)) if notice]
+    return draft
 
 
 def _hidden(source: Source, base: BaseOutline) -> int:

@@ -47,9 +47,9 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
         "target_hidden_size": 0 if target == hidden else target,
         "own_embeddings": table is not None,
     }
-    found = fill("eagle3", config, source, base, given)
-    found.notices += [*notices, *filter(None, [counted, looks_back_less(source.fields)])]
-    return found
+    draft = fill("eagle3", config, source, base, given)
+    draft.notices += [*notices, *filter(None, [counted, looks_back_less(source.fields)])]
+    return draft
 
 
 def _check_known(source: Source) -> None:

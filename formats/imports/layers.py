@@ -59,7 +59,7 @@ def layer_config(source: Source, hidden: int) -> dict[str, Any]:
 
 def layer_count(source: Source) -> int:
     """Layers the tensors are of. Raises BadInput where num_hidden_layers says another number."""
-    numbers = {int(found[1]) for name in source.entries if (found := LAYER.match(name))}
+    numbers = {int(match[1]) for name in source.entries if (match := LAYER.match(name))}
     stated = source.fields.number("num_hidden_layers", len(numbers))
     if stated != len(numbers):
         raise BadInput(
@@ -95,7 +95,7 @@ def rope(fields: Fields) -> tuple[float, dict[str, Any] | None]:
 
 def _scaling(kind: str, nested: Fields, fields: Fields) -> dict[str, Any]:
     must, may = ROPE_NUMBERS[kind]
-    made: dict[str, Any] = {"rope_type": kind}
+    scaling: dict[str, Any] = {"rope_type": kind}
     for key in (*must, *may):
         value = nested.get(key)
         if value is None and key == "original_max_position_embeddings":
@@ -104,8 +104,8 @@ def _scaling(kind: str, nested: Fields, fields: Fields) -> dict[str, Any]:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
             raise BadInput(f"{nested.where}: {key}: expected a number above 0, got {str(value)[:40]!r}.")
-        made[key] = value
-    return made
+        scaling[key] = value
+    return scaling
 
 
 def _check_plain(fields: Fields) -> None:

@@ -34,8 +34,8 @@ READERS = {
 LAYOUTS: dict[str, Layout] = {name: Layout(title, READERS[name].read) for name, title in TITLES.items()}
 
 
-def find_layout(source: Source, asked: str) -> str:
-    """`asked`, or the one detected where it is empty. Raises BadInput for an unknown one."""
-    if asked and asked not in LAYOUTS:
-        raise BadInput(f"--format {asked}: expected one of {', '.join(LAYOUTS)}.")
-    return asked or detect(source.config, source.entries, source.name)
+def find_layout(source: Source, name: str) -> str:
+    """`name`, or the one detected where it is empty. Raises BadInput for an unknown one."""
+    if name and name not in LAYOUTS:
+        raise BadInput(f"--format {name}: expected one of {', '.join(LAYOUTS)}.")
+    return name or detect(source.config, source.entries, source.name)

@@ -33,8 +33,8 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     given: dict[str, Tensor] = _zero_biases(source, heads, layers, base.hidden_size)
     config: dict[str, Any] = {"hidden_size": base.hidden_size, "vocab_size": base.vocab_size}
     config |= {"medusa_num_heads": heads, "medusa_num_layers": layers}
-    rows, made = _matrices(source, base, heads)
-    given |= made
+    rows, matrices = _matrices(source, base, heads)
+    given |= matrices
     config["medusa_tie_lm_head"] = rows is None
     if rows is not None and layout == "vllm-medusa" and (rows < base.vocab_size or source.has("token_map")):
         config["draft_vocab_size"] = rows
@@ -44,9 +44,9 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
             f"{source.name}: {source.their('lm_heads.0.weight')} has {rows} rows and the base {base.name} "
             f"{base.vocab_size} tokens; choose the base the heads were trained for."
         )
-    found = fill("medusa", config, source, base, given)
-    found.notices += notices
-    return found
+    draft = fill("medusa", config, source, base, given)
+    draft.notices += notices
+    return draft
 
 
 def _leave_base(source: Source, base: BaseOutline) -> list[str]:
@@ -80,16 +80,16 @@ def _check_counts(source: Source, heads: int, layers: int, layout: str) -> list[
     """Hold the config's counts against the tensors. Configs published with the Medusa repository say fewer heads than
     their files have, so more are taken with a notice."""
     fields, notices = source.fields, []
-    for keys, found in ((NUM_HEADS[layout], heads), (NUM_LAYERS[layout], layers)):
+    for keys, count in ((NUM_HEADS[layout], heads), (NUM_LAYERS[layout], layers)):
         key = next((key for key in keys if fields.get(key) is not None), "")
-        stated = fields.number(key) if key and (fields.get(key) or found) else found
-        if stated == found:
+        stated = fields.number(key) if key and (fields.get(key) or count) else count
+        if stated == count:
             continue
-        if keys == NUM_HEADS["medusa"] and stated < found:
-            notices.append(f"{key}: config.json says {stated}, the file holds {found} heads; all were taken.")
+        if keys == NUM_HEADS["medusa"] and stated < count:
+            notices.append(f"{key}: config.json says {stated}, the file holds {count} heads; all were taken.")
             continue
         raise BadInput(
-            f"{source.where}: {key} is {stated}, and the tensors are of {found}; "
+            f"{source.where}: {key} is {stated}, and the tensors are of {count}; "
             "restore the config.json that came with them."
         )
     return notices

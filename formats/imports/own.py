@@ -24,18 +24,18 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     draft_class(method)
     _check_sizes(source, base, find_method(method).shares_hidden_size)
     shape = {key: value for key, value in config.items() if key not in KEYS}
-    found = fill(method, shape, source, base, {})
+    draft = fill(method, shape, source, base, {})
     told = config.get("training", {})
-    found.info = {**told, "figures": figures(told.get("figures")), "base_sha256": str(config.get("base_sha256", ""))}
-    found.drafting = {key: config[key] for key in ("drafting", "tuning") if config.get(key)}
-    return found
+    draft.info = {**told, "figures": figures(told.get("figures")), "base_sha256": str(config.get("base_sha256", ""))}
+    draft.drafting = {key: config[key] for key in ("drafting", "tuning") if config.get(key)}
+    return draft
 
 
-def figures(found: Any) -> dict[str, Any]:
+def figures(values: Any) -> dict[str, Any]:
     """What of a stranger's figures can be shown and stored: finite numbers, lists of them, short texts."""
-    if not isinstance(found, Mapping):
+    if not isinstance(values, Mapping):
         return {}
-    return {str(key)[:80]: value for key, value in found.items() if _is_figure(value)}
+    return {str(key)[:80]: value for key, value in values.items() if _is_figure(value)}
 
 
 def _is_figure(value: Any) -> bool:

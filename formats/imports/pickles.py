@@ -59,11 +59,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
 
 
-def _weights(found: Any, file: Path) -> Mapping[str, Any]:
+def _weights(state: Any, file: Path) -> Mapping[str, Any]:
     """The mapping of names to tensors, out of what trainers wrap it in."""
     for key in WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise BadInput(f"{file.name}: expected names with tensors, found {type(found).__name__}.")
-    return found
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise BadInput(f"{file.name}: expected names with tensors, found {type(state).__name__}.")
+    return state

@@ -31,7 +31,7 @@ SCRATCH = ".import-"
 
 
 @dataclass(frozen=True)
-class Matched:
+class TargetBase:
     """The base that a draft is for: its folder, name and the sum of its weights; `refused` says for each method why it
     cannot carry such a draft ("" where it can)."""
 
@@ -42,7 +42,7 @@ class Matched:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Conversion:
     """What the child is asked: to read `folder`, called `shown` in messages and `origin` on the card, for a base, and
     to write into `scratch`."""
 
@@ -57,7 +57,7 @@ class Asked:
 
 
 def import_draft(
-    source: str, location: str, base: Matched, folder: Path, reporter: Reporter, token: str = "", layout: str = ""
+    source: str, location: str, base: TargetBase, folder: Path, reporter: Reporter, token: str = "", layout: str = ""
 ) -> dict[str, Any]:
     """Make `folder` a checkpoint of the draft at `location` (`source` folder, or hub with owner/name[@revision]).
 
@@ -66,12 +66,12 @@ def import_draft(
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _clear(folder)
-    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder.parent) as made:
-        scratch = Path(made)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder.parent) as name:
+        scratch = Path(name)
         place, shown, origin = _fetched(source, location, scratch / "source", reporter, token)
         reporter.log(f"Reading {shown} for {base.name} …")
         named = (str(place), str(scratch), str(base.path), shown, origin, base.name, base.sha256)
-        report = _in_child(Asked(*named, layout))
+        report = _in_child(Conversion(*named, layout))
         if reason := base.refused.get(report["method"]):
             raise Unsupported(f"{shown}: {base.name} cannot carry it: {reason}")
         for notice in report["notices"]:
@@ -101,14 +101,14 @@ def _fetched(source: str, location: str, scratch: Path, reporter: Reporter, toke
     return place, place.name, place.name
 
 
-def _in_child(asked: Asked) -> dict[str, Any]:
+def _in_child(conversion: Conversion) -> dict[str, Any]:
     """The reading, with limits that grow with the files."""
-    size, shown = _bytes(Path(asked.folder)), asked.shown
+    size, shown = _bytes(Path(conversion.folder)), conversion.shown
     seconds = SECONDS + size / BYTES_PER_SECOND
-    tables = min(2 * _bytes(Path(asked.base_folder)), MOST_TABLES)
+    tables = min(2 * _bytes(Path(conversion.base_folder)), MOST_TABLES)
     memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, psutil.virtual_memory().available)
     try:
-        return run_limited(WORK, asdict(asked), seconds=seconds, memory=memory)
+        return run_limited(WORK, asdict(conversion), seconds=seconds, memory=memory)
     except Overrun as error:
         how = f"did not end within {seconds:.0f} s" if error.reason == "time" else "took more memory than it may"
         raise BadInput(f"{shown}: reading the draft {how}; the file is damaged, or this machine too small.") from None

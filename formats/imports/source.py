@@ -50,12 +50,12 @@ class Source:
         self._taken: set[str] = set()
 
     def _entries(self, files: list[Path]) -> dict[str, TensorEntry]:
-        found: dict[str, TensorEntry] = {}
+        entries: dict[str, TensorEntry] = {}
         for entry in (entry for file in files for entry in identity.tensors_of(file)):
-            if entry.name in found:
+            if entry.name in entries:
                 raise BadInput(f"{self.name}: {entry.name} is in two of its files; keep one of them.")
-            found[entry.name] = entry
-        return {name: entry for name, entry in found.items() if not BUFFERS.fullmatch(name)}
+            entries[entry.name] = entry
+        return {name: entry for name, entry in entries.items() if not BUFFERS.fullmatch(name)}
 
     @property
     def where(self) -> str:
@@ -69,12 +69,12 @@ class Source:
 
     def rename(self, to: Callable[[str], str]) -> None:
         """Call every tensor by another name. Raises BadInput where two would have the same."""
-        found: dict[str, TensorEntry] = {}
+        entries: dict[str, TensorEntry] = {}
         for name, entry in self.entries.items():
-            if (made := to(name)) in found:
-                raise BadInput(f"{self.name}: {name} and {found[made].name} are the same tensor twice; keep one.")
-            found[made] = entry
-        self.entries = found
+            if (own := to(name)) in entries:
+                raise BadInput(f"{self.name}: {name} and {entries[own].name} are the same tensor twice; keep one.")
+            entries[own] = entry
+        self.entries = entries
 
     def their(self, name: str) -> str:
         """What the file itself calls a tensor, also one that it lacks, by what it calls another of the same layer."""
@@ -98,10 +98,10 @@ class Source:
 
     def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """Read a tensor, ticked off. Raises BadInput where it is missing or has another `shape`."""
-        found = self.shape(name)
-        if shape is not None and found != shape:
+        actual = self.shape(name)
+        if shape is not None and actual != shape:
             raise BadInput(
-                f"{self.name}: {self.their(name)}: expected the shape {_text(shape)}, {_found(found, shape)}."
+                f"{self.name}: {self.their(name)}: expected the shape {_text(shape)}, {_mismatch(actual, shape)}."
             )
         entry = self.entries[name]
         try:
@@ -149,8 +149,8 @@ class Source:
         stated = self.config.get("license")
         readme = self.folder / "README.md"
         text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.is_file() else ""
-        found = LICENCE_LINE.search(text)
-        return found.group(1) if found else stated[:80] if isinstance(stated, str) else ""
+        match = LICENCE_LINE.search(text)
+        return match.group(1) if match else stated[:80] if isinstance(stated, str) else ""
 
     @property
     def size(self) -> int:
@@ -171,7 +171,7 @@ def _text(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape)) or "a single number"
 
 
-def _found(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    if found == wanted[::-1]:
-        return f"found {_text(found)}: it is transposed"
-    return f"found {_text(found)}"
+def _mismatch(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    if shape == expected[::-1]:
+        return f"found {_text(shape)}: it is transposed"
+    return f"found {_text(shape)}"

@@ -38,8 +38,8 @@ def _vocabulary(files: list[Path]) -> dict[str, int] | None:
         if file.name == "tokenizer.json":
             return _of_tokenizers(file)
         if file.name == "vocab.json":
-            found = identity.read_json(file)
-            return {token: number for token, number in found.items() if type(number) is int}
+            entries = identity.read_json(file)
+            return {token: number for token, number in entries.items() if type(number) is int}
         if file.name == "vocab.txt":
             return {line: number for number, line in enumerate(file.read_text(encoding="utf-8").splitlines())}
     return None

@@ -7,7 +7,7 @@ from formats.imports import pickles, source
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft
 from formats.imports.layouts import LAYOUTS, find_layout
-from formats.imports.run import Asked
+from formats.imports.run import Conversion
 from formats.imports.source import Source
 from formats.imports.tokens import check_tokenizer
 from models.checkpoints import amend, save_draft
@@ -20,54 +20,54 @@ def convert(request: dict[str, str]) -> dict[str, Any]:
     Returns {"method", "format", "title", "origin", "notices", "licence", "figures"}. Raises BadInput or Unsupported,
     naming the file and key at fault.
     """
-    asked = Asked(**request)
+    conversion = Conversion(**request)
     try:
-        return _convert(asked, BaseOutline(asked.base_folder, asked.base_name))
+        return _convert(conversion, BaseOutline(conversion.base_folder, conversion.base_name))
     except SpeculoosError as error:
-        raise type(error)(str(error).replace(asked.folder, asked.shown), error.hint) from None
+        raise type(error)(str(error).replace(conversion.folder, conversion.shown), error.hint) from None
 
 
-def _convert(asked: Asked, base: BaseOutline) -> dict[str, Any]:
-    folder, scratch = Path(asked.folder), Path(asked.scratch)
-    found = Source(folder, _rewritten(folder, scratch), asked.shown, bool(asked.layout))
-    layout = find_layout(found, asked.layout)
-    said = [check_tokenizer(folder, asked.shown, base.folder, base.name), _other_dtype(found)]
-    draft = LAYOUTS[layout].read(found, base, layout)
+def _convert(conversion: Conversion, base: BaseOutline) -> dict[str, Any]:
+    folder, scratch = Path(conversion.folder), Path(conversion.scratch)
+    source = Source(folder, _rewritten(folder, scratch), conversion.shown, bool(conversion.layout))
+    layout = find_layout(source, conversion.layout)
+    notices = [check_tokenizer(folder, conversion.shown, base.folder, base.name), _other_dtype(source)]
+    draft = LAYOUTS[layout].read(source, base, layout)
     report = {
-        **{"format": layout, "title": LAYOUTS[layout].title, "origin": asked.origin or asked.shown},
-        **{"notices": [*filter(None, said), *draft.notices], "licence": found.licence},
+        **{"format": layout, "title": LAYOUTS[layout].title, "origin": conversion.origin or conversion.shown},
+        **{"notices": [*filter(None, notices), *draft.notices], "licence": source.licence},
     }
-    _write(scratch / "draft", draft, base, asked.base_sha256, _source(found, report))
-    trained_on = draft.info.get("base_sha256") or asked.base_sha256
+    _write(scratch / "draft", draft, base, conversion.base_sha256, _source(source, report))
+    trained_on = draft.info.get("base_sha256") or conversion.base_sha256
     figures = draft.info.get("figures") or {}
     return {**report, "method": draft.network.method, "figures": figures, "base_sha256": trained_on}
 
 
 def _rewritten(folder: Path, scratch: Path) -> list[Path]:
     """Its pickles as safetensors in `scratch`."""
-    made = []
+    files = []
     for file in source.pickled_files(folder):
-        made.append(scratch / f"{file.name}.safetensors")
-        pickles.convert(file, made[-1])
-    if not made and not source.safetensors_files(folder):
+        files.append(scratch / f"{file.name}.safetensors")
+        pickles.convert(file, files[-1])
+    if not files and not source.safetensors_files(folder):
         raise BadInput(
             f"{folder}: no weights of a draft here (model.safetensors, pytorch_model.bin, medusa_lm_head.pt)."
         )
-    return made
+    return files
 
 
-def _other_dtype(found: Source) -> str:
+def _other_dtype(source: Source) -> str:
     """A notice where the config says another precision than most numbers are stored in."""
-    stated = found.fields.text("torch_dtype") or found.fields.text("dtype")
-    if not stated or not found.dtype or stated.removeprefix("torch.") == found.dtype:
+    stated = source.fields.text("torch_dtype") or source.fields.text("dtype")
+    if not stated or not source.dtype or stated.removeprefix("torch.") == source.dtype:
         return ""
-    key = "torch_dtype" if found.fields.text("torch_dtype") else "dtype"
-    return f"{key}: config.json says {stated[:40]}, the numbers are stored as {found.dtype} and were kept so."
+    key = "torch_dtype" if source.fields.text("torch_dtype") else "dtype"
+    return f"{key}: config.json says {stated[:40]}, the numbers are stored as {source.dtype} and were kept so."
 
 
-def _source(found: Source, report: dict[str, Any]) -> dict[str, Any]:
+def _source(source: Source, report: dict[str, Any]) -> dict[str, Any]:
     """For the card: where it came from."""
-    made_for = found.config.get("base_model_name_or_path") or _verifier(found.config)
+    made_for = source.config.get("base_model_name_or_path") or _verifier(source.config)
     return {
         "came from": report["origin"],
         "format": report["title"],

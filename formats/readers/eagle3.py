@@ -137,7 +137,7 @@ def _usual(checkpoint: Checkpoint) -> tuple[int, int, int]:
 
 def _targets(config: Mapping[str, Any], weights: Weights, *skipped: str) -> torch.Tensor:
     """Token of the base for every column; `skipped` are names that the loader passes over."""
-    weights.asked.update(name for name in skipped if name in weights)
+    weights.used.update(name for name in skipped if name in weights)
     columns = torch.arange(config.get("draft_vocab_size") or config["vocab_size"])
     if len(columns) == config["vocab_size"]:
         return columns

@@ -16,10 +16,10 @@ def reader(folder: Path, checkpoint: Checkpoint) -> Any:
 
     if (folder / "model.safetensors").stat().st_size > KEPT:
         return streamed.model(folder)
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, output_loading_info=True
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if names := sorted(map(str, found[kind])):
+        if names := sorted(map(str, info[kind])):
             raise ValueError(f"model.safetensors: {kind.replace('_', ' ')}: {names[0]}.")
     return model.eval()

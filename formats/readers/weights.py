@@ -21,17 +21,17 @@ SLICE = 4 << 20
 class Weights:
     """Like a mapping from names to tensors."""
 
-    def __init__(self, path: str | Path, kept: int = KEPT):
+    def __init__(self, path: str | Path, limit: int = KEPT):
         self.path = Path(path)
-        self._keep = self.path.stat().st_size <= kept
+        self._keep = self.path.stat().st_size <= limit
         self._read: dict[str, torch.Tensor] = {}
         with safe_open(self.path, "pt") as stored:
             self.names = frozenset(stored.keys())
-        self.asked: set[str] = set()
+        self.used: set[str] = set()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor, floating point as float32. Raises KeyError naming it."""
-        self.asked.add(name)
+        self.used.add(name)
         if name in self._read:
             return self._read[name]
         if name not in self.names:
@@ -48,7 +48,7 @@ class Weights:
         """x [..., in] times the matrix `name` [out, in] → [..., out]; a large one passes some rows at a time."""
         if self._keep or name not in self.names:
             return F.linear(x, self[name], bias)
-        self.asked.add(name)
+        self.used.add(name)
         product = torch.cat([F.linear(x, part.float()) for part in pieces(self.path, name)], -1)
         return product if bias is None else product + bias
 
@@ -56,7 +56,7 @@ class Weights:
         """Rows `ids` [...] of the matrix `name` [n, width] → [..., width]; of a large one no other rows are read."""
         if self._keep or name not in self.names:
             return F.embedding(ids, self[name])
-        self.asked.add(name)
+        self.used.add(name)
         heed()
         each, where = ids.unique(return_inverse=True)
         with safe_open(self.path, "pt") as stored:
@@ -70,7 +70,7 @@ class Weights:
     @property
     def unused(self) -> list[str]:
         """Tensors that nobody asked for."""
-        return sorted(self.names - self.asked)
+        return sorted(self.names - self.used)
 
 
 def pieces(path: Path, name: str) -> Iterator[torch.Tensor]:

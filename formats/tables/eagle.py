@@ -27,11 +27,11 @@ def sglang(checkpoint: Checkpoint) -> Table:
 
 def _tensors(checkpoint: Checkpoint) -> layers.Shapes:
     hidden = checkpoint.hidden_size
-    found: layers.Shapes = {"fc.weight": ((hidden, 2 * hidden), FLOAT)}
+    shapes: layers.Shapes = {"fc.weight": ((hidden, 2 * hidden), FLOAT)}
     for index in range(checkpoint.config["eagle_num_layers"]):
-        found |= layers.layer(checkpoint, index, hidden)
+        shapes |= layers.layer(checkpoint, index, hidden)
         if index:
-            found[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
+            shapes[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
     if checkpoint.config.get("own_embeddings"):
-        found["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
-    return found
+        shapes["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
+    return shapes

@@ -91,7 +91,7 @@ def _ids(checkpoint: Checkpoint, counted: list[int]) -> dict[str, list[int]]:
 
 def _tensors(checkpoint: Checkpoint, *maps: str) -> layers.Shapes:
     hidden, columns, fused = checkpoint.hidden_size, checkpoint.draft_vocab_size, len(checkpoint.aux_layers)
-    found: layers.Shapes = {
+    shapes: layers.Shapes = {
         "fc.weight": ((hidden, fused * _width(checkpoint)), FLOAT),
         **{f"layers.0.{name}.weight": ((hidden,), FLOAT) for name in ("input_layernorm", "hidden_norm")},
         **layers.layer(checkpoint, 0, 2 * hidden),
@@ -99,13 +99,13 @@ def _tensors(checkpoint: Checkpoint, *maps: str) -> layers.Shapes:
         "lm_head.weight": ((columns, hidden), FLOAT),
     }
     for index in range(1, _count(checkpoint)):
-        found |= layers.layer(checkpoint, index, hidden)
-        found[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
+        shapes |= layers.layer(checkpoint, index, hidden)
+        shapes[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
     if checkpoint.config.get("norm_before_fc"):
-        found["input_norm.weight"] = ((fused * _width(checkpoint),), FLOAT)
+        shapes["input_norm.weight"] = ((fused * _width(checkpoint),), FLOAT)
     if checkpoint.config.get("fc_norm"):
-        found |= {f"fc_norm.{index}.weight": ((_width(checkpoint),), FLOAT) for index in range(fused)}
+        shapes |= {f"fc_norm.{index}.weight": ((_width(checkpoint),), FLOAT) for index in range(fused)}
     if checkpoint.config.get("own_embeddings"):
-        found["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
+        shapes["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
     both = {"d2t": ((columns,), "I64"), "t2d": ((checkpoint.vocab_size,), "BOOL")}
-    return found | ({name: both[name] for name in maps} if checkpoint.small_vocabulary else {})
+    return shapes | ({name: both[name] for name in maps} if checkpoint.small_vocabulary else {})

@@ -8,12 +8,12 @@ from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
 def table(checkpoint: Checkpoint) -> Table:
     """Every stored tensor under transformers' name; the model's own config without the workbench's keys."""
     config = {key: value for key, value in checkpoint.config.items() if key not in BOOKKEEPING}
-    wanted = {key: config[key] for key in ("model_type", "vocab_size", "hidden_size") if key in config}
+    fields = {key: config[key] for key in ("model_type", "vocab_size", "hidden_size") if key in config}
     free = frozenset(flat(config)) | {"architectures"}
     names = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
     return Table(
         {name: (entry.shape, entry.dtype) for name, entry in checkpoint.tensors.items()},
-        {**wanted, "dtype": checkpoint.dtype},
+        {**fields, "dtype": checkpoint.dtype},
         checkpoint.written_type,
         free,
         files=("generation_config.json", *(name for name in names if (checkpoint.base_path / name).is_file())),

@@ -6,14 +6,14 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
-from formats.plan import Plan, copied, zeros
+from formats.plan import Plan, from_entry, zeros
 from formats.writers import llama
 
 
 def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     """vLLM makes the class of method and architecture: LlamaForCausalLM becomes EagleLlamaForCausalLM. `fc` has no
     bias there."""
-    tensors = [copied(entry) for entry in checkpoint.tensors.values()]
+    tensors = [from_entry(entry) for entry in checkpoint.tensors.values()]
     return Plan(tensors, _config(checkpoint, "LlamaForCausalLM"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
-from formats.plan import Plan, copied
+from formats.plan import Plan, from_entry
 from formats.serve import drafted_tokens
 from formats.writers import llama
 
@@ -84,7 +84,7 @@ def modelopt(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
 def _tensors(checkpoint: Checkpoint, *maps: str) -> list:
     """All but those maps of the vocabulary that the server has none for; no map where the vocabulary is whole."""
     left_out = {name for name in MAPS if name not in maps or not checkpoint.small_vocabulary}
-    return [copied(entry) for name, entry in checkpoint.tensors.items() if name not in left_out]
+    return [from_entry(entry) for name, entry in checkpoint.tensors.items() if name not in left_out]
 
 
 def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
-from formats.plan import Piece, Plan, cast, content, copied, made, widened
+from formats.plan import Plan, TensorSource, cast, constant, content, from_entry, widen
 
 HEADS = "medusa_lm_head"
 
@@ -80,29 +80,29 @@ def choices(checkpoint: Checkpoint) -> list[list[int]]:
     return [list(path) for path in sorted(nodes, key=lambda path: (len(path), path))]
 
 
-def _blocks(checkpoint: Checkpoint, pattern: str) -> list[Piece]:
+def _blocks(checkpoint: Checkpoint, pattern: str) -> list[TensorSource]:
     """Weights and biases of every residual block, named by `pattern`."""
-    found = []
+    sources = []
     for name, entry in checkpoint.tensors.items():
         if name.startswith("blocks."):
             _, head, layer, _, kind = name.split(".")
-            piece = copied(entry, pattern.format(head=head, layer=layer, kind=kind))
-            found.append(widened(piece, checkpoint.written_type))
-    return found
+            piece = from_entry(entry, pattern.format(head=head, layer=layer, kind=kind))
+            sources.append(widen(piece, checkpoint.written_type))
+    return sources
 
 
-def _matrix(checkpoint: Checkpoint, base: Any, head: int, name: str) -> Piece:
+def _matrix(checkpoint: Checkpoint, base: Any, head: int, name: str) -> TensorSource:
     """Output matrix of a head: its own, the one that was cut for all of them, or the base's."""
     shared = bool(checkpoint.config.get("medusa_tie_lm_head"))
     if shared and not checkpoint.small_vocabulary:
         return cast(name, base.lm_head.weight, checkpoint.written_type)
-    return copied(checkpoint.tensors[f"lm_heads.{0 if shared else head}.weight"], name)
+    return from_entry(checkpoint.tensors[f"lm_heads.{0 if shared else head}.weight"], name)
 
 
-def _token_map(checkpoint: Checkpoint) -> list[Piece]:
+def _token_map(checkpoint: Checkpoint) -> list[TensorSource]:
     """Token ids of the base by draft id, int64."""
     if not checkpoint.small_vocabulary:
         return []
     offsets = array.array("q", content(checkpoint.tensors["d2t"]))
     ids = array.array("q", (place + offset for place, offset in enumerate(offsets)))
-    return [made("token_map", "I64", (len(ids),), ids.tobytes())]
+    return [constant("token_map", "I64", (len(ids),), ids.tobytes())]

@@ -5,7 +5,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
-from formats.plan import Plan, copied
+from formats.plan import Plan, from_entry
 from models.foreign import cleaned
 from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
 from models.standalone import OWN_KEYS
@@ -19,7 +19,7 @@ def plan(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     values = {key: value for key, value in checkpoint.config.items() if key not in (*OWN_KEYS, "torch_dtype")}
     config = cleaned({**values, "dtype": checkpoint.dtype, "architectures": _architectures(values)})
     tokenizer = [path for name in TOKENIZER if (path := checkpoint.base_path / name).is_file()]
-    tensors = [copied(entry) for entry in checkpoint.tensors.values()]
+    tensors = [from_entry(entry) for entry in checkpoint.tensors.values()]
     return Plan(tensors, config, copies=tuple(tokenizer), texts={"generation_config.json": _generation(checkpoint)})
 
 
@@ -32,6 +32,8 @@ def _architectures(config: dict[str, Any]) -> list[str]:
 
 def _generation(checkpoint: Checkpoint) -> str:
     path = checkpoint.path / "generation_config.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    kept = {key: found[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if found.get(key) is not None}
-    return json.dumps(kept or {"eos_token_id": checkpoint.base.get("eos_token_id")}, indent=2) + "\n"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    tokens = {
+        key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None
+    }
+    return json.dumps(tokens or {"eos_token_id": checkpoint.base.get("eos_token_id")}, indent=2) + "\n"

@@ -25,12 +25,12 @@ def cleanup(
 
     settings = open_home()
     removed = retention.clean(settings, dry_run=dry_run, leftovers=leftovers)
-    found = {rule: {"count": part.count, "bytes": part.bytes} for rule, part in removed.items()}
+    result = {rule: {"count": part.count, "bytes": part.bytes} for rule, part in removed.items()}
     rows = [(rule, part.count, f"{part.bytes / 1e6:,.1f} MB") for rule, part in removed.items()]
     if compact and not dry_run:
-        found["database"] = {"count": 0, "bytes": (freed := _compact(settings))}
+        result["database"] = {"count": 0, "bytes": (freed := _compact(settings))}
         rows.append(("database", "", f"{freed / 1e6:,.1f} MB"))
-    finish({"dry_run": dry_run, "removed": found}, as_json, table(rows, ("what", "number", "size")))
+    finish({"dry_run": dry_run, "removed": result}, as_json, table(rows, ("what", "number", "size")))
 
 
 def _compact(settings: Settings) -> int:

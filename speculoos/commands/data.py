@@ -46,8 +46,8 @@ def import_file(
     (job,) = run_jobs(
         settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
     )
-    found = describe(settings, job.request["dataset_id"])
-    finish(found, as_json, _imported(found))
+    result = describe(settings, job.request["dataset_id"])
+    finish(result, as_json, _imported(result))
 
 
 def base_id(settings: Settings, reference: str) -> str:
@@ -171,9 +171,9 @@ def list_data(as_json: Json = False) -> None:
 
     settings = open_home()
     with reading(settings) as session:
-        found = [describe(settings, row.id) for row in queries.datasets(session)]
-    rows = [(d["name"], d["kind"], d["state"], d["rows"], d["bad_rows"]) for d in found]
-    finish(found, as_json, table(rows, ("name", "kind", "state", "rows", "bad rows")))
+        datasets = [describe(settings, row.id) for row in queries.datasets(session)]
+    rows = [(d["name"], d["kind"], d["state"], d["rows"], d["bad_rows"]) for d in datasets]
+    finish(datasets, as_json, table(rows, ("name", "kind", "state", "rows", "bad rows")))
 
 
 @app.command()
@@ -181,8 +181,8 @@ def show(reference: Reference, as_json: Json = False) -> None:
     """One data set: counts, bad rows, and the first conversation."""
     from upkeep.homes import open_home
 
-    found = describe(open_home(), reference)
-    finish(found, as_json, _imported(found))
+    result = describe(open_home(), reference)
+    finish(result, as_json, _imported(result))
 
 
 @app.command("rm")
@@ -195,7 +195,7 @@ def remove(
     from speculoos.commands.removing import remove_row
     from tracking import queries
 
-    remove_row(lambda rows: queries.find_dataset(rows, reference), force, as_json)
+    remove_row(lambda session: queries.find_dataset(session, reference), force, as_json)
 
 
 def describe(settings, reference: str) -> dict:  # noqa: ANN001
@@ -211,12 +211,12 @@ def describe(settings, reference: str) -> dict:  # noqa: ANN001
     return {**row, "rows_read": report.get("rows_read", row["rows"] + row["bad_rows"]), **counts, "report": report}
 
 
-def _imported(found: dict) -> str:
-    bad = found.get("bad") or []
-    lines = [f"{found['name']}: {found['rows_read']} rows read, {found['rows']} good, {found['bad_rows']} bad"]
-    if "answer_tokens" in found:
-        lines.append(f"  {found['answer_tokens']:,} answer tokens, {found['cut_answers']} answers cut by a limit")
+def _imported(result: dict) -> str:
+    bad = result.get("bad") or []
+    lines = [f"{result['name']}: {result['rows_read']} rows read, {result['rows']} good, {result['bad_rows']} bad"]
+    if "answer_tokens" in result:
+        lines.append(f"  {result['answer_tokens']:,} answer tokens, {result['cut_answers']} answers cut by a limit")
     lines += [f"  line {row['line']}: {row['reason']}" for row in bad[:SHOWN_BAD]]
     return "\n".join(
-        lines + ([f"  … and {found['bad_rows'] - SHOWN_BAD} more"] if found["bad_rows"] > SHOWN_BAD else [])
+        lines + ([f"  … and {result['bad_rows'] - SHOWN_BAD} more"] if result["bad_rows"] > SHOWN_BAD else [])
     )

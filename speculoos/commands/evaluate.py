@@ -28,12 +28,12 @@ def evaluate(
 
     settings = open_home()
     ref = resolve(settings, model, checkpoint)
-    asked = load_questions(settings, questions, limit)
-    found = {"model": ref.name, "questions": len(asked), "max_tokens": max_tokens}
-    found |= measure(settings, ref, asked, max_tokens, parse_settings(draft or ()), device or settings.device)
-    if found["shared_with"]:
-        say(f"Measured beside {found['shared_with']}: the speeds are lower than alone, the ratio is not exact.")
-    finish(found, as_json, figures({k: v for k, v in found.items() if not isinstance(v, list | dict) or k in SHOWN}))
+    rows = load_questions(settings, questions, limit)
+    result = {"model": ref.name, "questions": len(rows), "max_tokens": max_tokens}
+    result |= measure(settings, ref, rows, max_tokens, parse_settings(draft or ()), device or settings.device)
+    if result["shared_with"]:
+        say(f"Measured beside {result['shared_with']}: the speeds are lower than alone, the ratio is not exact.")
+    finish(result, as_json, figures({k: v for k, v in result.items() if not isinstance(v, list | dict) or k in SHOWN}))
 
 
 SHOWN = ("acceptance_by_depth", "mean_accepted_length_interval", "speedup_interval")
@@ -51,8 +51,8 @@ def measure(
 
     base, draft = load_target(settings, ref, device)
     with alone(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
-        found = run(base, draft, questions, ConsoleReporter(), max_tokens=max_tokens, options=options)
-    return {**found, "shared_with": sharing.shared_with}
+        result = run(base, draft, questions, ConsoleReporter(), max_tokens=max_tokens, options=options)
+    return {**result, "shared_with": sharing.shared_with}
 
 
 def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:

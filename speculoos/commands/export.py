@@ -82,9 +82,9 @@ def find(settings: Any, reference: str) -> Row:
 def _list(row: Row, as_json: bool) -> int:
     from formats.options import options
 
-    found = [option.to_json() for option in options(row.path, row.base_path)]
-    rows = [(o["name"], "yes" if o["possible"] else "no", o["reason"] or o["for"]) for o in found]
-    finish(found, as_json, table(rows, ("format", "possible", "for, or why not")))
+    choices = [option.to_json() for option in options(row.path, row.base_path)]
+    rows = [(o["name"], "yes" if o["possible"] else "no", o["reason"] or o["for"]) for o in choices]
+    finish(choices, as_json, table(rows, ("format", "possible", "for, or why not")))
     return 0
 
 
@@ -100,8 +100,8 @@ def _own(settings: Any, row: Row, output: Path | None, as_json: bool) -> int:
         target = target / name
     archive.check(row.path, row.name, row.sha256, Sums.of(settings))
     archive.write_zip(row.path, target)
-    found = {"path": str(target), "bytes": target.stat().st_size, "sha256": file_sha256(target)}
-    finish({**found, "checkpoint": row.full_name}, as_json, f"{target} ({found['bytes'] / 1e6:.1f} MB)")
+    result = {"path": str(target), "bytes": target.stat().st_size, "sha256": file_sha256(target)}
+    finish({**result, "checkpoint": row.full_name}, as_json, f"{target} ({result['bytes'] / 1e6:.1f} MB)")
     return 0
 
 

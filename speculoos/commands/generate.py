@@ -49,8 +49,8 @@ def generate(
     ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
     engine = Engine(settings, ref, device or settings.device, parse_settings(draft or ()))
-    found = engine.answer([{"role": "user", "content": text}], system, config, not as_json, trace)
-    finish(found, as_json, _line(found))
+    answer = engine.answer([{"role": "user", "content": text}], system, config, not as_json, trace)
+    finish(answer, as_json, _line(answer))
 
 
 class Engine:
@@ -109,8 +109,8 @@ def _tokens(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {"id": token["id"], "text": token["text"], "origin": token["origin"], "depth": token["depth"]}
 
 
-def _line(found: dict[str, Any]) -> str:
+def _line(answer: dict[str, Any]) -> str:
     return (
-        f"[{len(found['token_ids'])} tokens, {found['tokens_per_second']:.1f} tokens/s, "
-        f"{found['mean_accepted_length']:.2f} tokens a verification, {found['finish']}]"
+        f"[{len(answer['token_ids'])} tokens, {answer['tokens_per_second']:.1f} tokens/s, "
+        f"{answer['mean_accepted_length']:.2f} tokens a verification, {answer['finish']}]"
     )

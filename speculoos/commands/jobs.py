@@ -30,7 +30,7 @@ def list_jobs(
 
     with reading(open_home()) as session:
         rows, queues = listing.jobs(session, limit=limit), listing.Queues(session)
-        found = [
+        entries = [
             {
                 **columns(job, *HIDDEN),
                 "place": queues.place(job),
@@ -38,15 +38,15 @@ def list_jobs(
             }
             for job in rows
         ]
-    shown = [(j["id"][:8], j["state"], j["name"], j["user"], _progress(j), j["waits"] or j["error"]) for j in found]
-    finish(found, as_json, table(shown, ("id", "state", "name", "user", "progress", "")))
+    cells = [(j["id"][:8], j["state"], j["name"], j["user"], _progress(j), j["waits"] or j["error"]) for j in entries]
+    finish(entries, as_json, table(cells, ("id", "state", "name", "user", "progress", "")))
 
 
 @app.command()
 def show(reference: Reference, as_json: Json = False) -> None:
     """One job: its request, its result, its newest figures."""
-    found = _describe(reference)
-    finish(found, as_json, figures({k: v for k, v in found.items() if v not in (None, "", {}, [])}))
+    result = _describe(reference)
+    finish(result, as_json, figures({k: v for k, v in result.items() if v not in (None, "", {}, [])}))
 
 
 @app.command()
@@ -62,8 +62,8 @@ def log(
 
     with reading(open_home()) as session:
         rows = reports.logs(session, jobs.find(session, reference).id, limit=lines)
-        found = [{"at": row.at, "attempt": row.attempt, "level": row.level, "message": row.message} for row in rows]
-    finish(found, as_json, "\n".join(f"{row['at']:%H:%M:%S} {row['level']:7} {row['message']}" for row in found))
+        entries = [{"at": row.at, "attempt": row.attempt, "level": row.level, "message": row.message} for row in rows]
+    finish(entries, as_json, "\n".join(f"{row['at']:%H:%M:%S} {row['level']:7} {row['message']}" for row in entries))
 
 
 @app.command()
@@ -118,7 +118,7 @@ def remove(
     from speculoos.commands.removing import remove_row
     from tracking import jobs
 
-    remove_row(lambda rows: jobs.find(rows, reference), force, as_json)
+    remove_row(lambda session: jobs.find(session, reference), force, as_json)
 
 
 def _find(reference: str):  # noqa: ANN202

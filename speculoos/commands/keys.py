@@ -20,14 +20,14 @@ def without_command(context: typer.Context) -> None:
 def add(name: Annotated[str, typer.Argument(help="Who or what will use it.")], as_json: Json = False) -> None:
     """Make a key and print it, this once: only its sha256 is kept."""
     from tracking import keys
-    from tracking.db import session
+    from tracking.db import writing
     from upkeep.homes import open_home
 
-    with session(open_home()) as rows:
-        made, secret = keys.make_key(rows, name)
-        found = keys.key_view(made)
-    say(f"The key of {made.name!r}; it will not be shown again:")
-    finish({**found, "key": secret}, as_json, secret)
+    with writing(open_home()) as session:
+        key, secret = keys.make_key(session, name)
+        result = keys.key_view(key)
+    say(f"The key of {key.name!r}; it will not be shown again:")
+    finish({**result, "key": secret}, as_json, secret)
 
 
 @app.command("list")
@@ -40,9 +40,9 @@ def list_keys(
     from upkeep.homes import open_home
 
     with reading(open_home()) as session:
-        found = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
+        entries = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
     heads = ("name", "hint", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
-    finish(found, as_json, table(([_shown(head, key[head]) for head in heads] for key in found), heads))
+    finish(entries, as_json, table(([_shown(head, key[head]) for head in heads] for key in entries), heads))
 
 
 @app.command()
@@ -51,12 +51,12 @@ def revoke(
 ) -> None:
     """End a key; whoever uses it is refused within a second."""
     from tracking import keys
-    from tracking.db import session
+    from tracking.db import writing
     from upkeep.homes import open_home
 
-    with session(open_home()) as rows:
-        found = keys.key_view(keys.revoke(rows, reference))
-    finish(found, as_json, f"Revoked {found['name']}.")
+    with writing(open_home()) as session:
+        result = keys.key_view(keys.revoke(session, reference))
+    finish(result, as_json, f"Revoked {result['name']}.")
 
 
 def _shown(head: str, value: str | None) -> str:

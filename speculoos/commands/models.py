@@ -30,7 +30,7 @@ def list_models(as_json: Json = False) -> None:
 
     with reading(open_home()) as session:
         bases, checkpoints = queries.bases(session), queries.checkpoints(session)
-    found = [
+    entries = [
         {
             **{"name": b.name, "path": b.path, "state": b.state, "source": b.source, "location": b.location},
             **{"id": b.id, "weights_sha256": b.weights_sha256, "parameters": b.card.get("parameters")},
@@ -39,10 +39,10 @@ def list_models(as_json: Json = False) -> None:
         for b in bases
     ]
     rows = []
-    for base in found:
+    for base in entries:
         rows.append((base["name"], base["state"], base["source"], base["path"]))
         rows += [(f"  @{c['name']}", c["state"], c["method"], c["path"]) for c in base["checkpoints"]]
-    finish(found, as_json, table(rows, ("name", "state", "kind", "path")))
+    finish(entries, as_json, table(rows, ("name", "state", "kind", "path")))
 
 
 @app.command()
@@ -106,8 +106,8 @@ def add_draft(
     (job,) = run_jobs(
         settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
     )
-    made = job.request["checkpoint_id"]
-    _show(lambda s: (queries.find_base(s, base_id), queries.find_checkpoint(s, made, base_id)), as_json)
+    checkpoint_id = job.request["checkpoint_id"]
+    _show(lambda s: (queries.find_base(s, base_id), queries.find_checkpoint(s, checkpoint_id, base_id)), as_json)
 
 
 def guess_source(location: str) -> str:
@@ -135,8 +135,8 @@ def _show(find, as_json: bool) -> None:  # noqa: ANN001
 
     with reading(open_home()) as session:
         base, checkpoint = find(session)
-        found = {**columns(checkpoint or base), **({"base": base.name} if checkpoint else {})}
-    finish(found, as_json, figures({k: v for k, v in found.items() if v not in ("", None, {})}))
+        result = {**columns(checkpoint or base), **({"base": base.name} if checkpoint else {})}
+    finish(result, as_json, figures({k: v for k, v in result.items() if v not in ("", None, {})}))
 
 
 @app.command()
@@ -145,14 +145,14 @@ def rename(
 ) -> None:
     """Give a model or a checkpoint another name; files stay where they are."""
     from tracking import changes, queries
-    from tracking.db import session
+    from tracking.db import writing
     from upkeep.homes import open_home
 
-    with session(open_home()) as rows:
-        base, checkpoint = queries.find_model(rows, reference)
-        changes.rename(rows, checkpoint or base, name)
-        found = {"id": (checkpoint or base).id, "name": name}
-    finish(found, as_json, f"Renamed to {name}.")
+    with writing(open_home()) as session:
+        base, checkpoint = queries.find_model(session, reference)
+        changes.rename(session, checkpoint or base, name)
+        result = {"id": (checkpoint or base).id, "name": name}
+    finish(result, as_json, f"Renamed to {name}.")
 
 
 @app.command("rm")
@@ -173,5 +173,5 @@ def remove(
 
 
 def _checkpoint(row) -> dict:  # noqa: ANN001
-    found = {"name": row.name, "id": row.id, "state": row.state, "method": row.method, "path": row.path}
-    return {**found, "figures": row.figures}
+    fields = {"name": row.name, "id": row.id, "state": row.state, "method": row.method, "path": row.path}
+    return {**fields, "figures": row.figures}

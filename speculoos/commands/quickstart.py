@@ -25,7 +25,7 @@ def quickstart(
         chain = submit_quickstart(settings, model, limit, account())
         for job_id in chain.job_ids:
             follow(settings, job_id, services)
-    found = result(settings, chain)
-    model = shlex.quote(found["checkpoint"])
+    outcome = result(settings, chain)
+    model = shlex.quote(outcome["checkpoint"])
     say(f"Chat with it in the Playground: `speculoos up`, or `speculoos generate --model {model} …`.")
-    finish(found, as_json, figures({k: v for k, v in found.items() if not isinstance(v, list | dict)}))
+    finish(outcome, as_json, figures({k: v for k, v in outcome.items() if not isinstance(v, list | dict)}))

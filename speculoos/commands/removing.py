@@ -7,16 +7,16 @@ from sqlalchemy.orm import Session
 
 from speculoos.console import finish
 from tracking import changes
-from tracking.db import session
+from tracking.db import writing
 from upkeep.homes import open_home
 
 
 def remove_row(find: Callable[[Session], Any], force: bool, as_json: bool) -> None:
     """Delete what `find` finds. Raises Conflict saying what depends on it, unless `force`."""
     settings = open_home()
-    with session(settings) as rows:
-        row = find(rows)
+    with writing(settings) as session:
+        row = find(session)
         name, row_id = row.name, row.id
-        paths = changes.delete(rows, settings, row, force=force)
+        paths = changes.delete(session, settings, row, force=force)
     freed = changes.remove_files(paths)
     finish({"deleted": row_id, "name": name, "bytes": freed}, as_json, f"Deleted {name} ({freed / 1e6:.1f} MB).")

@@ -34,8 +34,8 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
     if is_folder(model):
         return _with_folder(TargetRef(model, str(Path(model).expanduser().resolve())), checkpoint)
     with reading(settings) as session:
-        base, found = queries.find_model(session, model)
-        if found and checkpoint:
+        base, row = queries.find_model(session, model)
+        if row and checkpoint:
             raise BadInput(f"--model {model} names a checkpoint already; leave --checkpoint out.")
         queries.must_be_ready(base)
         known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
@@ -43,14 +43,12 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
         if is_folder(checkpoint):
             return _with_folder(ref, checkpoint)
         if checkpoint:
-            found = queries.find_checkpoint(session, checkpoint, base.id)
-        if not found:
+            row = queries.find_checkpoint(session, checkpoint, base.id)
+        if not row:
             return ref
-        queries.must_be_ready(found)
-        name = f"{base.name}@{found.name}"
-        return replace(
-            ref, name=name, checkpoint_path=found.path, checkpoint_id=found.id, checkpoint_sha256=found.sha256
-        )
+        queries.must_be_ready(row)
+        name = f"{base.name}@{row.name}"
+        return replace(ref, name=name, checkpoint_path=row.path, checkpoint_id=row.id, checkpoint_sha256=row.sha256)
 
 
 def is_folder(reference: str) -> bool:

@@ -39,9 +39,9 @@ def train(
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])
         metrics = last_metrics(session, job.id)
-    made = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
-    found = {"checkpoint": f"{model}@{row.name}", **made, "job": job.id, "job_state": job.state, "metrics": metrics}
-    finish({**found, "settings": columns(row)["config"]}, as_json, figures(found))
+    fields = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
+    result = {"checkpoint": f"{model}@{row.name}", **fields, "job": job.id, "job_state": job.state, "metrics": metrics}
+    finish({**result, "settings": columns(row)["config"]}, as_json, figures(result))
 
 
 def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes: dict):  # noqa: ANN201
@@ -57,5 +57,5 @@ def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes:
     config = train_config(**chosen)
     if foreign := [name for name in changes if name not in type(config).model_fields]:
         raise BadInput(f"--set {foreign[0]}: {config.method} has no such setting; docs/training.md lists those it has.")
-    kept = {key: value for key, value in config.to_json().items() if key in chosen and key != "method"}
-    return Train(method=config.method, base_id=base_id, dataset_id=dataset_id, settings=kept, recipe=recipe)
+    values = {key: value for key, value in config.to_json().items() if key in chosen and key != "method"}
+    return Train(method=config.method, base_id=base_id, dataset_id=dataset_id, settings=values, recipe=recipe)

@@ -17,10 +17,10 @@ def verify(
     from upkeep.homes import open_home
     from upkeep.verify import check
 
-    found = check(open_home(), references or ())
-    damaged = [one for one in found if one.damage]
-    lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in found]
-    end = f"{len(damaged)} of {len(found)} damaged." if damaged else f"{len(found)} checked, all whole."
-    result = {"healthy": not damaged, "checked": len(found), "things": [one.to_json() for one in found]}
+    findings = check(open_home(), references or ())
+    damaged = [one for one in findings if one.damage]
+    lines = [f"BAD {one.sentence()}" if one.damage else f"ok  {one.kind} {one.name}" for one in findings]
+    end = f"{len(damaged)} of {len(findings)} damaged." if damaged else f"{len(findings)} checked, all whole."
+    result = {"healthy": not damaged, "checked": len(findings), "things": [one.to_json() for one in findings]}
     finish(result, as_json, "\n".join([*lines, end]))
     return 1 if damaged else 0

@@ -15,7 +15,7 @@ from speculoos import login_links
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings, load
 from tests.tools.loops import run_async
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Login, now
 
 
@@ -104,19 +104,19 @@ def test_a_login_holds_over_a_restart_and_ends_in_time(home: Settings, monkeypat
     found = run_async(sessions_of(home).find(value))
     assert found.user == "Ada"
     assert timedelta(days=13) < found.ends_at - now() < timedelta(days=15)
-    with session(home) as rows:
-        rows.scalars(select(Login)).one().ends_at = now() - timedelta(seconds=1)
+    with writing(home) as session:
+        session.scalars(select(Login)).one().ends_at = now() - timedelta(seconds=1)
     assert run_async(sessions_of(home).find(value)) is None
 
 
 def test_expired_rows_are_removed_when_the_next_one_logs_in(home: Settings) -> None:
     sessions = sessions_of(home)
     sessions.begin("old")
-    with session(home) as rows:
-        rows.scalars(select(Login)).one().ends_at = now() - timedelta(seconds=1)
+    with writing(home) as session:
+        session.scalars(select(Login)).one().ends_at = now() - timedelta(seconds=1)
     sessions.begin("new")
-    with reading(home) as rows:
-        assert [login.user for login in rows.scalars(select(Login))] == ["new"]
+    with reading(home) as session:
+        assert [login.user for login in session.scalars(select(Login))] == ["new"]
 
 
 def test_a_new_password_ends_every_login(home: Settings) -> None:
@@ -127,8 +127,8 @@ def test_a_new_password_ends_every_login(home: Settings) -> None:
 
 def test_the_database_does_not_tell_a_cookie(home: Settings) -> None:
     value = sessions_of(home).begin()
-    with reading(home) as rows:
-        login = rows.scalars(select(Login)).one()
+    with reading(home) as session:
+        login = session.scalars(select(Login)).one()
     assert value not in login.id
     assert run_async(sessions_of(home).find(login.id)) is None
 
@@ -169,8 +169,8 @@ def test_the_name_given_at_the_login_is_kept_and_checked(client: TestClient, hom
     assert answer.status_code == 400
     assert "&lt;b&gt;" in answer.text and "<b>" not in answer.text
     assert client.post("/login", data={"password": "cinnamon", "name": "  Ada Lovelace "}).status_code == 303
-    with reading(home) as rows:
-        assert rows.scalars(select(Login)).one().user == "Ada Lovelace"
+    with reading(home) as session:
+        assert session.scalars(select(Login)).one().user == "Ada Lovelace"
 
 
 def test_the_key_survives_a_restart_and_only_its_owner_reads_it(home: Settings) -> None:

@@ -38,27 +38,27 @@ def counted(settings: Settings) -> Iterator[list[str]]:
 
 def fill(settings: Settings, count: int) -> None:
     """As many waiting jobs, each with a data set and a checkpoint that was measured; all of one experiment."""
-    with db.session(settings) as rows:
-        if rows.get(Base, "base") is None:
-            rows.add_all([Base(id="base", name="tiny", source="folder", location="/x", state="ready")])
-            rows.add(Experiment(id="all", name="all"))
-            rows.flush()
+    with db.writing(settings) as session:
+        if session.get(Base, "base") is None:
+            session.add_all([Base(id="base", name="tiny", source="folder", location="/x", state="ready")])
+            session.add(Experiment(id="all", name="all"))
+            session.flush()
         for _ in range(count):
-            job = rows_of_jobs.create(rows, kind="train", queue="gpu", request={}, name="train")
+            job = rows_of_jobs.create(session, kind="train", queue="gpu", request={}, name="train")
             job.experiment_id = "all"
             made = Dataset(name=job.id, kind="prompts", job_id=job.id)
-            rows.add(made)
-            rows.flush()
+            session.add(made)
+            session.flush()
             figures = {"mean_accepted_length": 2.0}
             heads = Checkpoint(name=job.id, method="medusa", base_id="base", dataset_id=made.id, figures=figures)
-            rows.add(heads)
-            rows.flush()
-            rows.add(Evaluation(name=job.id, base_id="base", checkpoint_id=heads.id, result=figures))
+            session.add(heads)
+            session.flush()
+            session.add(Evaluation(name=job.id, base_id="base", checkpoint_id=heads.id, result=figures))
 
 
 def looked(settings: Settings, look: Callable[..., object]) -> int:
-    with counted(settings) as sent, db.reading(settings) as rows:
-        assert look(rows)
+    with counted(settings) as sent, db.reading(settings) as session:
+        assert look(session)
     return len(sent)
 
 
@@ -84,9 +84,9 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
 WATCHED = ("home", "jobs", "models", "data", "checkpoints")
 
 
-def home_page(settings: Settings, rows: db.Session) -> object:
+def home_page(settings: Settings, session: db.Session) -> object:
     """What Home draws; its components are not needed for that."""
-    return home.HomePage._view(type("Page", (), {"settings": settings})(), rows, "all")
+    return home.HomePage._view(type("Page", (), {"settings": settings})(), session, "all")
 
 
 def ask(client: TestClient, **query: str) -> dict:
@@ -110,20 +110,20 @@ def test_the_answer_changes_when_rows_do_and_names_the_pause(client: TestClient,
     assert first["wait"] == changes.IDLE and "sp-strip" in first["strip"]["html"]
     again = ask(client, page="jobs", strip=first["strip"]["tag"])
     assert again == {"page": first["page"], "wait": changes.IDLE}, "an idle page is told nothing"
-    with db.session(home) as rows:
-        job = rows_of_jobs.create(rows, kind="train", queue="gpu", request={}, name="<b>train")
-        other = rows_of_jobs.create(rows, kind="train", queue="gpu", request={}, name="other")
+    with db.writing(home) as session:
+        job = rows_of_jobs.create(session, kind="train", queue="gpu", request={}, name="<b>train")
+        other = rows_of_jobs.create(session, kind="train", queue="gpu", request={}, name="other")
         job.state = "RUNNING"
     later = ask(client, page="jobs", strip=first["strip"]["tag"])
     assert later["page"] != first["page"] and later["wait"] == changes.LISTED
     assert "train" in later["strip"]["html"] and "<b>train" not in later["strip"]["html"]
     opened = ask(client, page="jobs", id=job.id)
     assert opened["wait"] == changes.OPEN
-    with db.session(home) as rows:
-        rows.get(Job, other.id).version += 1
+    with db.writing(home) as session:
+        session.get(Job, other.id).version += 1
     assert ask(client, page="jobs", id=job.id)["page"] == opened["page"], "another job is no reason to draw this one"
-    with db.session(home) as rows:
-        rows.get(Job, job.id).version += 1
+    with db.writing(home) as session:
+        session.get(Job, job.id).version += 1
     assert ask(client, page="jobs", id=job.id)["page"] != opened["page"]
 
 
@@ -136,10 +136,10 @@ def test_the_signature_is_the_one_that_the_page_remembers(client: TestClient, ho
     """Else every question would make it draw itself anew."""
     fill(home, 2)
     for what in (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS):
-        with db.reading(home) as rows:
-            row = rows.query(what.table).first().id
+        with db.reading(home) as session:
+            row = session.query(what.table).first().id
             for row_id in ("", row):
-                assert ask(client, page=what.page, id=row_id)["page"] == what.now(rows, row_id)
+                assert ask(client, page=what.page, id=row_id)["page"] == what.now(session, row_id)
 
 
 def test_many_pages_that_ask_at_once_are_answered_by_one_look(home: Settings) -> None:

@@ -18,7 +18,7 @@ from app.views import checkpoint_rows, targets
 from models.starter import HEAD
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 
 NASTY = "<img src=x onerror=alert(1)>${alert(1)}"
@@ -30,7 +30,7 @@ def base_id(home: Settings) -> str:
 
 
 def add(home: Settings, row: object) -> str:
-    with session(home) as rows:
+    with writing(home) as rows:
         rows.add(row)
         rows.flush()
         return row.id  # type: ignore[attr-defined]
@@ -231,7 +231,7 @@ def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) 
     evaluation_id = add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id))
     with reading(home) as rows:
         before = signature(rows)
-    with session(home) as rows:
+    with writing(home) as rows:
         rows.get_one(Evaluation, evaluation_id).result = {"mean_accepted_length": 1.5}
     with reading(home) as rows:
         assert signature(rows) != before

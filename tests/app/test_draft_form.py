@@ -14,7 +14,7 @@ from app.draft_source import DraftForm, gather, request_of
 from app.links import clone_form
 from app.views import checkpoint_rows
 from app.views.draft_form import AddDraft, cloned_request
-from app.views.job_panel import made_links
+from app.views.job_panel import output_links
 from models.hub import HUB_ID
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -58,18 +58,18 @@ def uploaded(home: Settings, source: Path) -> list[str]:
 
 
 def the_job(home: Settings) -> Job | None:
-    with db.reading(home) as rows:
-        return rows.scalar(select(Job).where(Job.kind == "import_draft"))
+    with db.reading(home) as session:
+        return session.scalar(select(Job).where(Job.kind == "import_draft"))
 
 
 def run(home: Settings, job: Job) -> None:
     """As a worker does."""
-    with db.session(home) as session:
+    with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
         request = session.get_one(Job, job.id).request
     context = Context(home, job.id, attempt, Timing())
     result = import_draft.run(ImportDraft(**request), context)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         jobs.succeed(session, job.id, attempt, result)
 
 
@@ -87,11 +87,11 @@ def test_uploaded_files_become_a_checkpoint_and_go(
     for path in files:
         Path(path).unlink()  # as Gradio does when it cleans up
     run(home, job)
-    with db.reading(home) as rows:
-        made = rows.get_one(Checkpoint, job.request["checkpoint_id"])
-        head, links = checkpoint_rows.head(rows, made), checkpoint_rows.actions(rows, made)
-        listed = checkpoint_rows.checkpoints_table(rows)
-        after = made_links(rows, rows.get_one(Job, job.id))
+    with db.reading(home) as session:
+        made = session.get_one(Checkpoint, job.request["checkpoint_id"])
+        head, links = checkpoint_rows.head(session, made), checkpoint_rows.actions(session, made)
+        listed = checkpoint_rows.checkpoints_table(session)
+        after = output_links(session, session.get_one(Job, job.id))
     assert (made.state, made.method, made.name) == ("ready", "eagle3", "Their head")
     assert "uploaded files: Their-head · EAGLE-3" in head and ">imported<" in head and ">imported<" in listed
     assert "not recorded" not in head
@@ -112,7 +112,7 @@ def test_waiting_uploads_are_kept_by_cleaning_and_backups(
     clean(home)
     assert not any(Path(path).exists() for path in files)
     assert {path.name for path in gathered.iterdir()} == {"config.json", "model.safetensors"}
-    with db.session(home) as session:
+    with db.writing(home) as session:
         jobs.request_cancel(session, the_job(home).id)
     clean(home)
     assert not gathered.parent.exists()
@@ -121,7 +121,7 @@ def test_waiting_uploads_are_kept_by_cleaning_and_backups(
 def test_a_name_that_is_taken_leaves_nothing_behind(
     home: Settings, base_id: str, form: AddDraft, tmp_path: Path
 ) -> None:
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add(Checkpoint(name="heads", base_id=base_id, method="medusa", state="ready"))
     files = uploaded(home, writers.write(tmp_path / "theirs", writers.medusa()))
     said, address = form.add("Upload", base_id, "", files, "", "heads")
@@ -179,8 +179,8 @@ def test_a_hub_id_with_its_revision_is_shown_as_a_command_and_cloned(
     job = the_job(home)
     assert said == "" and address == f"/jobs?id={job.id}" and HUB_ID.fullmatch(job.request["location"])
     assert clone_form(job) == f"/checkpoints?clone={job.id}"
-    with db.reading(home) as rows:
-        cloned = cloned_request(rows, job.id)
+    with db.reading(home) as session:
+        cloned = cloned_request(session, job.id)
     assert (cloned.location, cloned.layout) == ("org/heads@v1", "vllm-eagle3")
 
 

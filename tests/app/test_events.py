@@ -17,7 +17,7 @@ from speculoos.guard import Guard
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tracking import runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 
 def record(index: int, text: str = "a") -> dict:
@@ -28,19 +28,19 @@ def record(index: int, text: str = "a") -> dict:
 
 
 def new_run(settings: Settings, **values: object) -> str:
-    with session(settings) as rows:
+    with writing(settings) as rows:
         request = {"messages": [{"role": "user", "content": "hello"}]}
         return runs.create_run(rows, "chat", "tiny", request, **values).id
 
 
 def store(settings: Settings, run_id: str, *indices: int) -> None:
-    with session(settings) as rows:
+    with writing(settings) as rows:
         runs.start_run(rows, run_id)
         runs.add_steps(rows, run_id, [record(i) for i in indices])
 
 
 def finish(settings: Settings, run_id: str) -> None:
-    with session(settings) as rows:
+    with writing(settings) as rows:
         runs.finish_run(rows, run_id, "aaa", {"tokens": 3})
 
 
@@ -163,7 +163,7 @@ def test_a_run_that_goes_away_ends_its_stream_without_a_traceback(home: Settings
         pieces = []
         async for piece in events.follow(home, run_id, -1):
             pieces.append(piece)
-            with session(home) as rows:
+            with writing(home) as rows:
                 rows.delete(runs.get_run(rows, run_id)) if len(pieces) == 1 else None
         return pieces
 
@@ -208,7 +208,7 @@ def test_another_web_page_cannot_stop_a_run(home: Settings, client: TestClient) 
 
 def test_history_keeps_answered_turns_and_leaves_failed_ones_out(home: Settings) -> None:
     chat = "c" * 32
-    with session(home) as rows:
+    with writing(home) as rows:
         for position, (question, answer) in enumerate([("one", "1"), ("two", ""), ("three", "3")]):
             request = {"messages": [{"role": "user", "content": question}]}
             run = runs.create_run(rows, "chat", "tiny", request, chat, position)
@@ -281,7 +281,7 @@ def test_removing_a_turn_removes_its_steps_and_what_was_measured_for_it(home: Se
     store(home, run_id, 0, 1)
     assert client.delete(f"/api/runs/{run_id}").status_code == 400  # it still goes on
     finish(home, run_id)
-    with session(home) as rows:
+    with writing(home) as rows:
         measured = runs.create_run(rows, "compare", "tiny", {"messages": []}, run_id).id
         runs.fail_run(rows, measured, "no")
     assert client.delete(f"/api/runs/{run_id}").json()["removed"]
@@ -292,11 +292,11 @@ def test_removing_a_turn_removes_its_steps_and_what_was_measured_for_it(home: Se
 
 def test_a_comparison_is_removed_whole_once_it_has_ended(home: Settings, client: TestClient) -> None:
     def end(run_id: str) -> None:
-        with session(home) as rows:
+        with writing(home) as rows:
             assert runs.fail_run(rows, run_id, "no")
 
     request = {"messages": [{"role": "user", "content": "hello"}]}
-    with session(home) as rows:
+    with writing(home) as rows:
         first, second = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
         group, ids = first.group_id, (first.id, second.id)
     end(ids[0])

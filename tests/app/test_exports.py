@@ -46,7 +46,7 @@ def heads(home: Settings, eight_layers: Path) -> str:
     base_id, row_id = add_base(home, eight_layers), new_id()
     draft = Eagle3Draft.from_base(load_base(eight_layers))
     folder = save_draft(home.home / "checkpoints" / row_id / "attempt-1", draft, {"base": "tiny"})
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add(
             Checkpoint(id=row_id, name="heads", base_id=base_id, method="eagle3", state="ready", path=str(folder))
         )
@@ -64,7 +64,7 @@ def client(home: Settings) -> TestClient:
 def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, Context]:
     """An export, claimed as a worker would."""
     job = submit(Export(checkpoint_id, name), settings=home)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
     return Export(**job.request), Context(home, job.id, attempt, Timing())
 
@@ -72,14 +72,14 @@ def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, Cont
 def made(home: Settings, checkpoint_id: str, name: str) -> dict:
     request, context = ordered(home, checkpoint_id, name)
     result = export.run(request, context)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         jobs.succeed(session, context.job_id, context.attempt, result)
     return result
 
 
 def page(home: Settings, checkpoint_id: str) -> str:
-    with db.reading(home) as rows:
-        return export_rows.exports_table(rows, home, rows.get_one(Checkpoint, checkpoint_id))
+    with db.reading(home) as session:
+        return export_rows.exports_table(session, home, session.get_one(Checkpoint, checkpoint_id))
 
 
 def row_of(html: str, title: str) -> str:
@@ -172,7 +172,7 @@ def test_a_zip_that_is_being_written_keeps_nobody_waiting_but_those_who_want_it(
 
 def add_copy(home: Settings, checkpoint_id: str) -> str:
     """Another checkpoint with the same files; returns its id."""
-    with db.session(home) as session:
+    with db.writing(home) as session:
         row, made = session.get_one(Checkpoint, checkpoint_id), new_id()
         folder = shutil.copytree(row.path, home.home / "checkpoints" / made / "attempt-1")
         values = {"base_id": row.base_id, "method": row.method, "state": "ready"}
@@ -199,7 +199,7 @@ def test_what_cannot_go_there_ends_with_the_reason_and_leaves_nothing(home: Sett
     request, context = ordered(home, heads, "medusa")
     with pytest.raises(Unsupported) as refused:
         export.run(request, context)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         jobs.fail(session, context.job_id, context.attempt, refused.value.code, str(refused.value), "")
     assert not list(exports_folder(home.home, heads).glob("*"))
     with pytest.raises(Unsupported, match="Unknown format 'nonsense'"):
@@ -208,7 +208,7 @@ def test_what_cannot_go_there_ends_with_the_reason_and_leaves_nothing(home: Sett
 
 def test_exports_go_with_their_checkpoint(home: Settings, heads: str) -> None:
     made(home, heads, "vllm")
-    with db.session(home) as session:
+    with db.writing(home) as session:
         paths = changes.delete(session, home, session.get_one(Checkpoint, heads), force=True)
     changes.remove_files(paths)
     assert not exports_folder(home.home, heads).exists()
@@ -231,7 +231,7 @@ def test_a_file_that_is_there_stays_until_the_next_is_whole(
 
 
 def test_a_checkpoint_that_is_not_the_trained_one_is_not_exported(home: Settings, heads: str) -> None:
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.get_one(Checkpoint, heads).sha256 = "a" * 64
     with pytest.raises(SpeculoosError, match="damaged"):
         made(home, heads, "vllm")

@@ -50,7 +50,7 @@ def collected(found: metrics.Rows) -> dict[tuple[str, ...], float]:
 
 
 def test_figures_are_those_of_the_rows(database: Settings) -> None:  # noqa: F811
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.add(Job(name="a", kind="train", queue="gpu", queued_at=now() - timedelta(seconds=90)))
         first = Job(name="b", kind="train", queue="gpu", state="RUNNING", attempt=3, heartbeat_at=now())
         session.add(first)
@@ -81,11 +81,11 @@ def test_figures_are_those_of_the_rows(database: Settings) -> None:  # noqa: F81
 
 
 def test_a_worker_that_fell_silent_is_counted(home: Settings) -> None:
-    with db.session(home) as session:
+    with db.writing(home) as session:
         old = now() - timedelta(seconds=90)
         job = Job(name="a", kind="t", queue="gpu", state="RUNNING", attempt=1, lease_until=old, owner="x")
         session.add(job)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         reconcile.interrupt_lost(session, silent={job.id})
     assert collected(rows(home))["speculoos_attempts_lost_total", "lease_lost"] == 1
 
@@ -100,12 +100,12 @@ def test_each_start_is_counted_once_in_the_queue_waits(home: Settings) -> None:
         return next(s.value for s in family.samples if s.name.endswith("_count") and s.labels["queue"] == "gpu")
 
     def start(created: float) -> None:
-        with db.session(home) as session:
+        with db.writing(home) as session:
             job = Job(name="a", kind="t", queue="gpu", state="RUNNING", started_at=now())
             job.created_at = now() - timedelta(seconds=created)
             session.add(job)
 
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add(Job(name="old", kind="t", queue="gpu", state="SUCCEEDED", created_at=long_ago, started_at=long_ago))
     assert count() == 0, "what was started before this process is not its to count"
     start(10)
@@ -135,7 +135,7 @@ def test_a_database_that_is_away_is_a_figure_too(home: Settings, tmp_path: Path)
 
 
 def test_many_jobs_cost_little(home: Settings) -> None:
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add_all(Job(name=str(n), kind="t", queue="gpu", state="SUCCEEDED", attempt=1) for n in range(5000))
     with db.reading(home) as session:
         begun = time.process_time()
@@ -210,7 +210,7 @@ def test_open_event_streams_are_counted_until_they_end() -> None:
         async def send(message) -> None:  # noqa: ANN001
             pass
 
-        measured = metrics.Measured(stream, made, lambda scope: "/x")
+        measured = metrics.RequestTimes(stream, made, lambda scope: "/x")
         with pytest.raises(ConnectionError):
             await measured({"type": "http", "method": "GET"}, None, send)
 

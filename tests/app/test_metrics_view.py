@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.views.metrics_view import chart_of, charts, grouped
+from app.views.metrics_view import chart_of, charts, groups_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_a_metric_knows_its_chart_and_series(name, chart, series):
 
 def test_training_and_held_out_loss_share_a_chart_and_loss_comes_first():
     points = [(0, 1.0)]
-    made = grouped({"train/lr": points, "eval/top1_head10": points, "eval/top1_head2": points, "train/loss": points})
+    made = groups_of({"train/lr": points, "eval/top1_head10": points, "eval/top1_head2": points, "train/loss": points})
     assert list(made) == ["loss", "top1, held out", "lr"]
     assert list(made["top1, held out"]) == ["head 2", "head 10"]
 

@@ -10,13 +10,13 @@ from app.pages import home as home_page
 from app.views import data_view, job_rows, job_view, model_view
 from app.views.choices import answerers, first
 from app.views.experiment_view import view as experiment
-from app.views.job_panel import clone, made_links
+from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Endpoint, Settings
 from tracking import jobs as rows_of_jobs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
 from upkeep.health import Part
 from workers.ask import estimates
@@ -34,7 +34,7 @@ CARD = {
 @pytest.fixture
 def filled(home: Settings) -> Settings:
     """A home with a base, prompts, answers, a checkpoint and a job in each state."""
-    with session(home) as rows:
+    with writing(home) as rows:
         base = Base(id="base", name=HOSTILE, source="folder", location="/x", path="/x", state="ready", card=CARD)
         prompts = Dataset(id="prompts", name=f"p {HOSTILE}", kind="prompts", state="ready", rows=100, bad_rows=1)
         prompts.report = {"bad": [{"line": 7, "reason": HOSTILE}], "turns": {"1": 90, "2": 10}}
@@ -125,18 +125,18 @@ def test_every_kind_of_prompt_file_that_can_be_read_can_be_uploaded():
 
 
 def test_a_finished_training_leads_to_the_playground(filled):
-    with session(filled) as rows:
+    with writing(filled) as rows:
         rows.get(Checkpoint, "heads").job_id = "succeeded"
         rows.get(Base, "base").name = "tiny"
     with reading(filled) as rows:
-        assert "/playground?model=tiny%40heads" in made_links(rows, rows.get(Job, "succeeded"))
-        assert made_links(rows, rows.get(Job, "failed")) == ""
+        assert "/playground?model=tiny%40heads" in output_links(rows, rows.get(Job, "succeeded"))
+        assert output_links(rows, rows.get(Job, "failed")) == ""
 
 
 def test_log_lines_are_text(filled):
     from tracking import reports
 
-    with session(filled) as rows:
+    with writing(filled) as rows:
         reports.add_log(rows, "running", 1, HOSTILE, "warning")
     with reading(filled) as rows:
         html = job_rows.log_lines(reports.logs(rows, "running"))
@@ -205,7 +205,7 @@ def test_saving_renames_and_notes_and_refuses_a_taken_name(filled):
 
 
 def test_a_job_whose_name_was_made_up_can_be_noted(filled):
-    with session(filled) as rows:
+    with writing(filled) as rows:
         rows.get(Job, "failed").name = "Evaluate tiny@heads"
     assert save(filled, Job, "failed", "Evaluate tiny@heads", "why?") == "Saved."
     with reading(filled) as rows:
@@ -266,13 +266,13 @@ def test_a_larger_draft_takes_more_of_everything(filled):
 def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
     from methods import train_config
 
-    with session(filled) as rows:
+    with writing(filled) as rows:
         answers = rows.get(Dataset, "answers")
         answers.rows, answers.report, answers.source_id, answers.config = 0, {}, "prompts", {"limit": 30}
     with reading(filled) as rows:
         assert estimates.expected_rows(rows, rows.get(Dataset, "answers")) == 30
         assert estimates.training(rows, Train("medusa", "base", "answers"), train_config(), filled.home).seconds > 10
-    with session(filled) as rows:
+    with writing(filled) as rows:
         rows.get(Dataset, "answers").source_id = None
     with reading(filled) as rows:
         assert estimates.training(rows, Train("medusa", "base", "answers"), train_config(), filled.home).seconds is None
@@ -294,7 +294,7 @@ def test_a_method_the_base_cannot_carry_is_refused_with_the_reason(filled):
 
 
 def test_answers_of_another_model_are_warned_of(filled):
-    with session(filled) as rows:
+    with writing(filled) as rows:
         rows.add(Base(id="other", name="other", source="folder", location="/y", state="ready", card=CARD))
     with reading(filled) as rows:
         assert "written by" in train.warnings(rows, Train("medusa", "other", "answers"))[0]
@@ -302,7 +302,7 @@ def test_answers_of_another_model_are_warned_of(filled):
 
 
 def test_the_train_page_is_filled_in_from_the_address(filled):
-    with session(filled) as rows:
+    with writing(filled) as rows:
         wish = {
             "method": "eagle",
             "base_id": "base",
@@ -312,15 +312,15 @@ def test_the_train_page_is_filled_in_from_the_address(filled):
         }
         rows.get(Job, "succeeded").request = {**wish, "checkpoint_id": "heads"}
     with reading(filled) as rows:
-        assert train.wanted(rows, {"data": "answers"}).base_id == "base"
-        assert train.wanted(rows, {"method": "nonsense"}).method == "medusa"
-        cloned = train.cloned(rows, "succeeded")
+        assert train.request_of_address(rows, {"data": "answers"}).base_id == "base"
+        assert train.request_of_address(rows, {"method": "nonsense"}).method == "medusa"
+        cloned = train.request_of_job(rows, "succeeded")
         assert (cloned.method, cloned.settings, cloned.recipe, cloned.checkpoint_id) == ("eagle", {"lr": 0.5}, "", "")
-        assert train.cloned(rows, "gone") is None
+        assert train.request_of_job(rows, "gone") is None
 
 
 def test_home_shows_the_chain_and_leads_to_the_playground_once_it_ended(filled):
-    with session(filled) as rows:
+    with writing(filled) as rows:
         rows.get(Base, "base").name = "tiny"
         for name in ("succeeded", "running"):
             rows.get(Job, name).experiment_id = "experiment"
@@ -330,7 +330,7 @@ def test_home_shows_the_chain_and_leads_to_the_playground_once_it_ended(filled):
         assert 'data-state="active"' in html
         assert "Open in Playground" not in html
         assert home_page.active_quickstart(rows).id == "experiment"
-    with session(filled) as rows:
+    with writing(filled) as rows:
         rows.get(Job, "running").state = "SUCCEEDED"
     with reading(filled) as rows:
         html = experiment(rows, rows.get(Experiment, "experiment"))
@@ -340,7 +340,7 @@ def test_home_shows_the_chain_and_leads_to_the_playground_once_it_ended(filled):
 
 
 def test_a_broken_chain_says_where_it_broke_and_offers_what_was_trained(filled):
-    with session(filled) as rows:
+    with writing(filled) as rows:
         rows.get(Job, "failed").experiment_id = rows.get(Job, "succeeded").experiment_id = "experiment"
         rows.get(Checkpoint, "heads").job_id = "succeeded"
     with reading(filled) as rows:
@@ -362,7 +362,7 @@ def test_the_built_in_prompts_are_imported_by_a_job(home):
 
 
 def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):
-    with session(filled) as rows:
+    with writing(filled) as rows:
         for name, tau in (("better", 3.0), ("unmeasured", None)):
             figures = {"mean_accepted_length": tau} if tau else {}
             rows.add(Checkpoint(name=name, method="medusa", state="ready", base_id="base", figures=figures))

@@ -19,7 +19,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 def divided(settings: Settings, count: int, rows: int = 10) -> Job:
     """A generation whose first shard is done, whose second failed, whose third runs."""
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         job = jobs.create(session, kind="generate_data", queue="io", request={}, name=f"answers {HOSTILE}")
         jobs.claim(session, job.id, "worker", 30)
         asked = Division("generate_shard", "io", "rows", [Shard({"key": str(n)}, rows) for n in range(count)])
@@ -41,8 +41,8 @@ def job(home: Settings) -> Job:
 
 
 def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, job: Job) -> None:
-    with db.reading(home) as rows:
-        html, chip = jobs_page.table(rows, "All"), job_chip(rows)
+    with db.reading(home) as session:
+        html, chip = jobs_page.table(session, "All"), job_chip(session)
     assert html.count("data-pick=") == 1 and "10 of 50 rows" in html and "<img" not in html
     assert "1 of 5 shards done, 1 running, 1 failed" in html
     assert f"/jobs?id={job.id}" in chip and "20%" in chip and "waiting" not in chip
@@ -51,10 +51,10 @@ def test_the_list_and_the_strip_show_one_job_with_its_progress(home: Settings, j
 def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_see_colours(
     home: Settings, job: Job
 ) -> None:
-    with db.reading(home) as rows:
-        html = head(rows, jobs.get(rows, job.id))
-        made = shards.of(rows, job.id)
-        one = head(rows, made[1])
+    with db.reading(home) as session:
+        html = head(session, jobs.get(session, job.id))
+        made = shards.of(session, job.id)
+        one = head(session, made[1])
     assert re.findall(r'aria-label="Shard (\d): (\w+), (\d+) of 10"', html) == [
         *[("1", "done", "10"), ("2", "failed", "0"), ("3", "running", "0")],
         *[("4", "waiting", "0"), ("5", "waiting", "0")],
@@ -65,9 +65,9 @@ def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_se
 
 def test_thousands_of_shards_are_told_in_words_and_quickly(home: Settings) -> None:
     job = divided(home, shard_rows.SQUARES + 1)
-    with db.reading(home) as rows:
+    with db.reading(home) as session:
         began = time.process_time()
-        html, listed = head(rows, jobs.get(rows, job.id)), jobs_page.table(rows, "All")
+        html, listed = head(session, jobs.get(session, job.id)), jobs_page.table(session, "All")
         assert time.process_time() - began < 0.3
     assert "sp-shard-grid" not in html and f"1 of {shard_rows.SQUARES + 1:,} shards" in html.replace("1001", "1,001")
     assert listed.count("data-pick=") == 1

@@ -14,7 +14,7 @@ from app.widgets import elements, formatting
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings, load
 from tracking import processes
-from tracking.db import session, upgrade
+from tracking.db import upgrade, writing
 from tracking.tables import Job, Preference, now
 
 NASTY = [
@@ -131,7 +131,7 @@ def test_navigation_marks_the_page_one_is_on() -> None:
 
 
 def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settings) -> None:
-    with session(home) as rows:
+    with writing(home) as rows:
         rows.add(Job(name="<b>train", kind="train", queue="gpu", state="RUNNING", done=30, total=120, eta_seconds=95.0))
         rows.add(Job(name="next", kind="train", queue="gpu"))
     html = status_bar.render(home)
@@ -141,7 +141,7 @@ def test_the_strip_names_the_running_job_its_progress_and_the_queue(home: Settin
 
 def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
     assert "no worker has reported yet" in status_bar.render(home)
-    with session(home) as rows:
+    with writing(home) as rows:
         processes.beat(rows, "worker-io")
         old = now() - timedelta(seconds=95)
         rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
@@ -149,7 +149,7 @@ def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
 
 
 def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:
-    with session(home) as rows:
+    with writing(home) as rows:
         old = now() - timedelta(seconds=95)
         rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
         processes.beat(rows, "worker-gpu")

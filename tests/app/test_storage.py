@@ -42,7 +42,7 @@ def test_every_part_has_a_size_and_words(filled: Filled) -> None:
 
 
 def test_names_are_never_markup(filled: Filled) -> None:
-    with db.session(filled.settings) as session:
+    with db.writing(filled.settings) as session:
         session.get_one(Base, filled.ids["base"]).name = NASTY
     write(filled.settings.home / "models" / NASTY.replace("/", "") / "x", b"x")
     survey = storage.survey(filled.settings)

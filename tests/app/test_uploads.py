@@ -95,8 +95,8 @@ def test_ones_own_upload_is_imported(ours: TestClient, pages: Any, settings: Set
     path = send_file(ours)
     answer = press_import(ours, pages, file_data(path, url="http://127.0.0.1:9/x", is_stream=True))
     assert answer.status_code == 200, answer.text
-    with reading(settings) as rows:
-        job = rows.scalar(select(Job).where(Job.kind == "import_prompts"))
+    with reading(settings) as session:
+        job = session.scalar(select(Job).where(Job.kind == "import_prompts"))
     assert job.request["original_name"] == "prompts.jsonl"
     assert Path(job.request["path"]).read_bytes() == PROMPTS
 

@@ -16,15 +16,15 @@ from speculoos.people import account
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
 from tracking import jobs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Job, now
 
 NASTY = "<img src=x onerror=alert(1)>"
 
 
 def newest(home: Settings) -> Job:
-    with reading(home) as rows:
-        return rows.scalars(select(Job).order_by(Job.created_at.desc())).first()
+    with reading(home) as session:
+        return session.scalars(select(Job).order_by(Job.created_at.desc())).first()
 
 
 def press_sample(client: TestClient, pages: Any) -> None:
@@ -56,8 +56,8 @@ def test_a_name_is_shown_as_text_and_only_where_there_is_one() -> None:
 
 def test_a_name_that_cannot_be_kept_is_refused(home: Settings) -> None:
     for name in ("x" * 81, "a\u202eb", "a\nb"):
-        with session(home) as rows, pytest.raises(BadInput, match="name"):
-            jobs.create(rows, kind="train", queue="gpu", request={}, name="x", user=name)
+        with writing(home) as session, pytest.raises(BadInput, match="name"):
+            jobs.create(session, kind="train", queue="gpu", request={}, name="x", user=name)
 
 
 def test_a_command_gives_the_name_of_its_account(home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -80,4 +80,4 @@ def test_ones_name_can_be_changed_on_the_settings_page(home: Settings) -> None:
     assert "Grace" in access.rename(sessions, visitor, " Grace ")
     assert run_async(sessions.find(value)).user == "Grace"
     assert "at most 80" in access.rename(sessions, visitor, "x" * 81)
-    assert "login-link" in access.guarded(settings, visitor)
+    assert "login-link" in access.access_notice(settings, visitor)

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.workbench import Workbench
 from tracking import runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 pytestmark = pytest.mark.browser
 
@@ -65,7 +65,7 @@ def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Wor
 def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> None:
     """Two columns that were stored with different tokens."""
     request = {"messages": [{"role": "user", "content": "differ"}], "max_tokens": 8}
-    with session(workbench.settings) as rows:
+    with writing(workbench.settings) as rows:
         made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
         for run, ids in zip(made, ([5, 6, 7], [5, 9, 7]), strict=True):
             runs.start_run(rows, run.id)
@@ -107,7 +107,7 @@ def test_one_target_is_refused_in_a_sentence(page: Page, workbench: Workbench) -
 
 def test_figures_taken_beside_a_job_say_so(page: Page, workbench: Workbench) -> None:
     request = {"messages": [{"role": "user", "content": "beside"}]}
-    with session(workbench.settings) as rows:
+    with writing(workbench.settings) as rows:
         made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
         for run in made:
             runs.start_run(rows, run.id)

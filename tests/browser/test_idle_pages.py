@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.workbench import Workbench
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import Job, now
 
 pytestmark = pytest.mark.browser
@@ -21,7 +21,7 @@ HIDE = """(hidden) => {
 def ended_jobs(bench: Workbench, count: int, prefix: str) -> list[str]:
     """Rows that no worker touches, older than all others."""
     old = now() - timedelta(days=9)
-    with session(bench.settings) as rows:
+    with writing(bench.settings) as rows:
         made = [
             Job(name=f"{prefix} {n}", kind="train", queue="gpu", state="CANCELLED", created_at=old - timedelta(hours=n))
             for n in range(count)
@@ -35,7 +35,7 @@ def ended_jobs(bench: Workbench, count: int, prefix: str) -> list[str]:
 def many(workbench: Workbench) -> Iterator[list[str]]:
     made = ended_jobs(workbench, 110, "ancient")
     yield made
-    with session(workbench.settings) as rows:
+    with writing(workbench.settings) as rows:
         rows.query(Job).filter(Job.id.in_(made)).delete()
 
 
@@ -79,7 +79,7 @@ def test_a_page_of_a_long_list_stays_while_the_list_grows(page: Page, workbench:
     pager.get_by_role("link", name="Older").click()
     expect(pager).to_contain_text(re.compile("51–100 of"))
     shown = links.all_inner_texts()
-    with session(workbench.settings) as rows:
+    with writing(workbench.settings) as rows:
         newest = Job(name="newest", kind="train", queue="gpu", state="CANCELLED")
         rows.add(newest)
     try:
@@ -98,5 +98,5 @@ def test_a_page_of_a_long_list_stays_while_the_list_grows(page: Page, workbench:
         expect(pager).to_contain_text(re.compile("1–50 of"))
         expect(links.first).to_have_text("newest")
     finally:
-        with session(workbench.settings) as rows:
+        with writing(workbench.settings) as rows:
             rows.delete(rows.get_one(Job, newest.id))

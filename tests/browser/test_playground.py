@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from app import turns
 from tests.browser.workbench import Workbench, add_heads
 from tracking import runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint
 
 pytestmark = pytest.mark.browser
@@ -155,7 +155,7 @@ def test_markup_in_a_checkpoint_name_is_shown_literally(page: Page, workbench: W
     open_playground(page, workbench, "?model=tiny@" + name.replace("$", "%24").replace("<", "%3C").replace(" ", "%20"))
     ask(page, "hello")
     expect(answered(page).locator(".sp-turn-model")).to_have_text(f"tiny@{name}")
-    with session(workbench.settings) as rows:
+    with writing(workbench.settings) as rows:
         rows.delete(rows.get_one(Checkpoint, row_id))
 
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, TimeoutError, expect
 
 from app import turns
 from benchmarks.load import Streams, Target, idle
-from benchmarks.page_client import Followed, follow
+from benchmarks.page_client import StreamResult, follow
 from tests.browser.workbench import Workbench
 from tests.tools.figures import Figures, spread
 from tests.tools.loops import run_async
@@ -99,9 +99,9 @@ def shown_in_the_end(page: Page, text: str) -> str:
     return page.locator(".sp-turn .tr-tokens").evaluate("node => node.textContent")
 
 
-def start_readers(workbench: Workbench, run_id: str) -> tuple[list[Followed], threading.Thread]:
+def start_readers(workbench: Workbench, run_id: str) -> tuple[list[StreamResult], threading.Thread]:
     """Clients that read the run's events, in a thread; returns once each has its first."""
-    found: list[Followed] = []
+    found: list[StreamResult] = []
     begun = threading.Semaphore(0)
 
     async def read() -> None:

@@ -22,7 +22,7 @@ from tests.browser.services import (
 )
 from tests.browser.workbench import SERVICES, Workbench, add_base
 from tracking import queries
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Dataset, Job
 
 pytestmark = pytest.mark.browser
@@ -88,15 +88,15 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     with page.expect_download() as caught:
         page.locator("#checkpoint-download").click()
     assert caught.value.suggested_filename == "tiny-first-heads.zip"
-    with reading(bench.settings) as rows:
-        job, made = rows.get(Job, job_id), queries.find_checkpoint(rows, "tiny@first heads")
+    with reading(bench.settings) as session:
+        job, made = session.get(Job, job_id), queries.find_checkpoint(session, "tiny@first heads")
         assert (job.done, job.total, made.step) == (30, 30, 30)
-        assert rows.get(Dataset, imported).bad_rows == 3
+        assert session.get(Dataset, imported).bad_rows == 3
 
 
 def answers(bench: Workbench) -> str:
-    with reading(bench.settings) as rows:
-        return queries.find_dataset(rows, "answers").id
+    with reading(bench.settings) as session:
+        return queries.find_dataset(session, "answers").id
 
 
 def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: Page, bench: Workbench) -> None:
@@ -115,8 +115,8 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
     page.locator("#job-cancel").click()
     job_is(page, "CANCELLED")
     expect(page.locator("#job-cancel")).to_be_hidden()
-    with reading(bench.settings) as rows:
-        stopped_at = rows.get(Job, job_id).done
+    with reading(bench.settings) as session:
+        stopped_at = session.get(Job, job_id).done
     assert 0 < stopped_at < 50_000
 
     page.locator("#job-retry").click()
@@ -133,8 +133,8 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
     expect(page.locator("#jobs-listing")).to_be_visible()
     expect(page).to_have_url(f"{bench.url}/jobs")
     expect(page.locator(f'#jobs-table a[data-pick="{job_id}"]')).to_have_count(0)
-    with reading(bench.settings) as rows:
-        assert rows.get(Job, job_id) is None
+    with reading(bench.settings) as session:
+        assert session.get(Job, job_id) is None
 
 
 def test_a_job_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbench) -> None:
@@ -145,14 +145,14 @@ def test_a_job_goes_on_while_the_web_process_is_killed(page: Page, bench: Workbe
     bench.start("web")
     page.goto(f"{bench.url}/jobs?id={job_id}")
     job_is(page, "SUCCEEDED")
-    with reading(bench.settings) as rows:
-        job = rows.get(Job, job_id)
+    with reading(bench.settings) as session:
+        job = session.get(Job, job_id)
     assert (job.done, job.attempt) == (400, 1)
 
 
 def test_cloning_fills_the_form_in_as_it_was(page: Page, bench: Workbench) -> None:
-    with reading(bench.settings) as rows:
-        job = rows.get(Job, queries.find_checkpoint(rows, "tiny@first heads").job_id)
+    with reading(bench.settings) as session:
+        job = session.get(Job, queries.find_checkpoint(session, "tiny@first heads").job_id)
     page.goto(f"{bench.url}/jobs?id={job.id}")
     page.locator("#job-clone").click()
     page.wait_for_url("**/train?clone=*")
@@ -258,11 +258,11 @@ def test_settings_show_health_and_no_secret(page: Page, bench: Workbench) -> Non
 
 
 def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workbench) -> None:
-    with session(bench.settings) as rows:
-        base = queries.find_base(rows, "tiny")
+    with writing(bench.settings) as session:
+        base = queries.find_base(session, "tiny")
         figures = {"mean_accepted_length": 9.5, "speedup": 2.0}
         values = {"method": "medusa", "state": "ready", "base_id": base.id, "figures": figures, "path": "/gone"}
-        rows.add(Checkpoint(name=HOSTILE, **values))
+        session.add(Checkpoint(name=HOSTILE, **values))
     for path in ("/", "/jobs", "/data", "/checkpoints", "/train", "/models"):
         page.goto(f"{bench.url}{path}")
         expect(page.locator("#strip .sp-strip")).to_be_visible()
@@ -270,16 +270,16 @@ def test_hostile_rows_are_shown_literally_on_every_page(page: Page, bench: Workb
         assert page.locator("img[src=x]").count() == 0
     page.goto(bench.url)
     expect(page.locator("#home-best")).to_contain_text(HOSTILE)
-    with session(bench.settings) as rows:
-        rows.delete(queries.find_checkpoint(rows, HOSTILE))
+    with writing(bench.settings) as session:
+        session.delete(queries.find_checkpoint(session, HOSTILE))
 
 
 def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Workbench, tmp_path: Path) -> None:
     from tests.formats.imports import writers
 
     theirs = writers.write(tmp_path / "theirs", writers.eagle3())
-    with reading(bench.settings) as rows:
-        base_id = queries.find_base(rows, "tiny").id
+    with reading(bench.settings) as session:
+        base_id = queries.find_base(session, "tiny").id
     page.goto(f"{bench.url}/models?id={base_id}")
     page.get_by_role("link", name="Add a published draft").click()
     expect(page.locator("#drafts-base input")).to_have_value(re.compile("tiny"))

@@ -14,7 +14,7 @@ from launch.homelock import private_run_dir
 from launch.programs import programs
 from speculoos.settings import Settings, load
 from tracking import processes
-from tracking.db import reading, session, upgrade
+from tracking.db import reading, upgrade, writing
 from tracking.tables import Base, Checkpoint, new_id
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ class Workbench:
 
     def add(self, row: Any) -> str:
         """Store a row; returns its id."""
-        with session(self.settings) as rows:
+        with writing(self.settings) as rows:
             rows.add(row)
             rows.flush()
             return row.id
@@ -152,7 +152,7 @@ def add_heads(bench: Workbench, base_id: str, name: str, **values: Any) -> str:
     from models.checkpoints import save_draft
     from models.medusa import MedusaConfig, MedusaHeads
 
-    with session(bench.settings) as rows:
+    with writing(bench.settings) as rows:
         base_row = rows.get_one(Base, base_id)
     base = load_base(base_row.path)
     shape = MedusaConfig(hidden_size=base.hidden_size, vocab_size=base.vocab_size, medusa_num_heads=3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from corpus.answered import Answered, read_answered
+from corpus.answered import AnsweredRow, read_answered
 from corpus.import_answered import import_answered
 from corpus.rows import BadRow
 from corpus.shards import read_rows
@@ -41,7 +41,7 @@ def write(path: Path, *records: Any) -> Path:
     return path
 
 
-def read(path: Path, *records: Any) -> list[Answered | BadRow]:
+def read(path: Path, *records: Any) -> list[AnsweredRow | BadRow]:
     return list(read_answered(write(path / "rows.jsonl", *records)))
 
 

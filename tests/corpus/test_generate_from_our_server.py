@@ -21,7 +21,7 @@ from models.identity import weights_sha256
 from speculoos.reporting import Silent
 from speculoos.settings import CLONE, Settings, load
 from tests.tools.ports import free_ports
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import Base
 
 PROMPTS = [f"the quick brown fox {i}" for i in range(12)]
@@ -36,7 +36,7 @@ def settings(home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("OURS_KEY", "inference-0815")
     lines = ("[endpoints.ours]", f'url = "http://127.0.0.1:{port}/v1"', 'key_env = "OURS_KEY"', "concurrency = 4")
     (home.home / "settings.toml").write_text("\n".join(lines) + "\n")
-    with session(home) as rows:
+    with writing(home) as rows:
         sha256 = weights_sha256(tiny_base)
         made = {"source": "folder", "location": "x", "path": str(tiny_base), "state": "ready"}
         rows.add(Base(name="tiny", weights_sha256=sha256, **made))

@@ -30,7 +30,7 @@ def test_greedy_follows_the_bases_best_tokens_down_the_tree():
 def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
     best, hidden = torch.tensor([2, 9, 5, 9, 9, 6]), torch.zeros(6, 1)
     logits = torch.nn.functional.one_hot(best, 10).float()
-    for scored in (Scored(logits, hidden), Scored(None, hidden, found=best)):
+    for scored in (Scored(logits, hidden), Scored(None, hidden, best_ids=best)):
         assert GreedyRule()(DraftTree(TOKENS, SHAPE), scored) == Verdict((2, 5), 6)
         assert GreedyRule().first(scored) == 6
 

@@ -1,19 +1,19 @@
 """τ and acceptance by depth, worked by hand."""
 
 from decoding.stats import summarize
-from decoding.step import Drafted, Emitted, Step
+from decoding.step import DraftRecord, EmittedToken, Step
 
-TREE = Drafted((5, 6, 7, 8), (-1, -1, 0, 2), (1, 1, 2, 3), (0, 1, 0, 0), (-0.1,) * 4)
+TREE = DraftRecord((5, 6, 7, 8), (-1, -1, 0, 2), (1, 1, 2, 3), (0, 1, 0, 0), (-0.1,) * 4)
 
 
 def step(accepted, counted=True, finish=None, drafted=TREE, index=1):
-    tokens = [Emitted(drafted.tokens[n], "draft", drafted.depths[n], drafted.ranks[n]) for n in accepted]
-    tokens.append(Emitted(9, "target"))
+    tokens = [EmittedToken(drafted.tokens[n], "draft", drafted.depths[n], drafted.ranks[n]) for n in accepted]
+    tokens.append(EmittedToken(9, "target"))
     return Step(index, "verify", tuple(tokens), drafted, tuple(accepted), counted, finish, 1.0, 2.0, 0.5)
 
 
 def test_prefill_and_cut_steps_are_left_out_of_the_mean_accepted_length():
-    prefill = Step(0, "prefill", (Emitted(1, "target"),), counted=False, ms_verify=4.0)
+    prefill = Step(0, "prefill", (EmittedToken(1, "target"),), counted=False, ms_verify=4.0)
     summary = summarize([prefill, step([0, 2]), step([]), step([0], counted=False, finish="length")])
     assert summary.verifications == 2
     assert summary.mean_accepted_length == (3 + 1) / 2
@@ -32,7 +32,7 @@ def test_acceptance_by_depth_is_conditional_on_the_parent_having_been_accepted()
 
 def test_depths_nobody_reached_are_not_claimed():
     assert summarize([step([])]).acceptance_by_depth == (0.0,)
-    assert summarize([step([], drafted=Drafted())]).acceptance_by_depth == ()
+    assert summarize([step([], drafted=DraftRecord())]).acceptance_by_depth == ()
 
 
 def test_nothing_at_all_sums_to_nothing():

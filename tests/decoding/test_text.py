@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.step import Drafted, Emitted, Step
+from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.text import TextStream
 from models.tiny import tiny_tokenizer
 
@@ -18,7 +18,7 @@ def steps_of(ids, sizes=(1, 3, 2), finish="stop"):
     steps, at, index = [], 0, 0
     while at < len(ids):
         size = sizes[index % len(sizes)]
-        emitted = tuple(Emitted(i, "draft", depth, 0) for depth, i in enumerate(ids[at : at + size], 1))
+        emitted = tuple(EmittedToken(i, "draft", depth, 0) for depth, i in enumerate(ids[at : at + size], 1))
         at += size
         steps.append(Step(index, "verify", emitted, finish=finish if at >= len(ids) else None))
         index += 1
@@ -68,7 +68,9 @@ def test_bytes_that_never_become_a_character_come_out_at_the_end():
 def test_special_tokens_have_no_text_but_their_names_in_the_draft():
     end = TOKENIZER.eos_token_id
     stream = TextStream(TOKENIZER)
-    step = Step(0, "verify", (Emitted(end, "target"),), Drafted((end, TOKENIZER(" fox")["input_ids"][0]), (-1, 0)))
+    step = Step(
+        0, "verify", (EmittedToken(end, "target"),), DraftRecord((end, TOKENIZER(" fox")["input_ids"][0]), (-1, 0))
+    )
     record = stream.record(step)
     assert record["tokens"][0]["text"] == ""
     assert record["draft"]["texts"][0] == "<|im_end|>" and record["draft"]["texts"][1] != ""

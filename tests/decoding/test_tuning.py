@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from decoding.step import Drafted, Emitted, Step
+from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.target import fast_target
 from decoding.tree import shape_from_choices
 from decoding.tuning import (
@@ -78,11 +78,11 @@ def test_plain_decoding_is_recommended_when_no_tree_pays():
 
 
 def step(ranks, parents, accepted, logprobs=None) -> Step:
-    drafted = Drafted(
+    drafted = DraftRecord(
         tokens=tuple(range(len(ranks))), parents=parents, depths=(1,) * len(ranks), ranks=ranks,
         logprobs=logprobs or (0.0,) * len(ranks),
     )  # fmt: skip
-    tokens = tuple(Emitted(0, "draft") for _ in accepted) + (Emitted(0, "target"),)
+    tokens = tuple(EmittedToken(0, "draft") for _ in accepted) + (EmittedToken(0, "target"),)
     return Step(1, "verify", tokens, drafted, accepted)
 
 
@@ -102,9 +102,9 @@ def test_smaller_dynamic_trees_keep_the_best_scores():
 
 
 def test_a_dynamic_plan_weighs_depth_against_what_drafting_to_it_costs():
-    drafted = Drafted((0, 1, 2), (-1, 0, 1), (1, 2, 3), (0, 0, 0), (-0.1, -0.1, -0.1))
+    drafted = DraftRecord((0, 1, 2), (-1, 0, 1), (1, 2, 3), (0, 0, 0), (-0.1, -0.1, -0.1))
     accepted = [(0, 1), (0,), (0, 1), ()]
-    steps = [Step(1, "verify", (Emitted(0, "target"),), drafted, path) for path in accepted]
+    steps = [Step(1, "verify", (EmittedToken(0, "target"),), drafted, path) for path in accepted]
     assert lengths_by_size(steps, (2, 3, 4)) == {2: 1.75, 3: 2.25, 4: 2.25}
     assert lengths_by_size(steps, (4,), max_depth=1) == {4: 1.75}
     cheap = plan_dynamic(steps, COST, lambda depth: 0.1 * depth, sizes=(2, 3, 4))

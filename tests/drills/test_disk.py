@@ -145,7 +145,7 @@ PARTS = ("web", "inference", "broker", "reconciler", "worker-io", "worker-gpu", 
 
 def order(up: Up, folder: Path, steps: int) -> Job:
     request = Count(folder=str(folder), steps=steps).to_json()
-    with db.session(up.settings) as session:
+    with db.writing(up.settings) as session:
         job = jobs.create(session, kind="count", queue="io", request=request, name=folder.name)
     publish(up.settings, [job])
     return job

@@ -47,7 +47,7 @@ def stage(home: Settings, tmp_path: Path) -> Iterator[tuple[Bench, Broker, Serve
     broker = Broker()
     bench = Bench(replace(home, redis_url=broker.url), SPECULOOS_INFERENCE_TOKEN=TOKEN, SPECULOOS_DEVICE="cpu")
     base = make_tiny_base(tmp_path / "tiny", max_position_embeddings=LONG)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         made = {"source": "folder", "location": "x", "path": str(base), "state": "ready"}
         session.add(Base(name="tiny", weights_sha256=weights_sha256(base), **made))
     servers = Servers(bench, lambda port: inference(bench, port), "tiny", TOKEN)

@@ -116,7 +116,7 @@ def test_many_jobs_survive_a_storm(database: Settings, broker: str, tmp_path: Pa
 
 def order(bench: Bench, folder: Path) -> Job:
     request = Count(folder=str(folder), steps=40).to_json()
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         job = jobs.create(session, kind="count", queue="io", request=request, name=folder.name)
         job.attempt_cap = 100  # the storm is worse than the cap allows for
     publish(bench.settings, [job])

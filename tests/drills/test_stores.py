@@ -147,7 +147,7 @@ def start_workers(bench: Bench) -> None:
 def order(bench: Bench, folder: Path, steps: int = STEPS) -> Job:
     """A job that counts. Not the sending is tried here but what becomes of the row: it is sent once."""
     request = Count(folder=str(folder), steps=steps).to_json()
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         job = jobs.create(session, kind="count", queue="io", request=request, name=folder.name)
         job.attempt_cap = 100
     publish(bench.settings, [job])
@@ -183,7 +183,7 @@ waits, errors, rows, end = [], [], 0, time.monotonic() + seconds
 while time.monotonic() < end:
     began = time.monotonic()
     try:
-        with db.session(settings) as session:
+        with db.writing(settings) as session:
             row = session.get(Preference, "shared", with_for_update=True)
             row.value = {"n": row.value["n"] + 1}
             session.add(JobLog(job_id=job_id, attempt=number, message="row " + str(rows)))
@@ -215,7 +215,7 @@ def test_sqlite_under_eight_writers_for_a_moment(home: Settings, figures: Figure
 
 def write_at_once(home: Settings, writers: int, seconds: float) -> dict[str, object]:
     """Let many processes write for some seconds; how many rows, how many of them are missing, how long each took."""
-    with db.session(home) as session:
+    with db.writing(home) as session:
         job = jobs.create(session, kind="count", queue="io", request={}, name="rows")
         session.add(Preference(key="shared", value={"n": 0}))
     environment = {**os.environ, "SPECULOOS_HOME": str(home.home)}

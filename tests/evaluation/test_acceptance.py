@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding.step import Emitted, Step
+from decoding.step import EmittedToken, Step
 from decoding.target import fast_target
 from evaluation import acceptance
 from evaluation.acceptance import evaluate, result
@@ -92,7 +92,7 @@ def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(base: Base, mon
 
 def one_token_off(step: Step) -> Step:
     first = step.tokens[0]
-    return Step(step.index, step.kind, (Emitted(first.id ^ 1, first.origin), *step.tokens[1:]), step.drafted)
+    return Step(step.index, step.kind, (EmittedToken(first.id ^ 1, first.origin), *step.tokens[1:]), step.drafted)
 
 
 def test_the_gap_is_that_of_the_logits_that_chose_the_token(base: Base, tiny_base: Path) -> None:
@@ -143,10 +143,10 @@ def test_speeds_are_all_tokens_over_all_time() -> None:
     """Two prompts: plain 4 tokens in 40 ms and 4 in 10 ms, drafted 4 in 20 ms and 4 in 5 ms."""
 
     def run(ms: float, kind: str) -> list[Step]:
-        tokens = tuple(Emitted(i, "plain") for i in range(2))
+        tokens = tuple(EmittedToken(i, "plain") for i in range(2))
         return [Step(0, "prefill", tokens, counted=False, ms_verify=ms / 2), Step(1, kind, tokens, ms_verify=ms / 2)]
 
-    measured = [acceptance.Measured("a", "", run(p, "plain"), run(p / 2, "verify")) for p in (40.0, 10.0)]
+    measured = [acceptance.PromptResult("a", "", run(p, "plain"), run(p / 2, "verify")) for p in (40.0, 10.0)]
     found = result(measured)
     assert found["plain_tokens_per_second"] == pytest.approx(8 / 0.05)
     assert found["tokens_per_second"] == pytest.approx(8 / 0.025)

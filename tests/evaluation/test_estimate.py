@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from decoding.step import Emitted, Step
+from decoding.step import EmittedToken, Step
 from evaluation import acceptance
-from evaluation.acceptance import Measured, _Bench, _repeat
+from evaluation.acceptance import PromptResult, _Bench, _repeat
 from evaluation.estimate import Timing, estimate
 from evaluation.side_by_side import side_by_side
 from speculoos.errors import Unavailable
@@ -70,7 +70,7 @@ def test_an_impossible_figure_is_no_result(monkeypatch: pytest.MonkeyPatch) -> N
         return steps("plain", 10.0), steps("verify", 4.0)
 
     monkeypatch.setattr(acceptance, "_both", busy)
-    bench = _Bench(None, None, object(), {}, 8, Silent(), [Measured("a", "", *busy(None, [1], 8), [1])])
+    bench = _Bench(None, None, object(), {}, 8, Silent(), [PromptResult("a", "", *busy(None, [1], 8), [1])])
     asked.clear()
     with pytest.raises(Unavailable, match=r"The machine was busy: drafting seemed 2\.50 × .* allow 1\.00 × at most"):
         _repeat(bench)
@@ -78,7 +78,7 @@ def test_an_impossible_figure_is_no_result(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def steps(kind: str, ms: float) -> list[Step]:
-    return [Step(i, kind, (Emitted(i, "plain"),), ms_verify=ms) for i in range(20)]
+    return [Step(i, kind, (EmittedToken(i, "plain"),), ms_verify=ms) for i in range(20)]
 
 
 def test_whoever_has_fewer_tokens_goes_on() -> None:
@@ -87,7 +87,7 @@ def test_whoever_has_fewer_tokens_goes_on() -> None:
     def run(name: str, sizes: list[int]) -> Iterator[Step]:
         for size in sizes:
             order.append(name)
-            yield Step(0, "plain", tuple(Emitted(0, "plain") for _ in range(size)))
+            yield Step(0, "plain", tuple(EmittedToken(0, "plain") for _ in range(size)))
 
     first, second = side_by_side(run("plain", [1] * 5), run("drafted", [1, 3, 1]))
     assert (len(first), len(second)) == (5, 3)

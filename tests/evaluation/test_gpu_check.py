@@ -10,8 +10,8 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.exactness import reference
-from benchmarks.gpu_claims import Bench, Claim, Found, first_line
-from benchmarks.gpu_exactness import Followed, followed
+from benchmarks.gpu_claims import Bench, Claim, Findings, first_line
+from benchmarks.gpu_exactness import GuidedRun, follow_reference
 from benchmarks.reliability import between
 from decoding.drafters import make_drafter
 from decoding.target import Target
@@ -45,14 +45,14 @@ def test_every_part_runs_dry_and_its_output_is_exact(tmp_path: Path, capsys: pyt
 
 
 def test_a_part_that_fails_is_a_claim_that_does_not_hold_and_the_others_go_on(bench: Bench) -> None:
-    def fails(_bench: Bench) -> Found:
+    def fails(_bench: Bench) -> Findings:
         raise RuntimeError("CUDA error: no kernel | image\nand more")
 
-    reports = gpu_check.check(bench, {"one": fails, "two": lambda _bench: Found(figures={"tokens/s": 7})})
-    assert reports[0].found.claims == [
+    reports = gpu_check.check(bench, {"one": fails, "two": lambda _bench: Findings(figures={"tokens/s": 7})})
+    assert reports[0].findings.claims == [
         Claim("one runs to its end", "no error", "RuntimeError: CUDA error: no kernel / image", False)
     ]
-    assert reports[0].ran and reports[1].found.figures == {"tokens/s": 7}
+    assert reports[0].ran and reports[1].findings.figures == {"tokens/s": 7}
 
 
 def test_parts_after_the_deadline_are_reported_as_not_run(bench: Bench) -> None:
@@ -72,7 +72,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_claim_that_does_not_hold_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = Found([Claim("plain decoding", "≥ 4 ×", "3.1 ×", False), Claim("tokens", "all", "all", True)])
+    slow = Findings([Claim("plain decoding", "≥ 4 ×", "3.1 ×", False), Claim("tokens", "all", "all", True)])
     monkeypatch.setattr(gpu_check, "PARTS", {"speed": lambda _bench: slow})  # what a slow GPU would find
     assert gpu_check.main(["--dry-run"]) == 1
     said = capsys.readouterr().out
@@ -94,9 +94,9 @@ def test_agreement_counts_each_token_that_differs_and_goes_on_from_the_reference
     base.eos_ids = frozenset()
     expected = reference(base, base.tokenizer("the quick brown fox")["input_ids"], 8)
     target = Target(base, 64)
-    assert followed(target, make_drafter(target), expected) == Followed(8)
+    assert follow_reference(target, make_drafter(target), expected) == GuidedRun(8)
     other = replace(expected, tokens=[*expected.tokens[:7], (expected.tokens[7] + 1) % 300])
-    assert followed(target, make_drafter(target), other) == Followed(8, [expected.gaps[7]])
+    assert follow_reference(target, make_drafter(target), other) == GuidedRun(8, [expected.gaps[7]])
 
 
 def test_an_error_is_one_line() -> None:

@@ -15,7 +15,7 @@ from tracking.tables import Base, Checkpoint
 @pytest.fixture
 def rows(home: Settings, base, checkpoint) -> None:
     """A base `tiny` with the checkpoints `heads` (Medusa) and `eagle3`."""
-    with db.session(home) as session:
+    with db.writing(home) as session:
         found = Base(name="tiny", source="folder", location=str(base.path), path=str(base.path), state="ready")
         session.add(found)
         session.flush()

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from formats import container
-from formats.plan import Piece, cast, copied, made, widened
+from formats.plan import TensorSource, cast, constant, from_entry, widen
 from models.identity import tensors_of
 from speculoos.errors import Damaged
 from tests.formats.conftest import EVERY
@@ -37,7 +37,7 @@ def stored(tmp_path):
 
 def test_the_library_reads_what_was_streamed(stored, tmp_path):
     tensors, entries = stored
-    container.write(tmp_path / "out.safetensors", [copied(entry, f"new.{name}") for name, entry in entries.items()])
+    container.write(tmp_path / "out.safetensors", [from_entry(entry, f"new.{name}") for name, entry in entries.items()])
     found = load_file(tmp_path / "out.safetensors")
     assert {*found} == {f"new.{name}" for name in tensors}
     assert all(torch.equal(found[f"new.{name}"], value) for name, value in tensors.items())
@@ -49,7 +49,7 @@ def test_the_library_reads_what_was_streamed(stored, tmp_path):
 
 def test_a_cast_rounds_as_torch_does(stored, tmp_path):
     tensors, entries = stored
-    pieces = [cast("down", tensors["whole"], "BF16"), widened(copied(entries["half"]), "F32")]
+    pieces = [cast("down", tensors["whole"], "BF16"), widen(from_entry(entries["half"]), "F32")]
     container.write(tmp_path / "out.safetensors", pieces)
     found = load_file(tmp_path / "out.safetensors")
     assert torch.equal(found["down"], tensors["whole"].bfloat16())
@@ -58,7 +58,7 @@ def test_a_cast_rounds_as_torch_does(stored, tmp_path):
 
 def test_the_pickled_file_is_loaded_with_weights_only(stored, tmp_path):
     tensors, entries = stored
-    pieces = [copied(entries[name]) for name in ("half", "ids", "odd", "whole")]
+    pieces = [from_entry(entries[name]) for name in ("half", "ids", "odd", "whole")]
     container.write(tmp_path / "out.safetensors", pieces)
     container.pickle_of(tmp_path / "out.safetensors", tmp_path / "out.pt")
     found = torch.load(tmp_path / "out.pt", weights_only=True)
@@ -68,7 +68,7 @@ def test_the_pickled_file_is_loaded_with_weights_only(stored, tmp_path):
 
 def test_a_source_that_is_too_short_is_told(tmp_path):
     with pytest.raises(Damaged, match="4 of 8 bytes"):
-        container.write(tmp_path / "out", [Piece("x", "F32", (2,), made("x", "F32", (1,), b"1234").chunks)])
+        container.write(tmp_path / "out", [TensorSource("x", "F32", (2,), constant("x", "F32", (1,), b"1234").chunks)])
 
 
 @pytest.mark.parametrize("kind", EVERY)

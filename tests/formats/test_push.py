@@ -31,7 +31,7 @@ def hub() -> Iterator[Hub]:
 def rows(home: Settings, base, checkpoint) -> Settings:
     """A base from the hub, `tiny`, with Medusa heads called `heads`."""
     card = {"hub_id": "org/tiny", "revision": "abc", "licence": "apache-2.0"}
-    with db.session(home) as session:
+    with db.writing(home) as session:
         found = Base(name="tiny", source="hub", location="org/tiny", path=str(base.path), state="ready", card=card)
         session.add(found)
         session.flush()

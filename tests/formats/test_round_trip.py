@@ -12,7 +12,7 @@ from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.target import Target
 from formats.export import build
-from formats.imports.run import Asked
+from formats.imports.run import Conversion
 from formats.imports.work import convert
 from formats.options import options
 from models.chat import render
@@ -42,7 +42,7 @@ def test_an_export_comes_back_whole(kind, base, checkpoint, tmp_path):
         build(folder, base, option.name, tmp_path / option.name)
         (scratch := tmp_path / f"import-{option.name}").mkdir()
         folders = (str(tmp_path / option.name), str(scratch), str(base.path))
-        convert(asdict(Asked(*folders, option.name, "", "tiny", "", "")))
+        convert(asdict(Conversion(*folders, option.name, "", "tiny", "", "")))
         found, back = load_file(scratch / "draft" / "model.safetensors"), read_config(scratch / "draft")
         parted = bool(config.get("medusa_tie_lm_head")) and not back["medusa_tie_lm_head"]
         if parted:

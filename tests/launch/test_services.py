@@ -168,7 +168,7 @@ def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
     wait_for_port(port)
     try:
         for name in ("worker-io", "reconciler"):
-            with db.session(services_home) as session:
+            with db.writing(services_home) as session:
                 session.add(Preference(key=f"process:{name}@another-machine:7", value={"name": name}))
         with Services(load(), needed_for("io")) as services:
             services.keep()

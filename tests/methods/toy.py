@@ -15,7 +15,7 @@ from methods.settings import TrainConfig, setting
 from models.logits import Head
 from training.losses import hard_loss
 from training.medusa import medusa_labels
-from training.method import Outcome, label_ranks, measured, scaled
+from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
 
 
 class BigramSettings(TrainConfig):
@@ -62,12 +62,12 @@ class BigramMethod(nn.Module):
     def forward(self, features: dict[str, Tensor], seed: int = 0, scale: Tensor | None = None) -> Outcome:
         head = Head(self.draft.columns.weight)
         total, hits = hard_loss(self.draft.rows(features["last"]), head, features["label"])
-        return scaled([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
+        return outcome_of_sums([total], scale, hits[:, None], torch.ones_like(hits)[:, None])
 
     @torch.no_grad()
     def drafted(self, features: dict[str, Tensor]) -> Outcome:
         ranks = label_ranks(self.draft.columns, self.draft.rows(features["last"]), features["label"])[:, None]
-        return measured(ranks, torch.ones_like(ranks, dtype=torch.bool))
+        return outcome_of_ranks(ranks, torch.ones_like(ranks, dtype=torch.bool))
 
 
 class BigramDrafter(Speculative):

@@ -23,7 +23,7 @@ from serving.engine import Engine
 from serving.main import create_app
 from speculoos.settings import Settings, load
 from tests.tools.databases import Databases
-from tracking.db import session, upgrade
+from tracking.db import upgrade, writing
 from tracking.tables import Base, Checkpoint
 
 TOKEN = "test-token"
@@ -127,19 +127,19 @@ def ready_base(name: str, path: Path, sha256: str) -> Base:
 
 def register(settings: Settings, root: Path) -> None:
     """Rows for the model files: bases cycle, cycle2 and one that is not ready; checkpoints right, wrong, unready."""
-    with session(settings) as db:
+    with writing(settings) as session:
         cycle = ready_base("cycle", root / "cycle", weights_sha256(root / "cycle"))
         second = ready_base("org/cycle2", root / "cycle2", weights_sha256(root / "cycle2"))
-        db.add_all([cycle, second, Base(name="unready", source="folder", location="x")])
-        db.flush()
+        session.add_all([cycle, second, Base(name="unready", source="folder", location="x")])
+        session.flush()
         for name in ("right", "wrong"):
             made = file_sha256(root / name / WEIGHTS)
-            db.add(
+            session.add(
                 Checkpoint(
                     name=name, method="medusa", state="ready", base_id=cycle.id, path=str(root / name), sha256=made
                 )
             )
-        db.add(Checkpoint(name="unready", method="medusa", base_id=cycle.id))
+        session.add(Checkpoint(name="unready", method="medusa", base_id=cycle.id))
 
 
 @pytest.fixture(scope="session")

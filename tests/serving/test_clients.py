@@ -21,7 +21,7 @@ from tests.serving.conftest import TOKEN, Served, serve, until
 from tests.serving.test_live import make_run, post
 from tests.tools.loops import run_async
 from tracking import keys
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import ApiKey, now
 
 DEPTH = 8
@@ -51,7 +51,7 @@ class Held:
 
 
 def make_key(served: Served, name: str) -> str:
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         return keys.make_key(db, name)[1]
 
 
@@ -126,7 +126,7 @@ def test_a_key_opens_what_the_token_opens_until_it_is_revoked(small: Served) -> 
     with httpx.Client(base_url=small.url, headers=bearer(secret), timeout=60) as client:
         assert client.get("/v1/models").status_code == 200
         assert client.post("/v1/chat/completions", json=small.ask(max_tokens=3)).status_code == 200
-        with session(small.settings) as db:
+        with writing(small.settings) as db:
             keys.revoke(db, "laptop")
         revoked = time.monotonic()
         until(lambda: client.get("/v1/models").status_code == 401, 5)
@@ -176,7 +176,7 @@ def test_a_key_is_asked_for_rarely_and_its_use_is_written_once_a_minute(
 
     first = used()
     assert first and used() == first
-    with session(small.settings) as db:
+    with writing(small.settings) as db:
         db.query(ApiKey).filter_by(name="busy").one().last_used_at = now() - timedelta(seconds=61)
     assert used() >= first
 
@@ -202,7 +202,7 @@ def test_a_key_cannot_be_checked_while_the_database_is_away_and_the_token_can(
 
 
 def test_names_of_keys(home: Settings) -> None:
-    with session(home) as db:
+    with writing(home) as db:
         keys.make_key(db, " mine ")
         with pytest.raises(Conflict, match="'mine'"):
             keys.make_key(db, "mine")

@@ -15,7 +15,7 @@ from serving.protocol import ChatRequest
 from speculoos.settings import Settings
 from tests.serving.conftest import until
 from tracking import leases
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import Job
 
 
@@ -50,7 +50,7 @@ def ask(engine: Engine, ref: ModelRef) -> int:
 
 
 def hold(settings: Settings, device: str) -> str:
-    with session(settings) as db:
+    with writing(settings) as db:
         job = Job(name="training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
         db.flush()
@@ -65,7 +65,7 @@ def test_half_of_the_cores_are_left_to_a_job(engine: Engine, ref: ModelRef) -> N
         assert ask(engine, ref) == 4
         holder = hold(engine.settings, "cpu")
         assert ask(engine, ref) == 2
-        with session(engine.settings) as db:
+        with writing(engine.settings) as db:
             leases.release(db, holder)
         assert ask(engine, ref) == 4
     finally:

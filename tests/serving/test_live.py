@@ -12,19 +12,19 @@ from serving.live import LiveRuns
 from serving.queueing import Ticket
 from tests.serving.conftest import HEADS, SAYING, Served, until
 from tracking import leases, runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.tables import Job, Run, now
 
 
 def make_run(served: Served, model: str = "cycle@right", kind: str = "chat", **parameters: Any) -> str:
     """A QUEUED run, as the web makes it."""
     request = served.ask(model, **parameters)
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         return runs.create_run(db, kind, model, request).id
 
 
 def make_group(served: Served, *models: str, **parameters: Any) -> list[str]:
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         return [run.id for run in runs.create_comparison(db, [(m, served.ask(m, **parameters)) for m in models])]
 
 
@@ -159,7 +159,7 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
 
 
 def test_columns_that_differ_say_where(served: Served) -> None:
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         asked = [("cycle", served.ask("cycle", max_tokens=n)) for n in (10, 6)]
         asked.append(("cycle", served.ask("cycle", temperature=2.0, seed=1, max_tokens=10)))
         made = runs.create_comparison(db, asked)
@@ -174,7 +174,7 @@ def test_columns_that_differ_say_where(served: Served) -> None:
 
 
 def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         job = Job(name="my training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
         db.flush()
@@ -190,13 +190,13 @@ def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
             assert leases.holder(db, "cpu") == holder
     finally:
         served.wait_idle()
-        with session(served.settings) as db:
+        with writing(served.settings) as db:
             leases.release(db, holder)
 
 
 def test_runs_a_killed_server_left_are_failed_with_a_sentence(served: Served) -> None:
     going_on, old, young = (make_run(served) for _ in range(3))
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         assert runs.start_run(db, going_on)
         runs.get_run(db, old).created_at = now() - timedelta(hours=1)
         db.flush()
@@ -217,7 +217,7 @@ def test_a_run_posted_just_before_its_server_was_killed_does_not_wait_for_ever(s
     live._tickets = {own: Ticket(served.engine.queue, "pages", lambda _: None, lambda: None)}
     live.fail_forgotten()
     assert look(served, lost).state == "QUEUED"
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         for run_id in (lost, own):
             runs.get_run(db, run_id).created_at = now() - timedelta(seconds=31)
     live.fail_forgotten()
@@ -249,7 +249,7 @@ def test_a_chat_does_not_wait_behind_every_request_of_a_data_generation(served: 
 
 def test_a_speedup_is_only_said_under_equal_conditions(served: Served) -> None:
     """Beside a job it is measured against a plain run beside the same job, or not at all."""
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         job = Job(name="another training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
         db.flush()
@@ -262,7 +262,7 @@ def test_a_speedup_is_only_said_under_equal_conditions(served: Served) -> None:
         first, _, last = (ended(served, run_id).summary for run_id in (drafted, plain, again))
     finally:
         served.wait_idle()
-        with session(served.settings) as db:
+        with writing(served.settings) as db:
             leases.release(db, holder)
     assert first["decode_tokens_per_second"] > 0 and "speedup" not in first
     assert last["plain_reference"] == {"source": "plain run", "tokens": 39, "shared_with": "another training"}

@@ -19,7 +19,7 @@ from serving.upkeep import Upkeep
 from tests.serving.conftest import SAYING, Served, ready_base, serve, until
 from tests.serving.test_live import ended, look, make_run, post
 from tracking import device_lease, leases, runs
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import DeviceLease
 
 
@@ -49,9 +49,9 @@ def cracked(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     root = tmp_path_factory.mktemp("cracked")
     serving = serve(root / "home", model_files)
     served = next(serving)
-    with session(served.settings) as db:
+    with writing(served.settings) as session:
         folder = cracked_base(root, model_files / "cycle")
-        db.add(ready_base("cracked", folder, weights_sha256(folder)))
+        session.add(ready_base("cracked", folder, weights_sha256(folder)))
     yield served
     next(serving, None)
 
@@ -185,14 +185,14 @@ def test_an_answer_is_not_lost_for_a_lease_that_cannot_be_given_back(
     with device_lease.alone(cracked.settings, "cpu", "r" * 32):
         pass
     monkeypatch.undo()
-    with session(cracked.settings) as db:
-        db.execute(update(DeviceLease).values(holder="", until=None))
+    with writing(cracked.settings) as session:
+        session.execute(update(DeviceLease).values(holder="", until=None))
 
 
 def test_a_run_whose_end_cannot_be_written_is_marked_later(cracked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     from speculoos.errors import Unavailable
 
-    live_session = session
+    live_session = writing
 
     @contextmanager
     def away(settings: Any) -> Iterator[Any]:
@@ -202,9 +202,9 @@ def test_a_run_whose_end_cannot_be_written_is_marked_later(cracked: Served, monk
     run_id = make_run(cracked, "cycle", max_tokens=3000)
     post(cracked, run_id)
     until(lambda: look(cracked, run_id).state == "RUNNING")
-    monkeypatch.setattr("serving.live.session", away)
+    monkeypatch.setattr("serving.live.writing", away)
     cracked.wait_idle(60)
     assert look(cracked, run_id).state == "RUNNING"
-    monkeypatch.setattr("serving.live.session", live_session)
+    monkeypatch.setattr("serving.live.writing", live_session)
     assert ended(cracked, run_id).state == "FAILED"
     assert "away" in look(cracked, run_id).error

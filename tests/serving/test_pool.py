@@ -17,7 +17,7 @@ from models.checkpoints import WEIGHTS, file_sha256, save_draft
 from models.tiny import make_tiny_base
 from runtime.argmax import tied_table
 from serving.catalog import ModelRef
-from serving.pool import MAX_CONTEXT, Loaded, Pool, default_budget
+from serving.pool import MAX_CONTEXT, LoadedModel, Pool, default_budget
 from serving.sizes import cache_bytes, held_bytes
 from speculoos.errors import NotFound, Unsupported
 from tests.serving.test_reuse import MAKERS
@@ -96,7 +96,7 @@ def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef], t
     assert other.target is not old.target and len(warm) == 1
 
 
-def speak(loaded: Loaded, **options: Any) -> Any:
+def speak(loaded: LoadedModel, **options: Any) -> Any:
     """Generate a little; returns the drafter."""
     drafter = loaded.drafter(options)
     list(generate(loaded.target, drafter, [1, 2, 3], GenerateConfig(max_tokens=8)))

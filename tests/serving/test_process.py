@@ -17,7 +17,7 @@ from serving.main import main
 from speculoos.settings import CLONE, Settings, load
 from tests.serving.conftest import SAYING, free_port, register, serve, until
 from tracking import processes, runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 PROMPT = [{"role": "user", "content": "Say it"}]
 
@@ -67,7 +67,7 @@ def settings(home: Settings, model_files: Path, monkeypatch: pytest.MonkeyPatch)
 def start_long_run(server: Server) -> str:
     """A run that is in the middle of its answer."""
     request = {"messages": PROMPT, "max_tokens": 8000}
-    with session(server.settings) as db:
+    with writing(server.settings) as db:
         run_id = runs.create_run(db, "chat", "cycle", request).id
     with server.client() as client:
         assert client.post(f"/v1/runs/{run_id}").status_code == 202
@@ -127,7 +127,7 @@ def test_a_server_others_can_reach_needs_a_chosen_token(
 def test_a_second_server_ends_with_a_sentence_and_leaves_the_firsts_runs_alone(
     settings: Settings, capsys: pytest.CaptureFixture
 ) -> None:
-    with session(settings) as db:
+    with writing(settings) as db:
         run_id = runs.create_run(db, "chat", "cycle", {"messages": PROMPT}).id
         runs.start_run(db, run_id)
     with socket.create_server(("127.0.0.1", settings.inference_port)):

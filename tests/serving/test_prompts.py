@@ -23,7 +23,7 @@ from speculoos.errors import BadInput, Unsupported
 from tests.serving.conftest import SAYING, Served, ready_base, serve, until
 from tests.serving.test_live import ended, make_run, post
 from tests.serving.test_panics import change_tokenizer
-from tracking.db import session
+from tracking.db import writing
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 SLOW_REGEX = r"(?:a*a*a*a*b)|."
@@ -62,8 +62,8 @@ def foreign(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     paths |= {name: make_base(root / name, cycle, regex=regex) for name, regex in REGEXES.items()}
     serving = serve(root / "home", model_files)
     served = next(serving)
-    with session(served.settings) as db:
-        db.add_all(ready_base(name, path, weights_sha256(path)) for name, path in paths.items())
+    with writing(served.settings) as session:
+        session.add_all(ready_base(name, path, weights_sha256(path)) for name, path in paths.items())
     yield served
     next(serving, None)
 

@@ -15,7 +15,7 @@ from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from serving.catalog import ModelRef
-from serving.pool import Loaded, Pool
+from serving.pool import LoadedModel, Pool
 
 MAKERS: dict[str, Any] = {
     "medusa": lambda base: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3), base),
@@ -34,7 +34,7 @@ def ref(request: pytest.FixtureRequest, tiny_base: Path, tmp_path: Path) -> Mode
     return ModelRef("tiny@draft", "b", str(tiny_base), "b" * 64, "c", str(folder), sha256, request.param)
 
 
-def steps(loaded: Loaded, prompt: list[int], count: int) -> list[Step]:
+def steps(loaded: LoadedModel, prompt: list[int], count: int) -> list[Step]:
     return list(
         generate(loaded.target, loaded.drafter({}), prompt, GenerateConfig(max_tokens=count, eos_ids=frozenset()))
     )

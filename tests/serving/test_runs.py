@@ -6,7 +6,7 @@ from sqlalchemy.exc import IntegrityError
 from speculoos.errors import NotFound
 from speculoos.settings import Settings
 from tracking import runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 
 def record(index: int, text: str = "x") -> dict:
@@ -14,13 +14,13 @@ def record(index: int, text: str = "x") -> dict:
 
 
 def new_run(settings: Settings, **values: object) -> str:
-    with session(settings) as db:
+    with writing(settings) as db:
         return runs.create_run(db, "chat", "base", {"messages": []}, **values).id
 
 
 def test_a_run_moves_forward_only_and_once(database: Settings) -> None:
     run_id = new_run(database)
-    with session(database) as db:
+    with writing(database) as db:
         assert not runs.finish_run(db, run_id, "early", {})
         assert runs.start_run(db, run_id) and not runs.start_run(db, run_id)
         assert runs.finish_run(db, run_id, "text", {"tokens": 1})
@@ -33,7 +33,7 @@ def test_a_run_moves_forward_only_and_once(database: Settings) -> None:
 
 def test_steps_are_read_after_an_index_in_pages(database: Settings) -> None:
     run_id = new_run(database)
-    with session(database) as db:
+    with writing(database) as db:
         runs.add_steps(db, run_id, map(record, range(10)))
         runs.add_steps(db, run_id, [])
     with reading(database) as db:
@@ -45,15 +45,15 @@ def test_steps_are_read_after_an_index_in_pages(database: Settings) -> None:
 
 def test_a_step_is_stored_once(database: Settings) -> None:
     run_id = new_run(database)
-    with session(database) as db:
+    with writing(database) as db:
         runs.add_steps(db, run_id, [record(0)])
-    with pytest.raises(IntegrityError), session(database) as db:
+    with pytest.raises(IntegrityError), writing(database) as db:
         runs.add_steps(db, run_id, [record(0)])
 
 
 def test_what_no_database_stores_is_replaced(database: Settings) -> None:
     run_id = new_run(database)
-    with session(database) as db:
+    with writing(database) as db:
         runs.start_run(db, run_id)
         runs.add_steps(db, run_id, [record(0, "a\x00b")])
         runs.finish_run(db, run_id, "a\x00b", {"speed": float("nan"), "list": [float("inf"), 1.5]})
@@ -65,7 +65,7 @@ def test_what_no_database_stores_is_replaced(database: Settings) -> None:
 
 
 def test_groups_are_ordered_and_recent_runs_newest_first(database: Settings) -> None:
-    with session(database) as db:
+    with writing(database) as db:
         made = runs.create_comparison(db, [("a", {}), ("b", {}), ("c", {})])
     other = new_run(database)
     with reading(database) as db:
@@ -76,7 +76,7 @@ def test_groups_are_ordered_and_recent_runs_newest_first(database: Settings) -> 
 
 def test_only_ended_runs_are_deleted_with_their_steps(database: Settings) -> None:
     going, done = new_run(database), new_run(database)
-    with session(database) as db:
+    with writing(database) as db:
         for run_id in (going, done):
             runs.start_run(db, run_id)
             runs.add_steps(db, run_id, [record(0)])

@@ -9,7 +9,7 @@ import pytest
 from models.fetch import STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
 from tests.serving.conftest import Served, serve
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import Base
 
 QUESTION = "Repeat this sentence three times: The quick brown fox jumps over the lazy dog."
@@ -21,7 +21,7 @@ def real(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         pytest.fail("the starter base is not there; run `make install`")
     serving = serve(tmp_path_factory.mktemp("home"), model_files)
     served = next(serving)
-    with session(served.settings) as db:
+    with writing(served.settings) as db:
         starter = {"source": "starter", "location": "starter", "path": str(starter_path()), "state": "ready"}
         db.add(Base(name="starter", weights_sha256=STARTER_WEIGHTS_SHA256, **starter))
     yield served

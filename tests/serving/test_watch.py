@@ -23,7 +23,7 @@ from speculoos.settings import CLONE, Settings, load
 from tests.serving.conftest import Served, free_port, register, serve, until
 from tests.serving.test_process import PROMPT, Server
 from tracking import processes, runs
-from tracking.db import reading, session
+from tracking.db import reading, writing
 
 STUCK = 3
 
@@ -191,7 +191,7 @@ def test_a_server_whose_device_hangs_ends_itself_and_the_next_one_fails_what_it_
     command = [sys.executable, "-c", HANGING_SERVER]
     server.process = subprocess.Popen(command, cwd=CLONE, env=environment, stderr=subprocess.PIPE, text=True)
     with server.ready().client() as client:
-        with session(settings) as db:
+        with writing(settings) as db:
             run_id = runs.create_run(db, "chat", "cycle", {"messages": PROMPT, "max_tokens": 4}).id
         assert client.post(f"/v1/runs/{run_id}").status_code == 202
         until(lambda: client.get("/healthz").status_code == 503, 90)

@@ -21,7 +21,7 @@ COMMANDS = (
 
 @pytest.fixture
 def base(home: Settings, tiny_base: Path) -> Base:
-    with db.session(home) as session:
+    with db.writing(home) as session:
         row = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
         session.add(row)
     return row
@@ -129,7 +129,7 @@ def test_an_error_nobody_foresaw_is_json_too(
 
 
 def test_as_many_jobs_are_listed_as_were_asked_for(home: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add_all([Job(name=f"job {i}", kind="train", queue="gpu", state="CANCELLED") for i in range(120)])
     for limit in (110, 7):
         assert main(["jobs", "list", "--limit", str(limit), "--json"]) == 0
@@ -171,7 +171,7 @@ def test_models_list_shows_the_starter_with_its_folder_in_a_home_that_never_ran(
 def test_models_can_be_renamed_and_deleted_with_a_word_on_what_depends(
     home: Settings, base: Base, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add(Checkpoint(name="heads", method="medusa", base_id=base.id, state="ready"))
     assert main(["models", "rename", "tiny", "small"]) == 0
     assert main(["models", "rename", "small@heads", "better"]) == 0
@@ -193,7 +193,7 @@ def test_jobs_show_their_place_and_can_be_cancelled(
     from workers.ask.requests import Train
     from workers.ask.submit import submit
 
-    with db.session(home) as session:
+    with db.writing(home) as session:
         data = Dataset(name="d", kind="conversations", state="ready")
         session.add(data)
     request = Train(method="medusa", base_id=base.id, dataset_id=data.id)
@@ -243,7 +243,7 @@ def heads(home: Settings, base: Base) -> Path:
     loaded = load_base(base.path)
     shape = MedusaConfig(hidden_size=loaded.hidden_size, vocab_size=loaded.vocab_size, medusa_num_heads=3)
     folder = save_draft(home.home / "heads", MedusaHeads.from_base(shape, loaded), {"base": "tiny"})
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add(Checkpoint(name="heads", method="medusa", base_id=base.id, state="ready", path=str(folder)))
     return folder
 
@@ -285,7 +285,7 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     assert set(found["per_category"]) == {"math", "writing"}
     assert "3/3 questions" in progress
     assert found["shared_with"] == ""
-    with db.session(home) as session:
+    with db.writing(home) as session:
         assert leases.holder(session, "cpu") == "", "given back"
         leases.acquire(session, "cpu", "run:other", 60)
     assert main([*words, "--json"]) == 0
@@ -311,7 +311,7 @@ def test_export_writes_the_zip_whose_sums_hold(
     folder.mkdir()
     for name in ("model.safetensors", "config.json", "README.md"):
         (folder / name).write_text(name)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add(Checkpoint(name="heads", method="medusa", base_id=base.id, state="ready", path=str(folder)))
     assert main(["export", "tiny@heads", "-o", str(tmp_path / "out.zip"), "--json"]) == 0
     found, _ = last_json(capsys)

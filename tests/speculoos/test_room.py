@@ -98,7 +98,7 @@ def test_the_reserve_is_given_up_for_rows_and_made_again(small_home: Settings, s
     assert room.full(small_home.home)
 
     def write() -> None:
-        with db.session(small_home) as session:
+        with db.writing(small_home) as session:
             session.merge(db_row("x" * 400_000))
 
     from speculoos.errors import Unavailable

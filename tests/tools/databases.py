@@ -196,7 +196,7 @@ def database(request: pytest.FixtureRequest, home: Settings, monkeypatch: pytest
     monkeypatch.setenv("DATABASE_URL", url)
     settings = replace(home, database_url=url)
     db.upgrade(settings)
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         session.execute(sa.text(f"TRUNCATE {', '.join(Table.metadata.tables)} CASCADE"))
     yield settings
     db.dispose()

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 from speculoos.settings import Settings
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import Base, Dataset, new_id
 
 
@@ -14,10 +14,10 @@ def add_base(settings: Settings, folder: Path, name: str = "tiny") -> str:
     from models.card import make_card
 
     card = make_card(folder)
-    with session(settings) as rows:
+    with writing(settings) as session:
         base = Base(name=name, source="folder", location=str(folder), path=str(folder), state="ready", card=card)
         base.weights_sha256, base.tokenizer_sha256 = card["weights_sha256"], card["tokenizer_sha256"]
-        rows.add(base)
+        session.add(base)
     return base.id
 
 
@@ -25,10 +25,10 @@ def add_answers(settings: Settings, base_id: str, name: str = "answers", rows: i
     """A ready data set of conversations with random token ids (enough to train on, nothing to learn)."""
     data_id = new_id()
     folder = write_answers(settings.home / "datasets" / data_id, rows, length)
-    with session(settings) as session_rows:
+    with writing(settings) as session:
         data = Dataset(id=data_id, name=name, kind="conversations", state="ready", path=str(folder), rows=rows)
         data.base_id = base_id
-        session_rows.add(data)
+        session.add(data)
     return data_id
 
 

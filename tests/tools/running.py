@@ -13,7 +13,7 @@ from typing import Any
 from launch.supervision import end_survivors, program_states, survivors
 from speculoos.settings import Settings, load
 from tests.tools.ports import free_ports
-from tracking.db import session
+from tracking.db import writing
 from upkeep import health
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -85,9 +85,9 @@ class Up:
 
     def add(self, row: Any) -> str:
         """Store a row; returns its id."""
-        with session(self.settings) as rows:
-            rows.add(row)
-            rows.flush()
+        with writing(self.settings) as session:
+            session.add(row)
+            session.flush()
             return row.id
 
     def pid(self, name: str) -> int:

@@ -15,7 +15,7 @@ def make_job(database: Settings) -> Callable[..., Job]:
     """Makes a committed job; keyword arguments set its columns afterwards."""
 
     def make(name: str = "work", after: Job | None = None, **columns: Any) -> Job:
-        with db.session(database) as session:
+        with db.writing(database) as session:
             queue = columns.pop("queue", "gpu")
             after_id = after.id if after else None
             job = jobs.create(session, kind="train", queue=queue, request={}, name=name, after_id=after_id)

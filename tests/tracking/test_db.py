@@ -33,7 +33,7 @@ def test_upgrade_makes_every_table_and_downgrade_removes_them(database: Settings
 
 
 def test_each_change_can_be_taken_back_and_done_again_with_rows_in_the_tables(database: Settings) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         first = Job(name="first", kind="train", queue="gpu")
         session.add(first)
         session.flush()
@@ -131,9 +131,9 @@ def test_upgrade_works_from_any_folder_and_in_three_processes_at_once(home: Sett
 
 
 def test_a_session_commits_at_the_end_and_rolls_back_on_an_error(database: Settings) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.add(Experiment(name="kept"))
-    with pytest.raises(RuntimeError), db.session(database) as session:
+    with pytest.raises(RuntimeError), db.writing(database) as session:
         session.add(Experiment(name="lost"))
         session.flush()
         raise RuntimeError
@@ -145,20 +145,20 @@ def test_a_session_commits_at_the_end_and_rolls_back_on_an_error(database: Setti
 
 
 def test_foreign_keys_are_enforced(database: Settings) -> None:
-    with pytest.raises(IntegrityError), db.session(database) as session:
+    with pytest.raises(IntegrityError), db.writing(database) as session:
         session.add(Dataset(name="orphan", kind="prompts", source_id="f" * 32))
 
 
 def test_writers_wait_for_each_other_instead_of_failing(database: Settings) -> None:
     """Read, then write, in many threads: a deferred transaction would end in `database is locked`."""
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.add(Preference(key="count", value={"n": 0}))
     errors: list[Exception] = []
 
     def add_ten() -> None:
         try:
             for _ in range(10):
-                with db.session(database) as session:
+                with db.writing(database) as session:
                     row = session.get(Preference, "count", with_for_update=True)
                     row.value = {"n": row.value["n"] + 1}
         except Exception as error:
@@ -203,7 +203,7 @@ def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_agai
     db.dispose()  # closed once: its tables are in the file, not in the log alone
 
     def beat(number: int) -> None:
-        with db.session(full) as session:
+        with db.writing(full) as session:
             session.merge(Preference(key="beat", value={"n": number}))
 
     def fill() -> None:
@@ -223,14 +223,14 @@ def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_agai
 @pytest.mark.sqlite
 def test_the_log_of_many_rows_stays_short(home: Settings) -> None:
     for number in range(1500):
-        with db.session(home) as session:
+        with db.writing(home) as session:
             session.merge(Preference(key="beat", value={"n": number}))
     log = Path(db.database_url(home).database + "-wal")
     assert log.stat().st_size < 1.5 * 2**20, "SQLite's own 1,000 pages are 4 MB"
 
 
 def test_what_no_database_takes_is_replaced_in_keys_too(database: Settings) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.add(Preference(key="odd", value={"a\x00b": ["\x00", float("nan"), {"c": float("inf")}]}))
     with db.reading(database) as session:
         assert session.get(Preference, "odd").value == {"a\ufffdb": ["\ufffd", None, {"c": None}]}

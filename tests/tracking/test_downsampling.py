@@ -4,13 +4,13 @@ import pytest
 
 from speculoos.settings import Settings
 from tracking import downsampling, jobs, reports
-from tracking.db import reading, session
+from tracking.db import reading, writing
 from tracking.states import JobState
 
 
 @pytest.fixture
 def job_id(home: Settings) -> str:
-    with session(home) as rows:
+    with writing(home) as rows:
         job = jobs.create(rows, kind="train", queue="gpu", request={}, name="long")
         job.state, job.attempt = JobState.RUNNING, 1
         rows.flush()
@@ -42,7 +42,7 @@ def test_a_job_without_metrics_has_none(home: Settings) -> None:
 
 def test_steps_at_uneven_distances_are_thinned_as_evenly(database: Settings) -> None:
     """A first step of its own, and a last one where training was stopped early."""
-    with session(database) as rows:
+    with writing(database) as rows:
         job = jobs.create(rows, kind="train", queue="gpu", request={}, name="odd")
         job.state, job.attempt = JobState.RUNNING, 1
         rows.flush()

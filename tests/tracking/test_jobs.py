@@ -24,12 +24,12 @@ S = JobState
 
 
 def claim(database: Settings, job: Job, owner: str = "me") -> int | None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         return jobs.claim(session, job.id, owner, 30)
 
 
 def do(database: Settings, change: Callable[..., object], *arguments: object, **named: object) -> object:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         return change(session, *arguments, **named)
 
 
@@ -112,7 +112,7 @@ with db.reading(settings) as session:
 while time.time() < float(sys.argv[2]):
     pass
 for job_id in sys.argv[3:]:
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         if jobs.claim(session, job_id, sys.argv[1], 30):
             print(job_id)
 """
@@ -279,7 +279,7 @@ def test_nothing_starts_after_a_job_that_failed(database: Settings, make_job: Ma
 def test_a_follower_stranded_by_a_race_is_cancelled_later(database: Settings, make_job: Make, read: Read) -> None:
     first = make_job("first")
     second = make_job("second", after=first)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.get_one(Job, first.id).state = S.FAILED  # as if it failed while the second was being made
     assert do(database, jobs.cancel_stranded) == 1
     assert read(second).state == S.CANCELLED and "“first” failed" in read(second).error
@@ -287,7 +287,7 @@ def test_a_follower_stranded_by_a_race_is_cancelled_later(database: Settings, ma
 
 def test_outputs_follow_their_job(database: Settings, make_job: Make) -> None:
     job = make_job()
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.add(Dataset(name="half", kind="prompts", job_id=job.id))
         session.add(Dataset(name="whole", kind="prompts", job_id=job.id, state="ready"))
 

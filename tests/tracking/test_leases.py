@@ -13,7 +13,7 @@ from tracking.tables import DeviceLease, Job, Preference, now
 
 
 def acquire(database: Settings, holder: str, seconds: float = 30, attempt: int = 0) -> bool:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         return leases.acquire(session, "cpu", holder, seconds, attempt)
 
 
@@ -21,7 +21,7 @@ def test_a_device_has_one_holder_until_it_is_released(database: Settings) -> Non
     assert acquire(database, "job:1")
     assert not acquire(database, "run:2")
     assert acquire(database, "job:1"), "one may take again what one has"
-    with db.session(database) as session:
+    with db.writing(database) as session:
         assert leases.holder(session, "cpu") == "job:1"
         leases.release(session, "job:1")
         assert leases.holder(session, "cpu") == ""
@@ -33,7 +33,7 @@ def test_a_lease_that_is_not_renewed_runs_out_and_its_holder_hears_of_it(databas
     with db.reading(database) as session:
         assert leases.holder(session, "cpu") == ""
     assert acquire(database, "run:2")
-    with pytest.raises(Fenced), db.session(database) as session:
+    with pytest.raises(Fenced), db.writing(database) as session:
         leases.renew(session, "cpu", "job:1", 30)
 
 
@@ -45,7 +45,7 @@ def test_a_job_at_work_keeps_its_device_whatever_the_clock_says(
     with db.reading(database) as session:
         assert leases.holder(session, "cpu") == f"job:{job.id}"
     assert not acquire(database, "run:2")
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.get_one(Job, job.id).state = "FAILED"
     assert acquire(database, "run:2")
 
@@ -58,9 +58,9 @@ def test_a_lease_taken_before_the_clock_was_put_back_does_not_last_for_hours(dat
 def test_an_old_attempt_can_neither_renew_nor_release_the_new_ones_lease(database: Settings) -> None:
     acquire(database, "job:1", attempt=1)
     assert acquire(database, "job:1", attempt=2)
-    with pytest.raises(Fenced), db.session(database) as session:
+    with pytest.raises(Fenced), db.writing(database) as session:
         leases.renew(session, "cpu", "job:1", 30, attempt=1)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         leases.release(session, "job:1", attempt=1)
         assert leases.holder(session, "cpu") == "job:1"
 
@@ -102,11 +102,11 @@ def test_processes_are_alive_while_they_beat(database: Settings) -> None:
 
 
 def test_a_silent_process_counts_as_gone_and_is_forgotten_later(database: Settings) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         silent = {"name": "worker-gpu", "concurrency": 1}
         for age, host in ((timedelta(minutes=1), "a"), (timedelta(days=2), "b")):
             session.add(Preference(key=f"process:worker-gpu@{host}:1", value=silent, updated_at=now() - age))
-    with db.session(database) as session:
+    with db.writing(database) as session:
         assert processes.alive(session) == []
         assert now() - processes.last_seen(session, "worker-gpu") < timedelta(minutes=2)
         processes.leave(session, "reconciler")

@@ -15,7 +15,7 @@ def waits(database: Settings, job: Job) -> str:
 
 
 def start_worker(database: Settings) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         processes.beat(session, "worker-gpu", queue="gpu", concurrency=1)
 
 
@@ -55,7 +55,7 @@ def test_lists_are_narrowed_and_the_signature_tells_of_changes(database: Setting
         assert [j.id for j in listing.jobs(session, kind="nothing")] == []
         assert [j.id for j in listing.active(session)] == [waiting.id]
         assert listing.signature(session) == after != before
-    with db.session(database) as session:
+    with db.writing(database) as session:
         jobs.request_cancel(session, waiting.id)
     with db.reading(database) as session:
         assert listing.signature(session) != after
@@ -63,7 +63,7 @@ def test_lists_are_narrowed_and_the_signature_tells_of_changes(database: Setting
 
 def test_a_retried_job_goes_to_the_end_of_the_queue(database: Settings, make_job: Make) -> None:
     first, second = make_job("first", state="FAILED"), make_job("second")
-    with db.session(database) as session:
+    with db.writing(database) as session:
         jobs.retry(session, first.id)
     with db.reading(database) as session:
         assert [j.id for j in listing.active(session)] == [second.id, first.id]

@@ -21,7 +21,7 @@ def add(session: Session, *names: str) -> None:
 
 @pytest.fixture
 def twelve(database: Settings) -> Settings:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         add(session, *map(str, range(100, 112)))
     return database
 
@@ -46,7 +46,7 @@ def test_every_row_is_on_one_page_and_the_ways_lead_back(twelve: Settings) -> No
 def test_a_page_stays_while_rows_come_before_it(twelve: Settings) -> None:
     place = shown(twelve)[1].older
     second, _ = shown(twelve, place)
-    with db.session(twelve) as session:
+    with db.writing(twelve) as session:
         add(session, "120", "121", "122")
     again, now_there = shown(twelve, place)
     assert again == second
@@ -57,7 +57,7 @@ def test_a_page_stays_while_rows_come_before_it(twelve: Settings) -> None:
 def test_where_the_first_row_is_gone_its_number_counts(twelve: Settings) -> None:
     place = shown(twelve)[1].older
     second, _ = shown(twelve, place)
-    with db.session(twelve) as session:
+    with db.writing(twelve) as session:
         session.delete(session.get_one(Job, second[0]))
     assert shown(twelve, place)[0] == [*second[1:], "101"]
 

@@ -17,7 +17,7 @@ def job(make_job: Make) -> Job:
 
 
 def write(database: Settings, job: Job, **fields: object) -> bool:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         return reports.write(session, job.id, 1, reports.Report(**fields))
 
 
@@ -58,7 +58,7 @@ def test_log_lines_come_in_order_and_can_be_followed(database: Settings, job: Jo
 
 def test_a_report_tells_whether_someone_asked_to_stop(database: Settings, job: Job) -> None:
     assert write(database, job) is False
-    with db.session(database) as session:
+    with db.writing(database) as session:
         jobs.request_cancel(session, job.id)
     assert write(database, job) is True
 
@@ -74,7 +74,7 @@ def test_a_heartbeat_alone_is_nothing_a_page_must_redraw(database: Settings, job
 
 def test_deleting_a_job_takes_its_reports_along(database: Settings, job: Job) -> None:
     write(database, job, metrics={("loss", 1): 1.0}, logs=[(now(), "info", "x")], samples=[(1, {})])
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.delete(session.get_one(Job, job.id))
     with db.reading(database) as session:
         assert reports.logs(session, job.id) == [] and reports.metrics(session, job.id) == {}

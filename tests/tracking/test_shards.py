@@ -16,7 +16,7 @@ S = JobState
 
 
 def do(database: Settings, change: Callable[..., object], *arguments: object, **named: object) -> object:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         return change(session, *arguments, **named)
 
 
@@ -59,7 +59,7 @@ def end(database: Settings, shard: Job, how: JobState = S.SUCCEEDED) -> None:
     if how == S.FAILED:
         do(database, jobs.fail, shard.id, attempt, "unavailable", f"{shard.number} did not answer", "Look at it.")
     else:
-        with db.session(database) as session:
+        with db.writing(database) as session:
             jobs.get(session, shard.id).done = 10
         do(database, jobs.succeed, shard.id, attempt, {"n": shard.number})
 
@@ -206,9 +206,9 @@ def test_the_whole_takes_its_shards_along_when_it_is_deleted(database: Settings,
         end(database, shard)
     do(database, jobs.collect)
     do(database, jobs.succeed, job.id, claim(database, job), {})
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.add(JobLog(job_id=of(database, job)[0].id, attempt=1, message="gone"))
-    with db.session(database) as session:
+    with db.writing(database) as session:
         changes.delete(session, database, jobs.get(session, job.id))
     with db.reading(database) as session:
         assert session.query(Job).count() == 0 == session.query(JobLog).count()
@@ -226,7 +226,7 @@ def test_a_queue_counts_shards_as_one_job_and_a_later_job_waits_for_them(
     database: Settings, divided: Callable[..., Job], make_job: Make
 ) -> None:
     job = divided(3)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         processes.beat(session, "worker-gpu", queue="gpu", concurrency=1)
     claim(database, of(database, job)[0])
     later = make_job("later")
@@ -243,7 +243,7 @@ def test_a_queue_counts_shards_as_one_job_and_a_later_job_waits_for_them(
 def test_shards_go_with_their_revision_and_the_whole_stays(database: Settings, divided: Callable[..., Job]) -> None:
     """An older version would take them for jobs of their own."""
     job = divided(2)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         session.add(JobLog(job_id=of(database, job)[0].id, attempt=1, message="of a shard"))
         session.add(JobLog(job_id=job.id, attempt=1, message="of the whole"))
     db.downgrade(database, "0004")

@@ -19,7 +19,7 @@ from upkeep.starter import ensure_starter
 @pytest.fixture
 def things(database: Settings) -> dict[str, str]:
     """Two bases with a checkpoint of the same name, on data that came from prompts. Ids by name."""
-    with db.session(database) as session:
+    with db.writing(database) as session:
         one = Base(name="one", source="folder", location="/x", state="ready")
         two = Base(name="two", source="folder", location="/y")
         session.add_all([one, two])
@@ -81,7 +81,7 @@ def test_made_up_names_are_free_and_allowed(database: Settings, things: dict[str
 
 
 def test_renaming_keeps_names_unique_and_the_starter_itself(database: Settings, things: dict[str, str]) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         data = queries.find_dataset(session, "prompts")
         changes.rename(session, data, "  questions ")
         changes.set_note(session, data, " from MT-Bench ")
@@ -99,10 +99,10 @@ def test_deletion_says_what_depends_on_it_and_force_takes_it_along(database: Set
     half = database.home / "models" / f".{things['one']}.partial"  # a download that was given up
     half.mkdir(parents=True)
     (half / "model.safetensors").write_bytes(b"x" * 10)
-    with pytest.raises(Conflict) as caught, db.session(database) as session:
+    with pytest.raises(Conflict) as caught, db.writing(database) as session:
         changes.delete(session, database, session.get_one(Base, things["one"]))
     assert "the checkpoint “heads”" in str(caught.value) and "the data set “answers”" in str(caught.value)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         paths = changes.delete(session, database, session.get_one(Base, things["one"]), force=True)
     assert changes.remove_files(paths) == 110 and not folder.parent.exists() and not half.exists()
     with db.reading(database) as session:
@@ -111,19 +111,19 @@ def test_deletion_says_what_depends_on_it_and_force_takes_it_along(database: Set
 
 
 def test_nothing_is_deleted_while_a_job_uses_it(database: Settings, things: dict[str, str]) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         job = Job(name="Train", kind="train", queue="gpu", request={"dataset_id": things["answers"]}, state="RUNNING")
         session.add(job)
-    with pytest.raises(Conflict, match="“Train”"), db.session(database) as session:
+    with pytest.raises(Conflict, match="“Train”"), db.writing(database) as session:
         changes.delete(session, database, session.get_one(Dataset, things["answers"]), force=True)
-    with pytest.raises(Conflict, match="cancel it first"), db.session(database) as session:
+    with pytest.raises(Conflict, match="cancel it first"), db.writing(database) as session:
         changes.delete(session, database, session.get_one(Job, job.id))
 
 
 def test_an_ended_job_is_deleted_with_its_log_and_leaves_what_it_made(
     database: Settings, things: dict[str, str]
 ) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         job = Job(name="Train", kind="train", queue="gpu", state="SUCCEEDED")
         session.add(job)
         session.flush()
@@ -131,9 +131,9 @@ def test_an_ended_job_is_deleted_with_its_log_and_leaves_what_it_made(
     log = database.home / "logs" / f"{job.id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("line")
-    with pytest.raises(Conflict, match="log and charts"), db.session(database) as session:
+    with pytest.raises(Conflict, match="log and charts"), db.writing(database) as session:
         changes.delete(session, database, session.get_one(Job, job.id))
-    with db.session(database) as session:
+    with db.writing(database) as session:
         changes.remove_files(changes.delete(session, database, session.get_one(Job, job.id), force=True))
     with db.reading(database) as session:
         assert session.get_one(Checkpoint, things["heads"]).job_id is None
@@ -141,11 +141,11 @@ def test_an_ended_job_is_deleted_with_its_log_and_leaves_what_it_made(
 
 
 def test_an_experiment_is_found_made_and_deleted_without_its_things(database: Settings) -> None:
-    with db.session(database) as session:
+    with db.writing(database) as session:
         made = queries.ensure_experiment(session, "first try")
         assert queries.ensure_experiment(session, "first try").id == made.id
         session.add(Dataset(name="d", kind="prompts", experiment_id=made.id))
-    with db.session(database) as session:
+    with db.writing(database) as session:
         changes.delete(session, database, session.get_one(Experiment, made.id))
         assert queries.find_dataset(session, "d").experiment_id is None
 
@@ -155,16 +155,16 @@ def test_the_starter_appears_once_it_is_installed(
 ) -> None:
     folder = tmp_path / "starter"
     monkeypatch.setenv("SPECULOOS_STARTER", str(folder))
-    with db.session(database) as session:
+    with db.writing(database) as session:
         assert ensure_starter(session, database) is None
     folder.mkdir()
     (folder / "card.json").write_text(json.dumps({"weights_sha256": "a" * 64, "layers": 30}))
     for _ in range(2):
-        with db.session(database) as session:
+        with db.writing(database) as session:
             base = ensure_starter(session, database)
     assert (base.name, base.state, base.path) == ("starter", "ready", str(folder))
     assert (base.weights_sha256, base.card["layers"]) == ("a" * 64, 30)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         assert len(queries.bases(session)) == 1
         with pytest.raises(Conflict, match="belongs to the installation"):
             changes.delete(session, database, base, force=True)

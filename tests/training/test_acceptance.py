@@ -15,7 +15,7 @@ from tests.training.conftest import answer
 from training.acceptance import Acceptance, measure, walk
 from training.batches import collate
 from training.convert import conversations_from
-from training.method import NO_RANK, make_method, measured
+from training.method import NO_RANK, make_method, outcome_of_ranks
 from training.samples import mirrored, sample
 
 DEPTHS = {"medusa": 3, "eagle": 3, "eagle3": 3, "draft": 4}
@@ -34,7 +34,7 @@ def test_expected_tree_length_counts_each_node_once():
     """Ranks of two depths at four places: (0, 0), (0, 1), (1, miss), (miss, 0)."""
     ranks = torch.tensor([[0, 0], [0, 1], [1, NO_RANK], [NO_RANK, 0]])
     total = Acceptance()
-    outcome = measured(ranks, torch.ones_like(ranks, dtype=torch.bool))
+    outcome = outcome_of_ranks(ranks, torch.ones_like(ranks, dtype=torch.bool))
     total.add(outcome, torch.zeros(4, dtype=torch.long), torch.arange(4))
     assert total.tree_tau(2) == 1 + 2 / 4
     assert total.tree_tau(3) == 1 + 3 / 4

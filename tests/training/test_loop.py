@@ -22,7 +22,7 @@ from speculoos.reporting import Silent
 from tests.training.conftest import answer, write_dataset
 from training.feature_store import FeatureStore, advice
 from training.loop import Trainer, train
-from training.resume_points import all_states, latest_state
+from training.resume_points import all_resume_points, latest_resume_point
 from training.setup import make_accelerator
 
 SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 12, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
@@ -157,11 +157,11 @@ def test_a_run_killed_at_any_step_goes_on_to_the_same_weights(tiny_base, dataset
 
 def test_only_the_last_states_are_kept_and_a_half_written_one_is_not_a_state(tiny_base, dataset, tmp_path):
     train(config(save_every=2, keep_last=2), tiny_base, dataset, tmp_path / "out")
-    assert [p.name for p in all_states(tmp_path / "out")] == ["state-10", "state-12"]
+    assert [p.name for p in all_resume_points(tmp_path / "out")] == ["state-10", "state-12"]
     (tmp_path / "out" / "state-99").mkdir()
-    assert latest_state(tmp_path / "out").name == "state-12"
-    assert latest_state(tmp_path / "out" / "state-10").name == "state-10"
-    assert latest_state(tmp_path / "nothing") is None and latest_state(None) is None
+    assert latest_resume_point(tmp_path / "out").name == "state-12"
+    assert latest_resume_point(tmp_path / "out" / "state-10").name == "state-10"
+    assert latest_resume_point(tmp_path / "nothing") is None and latest_resume_point(None) is None
 
 
 def test_resuming_with_other_settings_is_refused_but_a_longer_run_is_not(tiny_base, dataset, tmp_path):
@@ -185,7 +185,7 @@ def test_a_resumed_run_removes_what_the_killed_one_left_on_the_disk(tiny_base, d
         (tmp_path / "out" / name).mkdir()
         (tmp_path / "out" / name / "large").touch()
     train(config(max_steps=14), tiny_base, dataset, tmp_path / "b", tmp_path / "out")
-    assert not list((tmp_path / "out").glob(".*")) and all_states(tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*")) and all_resume_points(tmp_path / "out")
 
 
 def test_resuming_with_another_number_of_processes_is_refused(tiny_base, dataset, tmp_path, monkeypatch):

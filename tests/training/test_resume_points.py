@@ -11,7 +11,15 @@ from speculoos.sums import SUMS
 from tests.tools.damage import cut, flip
 from tests.training.test_loop import Notebook, config
 from training.loop import train
-from training.resume_points import DRAFT, OPTIMIZER, STATE, all_states, damage, latest_state, whole_state
+from training.resume_points import (
+    DRAFT,
+    OPTIMIZER,
+    STATE,
+    all_resume_points,
+    damage,
+    latest_resume_point,
+    whole_resume_point,
+)
 
 SETTINGS = {"max_steps": 8, "eval_every": 4, "save_every": 2, "keep_last": 3}
 
@@ -21,7 +29,7 @@ def straight(tiny_base, dataset, tmp_path_factory):
     """A run's folder with states 4, 6 and 8, and its draft."""
     out = tmp_path_factory.mktemp("straight") / "out"
     result = train(config(**SETTINGS), tiny_base, dataset, out)
-    assert [p.name for p in all_states(out)] == ["state-4", "state-6", "state-8"]
+    assert [p.name for p in all_resume_points(out)] == ["state-4", "state-6", "state-8"]
     return out, load_file(result.folder / "model.safetensors")
 
 
@@ -55,16 +63,16 @@ DAMAGES = {
 @pytest.mark.parametrize("spoil", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_state_is_recognised_and_the_one_before_it_taken(spoil, states):
     said = []
-    assert [damage(state) for state in all_states(states)] == ["", "", ""]
+    assert [damage(state) for state in all_resume_points(states)] == ["", "", ""]
     spoil(states / "state-8")
-    assert whole_state([states], said.append) == states / "state-6"
+    assert whole_resume_point([states], said.append) == states / "state-6"
     (sentence,) = said
     assert "run/state-8 is damaged (" in sentence and "passed over" in sentence
 
 
 def test_states_of_an_earlier_version_are_whole_without_sums(states):
     old_version(states / "state-8")
-    assert whole_state([states], pytest.fail) == states / "state-8"
+    assert whole_resume_point([states], pytest.fail) == states / "state-8"
 
 
 def test_a_run_resumes_from_the_newest_whole_state_and_ends_the_same(straight, states, tiny_base, dataset, tmp_path):
@@ -84,14 +92,14 @@ def test_a_run_resumes_from_the_newest_whole_state_and_ends_the_same(straight, s
 
 
 def test_with_no_whole_state_the_run_begins_anew_and_says_so(straight, states, tiny_base, dataset, tmp_path):
-    for state in all_states(states):
+    for state in all_resume_points(states):
         cut(state / DRAFT)
     notes = Notebook()
     result = train(config(**SETTINGS), tiny_base, dataset, states, states, notes)
     assert "No whole state is left, so the training starts from the beginning." in notes.lines
     made = load_file(result.folder / "model.safetensors")
     assert all(torch.equal(made[name], tensor) for name, tensor in straight[1].items())
-    assert [damage(state) for state in all_states(states)] == ["", "", ""]
+    assert [damage(state) for state in all_resume_points(states)] == ["", "", ""]
 
 
 def test_a_damaged_best_draft_is_made_again(states, tiny_base, dataset, tmp_path):
@@ -107,5 +115,5 @@ def test_a_damaged_best_draft_is_made_again(states, tiny_base, dataset, tmp_path
 
 
 def test_a_single_state_may_be_named(states):
-    assert whole_state([states / "state-4"], pytest.fail) == states / "state-4"
-    assert whole_state([None, states.parent / "nothing", states], pytest.fail) == latest_state(states)
+    assert whole_resume_point([states / "state-4"], pytest.fail) == states / "state-4"
+    assert whole_resume_point([None, states.parent / "nothing", states], pytest.fail) == latest_resume_point(states)

@@ -199,11 +199,11 @@ def test_what_of_fsdp_is_not_done_is_refused_by_name(environment, sentence, monk
         monkeypatch.setenv(name, value)
     if "OFFLOAD" in sentence:
         monkeypatch.setattr(sharding, "DEVICES", ("cpu",))
-    with pytest.raises(Unsupported, match=sentence), sharding.fsdp_asked(torch.device("cpu")):
+    with pytest.raises(Unsupported, match=sentence), sharding.fsdp_switch(torch.device("cpu")):
         pass
 
 
 def test_without_the_switch_nothing_is_sharded(monkeypatch):
     monkeypatch.setenv(sharding.SWITCH, "false")
-    with sharding.fsdp_asked(torch.device("cpu")) as asked:
+    with sharding.fsdp_switch(torch.device("cpu")) as asked:
         assert not asked

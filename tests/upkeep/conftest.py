@@ -36,7 +36,7 @@ class Filled:
         self.settings = settings
         self.ids = {name: new_id() for name in ("base", "data", "heads", "half", "done", "going", "waiting")}
         self.folders()
-        with db.session(settings) as session:
+        with db.writing(settings) as session:
             self.rows(session)
 
     def folders(self) -> None:

@@ -70,7 +70,7 @@ def test_into_postgresql_and_numbers_go_on(filled_sqlite: Filled, database: Sett
     moved = replace(database, home=tmp_path / "moved")
     restore(moved, packed, "x.tar")
     assert rows_of(moved)["metrics"] == rows_of(filled_sqlite.settings)["metrics"]
-    with db.session(moved) as session:
+    with db.writing(moved) as session:
         from tracking import reports
 
         reports.add_log(session, filled_sqlite.ids["done"], 1, "a line more gets a number of its own")
@@ -80,7 +80,7 @@ def test_into_postgresql_and_numbers_go_on(filled_sqlite: Filled, database: Sett
 def test_jobs_that_ran_go_on_from_their_last_state(filled_sqlite: Filled, other: Settings) -> None:
     report = restore(other, made(filled_sqlite.settings), "x.tar")
     ids = filled_sqlite.ids
-    with db.session(other) as session:
+    with db.writing(other) as session:
         going, waiting = jobs.get(session, ids["going"]), jobs.get(session, ids["waiting"])
         assert (going.state, going.attempt, going.attempt_cap, going.done) == ("INTERRUPTED", 2, 6, 30)
         assert (going.child, going.owner, going.lease_until) == ({}, "", None), "nobody ends the old home's process"
@@ -128,7 +128,7 @@ def test_rows_are_of_one_moment_while_others_write(filled: Filled, other: Settin
     def write_pairs() -> None:
         number = 0
         while not ended.is_set():
-            with db.session(filled.settings) as session:
+            with db.writing(filled.settings) as session:
                 session.add_all([Experiment(name=f"pair-{number}"), Experiment(name=f"pair-{number}")])
             number += 1
 
@@ -180,7 +180,7 @@ def test_states_newer_than_the_rows_stay_out_where_an_older_one_is_there(
     filled_sqlite.state(ids["half"], 2, 35)
     packed = names(made(filled_sqlite.settings))
     assert any("state-30" in name for name in packed) and not any("state-35" in name for name in packed)
-    with db.session(filled_sqlite.settings) as session:
+    with db.writing(filled_sqlite.settings) as session:
         jobs.get(session, ids["going"]).done = 7
     packed = names(made(filled_sqlite.settings))
     assert any("state-30" in name for name in packed), "the nearest, where all are newer"
@@ -240,7 +240,7 @@ def test_a_used_home_or_database_is_refused(filled_sqlite: Filled, other: Settin
         restore(filled_sqlite.settings, packed, "x.tar")
     assert everything(filled_sqlite.settings.home).keys() == before.keys()
     migrate(other)
-    with db.session(other) as session:
+    with db.writing(other) as session:
         session.add(Experiment(name="mine"))
     packed.seek(0)
     with pytest.raises(Conflict, match="rows in experiments"):
@@ -252,7 +252,7 @@ def test_a_used_home_or_database_is_refused(filled_sqlite: Filled, other: Settin
 def test_a_home_that_was_only_started_once_counts_as_empty(filled_sqlite: Filled, other: Settings) -> None:
     """Containers migrate the database and register the starter before anyone can restore."""
     migrate(other)
-    with db.session(other) as session:
+    with db.writing(other) as session:
         base = Base(name="starter", source="starter", location="starter", state="ready")
         session.add(base)
         session.flush()
@@ -279,7 +279,7 @@ def test_while_the_workbench_runs_nothing_is_restored(
     finally:
         lock.release()
     migrate(load())
-    with db.session(load()) as session:
+    with db.writing(load()) as session:
         processes.beat(session, "web")
     assert main(["restore", str(tmp_path / "b.tar")]) == 1
     assert "The workbench runs (web)" in capsys.readouterr().err
@@ -427,7 +427,7 @@ def test_memory_stays_small(filled_sqlite: Filled, other: Settings) -> None:
     home, ids = filled_sqlite.settings.home, filled_sqlite.ids
     with (home / "models" / ids["base"] / "big.safetensors").open("wb") as big:
         big.truncate(60_000_000)
-    with db.session(filled_sqlite.settings) as session:
+    with db.writing(filled_sqlite.settings) as session:
         run = runs.create_run(session, "chat", "tiny", {})
         runs.add_steps(session, run.id, [{"index": n, "text": "x" * 6000} for n in range(2000)])
     tracemalloc.start()
@@ -452,7 +452,7 @@ def test_a_row_that_the_database_refuses_is_named(filled_sqlite: Filled, databas
     """SQLite keeps texts of any length, PostgreSQL does not."""
     if database.database_url.startswith("sqlite"):
         pytest.skip("SQLite refuses nothing here")
-    with db.session(filled_sqlite.settings) as session:
+    with db.writing(filled_sqlite.settings) as session:
         session.add(Experiment(name="x" * 300))
     moved = replace(database, home=tmp_path / "moved")
     with pytest.raises(BadInput, match="rows 1 to 2 of the table experiments: value too long"):
@@ -462,7 +462,7 @@ def test_a_row_that_the_database_refuses_is_named(filled_sqlite: Filled, databas
 
 def test_a_model_outside_of_the_home_is_named(filled_sqlite: Filled, tmp_path: Path) -> None:
     write(tmp_path / "mine" / "model.safetensors", b"mine")
-    with db.session(filled_sqlite.settings) as session:
+    with db.writing(filled_sqlite.settings) as session:
         session.add(Base(name="mine", source="folder", location="x", path=str(tmp_path / "mine"), state="ready"))
         session.add(Dataset(name="empty", kind="prompts", state="failed"))
     report = back_up(filled_sqlite.settings, tmp_path / "b.tar")

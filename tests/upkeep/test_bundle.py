@@ -57,7 +57,7 @@ def fill(home: Path) -> None:
     (home / "settings.toml").write_text('[endpoints.big]\nurl = "http://u:p@127.0.0.1:1/v1"\nkey_env = "BIG_API_KEY"\n')
     settings = load()
     db.upgrade(settings)
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         request = {"messages": [{"role": "user", "content": f"hello\n{CANARY['prompt']}"}]}
         run = runs.create_run(session, "chat", "tiny", request)
         run.state, run.text, run.error = "FAILED", CANARY["answer"], CANARY["prompt"]

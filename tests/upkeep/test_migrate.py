@@ -161,7 +161,7 @@ def test_a_newer_database_is_left_alone_with_a_sentence(database: Settings, caps
             assert SAYS in said and "Traceback" not in said and "secret" not in said, words
         main(["doctor"])
         assert SAYS in capsys.readouterr().out
-        with pytest.raises(Unavailable, match="newer"), db.session(database) as session:
+        with pytest.raises(Unavailable, match="newer"), db.writing(database) as session:
             session.add(Experiment(name="written by chance"))
         assert "newer Speculoos" in status_bar.render(database)
     finally:

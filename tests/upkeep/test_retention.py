@@ -31,7 +31,7 @@ def age(path: Path, days: float) -> Path:
 
 
 def add_run(settings: Settings, days: float, group: str | None = None, state: str = "SUCCEEDED") -> str:
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         run = runs.create_run(session, "chat", "tiny", {}, group_id=group)
         runs.add_steps(session, run.id, [{"index": n} for n in range(3)])
         run.state, run.created_at = state, now() - timedelta(days=days)
@@ -57,14 +57,14 @@ def test_old_chats_go_whole_and_young_ones_stay_whole(database: Settings) -> Non
 
 def test_many_rows_go_in_batches_while_others_write(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "BATCH", 10)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         session.add_all(Run(kind="chat", model="m", state="SUCCEEDED", created_at=now() - OLD) for _ in range(95))
     slowest, ended = [0.0], threading.Event()
 
     def others() -> None:
         while not ended.is_set():
             begun = datetime.now().timestamp()
-            with db.session(home) as session:
+            with db.writing(home) as session:
                 session.merge(Preference(key="beat", value={}))
             slowest[0] = max(slowest[0], datetime.now().timestamp() - begun)
 
@@ -84,7 +84,7 @@ def test_log_lines_and_files_of_jobs_that_ended_long_ago(filled_sqlite: Filled) 
     write(going, b"x")
     clean(settings)
     assert log.exists() and kept(settings, JobLog)
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         jobs.get(session, ids["done"]).finished_at = now() - OLD
     done = clean(settings)
     assert not log.exists() and not kept(settings, JobLog) and going.exists()
@@ -94,7 +94,7 @@ def test_log_lines_and_files_of_jobs_that_ended_long_ago(filled_sqlite: Filled) 
 def test_log_files_beyond_a_size_go_from_the_oldest_on(filled_sqlite: Filled) -> None:
     settings = replace(filled_sqlite.settings, keep_logs_mb=3)
     made = []
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         for days in (3, 2, 1):
             job = Job(name="x", kind="t", queue="io", state="SUCCEEDED", finished_at=now() - timedelta(days=days))
             session.add(job)
@@ -129,7 +129,7 @@ def test_uploads_go_unless_a_job_needs_them(filled_sqlite: Filled) -> None:
 )
 def test_states_that_nobody_needs(filled_sqlite: Filled, state: str, days: int, left: list[str]) -> None:
     settings, ids = filled_sqlite.settings, filled_sqlite.ids
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         job = jobs.get(session, ids["done"])
         job.state, job.finished_at = state, now() - timedelta(days=days)
     clean(settings)
@@ -144,14 +144,14 @@ def test_a_training_that_is_retried_meanwhile_keeps_its_states(
     filled_sqlite: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, ids = filled_sqlite.settings, filled_sqlite.ids
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         job = jobs.get(session, ids["done"])
         job.state, job.finished_at = "FAILED", now() - timedelta(days=30)
     plain = retention.states_of
 
     def retried(folder: Path) -> list[Path]:
         found = plain(folder)
-        with db.session(settings) as session:
+        with db.writing(settings) as session:
             if jobs.get(session, ids["done"]).state == "FAILED":
                 jobs.retry(session, ids["done"])
         return found
@@ -166,7 +166,7 @@ def test_once_an_hour_whoever_asks(home: Settings, caplog: pytest.LogCaptureFixt
     with caplog.at_level("INFO"):
         assert [clean_when_due(home), clean_when_due(home)] == [True, False]
     assert "Kept in order: removed 1 runs" in caplog.text
-    with db.session(home) as session:
+    with db.writing(home) as session:
         note = retention.last_round(session)
         assert note.value["removed"] == {"runs": {"count": 1, "bytes": 0}}
         note.updated_at = now() - timedelta(hours=2)
@@ -221,7 +221,7 @@ def test_the_command_says_what_would_go_and_does_it(filled_sqlite: Filled, capsy
 
 def fill_and_empty(settings: Settings) -> int:
     path = storage.database_file(settings)
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         session.add_all(
             Run(kind="c", model="m", state="FAILED", text="x" * 4000, created_at=now() - OLD) for _ in range(1500)
         )
@@ -271,7 +271,7 @@ def test_sizes_of_things_and_parts(filled_sqlite: Filled) -> None:
 
 def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path: Path) -> None:
     write(tmp_path / "mine" / "model.safetensors", bytes(5000))
-    with db.session(filled_sqlite.settings) as session:
+    with db.writing(filled_sqlite.settings) as session:
         checkpoint = session.get_one(Checkpoint, filled_sqlite.ids["heads"])
         checkpoint.path = str(tmp_path / "mine")
     thing = next(t for t in storage.survey(filled_sqlite.settings).things if t.id == filled_sqlite.ids["heads"])

@@ -33,9 +33,9 @@ def ship(head: Path, sha256: str, base_sha256: str = "a" * 64) -> None:
 
 
 def open_home(settings: Settings) -> list[Checkpoint]:
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         starter.ensure_starter(session, settings)
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         return queries.checkpoints(session)
 
 
@@ -44,7 +44,7 @@ def test_it_is_listed_once_and_ready(database: Settings, installed: Path) -> Non
         (row,) = open_home(database)
     assert (row.name, row.method, row.state, row.path) == ("starter", "eagle3", "ready", str(installed))
     assert (row.sha256, row.size_bytes, row.step, row.base_sha256) == ("b" * 64, 5, 7, "a" * 64)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         found = queries.find_checkpoint(session, "starter")
         assert session.get_one(Base, found.base_id).name == "starter"
 
@@ -53,7 +53,7 @@ def test_once_deleted_it_stays_away_until_another_is_shipped_and_no_file_goes(
     database: Settings, installed: Path
 ) -> None:
     (row,) = open_home(database)
-    with db.session(database) as session:
+    with db.writing(database) as session:
         changes.delete(session, database, session.get_one(Checkpoint, row.id))
     assert open_home(database) == [] and (installed / "model.safetensors").exists()
     ship(installed, "d" * 64)
@@ -72,7 +72,7 @@ def test_a_head_for_other_weights_or_beside_ones_own_of_that_name_is_left_out(
 ) -> None:
     ship(installed, "b" * 64, base_sha256="f" * 64)
     assert open_home(database) == []
-    with db.session(database) as session:
+    with db.writing(database) as session:
         base = starter.ensure_starter(session, database)
         session.add(Checkpoint(name="starter", method="medusa", base_id=base.id, path="/mine"))
     ship(installed, "b" * 64)

@@ -14,7 +14,7 @@ from speculoos.sums import file_sha256
 from tests.models import hostile
 from tests.tools.damage import flip
 from tests.tools.homes import add_answers, add_base
-from tracking.db import session
+from tracking.db import writing
 from tracking.tables import Checkpoint
 from upkeep.health import check as doctor
 
@@ -29,7 +29,7 @@ def folder(home: Settings, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.
     base = load_base(folder)
     heads = MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
     made = save_draft(home.home / "checkpoints" / "heads" / "attempt-1" / "final", heads, {})
-    with session(home) as rows:
+    with writing(home) as rows:
         sha256 = file_sha256(made / WEIGHTS)
         row = Checkpoint(name="heads", method="medusa", base_id=base_id, state="ready", path=str(made), sha256=sha256)
         rows.add(row)

@@ -19,7 +19,7 @@ from tests.tools.damage import cut, flip
 from tracking import db, jobs, reports
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
-from training.resume_points import save_state
+from training.resume_points import save_resume_point
 from workers.ask.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Request
 from workers.ask.submit import submit
 from workers.child.context import Context
@@ -36,7 +36,7 @@ def begin(home: Settings) -> Begin:
 
     def start(request: Request) -> tuple[Any, Context]:
         job = submit(request, settings=home)
-        with db.session(home) as session:
+        with db.writing(home) as session:
             attempt = jobs.claim(session, job.id, "test", 60)
         return type(request)(**job.request), Context(home, job.id, attempt, Timing())
 
@@ -122,7 +122,7 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     def stop_after_four(done: int, *rest: Any) -> None:
         said(done, *rest)
         if done >= 4:
-            with db.session(context.settings) as session:
+            with db.writing(context.settings) as session:
                 if not session.get_one(Job, context.job_id).cancel_requested:
                     jobs.request_cancel(session, context.job_id)
             context.flush()
@@ -133,7 +133,7 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     kept = row(context, Dataset, request.dataset_id)
     assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report == {"complete": False}
     before = {r["id"] for r in read_rows(kept.path)}
-    with db.session(context.settings) as session:
+    with db.writing(context.settings) as session:
         jobs.cancelled(session, context.job_id, 1)
         jobs.retry(session, context.job_id)
         attempt = jobs.claim(session, context.job_id, "test", 60)
@@ -190,7 +190,7 @@ def test_a_training_falls_back_to_the_newest_whole_state_and_its_log_says_so(beg
     folders = [home.home / "checkpoints" / "c" / f"attempt-{n}" for n in (2, 1)]
     for folder, steps in zip(folders, ((30,), (10, 20)), strict=True):
         for step in steps:
-            save_state(folder, {"w": torch.zeros(64)}, {"0.step": torch.zeros(1)}, {"step": step}, keep=2)
+            save_resume_point(folder, {"w": torch.zeros(64)}, {"0.step": torch.zeros(1)}, {"step": step}, keep=2)
     assert resume_from(tuple(folders), context) == folders[0] / "state-30"
     cut(folders[0] / "state-30" / "draft.safetensors")
     assert resume_from(tuple(folders), context) == folders[1] / "state-20"

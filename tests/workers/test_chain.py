@@ -21,7 +21,7 @@ TRAINING = {"max_steps": 12, "epochs": 0.0, "batch_tokens": 256, "eval_every": 6
 
 @pytest.fixture
 def base(bench: Bench, tiny_base: Path) -> Base:
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         row = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
         row.weights_sha256 = weights_sha256(tiny_base)
         session.add(row)

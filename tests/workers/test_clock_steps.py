@@ -62,7 +62,7 @@ def the_lost_are_found_after_the_clock_was_put_back(bench: Bench, clock: Clock, 
     clock.step(0)
     later = now() + timedelta(hours=1)
     lost, unsent = order(bench, folder / "lost", sent=False, steps=3), order(bench, folder / "unsent", sent=False)
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         row = session.get_one(Job, lost.id)
         row.state, row.attempt, row.owner, row.lease_until = "RUNNING", 1, "elsewhere/boot/1/2", later
         session.get_one(Job, unsent.id).published_at = later
@@ -83,12 +83,12 @@ def test_what_was_fenced_is_ended_though_nobody_takes_over(bench: Bench, tmp_pat
     detached = next(int(n[1]) for n in notes(tmp_path / "w") if n[0] == "grandchild")
     asleep.send_signal(signal.SIGSTOP)
     os.killpg(running.child["pid"], signal.SIGSTOP)
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         session.get_one(Job, job.id).child = {}
     bench.reconciler()
     bench.wait(job.id, "INTERRUPTED")
     wait_until(lambda: not identity.is_alive(running.child), 10, "the fenced child's end", bench.output)
     wait_until(lambda: gone(detached), 10, "the end of what the child started", bench.output)
     asleep.send_signal(signal.SIGCONT)
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         jobs.request_cancel(session, job.id)

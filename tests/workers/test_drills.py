@@ -28,7 +28,7 @@ from workers.ask.submit import request_cancel
 def order(bench: Bench, folder: Path, after: Job | None = None, sent: bool = True, **fields: object) -> Job:
     """A committed `count` job and its message; with `sent` False the row says so although there is none."""
     request = Count(folder=str(folder), **fields).to_json()
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         after_id = after.id if after else None
         job = jobs.create(session, kind="count", queue="io", request=request, name="count", after_id=after_id)
         if not sent:
@@ -134,7 +134,7 @@ def test_a_child_whose_job_was_taken_elsewhere_leaves_without_writing(steady: Be
     """Its recorded process cannot be found (as on another machine), so only the fence ends it."""
     job = order(steady, tmp_path / "w", steps=2000)
     running = some_steps(steady, job)
-    with db.session(steady.settings) as session:
+    with db.writing(steady.settings) as session:
         row = session.get_one(Job, job.id)
         row.attempt, row.owner, row.lease_until = 2, "elsewhere", now() + timedelta(seconds=60)
     wait_until(lambda: not identity.is_alive(running.child), 10, "the fenced child's end")

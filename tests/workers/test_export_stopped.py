@@ -45,7 +45,7 @@ def test_a_stop_is_met_in_the_middle_of_the_proof(patient: Bench, tmp_path) -> N
     heads = MedusaHeads.from_base(MedusaConfig(32, 320, 2, 1), load_base(deep))
     folder = save_draft(settings.home / "checkpoints" / row_id / "attempt-1", heads, {"base": "tiny"})
     row = {"id": row_id, "name": "heads", "base_id": base_id, "method": "medusa", "state": "ready"}
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         session.add(Checkpoint(**row, path=str(folder)))
     job = submit(Export(row_id, "vllm"), settings=settings)
     found = patient.wait_for(job.id, lambda found: found.progress_note == PROVING, "the proof", 120)

@@ -28,7 +28,7 @@ def add_own_base(settings: Settings, tiny_base: Path) -> str:
     folder = settings.home / "models" / base_id
     shutil.copytree(tiny_base, folder)
     values = {"location": str(folder), "path": str(folder), "weights_sha256": weights_sha256(folder)}
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         session.add(Base(id=base_id, name="tiny", source="folder", state="ready", **values))
     return base_id
 
@@ -83,7 +83,7 @@ def test_a_home_that_was_moved_chats_downloads_and_resumes(bench: Bench, tiny_ba
     try:
         chat(moved.settings)
         download(moved.settings, heads)
-        with db.session(moved.settings) as session:
+        with db.writing(moved.settings) as session:
             job = session.get_one(Job, interrupted.id)
             job.request = {**job.request, "settings": {**job.request["settings"], "max_steps": job.done + 10}}
             wanted = job.done + 10

@@ -30,7 +30,7 @@ from workers.timing import Timing, timing
 
 
 def make_job(settings: Settings, **columns: object) -> Job:
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         job = jobs.create(session, kind="train", queue="gpu", request={}, name="work")
         for column, value in columns.items():
             setattr(job, column, value)
@@ -109,7 +109,7 @@ def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: S
     living = make_job(home, **running, owner=identity.owner(), lease_until=soon)
     asked = make_job(home, **running, owner=who, lease_until=soon, cancel_requested=True)
     worn = make_job(home, state="RUNNING", attempt=5, owner=who, lease_until=soon)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         lost = interrupt_lost(session, {silent.id})
     assert {job.id for job in lost} == {job.id for job in (dead, silent, asked, worn)}
     with db.reading(home) as session:
@@ -130,7 +130,7 @@ def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
     assert is_due(make_job(home))
     assert not is_due(make_job(home, published_at=now()))
     assert not is_due(old), "no worker lives, so the message may well be waiting for one"
-    with db.session(home) as session:
+    with db.writing(home) as session:
         processes.beat(session, "worker-gpu", queue="gpu", concurrency=1)
     assert is_due(old)
     make_job(home, state="RUNNING")
@@ -264,7 +264,7 @@ def test_a_child_that_cannot_reach_the_database_for_a_lease_leaves(home: Setting
         [sys.executable, "-c", SILENT_CHILD, job.id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ
     )
     assert child.stdout.readline() == b"started\n"
-    with db.session(home) as session:  # a writer that never lets go
+    with db.writing(home) as session:  # a writer that never lets go
         session.connection()
         assert child.wait(30) == EXIT_FENCED
     assert b"could not be reached" in child.stderr.read()

@@ -31,6 +31,7 @@ from workers.ask.requests import GenerateData
 from workers.ask.submit import request_cancel, retry, submit
 
 TEXTS = [f"number {n}" for n in range(36)]
+"""Six at a time they are more shards than a worker takes at once, so that some have not begun when one has ended."""
 
 
 def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: Bench) -> None:
@@ -66,19 +67,19 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
     bench = Bench(replace(home, redis_url=broker.url))
     servers = echoes(bench, 0.1)
     try:
-        processes = [bench.worker(), bench.worker(), bench.reconciler()]
-        job = generate(bench, prompts(bench, TEXTS), 9)
+        processes = [bench.worker(), bench.reconciler()]
+        job = generate(bench, prompts(bench, TEXTS), 6)
         wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
         for process in processes:
             process.kill()
         broker.kill()
         finished = {part.number: (part.attempt, part.finished_at) for part in ended_well(bench, job)}
-        assert len(finished) < 4, "it was killed in mid-run"
+        assert len(finished) < 6, "it was killed in mid-run"
         broker.start()
         bench.worker()
         bench.reconciler()
         bench.wait(job.id, "SUCCEEDED", 90)
-        check_whole(bench, job, 4)
+        check_whole(bench, job, 6)
         now = {part.number: (part.attempt, part.finished_at) for part in parts(bench, job)}
         assert finished.items() <= now.items(), "a finished shard was made again"
     finally:
@@ -92,17 +93,17 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
     try:
         bench.worker()
         bench.reconciler()
-        job = generate(bench, prompts(bench, TEXTS), 9)
+        job = generate(bench, prompts(bench, TEXTS), 6)
         wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
         request_cancel(job.id, bench.settings)
         stopped = bench.wait(job.id, "CANCELLED")
         data = dataset(bench, job)
-        assert data.state == "ready" and 9 <= data.rows < len(TEXTS) and not data.report["complete"]
+        assert data.state == "ready" and 6 <= data.rows < len(TEXTS) and not data.report["complete"]
         assert f"the {data.rows} finished rows can be used" in stopped.error
         assert {part.state for part in parts(bench, job)} <= {"SUCCEEDED", "CANCELLED"}
         retry(job.id, bench.settings)
         bench.wait(job.id, "SUCCEEDED", 90)
-        check_whole(bench, job, 4)
+        check_whole(bench, job, 6)
     finally:
         servers.end()
 
@@ -134,7 +135,7 @@ def test_one_worker_is_enough_for_a_local_base_and_the_last_shard_leads_to_the_w
     bench: Bench, tiny_base: Path
 ) -> None:
     """The divided job holds no worker while its shards wait for one; no reconciler is there to help."""
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         base = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
         base.weights_sha256 = weights_sha256(tiny_base)
         session.add(base)

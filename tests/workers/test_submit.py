@@ -28,7 +28,7 @@ def away(home: Settings, tmp_path: Path) -> Settings:
 @pytest.fixture
 def ready(away: Settings) -> dict[str, str]:
     """Ids of a ready base, prompt set and conversations."""
-    with db.session(away) as session:
+    with db.writing(away) as session:
         rows = [
             Base(name="tiny", source="folder", location="/x", path="/x", state="ready"),
             Dataset(name="prompts", kind="prompts", path="/p", state="ready"),
@@ -105,7 +105,7 @@ def test_what_cannot_work_is_refused_before_anything_is_stored(
 
 def test_an_input_whose_job_failed_is_refused_with_the_way_out(away: Settings, ready: dict[str, str]) -> None:
     job = submit(ImportPrompts(path="/tmp/a.jsonl"), settings=away)
-    with db.session(away) as session:
+    with db.writing(away) as session:
         attempt = jobs.claim(session, job.id, "me", 30)
         jobs.fail(session, job.id, attempt, "bad_input", "no prompt")
     with pytest.raises(Conflict, match="retry the job that makes it"):

@@ -158,7 +158,7 @@ def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, 
 
 
 def add_row(bench: Bench, row: Any) -> str:
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         session.add(row)
         session.flush()
         return row.id

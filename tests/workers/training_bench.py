@@ -23,7 +23,7 @@ def submit_training(bench: Bench, tiny_base: Path, steps: int, save_every: int) 
     folder.mkdir(parents=True)
     rows = [_conversation(n) for n in range(24)]
     (folder / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with db.session(bench.settings) as session:
+    with db.writing(bench.settings) as session:
         base = Base(name="tiny", source="folder", location=str(tiny_base), path=str(tiny_base), state="ready")
         base.weights_sha256 = weights_sha256(tiny_base)
         data = Dataset(name="talk", kind="conversations", path=str(folder), rows=len(rows), state="ready")

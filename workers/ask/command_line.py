@@ -37,13 +37,13 @@ def command_for(request: Request, names: Mapping[str, str] | None = None, name: 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     """`["lr=1e-3", "tree=[[0],[1]]", "name=x"]` as a dict: JSON where it parses, else text. Raises BadInput."""
-    made: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise BadInput(f"--set {pair}: expected key=value.")
-        made[key.strip()] = _value(value.strip())
-    return made
+        settings[key.strip()] = _value(value.strip())
+    return settings
 
 
 def _value(text: str) -> Any:

@@ -46,25 +46,27 @@ class Estimate:
     @property
     def warnings(self) -> list[str]:
         """What will not fit, one sentence each."""
-        found = []
+        sentences = []
         if self.disk + SPARE_DISK > self.free_disk:
-            found.append("The disk of the home folder may not have room for this; free some space first.")
+            sentences.append("The disk of the home folder may not have room for this; free some space first.")
         if self.memory > self.free_memory:
-            found.append("This may need more memory than the machine has free; take a smaller batch or a smaller base.")
-        return found
+            sentences.append(
+                "This may need more memory than the machine has free; take a smaller batch or a smaller base."
+            )
+        return sentences
 
 
-def generation(rows: Session, request: GenerateData, home: Path) -> Estimate:
+def generation(session: Session, request: GenerateData, home: Path) -> Estimate:
     """Answers for a prompt set."""
-    source = _found(rows, Dataset, request.source_id, "data set")
-    expected = expected_rows(rows, source)
+    source = _found(session, Dataset, request.source_id, "data set")
+    expected = expected_rows(session, source)
     count = min(expected, request.limit or expected) * turns(source) * request.samples
     tokens = count * request.max_tokens
     disk = count * (request.max_tokens + PROMPT_TOKENS) * BYTES_PER_TOKEN
     if request.endpoint:
         return _made(None, disk, 2e8, "an endpoint's speed is not known before it answers", home)
-    base = _found(rows, Base, request.base_id, "model")
-    speed, basis = generation_speed(rows, base)
+    base = _found(session, Base, request.base_id, "model")
+    speed, basis = generation_speed(session, base)
     seconds = START_SECONDS + tokens / speed if speed and count else None
     if request.max_minutes:
         seconds = min(seconds or request.max_minutes * 60, request.max_minutes * 60)
@@ -73,11 +75,14 @@ def generation(rows: Session, request: GenerateData, home: Path) -> Estimate:
     return _made(seconds, disk, memory + 4e8, basis, home)
 
 
-def training(rows: Session, request: Train, config: Any, home: Path) -> Estimate:
+def training(session: Session, request: Train, config: Any, home: Path) -> Estimate:
     """A draft; `config` is the TrainConfig the request comes to."""
-    base, data = _found(rows, Base, request.base_id, "model"), _found(rows, Dataset, request.dataset_id, "data set")
+    base, data = (
+        _found(session, Base, request.base_id, "model"),
+        _found(session, Dataset, request.dataset_id, "data set"),
+    )
     draft = METHODS[config.method].size(hidden(base.card), base.card.get("vocabulary") or 0, config)
-    count = expected_rows(rows, data)
+    count = expected_rows(session, data)
     stored = total_tokens(data, count)
     tokens = trained_tokens(config, min(stored, count * config.max_length))
     work = tokens * (2 * parameters(base) + 6 * draft.multiplied * draft.passes)
@@ -93,12 +98,12 @@ def training(rows: Session, request: Train, config: Any, home: Path) -> Estimate
     return _made(seconds, draft.parameters * 4 + states + on_disk, memory, ARITHMETIC if count else UNKNOWN, home)
 
 
-def generation_speed(rows: Session, base: Base) -> tuple[float, str]:
+def generation_speed(session: Session, base: Base) -> tuple[float, str]:
     """(tokens a second, what that rests on) for answers by `base`; 0 when nothing is known of it."""
     query = select(Dataset).where(Dataset.base_id == base.id, Dataset.state == "ready")
-    for made in rows.scalars(query.order_by(Dataset.created_at.desc()).limit(10)):
-        if (speed := (made.report or {}).get("tokens_per_second")) and (made.report or {}).get("seconds", 0) > 5:
-            return float(speed), f"the speed measured for “{made.name}”"
+    for dataset in session.scalars(query.order_by(Dataset.created_at.desc()).limit(10)):
+        if (speed := (dataset.report or {}).get("tokens_per_second")) and (dataset.report or {}).get("seconds", 0) > 5:
+            return float(speed), f"the speed measured for “{dataset.name}”"
     count = parameters(base)
     return (rate() / (2 * count) if count else 0.0), ARITHMETIC
 
@@ -111,11 +116,11 @@ def turns(data: Dataset) -> float:
     return max(sum(int(n) * c for n, c in counts.items()) / max(sum(counts.values()), 1), 1.0)
 
 
-def expected_rows(rows: Session, data: Dataset) -> int:
+def expected_rows(session: Session, data: Dataset) -> int:
     """Rows of a data set, or, while it is being made, of the prompts it answers; 0 when nobody knows yet."""
     if data.rows or not data.source_id:
         return data.rows
-    source = rows.get(Dataset, data.source_id)
+    source = session.get(Dataset, data.source_id)
     return min(source.rows, (data.config or {}).get("limit") or source.rows) if source else 0
 
 
@@ -160,8 +165,8 @@ def rate() -> float:
     return CPU_RATE * (os.cpu_count() or 1)
 
 
-def _found(rows: Session, table: type[Table], row_id: str, word: str) -> Any:
-    if row := rows.get(table, row_id):
+def _found(session: Session, table: type[Table], row_id: str, word: str) -> Any:
+    if row := session.get(table, row_id):
         return row
     raise NotFound(f"This {word} is gone; choose another.")
 

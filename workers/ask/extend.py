@@ -26,7 +26,7 @@ def extend(
     Raises BadInput where that is not more than there is, Conflict while a job makes or uses it.
     """
     settings = settings or load()
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         row = session.get_one(Dataset, dataset_id)
         changes.must_be_idle(session, row)
         request = _larger(session, row, samples, limit)

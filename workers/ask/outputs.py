@@ -46,8 +46,8 @@ def input_ids(request: Request) -> list[tuple[type[Table], str]]:
     if isinstance(request, Train):
         return [(Base, request.base_id), (Dataset, request.dataset_id)]
     if isinstance(request, Evaluate):
-        wanted = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
-        return wanted[:1] + [(table, id) for table, id in wanted[1:] if id]
+        pairs = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
+        return pairs[:1] + [(table, id) for table, id in pairs[1:] if id]
     if isinstance(request, Export):
         return [(Checkpoint, request.checkpoint_id)]
     return []

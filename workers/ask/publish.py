@@ -40,5 +40,5 @@ def publish_ready(settings: Settings, only_new: bool = True) -> int:
 
 def _send(app, producer, settings: Settings, job: Job) -> None:  # noqa: ANN001 (Celery has no types)
     app.send_task(TASK, args=[job.id], queue=job.queue, producer=producer, retry=False, ignore_result=True)
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         jobs.mark_published(session, job.id)

@@ -42,7 +42,7 @@ class Chain:
 def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None = None, user: str = "") -> Chain:
     """Submit the chain on `base` with the first `limit` prompts for `user`. Raises NotFound where the starter is
     missing."""
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         if base == STARTER and ensure_starter(session, settings) is None:
             raise NotFound("The starter model is not installed.", "Run `make install`.")
         row = queries.find_base(session, base)
@@ -52,8 +52,10 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
     importing, prompts_id = _prompts(settings, common)
     answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
-    kept = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
-    training = Train(method=recipe["method"], base_id=row.id, dataset_id=answers.request["dataset_id"], settings=kept)
+    changes = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
+    training = Train(
+        method=recipe["method"], base_id=row.id, dataset_id=answers.request["dataset_id"], settings=changes
+    )
     trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
     figures = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
@@ -76,16 +78,16 @@ def result(settings: Settings, chain: Chain) -> dict[str, Any]:
 def _fitting(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
     """What the recipe must leave out of its sizes for a smaller base, so that a test model goes the same way."""
     sizes = {"max_length": base.card.get("max_length"), "draft_vocab_size": base.card.get("vocabulary")}
-    wanted = {"max_length": SETTINGS["max_length"].default, **recipe}
-    return {key: int(size) for key, size in sizes.items() if size and size < wanted.get(key, 0)}
+    values = {"max_length": SETTINGS["max_length"].default, **recipe}
+    return {key: int(size) for key, size in sizes.items() if size and size < values.get(key, 0)}
 
 
 def _prompts(settings: Settings, common: dict[str, Any]) -> tuple[list[Job], str]:
     """The built-in prompts: imported once, used by every later quickstart."""
     with db.reading(settings) as session:
-        found = session.scalar(select(Dataset).where(Dataset.name == PROMPTS_NAME, Dataset.state == "ready"))
-    if found:
-        return [], found.id
+        dataset = session.scalar(select(Dataset).where(Dataset.name == PROMPTS_NAME, Dataset.state == "ready"))
+    if dataset:
+        return [], dataset.id
     with db.reading(settings) as session:
         taken = session.scalar(select(Dataset).where(Dataset.name == PROMPTS_NAME))
     request = ImportPrompts(path=str(PROMPTS), original_name=f"{PROMPTS_NAME}.jsonl")

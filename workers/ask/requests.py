@@ -171,8 +171,8 @@ def from_json(kind: str, data: dict[str, Any]) -> Request:
     """The dataclass for a stored request. Raises BadInput for an unknown kind or field."""
     if kind not in REQUESTS:
         raise BadInput(f"Unknown kind of job {kind!r}; known are {', '.join(REQUESTS)}.")
-    made = REQUESTS[kind]
-    known = {f.name for f in fields(made)}
-    if extra := set(data) - known:
-        raise BadInput(f"{kind}: unknown field {sorted(extra)[0]!r}; known are {', '.join(sorted(known))}.")
-    return made(**data)
+    schema = REQUESTS[kind]
+    names = {f.name for f in fields(schema)}
+    if extra := set(data) - names:
+        raise BadInput(f"{kind}: unknown field {sorted(extra)[0]!r}; known are {', '.join(sorted(names))}.")
+    return schema(**data)

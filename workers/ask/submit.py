@@ -46,21 +46,21 @@ def submit(
     Raises BadInput, NotFound or Conflict for names and inputs that cannot be.
     """
     settings = settings or load()
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         job = _create(session, request, name, after.id if isinstance(after, Job) else after, experiment, like, user)
     return send(settings, job)
 
 
 def request_cancel(job_id: str, settings: Settings | None = None) -> Job:
     """Ask a job to stop; see tracking.jobs.request_cancel."""
-    with db.session(settings or load()) as session:
+    with db.writing(settings or load()) as session:
         return jobs.request_cancel(session, job_id)
 
 
 def retry(job_id: str, settings: Settings | None = None) -> Job:
     """Queue a failed or cancelled job again, and send its id; see tracking.jobs.retry."""
     settings = settings or load()
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         job = jobs.retry(session, job_id)
     return send(settings, job)
 
@@ -68,12 +68,12 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
 def clone(job_id: str, *, name: str = "", user: str = "", settings: Settings | None = None, **changes: Any) -> Job:
     """A new job with the same request, some fields changed, and an output of its own, asked for by `user`."""
     settings = settings or load()
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         job = jobs.get(session, job_id)
         shards.refuse(session, job)
         request = without_output(replace(from_json(job.kind, job.request), **changes))
-        made = _create(session, request, name, None, job.experiment_id, user=user)
-    return send(settings, made)
+        copy = _create(session, request, name, None, job.experiment_id, user=user)
+    return send(settings, copy)
 
 
 def without_output(request: Request) -> Request:

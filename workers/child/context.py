@@ -31,13 +31,13 @@ class Context(JobReporter):
     @contextmanager
     def session(self) -> Iterator[Session]:
         """A short session that commits at its end; for reading, and for rows that need no fence."""
-        with db.session(self.settings) as session:
+        with db.writing(self.settings) as session:
             yield session
 
     @contextmanager
     def fenced(self) -> Iterator[Session]:
         """A session that commits only while this attempt owns the job. Raises Fenced before anything is written."""
-        with db.session(self.settings) as session:
+        with db.writing(self.settings) as session:
             own = update(Job).where(Job.id == self.job_id, jobs.mine(self.attempt)).values(version=Job.version + 1)
             if session.execute(own.execution_options(synchronize_session=False)).rowcount != 1:
                 raise Fenced(f"Attempt {self.attempt} of job {self.job_id} is over.")

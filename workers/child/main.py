@@ -130,7 +130,7 @@ def _paused(context: Context, error: Exception) -> bool:
         return False
     note = (short or context.short).note
     log.warning("%s.", note)
-    _say(context, lambda rows: jobs.interrupt(rows, context.job_id, context.attempt, note, hint=ROOM_HINT))
+    _say(context, lambda session: jobs.interrupt(session, context.job_id, context.attempt, note, hint=ROOM_HINT))
     return True
 
 
@@ -152,7 +152,7 @@ def _failed(context: Context, code: str, error: str, hint: str) -> None:
     known = secrets(context.settings)
     sentence, hint = redact(error, known), redact(hint, known)
     log.error("FAILED (%s): %s %s", code, sentence, hint)
-    _say(context, lambda s: jobs.fail(s, context.job_id, context.attempt, code, sentence, hint))
+    _say(context, lambda session: jobs.fail(session, context.job_id, context.attempt, code, sentence, hint))
 
 
 def _say(context: Context, end: Callable[[Session], None]) -> None:
@@ -160,7 +160,7 @@ def _say(context: Context, end: Callable[[Session], None]) -> None:
     deadline = time.monotonic() + context.timing.lease_seconds
     while True:
         try:
-            with contextlib.suppress(Fenced), db.session(context.settings) as session:
+            with contextlib.suppress(Fenced), db.writing(context.settings) as session:
                 end(session)
             return
         except Unavailable:

@@ -94,7 +94,7 @@ class JobReporter:
             with self._lock:
                 report, self._report = self._report, reports.Report()
             try:
-                with db.session(self.settings) as session:
+                with db.writing(self.settings) as session:
                     cancel = reports.write(session, self.job_id, self.attempt, report)
             except Exception:
                 with self._lock:

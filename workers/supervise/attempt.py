@@ -39,7 +39,7 @@ def run(settings: Settings, job_id: str, timing: Timing) -> None:
     worked = False
     try:
         while not stopping.is_set() and not room.watch(settings).look():
-            with db.session(settings) as session:
+            with db.writing(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.owner(), timing.lease_seconds)
             if attempt is None:
                 break
@@ -55,7 +55,7 @@ def run(settings: Settings, job_id: str, timing: Timing) -> None:
 
 def _whole(settings: Settings, job_id: str) -> str | None:
     """The divided job that may go on now that its shard `job_id` has ended."""
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         jobs.collect(session)
         return shards.waiting_whole(session, job_id)
 
@@ -93,7 +93,7 @@ class Supervisor:
     def _not_now(self, error: Unavailable) -> None:
         """An earlier attempt's process that does not end, or a database that is away: the job is tried again later."""
         log.warning("%s", error)
-        with contextlib.suppress(SpeculoosError), db.session(self.settings) as session:
+        with contextlib.suppress(SpeculoosError), db.writing(self.settings) as session:
             jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
         stopping.wait(self.timing.kill_seconds)
 
@@ -101,7 +101,7 @@ class Supervisor:
         """No room for the log, or none for a process. Said in the row: its worker has not fallen silent."""
         log.warning("%s", error)
         try:
-            with db.session(self.settings) as session:
+            with db.writing(self.settings) as session:
                 if short := room.shortage(self.settings):
                     jobs.interrupt(session, self.job_id, self.attempt, short.note, hint=ROOM_HINT)
                 else:
@@ -131,7 +131,7 @@ class Supervisor:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
             )
         try:
-            with db.session(self.settings) as session:
+            with db.writing(self.settings) as session:
                 jobs.record_child(session, self.job_id, self.attempt, identity.identity(child.pid))
         except BaseException:
             self._end(child)
@@ -163,22 +163,22 @@ class Supervisor:
         """Whether the job held more memory than it may; it has FAILED then."""
         if not (sentence := memory.too_much(self.settings, child.pid)):
             return False
-        with db.session(self.settings) as session:
+        with db.writing(self.settings) as session:
             jobs.fail(session, self.job_id, self.attempt, "out_of_memory", sentence, memory.HINT)
         return True
 
     def _renew(self) -> bool:
         """Keep the lease and note when the user asked to stop; False when the job has ended or is not ours."""
         try:
-            with db.session(self.settings) as session:
-                asked = jobs.renew(session, self.job_id, self.attempt, self.timing.lease_seconds)
+            with db.writing(self.settings) as session:
+                stop_asked = jobs.renew(session, self.job_id, self.attempt, self.timing.lease_seconds)
         except Fenced:
             return False
         except SpeculoosError as error:
             log.warning("The lease could not be renewed: %s", error)
             return time.monotonic() - self._renewed_at < self.timing.lease_seconds
         self._renewed_at = time.monotonic()
-        if asked and self._asked_at is None:
+        if stop_asked and self._asked_at is None:
             self._asked_at = self._renewed_at
         return True
 
@@ -196,7 +196,7 @@ class Supervisor:
 
     def _conclude(self, status: int) -> None:
         """A child that ended without a verdict in the row gets one here. Raises Fenced."""
-        with db.session(self.settings) as session:
+        with db.writing(self.settings) as session:
             leases.release(session, f"job:{self.job_id}", self.attempt)
             job = jobs.get(session, self.job_id)
             if job.attempt != self.attempt or job.state != JobState.RUNNING or not job.owner:

@@ -38,7 +38,7 @@ SILENT = "Its worker has not been heard of for as long as its lease lasts."
 def reconcile(settings: Settings, timing: Timing, silence: Silence | None = None, *, everything: bool = False) -> int:
     """One round; returns how many messages were sent. `silence` knows who has not been heard of; without it only jobs
     of workers that are certainly gone are interrupted. `everything` sends also what may still be on its way."""
-    with db.session(settings) as session:
+    with db.writing(settings) as session:
         silent = silence.of(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
         jobs.cancel_stranded(session)
@@ -46,8 +46,8 @@ def reconcile(settings: Settings, timing: Timing, silence: Silence | None = None
     end_fenced(lost, timing)
     with db.reading(settings) as session:
         waiting = jobs.publishable(session)
-        wanted = waiting if everything else due(session, waiting, timing)
-    return publish(settings, wanted)
+        chosen = waiting if everything else due(session, waiting, timing)
+    return publish(settings, chosen)
 
 
 def recover(settings: Settings) -> None:

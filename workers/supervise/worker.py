@@ -60,8 +60,8 @@ def entry(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.supervise.worker", description="Serve one queue of jobs.")
     parser.add_argument("queue", choices=QUEUES)
     parser.add_argument("--concurrency", type=int, help="jobs at once; default: gpu 1, io 4")
-    asked = parser.parse_args(argv)
-    return main(asked.queue, asked.concurrency)
+    args = parser.parse_args(argv)
+    return main(args.queue, args.concurrency)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from formats.imports.run import Asked
+from formats.imports.run import Conversion
 from formats.imports.work import convert
 from models.base import Base, load_base
 from tests.formats.imports.writers import write
@@ -18,7 +18,7 @@ Imported = Callable[..., tuple[Path, dict[str, Any]]]
 def read_here(folder: Path, base: Path, scratch: Path, **more: str) -> dict[str, Any]:
     """What the limited child does, in this process."""
     asked = {"base_name": "tiny", "base_sha256": "b" * 64, "shown": folder.name, **more}
-    return convert(asdict(Asked(str(folder), str(scratch), str(base), **asked)))
+    return convert(asdict(Conversion(str(folder), str(scratch), str(base), **asked)))
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def asked(home: Settings, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft,
     location = str(tmp_path / "published")
     request = ImportDraft(source="folder", location=location, base_id=add_base(home, tiny_base))
     job = submit(request, settings=home)
-    with db.session(home) as session:
+    with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
     return ImportDraft(**job.request), Context(home, job.id, attempt, Timing())
 

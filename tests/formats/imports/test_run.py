@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats.imports.run import Matched, import_draft
+from formats.imports.run import TargetBase, import_draft
 from models.checkpoints import load_draft, read_config, set_drafting
 from models.hub import choose, choose_draft
 from speculoos.errors import BadInput, NotFound, Unsupported
@@ -33,8 +33,8 @@ class Code:
 
 
 @pytest.fixture
-def matched(tiny_base) -> Matched:
-    return Matched(tiny_base, "tiny", "b" * 64)
+def matched(tiny_base) -> TargetBase:
+    return TargetBase(tiny_base, "tiny", "b" * 64)
 
 
 def files(folder: Path) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_damaged_pickle_is_one_sentence(content, tmp_path, matched):
 
 def test_what_a_base_cannot_carry_and_what_is_not_there_leaves_nothing(tmp_path, matched):
     source = writers.write(tmp_path / "heads", writers.medusa())
-    refusing = Matched(matched.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
+    refusing = TargetBase(matched.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
     with pytest.raises(Unsupported, match="heads: tiny cannot carry it: Its lm_head has a bias"):
         import_draft("folder", str(source), refusing, tmp_path / "made" / "attempt-1", Silent())
     assert files(tmp_path / "made") == []
@@ -120,9 +120,9 @@ def test_a_checkpoint_of_ours_comes_back_with_its_tree(imported, tmp_path, tiny_
 HUB = """
 import json, sys
 from pathlib import Path
-from formats.imports.run import Matched, import_draft
+from formats.imports.run import TargetBase, import_draft
 from speculoos.reporting import Silent
-print(json.dumps(import_draft("hub", "tests/tiny", Matched(Path(sys.argv[1]), "tiny"), Path(sys.argv[2]), Silent())))
+print(json.dumps(import_draft("hub", "tests/tiny", TargetBase(Path(sys.argv[1]), "tiny"), Path(sys.argv[2]), Silent())))
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from formats.imports.run import Matched, import_draft
+from formats.imports.run import TargetBase, import_draft
 from models.base import load_base
 from models.checkpoints import load_draft
 from models.tiny import make_tiny_base
@@ -191,7 +191,7 @@ def test_a_small_model_in_pickles_is_read_in_the_limited_child(files, tmp_path, 
     for number in range(files):
         name = "pytorch_model.bin" if files == 1 else f"pytorch_model-{number + 1:05}-of-{files:05}.bin"
         torch.save({name: tensors[name] for name in names[number::files]}, folder / name)
-    matched = Matched(tiny_base, "tiny", "b" * 64)
+    matched = TargetBase(tiny_base, "tiny", "b" * 64)
     report = import_draft("folder", str(folder), matched, tmp_path / "made" / "attempt-1", Silent())
     assert (report["format"], report["method"]) == ("model", "draft")
     draft, ids = load_draft(tmp_path / "made" / "attempt-1", base), torch.arange(9)[None]
@@ -206,7 +206,7 @@ def test_a_small_model_in_a_damaged_pickle_is_refused_by_the_name_of_its_folder(
     del tensors["model.layers.1.mlp.up_proj.weight"]
     torch.save(tensors, folder / "pytorch_model.bin")
     with pytest.raises(BadInput, match="^published: .*model.layers.1.mlp.up_proj.weight") as found:
-        import_draft("folder", str(folder), Matched(tiny_base, "tiny"), tmp_path / "made" / "attempt-1", Silent())
+        import_draft("folder", str(folder), TargetBase(tiny_base, "tiny"), tmp_path / "made" / "attempt-1", Silent())
     assert str(tmp_path) not in str(found.value) and not (tmp_path / "made" / "attempt-1").exists()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from formats.export import build, check_possible
 from formats.facts import Facts
-from formats.store import exports_folder, put, source_of
+from formats.store import exports_folder, source_of, store_export
 from models import archive
 from models.base import load_base
 from tracking.tables import Base, Checkpoint
@@ -27,7 +27,7 @@ def run(request: Export, context: Context) -> dict[str, Any]:
     try:
         zipped = making / f"{request.format}.zip"
         report = build(row.path, base, request.format, zipped, context, Facts.of(base_row, row.name))
-        made = put(zipped, folder / zipped.name, source, report.to_json())
+        stored = store_export(zipped, folder / zipped.name, source, report.to_json())
     finally:
         shutil.rmtree(making, ignore_errors=True)
-    return {"checkpoint_id": row.id, "format": request.format, "bytes": made.bytes, "figures": report.figures}
+    return {"checkpoint_id": row.id, "format": request.format, "bytes": stored.bytes, "figures": report.figures}

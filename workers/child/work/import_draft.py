@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from formats.imports.run import Matched, import_draft
+from formats.imports.run import TargetBase, import_draft
 from models.checkpoints import WEIGHTS
 from speculoos.sums import file_sha256
 from tracking.changes import size
@@ -17,7 +17,7 @@ def run(request: ImportDraft, context: Context) -> dict[str, Any]:
     """Fetch, read, write the checkpoint, and fill its row."""
     base = context.usable(Base, request.base_id)
     folder = context.checkpoint_folder(request.checkpoint_id)
-    matched = Matched(Path(base.path), base.name, base.weights_sha256, (base.card or {}).get("methods") or {})
+    matched = TargetBase(Path(base.path), base.name, base.weights_sha256, (base.card or {}).get("methods") or {})
     token, source = context.settings.hf_token, "hub" if request.source == "hub" else "folder"
     report = import_draft(source, request.location, matched, folder, context, token, request.layout)
     publish(request, context, report, folder)

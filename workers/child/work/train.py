@@ -11,7 +11,7 @@ from speculoos.sums import file_sha256
 from tracking.changes import size
 from tracking.tables import Base, Checkpoint, Dataset
 from training.loop import TrainResult, train
-from training.resume_points import latest_state, whole_state
+from training.resume_points import latest_resume_point, whole_resume_point
 from workers.ask.checks import require_method
 from workers.ask.requests import Train
 from workers.child.context import Context
@@ -45,8 +45,8 @@ def run(request: Train, context: Context) -> dict[str, Any]:
 
 def resume_from(folders: tuple[Path, ...], context: Context) -> Path | None:
     """The newest whole state of this job's attempts, the latest attempt first; the log says what was passed over."""
-    state = whole_state(folders, lambda said: context.log(said, "warning"))
-    if state is None and any(latest_state(folder) for folder in folders):
+    state = whole_resume_point(folders, lambda said: context.log(said, "warning"))
+    if state is None and any(latest_resume_point(folder) for folder in folders):
         context.log("No whole state is left, so the training starts from the beginning.", "warning")
     return state
 
