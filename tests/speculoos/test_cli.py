@@ -101,7 +101,7 @@ def test_a_broken_settings_file_is_named(home: Settings, content: bytes, capsys:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("url = 5", "url: expected a text in quotes, got 5"),
+        ("url = 5", "url: expected a text in quotes, or a list of them, got 5"),
         ('url = "ftp://x"', "url: expected http"),
         ('url = "http://x"\nconcurrency = "8"', "concurrency: expected a whole number, 1 or more, got '8'"),
         ('url = "http://x"\nretries = -1', "retries: expected a whole number, 0 or more, got -1"),
