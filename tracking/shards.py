@@ -125,11 +125,18 @@ def gather(session: Session) -> None:
     found = _tallies(session, Job.parent_id.in_([job.id for job in divided])) if divided else {}
     for job in (job for job in divided if job.id in found):
         tallied = found[job.id]
-        left = max(0, (job.total or 0) - tallied.done)
-        eta = round(left / tallied.per_second, 1) if tallied.per_second else None
-        new = {"done": tallied.done, "progress_note": tallied.words(), "eta_seconds": eta}
+        new = {"done": tallied.done, "progress_note": tallied.words(), "eta_seconds": _seconds_left(job, tallied)}
         if any(getattr(job, name) != value for name, value in new.items()):
             move(session, job.id, at_shards(), **new)
+
+
+def _seconds_left(job: Job, tallied: Tally) -> float | None:
+    """At the speed of the shards that run; while none knows its own yet, at the one that was said last."""
+    left = max(0, (job.total or 0) - tallied.done)
+    if tallied.per_second:
+        return round(left / tallied.per_second, 1)
+    before = (job.total or 0) - job.done
+    return round(job.eta_seconds * left / before, 1) if job.eta_seconds is not None and before > 0 else None
 
 
 def all_ended(session: Session) -> list[Job]:

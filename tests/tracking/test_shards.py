@@ -94,6 +94,23 @@ def test_it_goes_on_once_all_its_shards_have_ended(database: Settings, divided: 
     assert stored(database, job).attempt_cap > jobs.ATTEMPTS, "dividing costs no attempt"
 
 
+def test_the_time_left_is_said_between_shards_too(database: Settings, divided: Callable[..., Job]) -> None:
+    job = divided(3)
+    first = of(database, job)[0]
+    assert stored(database, job).eta_seconds is None
+    claim(database, first)
+    with db.writing(database) as session:
+        running = jobs.get(session, first.id)
+        running.done, running.eta_seconds = 4, 3.0  # two rows a second
+    do(database, jobs.collect)
+    assert stored(database, job).eta_seconds == 13.0
+    with db.writing(database) as session:
+        jobs.get(session, first.id).done = 10
+    do(database, jobs.succeed, first.id, 1, {})
+    do(database, jobs.collect)
+    assert stored(database, job).eta_seconds == 10.0, "no shard runs, so none says how fast it is"
+
+
 def test_two_that_collect_at_once_do_it_once(
     database: Settings, divided: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
