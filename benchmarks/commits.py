@@ -10,21 +10,19 @@ bootstrap over prompts. Each commit is a process of its own for each precision. 
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.decode import prompts_of
+from benchmarks.report import conditions, finish, load_average
 from benchmarks.side import Side
-from evaluation.machine import describe_machine
 from models.base import load_tokenizer
-from models.chat import render
 from models.starter import starter_path
 from speculoos.settings import CLONE
 
@@ -111,22 +109,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    tokenizer, load = load_tokenizer(args.model), round(os.getloadavg()[0], 1)
-    rows = [json.loads(line) for line in args.questions.read_text(encoding="utf-8").splitlines()[: args.limit]]
-    prompts = [render(tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
+    load = load_average()
+    prompts = prompts_of(load_tokenizer(args.model), args.questions, args.limit)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompts.json"
         file.write_text(json.dumps(prompts))
         dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in args.dtypes}
-    result = {
-        "date": date.today().isoformat(),
-        "machine": describe_machine(torch.device("cpu")),
-        "load": [load, round(os.getloadavg()[0], 1)],
-        "dtypes": dtypes,
-    }
-    print(table(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = conditions(load) | {"dtypes": dtypes}
+    finish(result, table(result), args.json)
 
 
 if __name__ == "__main__":

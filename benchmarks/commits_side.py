@@ -25,12 +25,6 @@ def fast_target(base: Any) -> Any:
     return fast_target(base, 2048)
 
 
-def peak_memory_mb() -> float:
-    """This process's own highest resident memory, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("model", "dtype", "prompts", "checkpoint"):
@@ -40,6 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
+    from benchmarks.peers.common import peak_memory_mb
     from decoding.config import GenerateConfig
     from decoding.drafters import make_drafter
     from decoding.generate import generate

@@ -9,19 +9,17 @@ of its own. transformers.generate counts at its best batch size.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.report import conditions, finish, load_average
 from benchmarks.side import Side
-from evaluation.machine import describe_machine
 from models.base import load_tokenizer
 from models.chat import render
 from models.starter import starter_path
@@ -130,25 +128,20 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
-    prompts, before = read_prompts(args.model, args.prompts, args.limit), round(os.getloadavg()[0], 1)
+    prompts, before = read_prompts(args.model, args.prompts, args.limit), load_average()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompts.json"
         file.write_text(json.dumps(prompts))
         dtypes = {dtype: race(args, dtype, file, len(prompts)) for dtype in args.dtypes}
-    result = {
-        "date": date.today().isoformat(),
-        "machine": describe_machine(torch.device("cpu")),
+    result = conditions(before) | {
         "threads": args.threads,
-        "load": [before, round(os.getloadavg()[0], 1)],
         "prompts": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
         "tokens": args.tokens,
         "batch": args.batch,
         "dtypes": dtypes,
     }
-    print(table(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, table(result), args.json)
 
 
 if __name__ == "__main__":

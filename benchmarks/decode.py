@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.common import peak_memory_mb
+from benchmarks.report import finish
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -42,10 +43,10 @@ Answer = tuple[int, float, float]
 """(new tokens, seconds, τ)"""
 
 
-def prompts_of(base: Base, questions: Path, limit: int) -> list[list[int]]:
+def prompts_of(tokenizer: Any, questions: Path, limit: int) -> list[list[int]]:
     """Token ids of the first turns, chat template applied."""
     rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()[:limit]]
-    return [render(base.tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
+    return [render(tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
 
 
 def reference(base: Base, max_tokens: int, **options: Any) -> Callable[[list[int]], Answer]:
@@ -105,7 +106,7 @@ def _draft(folder: Path, base: Base) -> Any:
 def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
     """All contenders on all prompts, in turn; medians, ratios to the first, and the cost of a forward by nodes."""
     runs, theirs, target, module = contenders(args, dtype)
-    prompts = prompts_of(theirs, args.questions, args.limit)
+    prompts = prompts_of(theirs.tokenizer, args.questions, args.limit)
     for prompt in warm_up(prompts, theirs.device):
         for run in runs.values():
             run(prompt)
@@ -200,7 +201,7 @@ def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
 def memory_of(args: argparse.Namespace) -> None:
     """Answer one prompt on one side and print this process's peak resident MiB."""
     base = load_base(args.model, dtype=args.memory_dtype, device=args.device)
-    prompt = prompts_of(base, args.questions, 1)[0]
+    prompt = prompts_of(base.tokenizer, args.questions, 1)[0]
     if args.memory_of == "transformers":
         reference(base, args.max_tokens)(prompt)
     else:
@@ -266,9 +267,7 @@ def main(arguments: list[str] | None = None) -> None:
     }
     for dtype in args.dtypes:
         result["dtypes"][dtype] = race(args, dtype) | {"peak_memory_mib": peak_memory(args, dtype)}
-    print(table(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, table(result), args.json)
 
 
 if __name__ == "__main__":

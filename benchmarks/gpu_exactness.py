@@ -134,7 +134,7 @@ def tiny(bench: Bench, family: str, dtype: str) -> Subject:
 def starter(bench: Bench, dtype: str) -> Subject:
     """The starter with its own head, on the first built-in questions."""
     theirs, own = (load_base(bench.starter, dtype, str(bench.device)) for _ in range(2))
-    prompts = prompts_of(own, BUILT_IN, 2 * bench.sizes.prompts)
+    prompts = prompts_of(own.tokenizer, BUILT_IN, 2 * bench.sizes.prompts)
     expected = [reference(theirs, prompt, bench.sizes.answer_tokens) for prompt in prompts]
     head = load_draft(bench.head, own)
     target = fast_target(own, STARTER_CONTEXT)

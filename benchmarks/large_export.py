@@ -20,7 +20,6 @@ import hashlib
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +40,7 @@ from speculoos.files import write_json
 from speculoos.sums import SUMS
 from tests.tools.homes import add_base
 from tests.tools.running import Up, wait_for
+from tests.tools.watching import watched
 from tracking import db
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job, new_id
@@ -147,19 +147,13 @@ def status(pid: int | str, field: str) -> int:
 @contextmanager
 def largest(pid: int) -> Iterator[list[int]]:
     """While open, how far the process's resident memory grew, in the list's one element."""
-    before, found, done = status(pid, "VmRSS"), [0], threading.Event()
+    before, found = status(pid, "VmRSS"), [0]
 
-    def watch() -> None:
-        while not done.wait(0.02):
-            found[0] = max(found[0], status(pid, "VmRSS") - before)
+    def look() -> None:
+        found[0] = max(found[0], status(pid, "VmRSS") - before)
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with watched(look, 0.02):
         yield found
-    finally:
-        done.set()
-        thread.join()
 
 
 def download(up: Up, checkpoint_id: str, form: str, to: Path) -> bool:

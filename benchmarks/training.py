@@ -13,20 +13,15 @@ environments (minutes, some GB). A peer without an environment is reported as no
 """
 
 import argparse
-import json
-import os
 import statistics
-from datetime import date
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.answers import AnswerRequest, make_answers
 from benchmarks.environments import make_environment
 from benchmarks.plan import Plan, Settings, conversations
 from benchmarks.race import PEERS, Contender, add_options, in_turn, ours, peer, started
-from evaluation.machine import describe_machine
+from benchmarks.report import conditions, finish, load_average
 
 OURS, OURS_FP32, BEFORE = "ours", "ours, all fp32", "before"
 WANTED = {"eagle3": 1.5, "medusa": 2.0}
@@ -181,19 +176,14 @@ def main(arguments: list[str] | None = None) -> None:
     rows = conversations(args.base, args.data, args.max_length)[: args.conversations]
     epochs = args.warm_up + args.rounds  # more than enough steps; the rounds end the race
     plan = Plan.make(rows, args.batch_tokens, epochs, Settings())
-    before = round(os.getloadavg()[0], 1)
+    before = load_average()
     methods = {method: race(args, method, plan) for method in args.methods}
-    result = {
-        "date": date.today().isoformat(),
-        "machine": describe_machine(torch.device("cpu")),
+    result = conditions(before) | {
         "threads": args.threads,
-        "load": [before, round(os.getloadavg()[0], 1)],
         "data": plan.facts(),
         "methods": methods,
     }
-    print(table(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    finish(result, table(result), args.json)
 
 
 if __name__ == "__main__":

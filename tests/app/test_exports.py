@@ -123,8 +123,8 @@ def test_headers_are_read_once_until_a_file_is_another(
 ) -> None:
     from models.checkpoints import set_drafting
 
-    asked, before = [], page(home, heads)
-    monkeypatch.setattr(export_rows, "options", lambda *folders: asked.append(folders) or [])
+    asked, before, real = [], page(home, heads), export_rows.options
+    monkeypatch.setattr(export_rows, "options", lambda *folders: asked.append(folders) or real(*folders))  # counted
     assert page(home, heads) == before and not asked
     with db.reading(home) as session:
         folder = session.get_one(Checkpoint, heads).path

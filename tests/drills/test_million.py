@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from benchmarks.page_client import Page
 from tests.tools.figures import Figures, spread
 from tests.tools.running import Up
+from tests.tools.watching import watched
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, shards
 from tracking.tables import Job
@@ -93,22 +93,15 @@ def opened(up: Up, paths: list[str]) -> dict[str, dict[str, float]]:
 def most_memory(up: Up) -> Iterator[dict[str, int]]:
     """Bytes that each kind of process held at most while the block lasted."""
     most: dict[str, int] = defaultdict(int)
-    ended = threading.Event()
 
-    def watch() -> None:
-        while not ended.wait(0.2):
-            for process in psutil.Process(up.process.pid).children(recursive=True):
-                try:
-                    words = [word for word in process.cmdline() if "." in word and "/" not in word]
-                    name = words[0] if words else process.name()
-                    most[name] = max(most[name], process.memory_info().rss)
-                except psutil.Error:
-                    continue
+    def look() -> None:
+        for process in psutil.Process(up.process.pid).children(recursive=True):
+            try:
+                words = [word for word in process.cmdline() if "." in word and "/" not in word]
+                name = words[0] if words else process.name()
+                most[name] = max(most[name], process.memory_info().rss)
+            except psutil.Error:
+                continue
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with watched(look, 0.2):
         yield most
-    finally:
-        ended.set()
-        thread.join()

@@ -120,7 +120,7 @@ def test_two_that_collect_at_once_do_it_once(
     with db.reading(database) as session:
         seen = shards.all_ended(session)
     do(database, jobs.collect)
-    monkeypatch.setattr(shards, "all_ended", lambda session: seen)
+    monkeypatch.setattr(shards, "all_ended", lambda session: seen)  # the race, its order made certain
     do(database, jobs.collect)
     assert stored(database, job).state == S.INTERRUPTED and claim(database, job) == 2
 
