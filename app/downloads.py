@@ -8,13 +8,15 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
+from app.arrivals import files_of
 from formats import OWN
-from formats.store import StoredExport, exports_folder, source_of, store_export, stored_exports
+from formats.store import StoredExport, exports_folder, fetch_export, source_of, store_export, stored_exports
 from models import archive
 from models.archive import archive_name
 from models.starter import HEAD
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
+from speculoos.store import open_store
 from speculoos.sums import Sums
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint
@@ -40,6 +42,8 @@ def routes(settings: Settings) -> APIRouter:
             # who asks for the same zip meanwhile gets the one that is being written; others do not wait
             with writing.setdefault(checkpoint_id, threading.Lock()):
                 export = stored_exports(exports, source).get(name) or own_zip(exports, folder, source)
+        if export is None and settings.store:
+            export = fetch_export(open_store(settings.store), exports, checkpoint_id, source, name)
         if export is None:
             raise NotFound("This download is not made yet, or was made of an older state; make it on its page.")
         filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"
@@ -66,7 +70,7 @@ def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]
         base = rows.get_one(Base, checkpoint.base_id)
     if checkpoint.state != "ready":
         raise Conflict(f"The checkpoint “{checkpoint.name}” is not finished; wait for its job.")
-    folder = Path(checkpoint.path).resolve()
+    folder = Path(files_of(settings).local(checkpoint)).resolve()
     if not any(folder.is_relative_to(root) for root in stores(settings)):
         raise NotFound(f"The files of “{checkpoint.name}” lie outside of this home, so they are not served.")
     archive.check(folder, checkpoint.name, checkpoint.sha256, Sums.of(settings))

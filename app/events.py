@@ -1,4 +1,4 @@
-"""Live and past generations over HTTP: step records as server-sent events, chats and comparisons as JSON, stop.
+"""Live and past generations over HTTP: step records as server-sent events, comparisons as JSON, stop.
 
 Everything is read from rows, so a reload replays and a restart of this process loses nothing.
 Database reads run in threads; the event loop only waits and writes.
@@ -30,7 +30,7 @@ PAGE = 500
 
 
 def routes(settings: Settings) -> APIRouter:
-    """The routes under `/api/runs`, `/api/chats` and `/api/comparisons`."""
+    """The routes under `/api/runs` and `/api/comparisons`."""
     router = APIRouter(prefix="/api")
 
     @router.get("/runs/{run_id}/events")
@@ -59,9 +59,9 @@ def routes(settings: Settings) -> APIRouter:
     def plain(run_id: str) -> dict[str, Any]:
         return turns.measure_plain(settings, run_id)
 
-    @router.get("/chats/{chat_id}")
-    def chat(chat_id: str) -> dict[str, Any]:
-        return chat_view(settings, chat_id)
+    @router.post("/runs/{run_id}/again")
+    def again(run_id: str) -> dict[str, Any]:
+        return turns.measure_again(settings, run_id)
 
     @router.get("/comparisons/{group_id}")
     def comparison(group_id: str) -> dict[str, Any]:
@@ -86,16 +86,6 @@ def view(settings: Settings, run_id: str) -> dict[str, Any]:
     """One run without its steps. Raises NotFound."""
     with reading(settings) as session:
         return runs.run_view(runs.get_run(session, run_id))
-
-
-def chat_view(settings: Settings, chat_id: str) -> dict[str, Any]:
-    """The turns of a chat in order; `plain` is the last plain run measured for a turn, if any."""
-    with reading(settings) as session:
-        turns = [runs.run_view(run) for run in runs.group_runs(session, chat_id)]
-        for turn in turns:
-            measured = runs.group_runs(session, turn["id"])
-            turn["plain"] = runs.run_view(measured[-1]) if measured else None
-    return {"id": chat_id, "turns": turns}
 
 
 def comparison_view(settings: Settings, group_id: str) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from typing import Any
 from methods import SETTINGS, train_config
 from methods.recipes import config_for, read_recipe
 from methods.settings import TrainConfig
+from models.hub_data import Location
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
+from workers.ask.command_line import parse_numbers
 from workers.ask.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Train
 
 ENDPOINT = "endpoint:"
@@ -50,23 +52,51 @@ def hub_id(text: str) -> str:
 
 
 def import_request(
-    settings: Settings, upload: str | None, path: str, limit: float | None, answered_by: str | None = None
+    settings: Settings,
+    upload: str | None,
+    path: str,
+    limit: float | None,
+    answered_by: str | None = None,
+    hub: str = "",
+    suite: str = "",
+    fields: dict[str, str] | None = None,
 ) -> ImportPrompts | ImportAnswered:
-    """A file of prompts, or of conversations that base `answered_by` (an id) answered; "" when none was chosen."""
+    """Prompts of a file or of a data set on the hub, conversations that base `answered_by` (an id) answered ("" when
+    none was chosen), or the questions of a suite; without a file the hub's."""
     if answered_by == "":
         raise BadInput("Answered by: choose the base model that wrote the answers, or one equal to it.")
-    file = _import_file(settings, upload, path)
-    given = {"path": str(file), "original_name": file.name, "limit": whole("Rows at most", limit, low=1)}
-    given["delete_after"] = bool(upload)
-    return ImportAnswered(base_id=answered_by, **given) if answered_by else ImportPrompts(**given)
+    if hub.strip() and (upload or path.strip()):
+        raise BadInput("Give a file or a data set on the hub, one of the two.")
+    if suite and hub.strip():
+        raise BadInput("A suite is read from its own file, or fetched where both boxes are empty; leave the hub's out.")
+    if hub.strip():
+        location = hub_location(hub)
+        given: dict[str, Any] = {"path": str(location), "original_name": location.title}
+    elif suite and not (upload or path.strip()):
+        given = {"path": ""}
+    else:
+        file = import_file(settings, upload, path)
+        given = {"path": str(file), "original_name": file.name, "delete_after": bool(upload)}
+    said = {name: column for name, column in (fields or {}).items() if column}
+    if said and not suite and not {"prompt", "messages"} & set(said):
+        raise BadInput("Fields: say which one holds the prompt, or the messages.")
+    given |= {"limit": whole("Rows at most", limit, low=1), "fields": {} if suite else said}
+    return ImportAnswered(base_id=answered_by, **given) if answered_by else ImportPrompts(**given, suite=suite)
 
 
-def _import_file(settings: Settings, upload: str | None, path: str) -> Path:
+def hub_location(text: str) -> Location:
+    """What was typed into the box for the hub. Raises BadInput."""
+    if not text.strip():
+        raise BadInput("Data set on the hub: say which one, as owner/name; the box is empty.")
+    return Location.parse(text)
+
+
+def import_file(settings: Settings, upload: str | None, path: str) -> Path:
     """An upload (ours to remove), or a file that lies on the server."""
     if upload:
         return Path(upload)
     if not path.strip():
-        raise BadInput("Choose a file to upload, or give the path of one on this server.")
+        raise BadInput("Choose a file to upload, or give the path of one on this server, or a data set on the hub.")
     file = readable(settings, path.strip())
     if not file.is_file():
         raise BadInput(f"Path: there is no file {file}.")
@@ -91,14 +121,15 @@ def readable(settings: Settings, text: str) -> Path:
 
 def generate_request(source_id: str, **form: Any) -> GenerateData:
     """Answers for the prompts `source_id`. `form`: who, endpoint_model, limit, system_prompt, max_tokens,
-    temperature, top_p, batch_size, max_minutes, seed, samples, shard_rows, as the controls hold them."""
+    temperature, top_p, batch_size, max_minutes, seed, samples, shard_rows, served, temperatures, replace_system, api,
+    drop_cut, unique, hidden_states_store, as the controls hold them."""
     who = form.get("who") or ""
     if not who:
         raise BadInput("Who answers: choose a base model or an endpoint.")
     endpoint = who.removeprefix(ENDPOINT) if who.startswith(ENDPOINT) else ""
     return GenerateData(
         source_id=source_id,
-        base_id="" if endpoint else who,
+        base_id=(form.get("served") or "") if endpoint else who,
         endpoint=endpoint,
         endpoint_model=(form.get("endpoint_model") or "").strip() if endpoint else "",
         limit=whole("Prompts at most", form.get("limit"), low=1),
@@ -111,6 +142,12 @@ def generate_request(source_id: str, **form: Any) -> GenerateData:
         max_minutes=number("Minutes at most", form.get("max_minutes"), 0, 10**6, 0.0) or None,
         samples=whole("Answers to each prompt", form.get("samples"), low=1, high=1000, default=1),
         shard_rows=whole("Prompts a shard", form.get("shard_rows"), low=1),
+        temperatures=parse_numbers("Several temperatures", form.get("temperatures") or ""),
+        replace_system=bool(form.get("replace_system")),
+        api=(form.get("api") or "chat") if endpoint else "chat",
+        drop_cut=bool(form.get("drop_cut")),
+        unique=bool(form.get("unique")),
+        hidden_states_store=(form.get("hidden_states_store") or "").strip(),
     )
 
 
@@ -118,21 +155,29 @@ def generate_form(request: dict[str, Any]) -> dict[str, Any]:
     """The form's values for a stored request: what cloning fills in."""
     who = f"{ENDPOINT}{request['endpoint']}" if request.get("endpoint") else request.get("base_id", "")
     keys = ("endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed")
-    keys += ("max_minutes", "samples", "shard_rows")
-    return {"who": who, **{k: request.get(k) for k in keys}}
+    keys += ("max_minutes", "samples", "shard_rows", "hidden_states_store")
+    more = {key: bool(request.get(key)) for key in ("replace_system", "drop_cut", "unique")}
+    more |= {"api": request.get("api") or "chat", "served": request.get("base_id") if request.get("endpoint") else ""}
+    mix = ", ".join(map(str, request.get("temperatures") or ()))
+    return {"who": who, **{k: request.get(k) for k in keys}, **more, "temperatures": mix}
 
 
-def train_request(base_id: str, dataset_id: str, method: str, recipe: str, values: dict[str, Any]) -> Train:
-    """A draft to train. `values` are the advanced settings' boxes; only what differs from the recipe is kept."""
+def train_request(
+    base_id: str, dataset_ids: str | list[str], method: str, recipe: str, values: dict[str, Any]
+) -> Train:
+    """A draft to train, on one data set or on several together. `values` are the advanced settings' boxes; only what
+    differs from the recipe is kept."""
     if not base_id:
         raise BadInput("Base: choose the model to draft for.")
-    if not dataset_id:
+    first, *more = [dataset_ids] if isinstance(dataset_ids, str) else dataset_ids or [""]
+    if not first:
         raise BadInput("Data: choose conversations to train on; generate some on the Data page.")
     recipe = "" if recipe == OWN_SETTINGS else recipe
     start = config_for(method, recipe, {}).to_json()
     config = train_config(**{**start, **box_values(values)}).to_json()
     changed = {name: value for name, value in config.items() if name in values and value != start[name]}
-    return Train(method=method, base_id=base_id, dataset_id=dataset_id, settings=changed, recipe=recipe)
+    data = {"dataset_id": first, "more_dataset_ids": more}
+    return Train(method=method, base_id=base_id, settings=changed, recipe=recipe, **data)
 
 
 def box_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +210,7 @@ def whole(
         return default
     try:
         result = float(value)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise BadInput(f"{label}: expected a whole number, got {value!r}.") from None
     if not result.is_integer() or result < low or (high is not None and result > high):
         bounds = f"from {low} to {high}" if high is not None else f"of {low} or more"

@@ -2,6 +2,7 @@
 
 from urllib.parse import urlencode
 
+from app.evaluation_forms import cloned
 from tracking.tables import Job
 
 GO = "(to) => { if (to && to.startsWith('/') && !to.startsWith('//')) location.href = to; }"
@@ -18,7 +19,7 @@ def model_link(page: str, base: str, checkpoint: str = "") -> str:
 
 
 def clone_form(job: Job) -> str:
-    """The form filled in as it was for `job`; "" for kinds that have none worth changing."""
+    """The form filled in as it was for `job`; "" for kinds that have none worth changing, or none that says it all."""
     if job.kind == "train":
         return f"/train?clone={job.id}"
     if job.kind == "import_draft":
@@ -26,4 +27,6 @@ def clone_form(job: Job) -> str:
         return f"/checkpoints?base={job.request.get('base_id', '')}" if uploaded else f"/checkpoints?clone={job.id}"
     if job.kind == "generate_data":
         return f"/data?id={job.request.get('source_id', '')}&clone={job.id}"
+    if cloned(job.kind, job.request):
+        return f"/evaluations?clone={job.id}"
     return ""

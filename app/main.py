@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from app import auth, changes, downloads, events, metrics
+from app import auth, changes, chats, downloads, evaluation_files, events, experiment_files, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.head import PageHead
@@ -23,6 +23,7 @@ from app.sessions import session_key
 from app.theme import STATIC, Static, head, theme
 from app.uploads import Uploads
 from app.views import shell
+from app.widgets.elements import loads
 from speculoos import logs
 from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
@@ -35,7 +36,7 @@ from upkeep.storage import surveys_of
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep an idle connection, so that none sends into one that is just being closed."""
-PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in shell.NAV}
+PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in (*shell.NAV, *shell.BESIDE)}
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -48,8 +49,11 @@ def make_app(settings: Settings) -> FastAPI:
         return {"status": "ok"}
 
     app.include_router(events.routes(settings))
+    app.include_router(chats.routes(settings))
     app.include_router(downloads.routes(settings))
     app.include_router(changes.routes(settings))
+    app.include_router(evaluation_files.routes(settings))
+    app.include_router(experiment_files.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     measured = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)
@@ -100,7 +104,7 @@ def make_pages(settings: Settings) -> gr.Blocks:
     """One Blocks with a route a page. Each page module's `build(settings)` wires its own components."""
     with gr.Blocks(title="Speculoos", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
         build_page("/", settings)
-    for label, path in shell.NAV[1:]:
+    for label, path in (*shell.NAV[1:], *shell.BESIDE):
         with demo.route(label, path, show_in_navbar=False):
             build_page(path, settings)
     return demo
@@ -109,8 +113,11 @@ def make_pages(settings: Settings) -> gr.Blocks:
 def build_page(path: str, settings: Settings) -> None:
     """The frame and the content of the page at `path`, inside the current Blocks."""
     shell.frame(path, settings)
-    with gr.Column(elem_classes="sp-page", elem_id=f"page-{path.strip('/') or 'home'}"):
+    before = loads()
+    with gr.Column(elem_classes=["sp-page"], elem_id=shell.page_id(path)) as page:
         import_module(PAGES[path]).build(settings)
+    if loads() > before:
+        page.elem_classes.append("sp-curtain")  # the style sheet holds it back until its rows are there
 
 
 def register_starter(settings: Settings) -> None:

@@ -1,45 +1,90 @@
-"""The first rows of a data set for its page: from `preview.json` where a job made one, else from the shards themselves.
+"""Rows of a data set for its page: from its shards, a few at a time from any place on, and the loss masks of the first
+from `preview.json` where a job made one.
 
-Reads bounded amounts of JSON; knows no tokenizer. Files that are missing or broken give an empty list.
+Reads bounded amounts of JSON; knows no tokenizer. Files that are missing or broken give no rows.
 """
 
 import json
-from itertools import islice
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 LONGEST_LINE = 1 << 21
 LONGEST_FILE = 1 << 25
 ROWS = 8
+MOST_READ = 64 << 20
+"""Bytes that are looked through for one answer; a search that found too little until then goes on from there."""
 
 
-def masked_rows(folder: str | Path) -> list[dict[str, Any]]:
-    """Rows as {"pieces": [{"text", "in_loss"}], "tokens", "loss_tokens", "mask_source", "problem"}."""
+@dataclass(frozen=True)
+class Rows:
+    """Some rows, and the place after them (`shard:byte`); "" at the end. `whole` is false where looking ended early."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    next: str = ""
+    whole: bool = True
+
+
+def masked_rows(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """id → row as {"pieces": [{"text", "in_loss"}], "tokens", "loss_tokens", "mask_source", "problem"}."""
     path = Path(folder) / "preview.json"
     try:
         if path.stat().st_size > LONGEST_FILE:
-            return []
+            return {}
         rows = json.loads(path.read_text(encoding="utf-8")).get("rows", [])
-    except (OSError, ValueError, AttributeError):
-        return []
-    return [row for row in rows if isinstance(row, dict)][:ROWS]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+    return {str(row["id"]): row for row in rows if isinstance(row, dict) and row.get("id")}
 
 
-def message_rows(folder: str | Path, count: int = ROWS) -> list[dict[str, Any]]:
-    """The first rows of the shards, each with `messages`."""
-    rows: list[dict[str, Any]] = []
-    for shard in sorted(Path(folder).glob("shard-*.jsonl")):
-        rows += _rows(shard, count - len(rows))
-        if len(rows) >= count:
-            break
-    return rows
+def rows_from(folder: str | Path, place: str = "", words: str = "", count: int = ROWS) -> Rows:
+    """Up to `count` rows from `place` on, each with `messages`; of those that say all of `words` somewhere."""
+    found: list[dict[str, Any]] = []
+    wanted = words.casefold().split()
+    shard, start = _place(place)
+    read, after = 0, ""
+    for number, offset, line in _lines(folder, shard, start):
+        if len(found) == count or read > MOST_READ:
+            return Rows(found, after, len(found) == count)
+        read, after = read + len(line), f"{number}:{offset}"
+        if row := _row(line, wanted):
+            found.append(row)
+    return Rows(found)
 
 
-def _rows(shard: Path, count: int) -> list[dict[str, Any]]:
+def _lines(folder: str | Path, shard: int, start: int) -> Iterator[tuple[int, int, bytes]]:
+    """(shard, the place after it, bytes) of each line from a place on."""
+    for number, path in enumerate(sorted(Path(folder).glob("shard-*.jsonl"))):
+        if number < shard:
+            continue
+        try:
+            with path.open("rb") as handle:
+                handle.seek(start if number == shard else 0)
+                while line := handle.readline(LONGEST_LINE):
+                    yield number, handle.tell(), line
+        except OSError:
+            return
+
+
+def _row(line: bytes, wanted: list[str]) -> dict[str, Any] | None:
     try:
-        with shard.open(encoding="utf-8") as handle:
-            lines = [line for line in islice(iter(lambda: handle.readline(LONGEST_LINE), ""), count)]
-        rows = [json.loads(line) for line in lines]
-    except (OSError, ValueError):
-        return []
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("messages"), list)]
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+        return None
+    return row if not wanted or _says(row, wanted) else None
+
+
+def _says(row: dict[str, Any], wanted: list[str]) -> bool:
+    contents = (m.get("content") for m in row["messages"] if isinstance(m, dict))
+    text = "\n".join([str(row.get("id", "")), str(row.get("category", "")), *map(str, contents)]).casefold()
+    return all(word in text for word in wanted)
+
+
+def _place(text: str) -> tuple[int, int]:
+    """(shard, byte); the beginning for anything that is no place."""
+    shard, _, start = text.partition(":")
+    digits = all(part.isascii() and part.isdigit() and len(part) < 19 for part in (shard, start))
+    return (int(shard), int(start)) if digits else (0, 0)

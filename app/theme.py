@@ -15,7 +15,7 @@ from starlette.types import Scope
 STATIC = Path(__file__).parent / "static"
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Cantarell", "Noto Sans", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono", "monospace")
-STYLES = ("style.css", "pages.css")
+STYLES = ("style.css", "pages.css", "chat.css")
 VERSION = "v-"
 MAIN = "main.js"
 """The module that imports the others; `early.js` runs before anything is drawn and is none."""

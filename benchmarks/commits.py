@@ -3,14 +3,15 @@
     python -m benchmarks.commits --before ../older --questions MT_BENCH --json OUT
 
 Greedy, batch 1, one tree for both. Every prompt is answered by both commits with both drafters before the next prompt,
-who begins changing each time; a ratio is the median over prompts of times taken side by side, with a 95 % interval by
-bootstrap over prompts. Each commit is a process of its own for each precision. Training of two commits is compared by
+who begins changing each time. Each commit is a process of its own for each precision, started anew `--starts` times:
+where a process's memory comes to lie makes the same code up to 10 % faster or slower for as long as it lives. A ratio
+is that of the medians over all answers; its 95 % interval comes of a bootstrap over the starts of either side. Training
+of two commits is compared by
 `python -m benchmarks.training --before`, generation of data by `python -m benchmarks.datagen --before`.
 """
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -29,46 +30,68 @@ from speculoos.settings import CLONE
 SIDE = Path(__file__).with_name("commits_side.py")
 DRAFTERS = ("plain", "head")
 WARM_UP = 1
-"""Prompts that do not count."""
+"""Prompts of each start that do not count."""
 LEAST_SPEED, MOST_MEMORY = 0.98, 1.02
 
-Answers = list[dict[str, dict[str, dict[str, Any]]]]
-"""A prompt an entry: drafter, then commit, then what its side reported."""
+SIDES = ("before", "now")
+Answer = dict[str, dict[str, Any]]
+"""To one prompt with one drafter: by commit, what its side reported."""
+Answers = list[dict[str, Answer]]
+"""A prompt an entry: its answers by drafter."""
 
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
     """Both commits on all prompts; figures by drafter, and the peaks of memory."""
+    starts = [of_start(args, dtype, prompts, range(first, count, args.starts)) for first in range(args.starts)]
+    last = starts[-1][-1][DRAFTERS[-1]]
+    memory = {who: round(last[who]["peak_memory_mb"]) for who in SIDES}
+    return {
+        "starts": args.starts,
+        "drafters": {d: figures([[answer[d] for answer in one[WARM_UP:]] for one in starts]) for d in DRAFTERS},
+        "peak_memory_mb": memory | {"ratio": round(memory["now"] / memory["before"], 3)},
+    }
+
+
+def of_start(args: argparse.Namespace, dtype: str, prompts: Path, numbers: range) -> Answers:
+    """What a fresh process of each commit answers to some of the prompts."""
     words = ["--model", args.model, "--dtype", dtype, "--prompts", prompts, "--checkpoint", args.checkpoint]
     words += ["--tokens", args.tokens, "--threads", args.threads]
     answers: Answers = []
     with Side(SIDE, words) as now, Side(SIDE, words, args.before.resolve()) as before:
         sides = {"now": now, "before": before}
-        for number in range(count):
-            order = list(sides) if number % 2 else list(sides)[::-1]
+        for place, number in enumerate(numbers):
+            order = SIDES if place % 2 else SIDES[::-1]
             prompt = {"prompt": number}
             answers.append({d: {who: sides[who].ask(prompt | {"drafter": d}) for who in order} for d in DRAFTERS})
-            print(f"{dtype}: {number + 1}/{count} prompts", file=sys.stderr)
-    last = answers[-1][DRAFTERS[-1]]
-    memory = {who: round(last[who]["peak_memory_mb"]) for who in sides}
-    counted = answers[WARM_UP:]
-    return {
-        "drafters": {drafter: figures([answer[drafter] for answer in counted]) for drafter in DRAFTERS},
-        "peak_memory_mb": memory | {"ratio": round(memory["now"] / memory["before"], 3)},
-    }
+    print(f"{dtype}: start {numbers.start + 1}/{numbers.step}", file=sys.stderr)
+    return answers
 
 
-def figures(answers: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+def figures(starts: list[list[Answer]]) -> dict[str, Any]:
     """Medians of one drafter, how many times as fast it is now, and how many answers are the same."""
-    ratios = np.array([taken["before"]["seconds"] / taken["now"]["seconds"] for taken in answers])
-    drawn = np.random.default_rng(0).choice(ratios, (1000, len(ratios)))
-    speeds = {who: [taken[who]["tokens"] / taken[who]["seconds"] for taken in answers] for who in ("before", "now")}
+    answers = [answer for one in starts for answer in one]
+    speeds = {who: [[each[who]["tokens"] / each[who]["seconds"] for each in one] for one in starts] for who in SIDES}
+    whole = {who: np.concatenate(values) for who, values in speeds.items()}
     return {
-        "tokens_per_second": {who: round(statistics.median(values), 2) for who, values in speeds.items()},
-        "times_as_fast": round(float(np.median(ratios)), 3),
-        "interval": [round(float(x), 3) for x in np.percentile(np.median(drawn, axis=1), (2.5, 97.5))],
+        "tokens_per_second": {who: round(float(np.median(values)), 2) for who, values in whole.items()},
+        "of_each_start": {who: [round(float(np.median(x)), 2) for x in values] for who, values in speeds.items()},
+        "times_as_fast": round(float(np.median(whole["now"]) / np.median(whole["before"])), 3),
+        "interval": _interval(speeds),
         "same_answers": sum(taken["now"]["digest"] == taken["before"]["digest"] for taken in answers),
         "answers": len(answers),
     }
+
+
+def _interval(speeds: dict[str, list[list[float]]]) -> list[float]:
+    """Of the ratio of medians; starts of either side are drawn by themselves, as their processes began."""
+    random = np.random.default_rng(0)
+
+    def median(who: str) -> float:
+        drawn = random.integers(len(speeds[who]), size=len(speeds[who]))
+        return float(np.median(np.concatenate([speeds[who][start] for start in drawn])))
+
+    ratios = [median("now") / median("before") for _ in range(1000)]
+    return [round(float(x), 3) for x in np.percentile(ratios, (2.5, 97.5))]
 
 
 def table(result: dict[str, Any]) -> str:
@@ -103,7 +126,8 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
     parser.add_argument("--model", type=Path, default=starter_path())
     parser.add_argument("--checkpoint", type=Path, default=CLONE / "models" / "starter_head")
-    parser.add_argument("--limit", type=int, default=21, help=f"prompts; the first {WARM_UP} does not count")
+    parser.add_argument("--limit", type=int, default=36, help=f"prompts; the first {WARM_UP} of a start do not count")
+    parser.add_argument("--starts", type=int, default=6, help="fresh processes of each commit, for each precision")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

@@ -4,7 +4,7 @@
 
 Greedy, every answer at its full length. In each round every contender answers all prompts before the next round, so
 that a disturbance hits all alike; ratios are medians over rounds of times taken side by side. Each side is a process
-of its own. transformers.generate counts at its best batch size.
+of its own. transformers.generate and the older commit count at their best batch sizes.
 """
 
 import argparse
@@ -59,8 +59,9 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
             sides["before"] = side(args, "ours", dtype, prompts, args.before.resolve())
         for one in sides.values():
             stack.enter_context(one)
-        runs = {name: (name, args.batch) for name in sides if name != "transformers"}
-        runs |= {f"transformers, {size} at once": ("transformers", size) for size in args.batch_sizes}
+        runs = {"ours": ("ours", args.batch)}
+        for peer, sizes in (("before", args.before_batch_sizes or [args.batch]), ("transformers", args.batch_sizes)):
+            runs |= {f"{peer}, {size} at once": (peer, size) for size in sizes if peer in sides}
         rounds: list[dict[str, Any]] = []
         for number in range(args.rounds):
             rounds.append({name: sides[who].ask({"batch": batch}) for name, (who, batch) in runs.items()})
@@ -72,8 +73,8 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
 def figures(rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
     """Medians over the rounds; ours against the others, side by side."""
     speeds = {name: statistics.median(tokens / taken[name]["seconds"] for taken in rounds) for name in rounds[0]}
-    best = max((name for name in speeds if name.startswith("transformers")), key=speeds.get)
-    peers = {"transformers": best, **({"before": "before"} if "before" in speeds else {})}
+    sizes = {peer: [name for name in speeds if name.startswith(peer)] for peer in WANTED}
+    peers = {peer: max(names, key=speeds.get) for peer, names in sizes.items() if names}
     ratios = {
         peer: statistics.median(taken[name]["seconds"] / taken["ours"]["seconds"] for taken in rounds)
         for peer, name in peers.items()
@@ -117,10 +118,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=128, help="prompts")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32, help="our answers at once, now and before")
+    parser.add_argument("--batch", type=int, default=64, help="our answers at once")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[8, 16, 32, 64], help="those of transformers")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--before", type=Path, help="a worktree of another commit")
+    parser.add_argument(
+        "--before-batch-sizes", type=int, nargs="+", help="that commit's answers at once; ours if not said"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, list_of, origin_of, text_of
+from corpus.mapping import check_mapping, mapped
 from corpus.prompts import ROLES
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow, parsed_rows, row_id
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, parsed_rows, row_id
 from corpus.shapes import FIELDS, Message, messages_of, record_of
 
 TOOL = dict.fromkeys(("tool", "function", "observation", "function_response", "ipython"), "tool")
@@ -54,10 +54,14 @@ class AnsweredRow:
 
 
 def read_answered(
-    path: str | Path, limit: int | None = None, max_rows: int = DEFAULT_MAX_ROWS
+    files: Files,
+    limit: int | None = None,
+    max_rows: int = DEFAULT_MAX_ROWS,
+    mapping: Mapping[str, str] | None = None,
 ) -> Iterator[AnsweredRow | BadRow]:
-    """Every row of a file of answered conversations, good or bad, in order: see `corpus.rows.parsed_rows`."""
-    return parsed_rows(path, parse, ANSWERED_FIELDS, limit, max_rows)
+    """Every row of files of answered conversations, good or bad, in order: see `corpus.rows.parsed_rows`."""
+    known = check_mapping(mapping or {})
+    return parsed_rows(files, mapped(parse, known), ANSWERED_FIELDS | set(known.values()), limit, max_rows)
 
 
 def parse(line: int, value: Any) -> AnsweredRow:

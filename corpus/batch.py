@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from corpus.sampling import pick
+from decoding.target import common_prefix
 from models.base import Base
 from runtime.cache import KVCache
 from runtime.forward import fastest
@@ -18,6 +19,9 @@ from runtime.interface import Forward, Inputs, Scored, Selection
 
 PREFILL_ROWS = 2048
 """Prompt tokens per forward, or one prompt where that is longer: bounds the memory of activations."""
+WORTH_SHARING = 16
+"""Tokens that a prompt begins with like another one from which on they are copied and not computed again: system
+prompts, further samples of one prompt."""
 
 
 @dataclass(eq=False)
@@ -28,8 +32,11 @@ class Answer:
     max_tokens: int
     numbers: random.Random
     tag: Any = None
+    temperature: float = 0.0
     tokens: list[int] = field(default_factory=list)
     finish: str = ""
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    """The head's input [H] that gave each token, where they are kept."""
 
     def take(self, token: int, eos_ids: frozenset[int]) -> None:
         """Append a token; an end-of-turn token belongs to the answer and ends it."""
@@ -44,15 +51,16 @@ def answer_all(
     base: Base,
     source: Callable[[int], list[Answer]],
     batch_size: int,
-    temperature: float = 0.0,
     top_p: float = 1.0,
+    keep_hidden: bool = False,
 ) -> Iterator[tuple[list[Answer], list[Answer]]]:
     """Yield after every forward (answers that just ended, answers still running), until `source` is dry.
 
     `source(n)` gives up to n new answers, [] when there are none now; it is asked whenever a quarter of the batch is
-    free. The caller may stop at any yield. The first call takes the base's weights over (`runtime.forward.fastest`).
+    free. The caller may stop at any yield. With `keep_hidden` answers bring their hidden states. The first call takes
+    the base's weights over (`runtime.forward.fastest`).
     """
-    batch = _Batch(base, fastest(base), batch_size, temperature, top_p)
+    batch = _Batch(base, fastest(base), batch_size, top_p, keep_hidden)
     few = max(1, batch_size // 4)
     while True:
         free = batch_size - len(batch.answers)
@@ -65,19 +73,39 @@ def answer_all(
 class _Batch:
     """The running answers and their cache."""
 
-    def __init__(self, base: Base, forward: Forward, size: int, temperature: float, top_p: float):
-        self.base, self.forward, self.temperature, self.top_p = base, forward, temperature, top_p
+    def __init__(self, base: Base, forward: Forward, size: int, top_p: float, keep_hidden: bool):
+        self.base, self.forward, self.top_p, self.keep_hidden = base, forward, top_p, keep_hidden
         self.cache = KVCache.for_batch(base.num_layers, base.max_length, size)
-        self.selection = Selection(last_only=True, best_only=temperature <= 0)
         self.answers: list[Answer] = []
 
     def admit(self, fresh: Sequence[Answer]) -> list[Answer]:
         """Prefill new answers' prompts and put them beside the running ones; those that ended at once."""
         for group in _groups(fresh):
-            first = self.cache.admit(len(group))
-            self._forward([answer.prompt for answer in group], first, group)
-            self.answers += group
+            while group:
+                wave, group = self._wave(group) if self.forward.ragged else (group, [])
+                self._prefill(wave)
         return self._drop_ended()
+
+    def _wave(self, group: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+        """Whose prompts are prefilled now, and who waits because one of those begins like it, further than a running
+        one does."""
+        wave: list[Answer] = []
+        later: list[Answer] = []
+        for answer in group:
+            known, soon = (_longest_shared(answer.prompt, others)[1] for others in (self.answers, wave))
+            (later if soon - known >= WORTH_SHARING else wave).append(answer)
+        return wave, later
+
+    def _prefill(self, group: Sequence[Answer]) -> None:
+        first = self.cache.admit(len(group))
+        if self.forward.ragged:
+            for sequence, answer in enumerate(group, first):
+                source, shared = _longest_shared(answer.prompt, self.answers)
+                if shared >= WORTH_SHARING:
+                    self.cache.copy(source, sequence, shared)
+        starts = self.cache.lengths[first:]
+        self._forward([answer.prompt[start:] for answer, start in zip(group, starts, strict=True)], first, group)
+        self.answers += group
 
     def step(self) -> list[Answer]:
         """One token for every running answer; those that ended."""
@@ -89,16 +117,28 @@ class _Batch:
         """The next token of `answers`, whose new `texts` go into the cache."""
         starts = self.cache.lengths[first : first + len(texts)]
         inputs = Inputs.batch(texts, starts, self.base.device, first)
-        scored = self.forward(inputs, self.cache, self.selection)
+        greedy = all(answer.temperature <= 0 for answer in answers)
+        scored = self.forward(inputs, self.cache, Selection(last_only=True, best_only=greedy))
         self.cache.stage(*inputs.counts, first=first)
         self.cache.commit_all()
         for answer, token in zip(answers, self._tokens(scored, answers), strict=True):
             answer.take(token, self.base.eos_ids)
+        if self.keep_hidden:
+            last = scored.hidden[inputs.last_rows].to("cpu", copy=True)
+            for answer, hidden in zip(answers, last, strict=True):
+                answer.hidden.append(hidden)
 
     def _tokens(self, scored: Scored, answers: Sequence[Answer]) -> list[int]:
-        if self.temperature <= 0:
-            return scored.best.tolist()
-        return pick(scored.logits, [answer.numbers.random() for answer in answers], self.temperature, self.top_p)
+        """Each by its own temperature; the greedy ones draw no number."""
+        sampled = all(answer.temperature > 0 for answer in answers)
+        best: list[int] = [-1] * len(answers) if sampled else scored.best.tolist()
+        for temperature in {answer.temperature for answer in answers if answer.temperature > 0}:
+            rows = [row for row, answer in enumerate(answers) if answer.temperature == temperature]
+            draws = [answers[row].numbers.random() for row in rows]
+            logits = scored.logits if len(rows) == len(answers) else scored.logits[rows]
+            for row, token in zip(rows, pick(logits, draws, temperature, self.top_p), strict=True):
+                best[row] = token
+        return best
 
     def _drop_ended(self) -> list[Answer]:
         """Take ended answers out; the last running one moves into each one's place, in the cache too."""
@@ -110,6 +150,19 @@ class _Batch:
                 ended.append(last)
                 self.answers.pop()
         return ended[::-1]
+
+
+def _longest_shared(prompt: Sequence[int], others: Sequence[Answer]) -> tuple[int, int]:
+    """Which of the others' prompts begins like `prompt` the furthest, and how far; its last token is never shared,
+    since somebody must compute what comes next."""
+    source, longest, most = 0, 0, len(prompt) - 1
+    for number, other in enumerate(others):
+        shared = common_prefix(prompt, other.prompt)
+        if shared > longest:
+            source, longest = number, min(shared, most)
+        if longest == most:
+            break
+    return source, longest
 
 
 def _groups(answers: Sequence[Answer]) -> Iterator[list[Answer]]:

@@ -8,10 +8,13 @@ A single server is asked with the client's own retries, which know `Retry-After`
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import openai
 
+from corpus.replies import FORMS, Reply, reply_of
 from speculoos.errors import BadInput, Cancelled, Unavailable
 from speculoos.settings import Endpoint
 
@@ -29,15 +32,24 @@ class Server:
 
     def __init__(self, endpoint: Endpoint, url: str, label: str, model: str, retries: int):
         self.endpoint, self.label, self.model = endpoint, label, model
-        self.busy = self.failures = 0
-        self.out_until = 0.0
+        self.busy = self.failures = self.tokens = 0
+        self.out_until = self.next_at = 0.0
+        self.form: dict[str, Any] | None = None
+        """With what it is asked for token ids; None until it was tried, {} where it says none."""
+        self.trying = threading.Lock()
         key = endpoint.key or "none"
         self.client = openai.OpenAI(base_url=url, api_key=key, timeout=endpoint.timeout, max_retries=retries)
 
     def takes(self, at: float) -> bool:
         """Whether it may have one more request; after a failure only one, until that is answered."""
         most = 1 if self.failures else self.endpoint.concurrency
-        return self.busy < most and at >= self.out_until
+        return self.busy < most and at >= max(self.out_until, self.next_at)
+
+    def took(self, at: float) -> None:
+        """It has one more request; the next may come once its rate allows."""
+        self.busy += 1
+        if self.endpoint.requests_per_minute:
+            self.next_at = max(at, self.next_at) + 60 / self.endpoint.requests_per_minute
 
     @property
     def load(self) -> float:
@@ -61,12 +73,14 @@ class Pool:
         model: str = "",
         say: Callable[[str, str], None] = lambda message, level: None,
         clock: Callable[[], float] = time.monotonic,
+        probe: dict[str, Any] | None = None,
     ):
         """`model` is asked for in place of the endpoints' own; `say(message, level)` hears of servers that go and come
-        back. Raises BadInput when a model is named nowhere."""
+        back. `probe`: a small request, with which each server is asked first how it says token ids; None: they are not
+        wanted. Raises BadInput when a model is named nowhere."""
         places = [(endpoint, url) for endpoint in endpoints for url in endpoint.urls]
         self.servers = [self._server(*place, model, len(places)) for place in places]
-        self._say, self._clock = say, clock
+        self._say, self._clock, self._probe = say, clock, probe
         self._answered_at = clock()
         self._changed = threading.Condition()
 
@@ -80,20 +94,25 @@ class Pool:
         """Requests that may be under way at once."""
         return sum(server.endpoint.concurrency for server in self.servers)
 
+    @property
+    def tokens(self) -> dict[str, int]:
+        """{server: tokens that it has generated}."""
+        return {server.label: server.tokens for server in self.servers}
+
     def config(self) -> dict[str, str]:
         """Whom answers come from, for `dataset.json`: names of endpoints and of models."""
         names, models = [server.endpoint.name for server in self.servers], [server.model for server in self.servers]
         return {"endpoint": ",".join(dict.fromkeys(names)), "model": ",".join(dict.fromkeys(models))}
 
-    def ask(self, stopped: threading.Event, **asked: Any) -> tuple[Any, int]:
-        """(raw chat completion, retries). Raises what a server said of the request, or what became of it when each
-        server had it `retries` times more; Unavailable when no server answers any more, Cancelled once `stopped` is
-        set."""
+    def ask(self, stopped: threading.Event, **asked: Any) -> tuple[Reply, int]:
+        """(an answer, retries) to a chat, or with a `prompt` to a plain completion. Raises what a server said of the
+        request, or what became of it when each server had it `retries` times more; Unavailable when no server answers
+        any more, Cancelled once `stopped` is set."""
         retries = 0
         while True:
             server = self._take(stopped)
             try:
-                made = server.client.chat.completions.with_raw_response.create(model=server.model, **asked)
+                reply, again = _sent(server, self._form(server), asked)
             except PASSING as error:
                 self._give_back(server, error)
                 if retries >= self.most_retries:
@@ -103,8 +122,8 @@ class Pool:
                 self._give_back(server)
                 raise
             else:
-                self._give_back(server)
-                return made, retries + made.retries_taken
+                self._give_back(server, tokens=reply.tokens)
+                return reply, retries + again
 
     def _server(self, endpoint: Endpoint, url: str, model: str, count: int) -> Server:
         if not (model := model or endpoint.model):
@@ -119,11 +138,27 @@ class Pool:
                 at = self._clock()
                 if free := [server for server in self.servers if server.takes(at)]:
                     server = min(free, key=lambda server: server.load)
-                    server.busy += 1
+                    server.took(at)
                     return server
                 self._check_patience(at)
-                self._changed.wait(LOOK)
+                self._changed.wait(self._pause(at))
         raise Cancelled("Stopped at your request.")
+
+    def _pause(self, at: float) -> float:
+        """Until a server's rate allows another request, as far as that is soon."""
+        soon = [server.next_at - at for server in self.servers if server.next_at > at]
+        return max(0.001, min([LOOK, *soon]))
+
+    def _form(self, server: Server) -> dict[str, Any]:
+        """With what a server is asked for token ids, found out by the first request to it."""
+        if self._probe is None:
+            return {}
+        with server.trying:
+            if server.form is None:
+                server.form = _form_of(server, self._probe)
+                if not server.form:
+                    self._say(f"{server.label} says no token ids; its answers are tokenised for training.", "warning")
+            return server.form
 
     def _check_patience(self, at: float) -> None:
         if all(server.failures for server in self.servers) and at - self._answered_at > PATIENCE:
@@ -133,10 +168,11 @@ class Pool:
                 "What was finished is kept; retry when they answer again.",
             )
 
-    def _give_back(self, server: Server, error: Exception | None = None) -> None:
+    def _give_back(self, server: Server, error: Exception | None = None, tokens: int = 0) -> None:
         """The request is over; without an `error` the server is well."""
         with self._changed:
             server.busy -= 1
+            server.tokens += tokens
             news = self._failed(server, error) if error and len(self.servers) > 1 else self._well(server)
             self._changed.notify()
         if news:
@@ -152,6 +188,32 @@ class Pool:
         self._answered_at = self._clock()
         back, server.failures, server.out_until = server.failures > 0, 0, 0.0
         return (f"{server.label} answers again.", "info") if back else None
+
+
+def _sent(server: Server, form: dict[str, Any], asked: dict[str, Any]) -> tuple[Reply, int]:
+    """(the answer of a server, its client's own retries)."""
+    kind = server.client.completions if "prompt" in asked else server.client.chat.completions
+    extra = {**form, **asked.get("extra_body", {})}
+    raw = kind.with_raw_response.create(model=server.model, **{**asked, "extra_body": extra or None})
+    body = _json(raw.http_response)
+    return replace(reply_of(body), body=body, seconds=raw.elapsed.total_seconds()), raw.retries_taken
+
+
+def _json(response: Any) -> Any:
+    """Raises ValueError where there is none."""
+    try:
+        return response.json()
+    except (ValueError, RecursionError):
+        raise ValueError("an answer that is no JSON") from None
+
+
+def _form_of(server: Server, probe: dict[str, Any]) -> dict[str, Any]:
+    """The first form upon which a server says token ids, {} for none: those it does not know it refuses, or ignores."""
+    for form in FORMS:
+        with suppress(openai.BadRequestError, openai.UnprocessableEntityError):
+            if _sent(server, form, probe)[0].ids:
+                return form
+    return {}
 
 
 def plain_reason(error: Exception) -> str:

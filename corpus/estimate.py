@@ -73,11 +73,6 @@ def check(needed: Needs, base: Base, folder: str | Path) -> None:
         )
 
 
-def minutes_left(done: int, total: int, seconds: float) -> float | None:
-    """At the speed measured so far; None before the first row."""
-    return (total - done) * seconds / done / 60 if done else None
-
-
 def _tokens(base: Base, text: str) -> int:
     try:
         return len(base.tokenizer(text)["input_ids"])

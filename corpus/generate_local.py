@@ -6,7 +6,7 @@ do not depend on the batch but for rounding; sampled ones use random numbers tha
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,15 @@ from typing import Any
 import torch
 
 from corpus.batch import Answer, answer_all
-from corpus.conversations import Conversation, GenerateOptions, count_answers, to_answer
-from corpus.estimate import check, minutes_left, needs
+from corpus.closing import close
+from corpus.conversations import FAILED, Conversation, GenerateOptions, count_answers, to_answer
+from corpus.estimate import check, needs
 from corpus.seeds import row_numbers
-from corpus.shards import ShardWriter, write_summary
+from corpus.shards import ShardWriter
+from corpus.telling import Telling
+from features.kept import KeptStates
 from models.base import Base, has_bfloat16
-from models.chat import render
+from models.chat import after_answer, render
 from models.fetch import read_card
 from speculoos.errors import SpeculoosError
 from speculoos.reporting import Reporter, check_stop
@@ -27,7 +30,6 @@ from speculoos.reporting import Reporter, check_stop
 FLUSH_SECONDS = 20.0
 POOL = 8  # batches whose prompts are sorted by length together
 WORTH_KEEPING = 16  # tokens of an answer that the clock cut short
-SENTINEL = "\u2063answer\u2063"
 
 
 def generation_dtype(device: str = "cpu") -> str:
@@ -48,6 +50,7 @@ class _Turn:
     conversation: Conversation
     ids: list[int] = field(default_factory=list)
     spans: list[list[int]] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)
 
 
 def generate_local(
@@ -57,42 +60,45 @@ def generate_local(
     options: GenerateOptions,
     reporter: Reporter,
     card: dict[str, Any] | None = None,
+    keep: KeptStates | None = None,
 ) -> dict[str, Any]:
     """Answer the prompts of data set `source` into data set `folder`; returns the report:
 
     `rows`, `tokens` (generated), `seconds`, `tokens_per_second` (both of this call), `finish` (answers by how they
-    ended), `failed` ([{id, reason}]), `complete` (False when the clock stopped it; answers it cut short are kept from
-    16 tokens on), `dtype`. Raises Unavailable when disk or memory will not do, Cancelled, after saving what is
-    finished, when the reporter says stop.
+    ended), `failed` ([{id, reason}]), `left_out` (those by kind), `complete` (False when the clock stopped it; answers
+    it cut short are kept from 16 tokens on), `dtype`. `keep` takes the hidden states of the rows that are kept. Raises
+    Unavailable when disk or memory will not do, Cancelled, after saving what is finished, when the reporter says stop.
     """
     card = card or read_card(base.path)
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
         _say_needs(base, source, folder, options, reporter, total - len(shards.done))
-        run = _Run(base, shards, options, reporter, total)
+        run = _Run(base, shards, options, reporter, total, keep)
         run.go(to_answer(source, options, shards.done))
+        run.telling.now(run.tokens, last=True)
     report = run.report()
-    write_summary(
-        folder,
-        kind="conversations",
-        source=str(Path(source).name),
-        base_sha256=card.get("weights_sha256", ""),
-        tokenizer_sha256=card.get("tokenizer_sha256", ""),
-        config=asdict(options),
-        **report,
-    )
-    return report
+    sums = {"base_sha256": card.get("weights_sha256", ""), "tokenizer_sha256": card.get("tokenizer_sha256", "")}
+    return close(folder, options, report, source=Path(source).name, **sums)
 
 
 class _Run:
     """One call's state: what waits, what ended, what was counted."""
 
-    def __init__(self, base: Base, shards: ShardWriter, options: GenerateOptions, reporter: Reporter, total: int):
+    def __init__(
+        self,
+        base: Base,
+        shards: ShardWriter,
+        options: GenerateOptions,
+        reporter: Reporter,
+        total: int,
+        keep: KeptStates | None = None,
+    ):
         self.base, self.shards, self.options, self.reporter, self.total = base, shards, options, reporter, total
+        self.keep = keep
         self.ready: list[Answer] = []
-        self.failed: list[dict[str, str]] = []
+        self.telling = Telling(reporter, shards.folder)
         self.finish: dict[str, int] = {}
-        self.resumed, self.tokens, self.complete = len(shards.done), 0, True
+        self.tokens, self.complete = 0, True
         self.started = time.monotonic()
 
     def go(self, rows: Iterator[Conversation]) -> None:
@@ -100,7 +106,7 @@ class _Run:
             return self._next(rows, count)
 
         options = self.options
-        for ended, running in answer_all(self.base, source, options.batch_size, options.temperature, options.top_p):
+        for ended, running in answer_all(self.base, source, options.batch_size, options.top_p, self.keep is not None):
             for answer in ended:
                 self._ended(answer)
             self._report_progress()
@@ -121,7 +127,8 @@ class _Run:
             "seconds": round(self.seconds, 1),
             "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
             "finish": self.finish,
-            "failed": self.failed,
+            "failed": self.telling.failed,
+            "left_out": dict(self.telling.kinds),
             "complete": self.complete,
             "dtype": str(self.base.dtype).removeprefix("torch."),
         }
@@ -141,21 +148,24 @@ class _Run:
         try:
             turn.ids = self._prompt(turn)
         except SpeculoosError as error:
-            self._fail(conversation, str(error))
+            self.telling.left_out(conversation, FAILED, str(error))
             return
         room = self.base.max_length - len(turn.ids)
         if room < 1:
-            self._fail(conversation, f"{len(turn.ids)} prompt tokens; this base takes {self.base.max_length}")
+            self.telling.left_out(
+                conversation, FAILED, f"{len(turn.ids)} prompt tokens; this base takes {self.base.max_length}"
+            )
             return
         numbers = row_numbers(self.options.seed, conversation.id, len(conversation.answers))
-        self.ready.append(Answer(turn.ids, min(self.options.max_tokens, room), numbers, turn))
+        temperature = self.options.temperature_of(conversation.id)
+        self.ready.append(Answer(turn.ids, min(self.options.max_tokens, room), numbers, turn, temperature))
 
     def _prompt(self, turn: _Turn) -> list[int]:
         """The ids before the next answer: the exact ids so far and what the template puts between two turns."""
         messages = turn.conversation.messages()
         if not turn.ids:
             return render(self.base.tokenizer, messages)
-        return turn.ids + _between(self.base, messages, turn.ids[-1])
+        return turn.ids + after_answer(self.base.tokenizer, self.base.eos_ids, messages, turn.ids[-1])
 
     def _ended(self, answer: Answer) -> None:
         turn: _Turn = answer.tag
@@ -163,13 +173,27 @@ class _Run:
         self.tokens += len(answer.tokens)
         self.finish[answer.finish] = self.finish.get(answer.finish, 0) + 1
         turn.spans.append([len(turn.ids), len(turn.ids) + len(answer.tokens)])
+        turn.hidden += answer.hidden
         turn.ids = turn.ids + answer.tokens
         conversation.answers.append(self.base.tokenizer.decode(answer.tokens, skip_special_tokens=True))
         conversation.finish.append(answer.finish)
-        if conversation.complete:
-            self.shards.add(conversation.to_json(token_ids=turn.ids, loss_spans=turn.spans))
-        else:
+        if not conversation.complete:
             self._queue(turn)
+        elif problem := conversation.problem(self.options):
+            self.telling.left_out(conversation, *problem)
+        else:
+            self._keep_states(turn)
+            self._keep(conversation.to_json(token_ids=turn.ids, loss_spans=turn.spans))
+
+    def _keep_states(self, turn: _Turn) -> None:
+        """Before its row is: what is finished has them. The one at t gave token t + 1."""
+        if self.keep:
+            places = [at - 1 for start, end in turn.spans for at in range(start, end)]
+            self.keep.write_answers(turn.ids, places, torch.stack(turn.hidden))
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        self.shards.add(row)
+        self.telling.made(row, sum(end - start for start, end in row["loss_spans"]))
 
     def _cut(self, running: list[Answer]) -> None:
         """The clock ended the run: keep what is worth keeping of the conversations in the making, without EOS."""
@@ -181,16 +205,10 @@ class _Run:
                 conversation.users = conversation.users[: len(conversation.answers) + 1]
                 self._ended(answer)
 
-    def _fail(self, conversation: Conversation, reason: str) -> None:
-        self.failed.append({"id": conversation.id, "reason": reason})
-        self.reporter.log(f"{conversation.id} is left out: {reason}", "warning")
-
     def _report_progress(self) -> None:
-        done = len(self.shards.done) + len(self.failed)
+        self.telling.now(self.tokens)
+        done = len(self.shards.done) + len(self.telling.failed)
         note = f"{self.tokens / max(self.seconds, 1e-9):.0f} tokens/s"
-        left = minutes_left(done - self.resumed, self.total - self.resumed, self.seconds)
-        if left is not None and done < self.total:
-            note += f", about {left:.0f} min left at this speed" if left >= 1 else ", less than a minute left"
         self.reporter.progress(done, self.total, "rows", note)
 
 
@@ -200,13 +218,3 @@ def _say_needs(
     needed = needs(base, source, options, rows)
     reporter.log(needed.sentence())
     check(needed, base, folder)
-
-
-def _between(base: Base, messages: list[dict[str, str]], last: int) -> list[int]:
-    """Ids of what the template writes after the last answer: its end mark (unless the answer ended with it), the
-    next user turn and the invitation to answer. Found by rendering with a mark in the answer's place."""
-    marked = [dict(message) for message in messages]
-    marked[-2]["content"] = SENTINEL
-    text = base.tokenizer.apply_chat_template(marked, add_generation_prompt=True, tokenize=False)
-    ids = base.tokenizer(text.split(SENTINEL)[-1], add_special_tokens=False)["input_ids"]
-    return ids[1:] if ids and ids[0] == last and last in base.eos_ids else ids

@@ -2,14 +2,14 @@
 would have written it, with what its report needs for pages: lengths, and what a draft vocabulary would cover."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from corpus.answered import AnsweredRow, read_answered
-from corpus.importing import Report, Source, write_rows
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow
+from corpus.importing import Report, Source, bucket, write_rows
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
 
@@ -53,24 +53,27 @@ class TokenisedRow:
 
 
 def import_answered(
-    path: str | Path,
+    files: Files,
     folder: str | Path,
     masking: Masking,
     reporter: Reporter,
     *,
     original_name: str = "",
+    size: int | None = None,
     limit: int | None = None,
     max_rows: int = DEFAULT_MAX_ROWS,
+    mapping: Mapping[str, str] | None = None,
     **summary: Any,
 ) -> dict[str, Any]:
-    """Read `path` into the data set folder `folder`; returns the report of `import_prompts` with `tokens`,
+    """Read a file, or several of `size` bytes, into the data set folder `folder`; returns the report of
+    `import_prompts` with `tokens`,
     `answer_tokens` (in the loss), `cut_answers`, `mask_sources` (rows by how their mask is known), `lengths` ([most
     tokens, rows] by powers of two) and `coverage` ([size, part of answer tokens among that many commonest]).
 
     `summary` goes to `dataset.json`: the base's and its tokenizer's sha256. Raises BadInput as `import_prompts` does.
     """
-    source = Source(Path(path), original_name or Path(path).name, "conversation")
-    rows = tokenised_rows(read_answered(path, max_rows=max_rows), masking, limit)
+    source = Source.of(files, original_name, size, "conversation")
+    rows = tokenised_rows(read_answered(files, max_rows=max_rows, mapping=mapping), masking, limit)
     return write_rows(source, rows, folder, reporter, AnsweredReport(), kind="conversations", **summary)
 
 
@@ -118,7 +121,7 @@ class AnsweredReport(Report):
         self.tokens += len(ids)
         self.cut_answers += row.row.cut
         self.mask_sources[row.masked.source] += 1
-        self.lengths[1 << (len(ids) - 1).bit_length()] += 1
+        self.lengths[bucket(len(ids))] += 1
         for start, end in row.masked.spans:
             self.answer_tokens += end - start
             self.used.update(ids[start:end])

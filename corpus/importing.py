@@ -2,13 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from corpus.prompts import read_prompts
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files
 from corpus.shards import ShardWriter, write_summary
 from speculoos.errors import BadInput
 from speculoos.files import new_file, new_folder
@@ -23,31 +23,41 @@ EVERY = 500
 
 
 def import_prompts(
-    path: str | Path,
+    files: Files,
     folder: str | Path,
     reporter: Reporter,
     *,
     original_name: str = "",
+    size: int | None = None,
     limit: int | None = None,
     max_rows: int = DEFAULT_MAX_ROWS,
+    mapping: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Read `path` into the data set folder `folder`; returns the report:
+    """Read a file, or several of `size` bytes together, into the data set folder `folder`; `mapping` says which of its
+    columns is what, where it calls them otherwise (`corpus.mapping`). Returns the report:
 
     `rows_read`, `rows` (good), `bad_rows`, `bad` (the first 200 as {line, reason}; all are in `bad.jsonl`),
-    `turns` (rows by number of user turns), `categories`, `characters`.
-    Raises BadInput when the file cannot be read or holds no prompt; nothing is left behind then.
+    `turns` (rows by number of user turns), `categories`, `characters`, `lengths_in_characters` ([most, rows] by powers
+    of two).
+    Raises BadInput when a file cannot be read or none holds a prompt; nothing is left behind then.
     """
-    source = Source(Path(path), original_name or Path(path).name, "prompt")
-    return write_rows(source, read_prompts(path, limit, max_rows), folder, reporter, Report(), kind="prompts")
+    source = Source.of(files, original_name, size, "prompt")
+    return write_rows(source, read_prompts(files, limit, max_rows, mapping), folder, reporter, Report(), kind="prompts")
 
 
 @dataclass(frozen=True)
 class Source:
-    """The file that is imported: its name for people, and what one good row of it is called."""
+    """What is imported: its name for people, its bytes, and what one good row of it is called."""
 
-    path: Path
     name: str
+    size: int
     noun: str
+
+    @classmethod
+    def of(cls, files: Files, name: str, size: int | None, noun: str) -> "Source":
+        """Of one file what is not given is found by itself."""
+        one = files if isinstance(files, str | Path) else ""
+        return cls(name or Path(one).name, _size(one) if size is None else size, noun)
 
 
 def write_rows(
@@ -55,7 +65,7 @@ def write_rows(
 ) -> dict[str, Any]:
     """Write good rows into the data set folder `folder`, bad ones into its `bad.jsonl`; `summary` goes to
     `dataset.json` with the report, which is returned. Raises BadInput when no row is good."""
-    most = max(UNPACKED, UNPACKED_TIMES * _size(source.path))
+    most = max(UNPACKED, UNPACKED_TIMES * source.size)
     with new_folder(Path(folder), replace=True) as building, new_file(building / "bad.jsonl") as bad:
         with ShardWriter(building) as shards:
             for row in rows:
@@ -86,6 +96,7 @@ class Report:
         self.bad: list[dict[str, Any]] = []
         self.turns: Counter[str] = Counter()
         self.categories: Counter[str] = Counter()
+        self.lengths_in_characters: Counter[int] = Counter()
 
     @property
     def read(self) -> int:
@@ -102,6 +113,7 @@ class Report:
         self.turns[str(sum(m["role"] == "user" for m in row.messages))] += 1
         characters = sum(len(m["content"]) for m in row.messages)
         self.characters += characters
+        self.lengths_in_characters[bucket(characters)] += 1
         self.size += characters + sum(map(len, getattr(row, "reference", ())))
         if row.category and (row.category in self.categories or len(self.categories) < CATEGORIES):
             self.categories[row.category] += 1
@@ -116,7 +128,13 @@ class Report:
             "turns": dict(self.turns),
             "categories": dict(self.categories.most_common(50)),
             "characters": self.characters,
+            "lengths_in_characters": sorted(self.lengths_in_characters.items()),
         }
+
+
+def bucket(length: int) -> int:
+    """The power of two that is no less than a length, by which lengths are counted."""
+    return 1 << max(length - 1, 0).bit_length()
 
 
 def _size(path: str | Path) -> int:

@@ -108,9 +108,13 @@ class JsonArray:
         self.at = end
 
 
+def reason_of(error: Exception) -> str:
+    """Python's reason without its place, whose word some reasons end in."""
+    return error.msg.removesuffix(" at") if isinstance(error, json.JSONDecodeError) else str(error)
+
+
 def _array_reason(error: Exception) -> str:
-    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-    text = "nested too deeply" if isinstance(error, RecursionError) else f"broken JSON: {reason}"
+    text = "nested too deeply" if isinstance(error, RecursionError) else f"broken JSON: {reason_of(error)}"
     return f"{text}; the rest of the file is not read"
 
 

@@ -1,8 +1,9 @@
 """Where finished shards of a generation land: files known by their key, each whole or absent.
 
-A folder today. What another store (an object store, say) must offer to take its place is `Place`.
+A folder of the home, or the store that several machines share (speculoos.store).
 """
 
+import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from models.identity import read_json
 from speculoos.errors import BadInput
 from speculoos.files import new_path, sync, write_json
+from speculoos.store import Store
 
 
 class Place(Protocol):
@@ -80,3 +82,43 @@ class Folder:
 
     def _said(self, key: str) -> Path:
         return self.folder / f"{key}.json"
+
+
+class Shelf:
+    """A Place in a store: shards from and for any machine."""
+
+    def __init__(self, store: Store, place: str):
+        self.store, self.place = store, place
+
+    def report(self, key: str) -> dict[str, Any] | None:
+        """See Place. The report is put last, so a shard with one is whole."""
+        try:
+            said = json.loads(self.store.read(self._said(key)) or b"null")
+        except ValueError:  # a damaged one: the shard is made again
+            return None
+        return said if isinstance(said, dict) else None
+
+    def put(self, key: str, file: Path, report: dict[str, Any]) -> None:
+        """See Place."""
+        self.store.put_file(self._file(key), file)
+        self.store.write(self._said(key), json.dumps(report).encode())
+        file.unlink()
+
+    def fetch(self, key: str, target: Path) -> None:
+        """See Place."""
+        self.store.get_file(self._file(key), target)
+
+    def drop(self, key: str) -> None:
+        """See Place."""
+        for name in (self._said(key), self._file(key)):
+            self.store.delete(name)
+
+    def clear(self) -> None:
+        """See Place."""
+        self.store.delete(self.place)
+
+    def _file(self, key: str) -> str:
+        return f"{self.place}/{key}.jsonl"
+
+    def _said(self, key: str) -> str:
+        return f"{self.place}/{key}.json"

@@ -3,13 +3,13 @@
 A `system` field goes first. Answers that came along are kept as `reference`, one for each user turn.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, origin_of, text_of
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow, parsed_rows, row_id
+from corpus.mapping import check_mapping, mapped
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, parsed_rows, row_id
 from corpus.shapes import FIELDS, messages_of, record_of
 
 ROLES = {
@@ -42,10 +42,14 @@ class Row:
 
 
 def read_prompts(
-    path: str | Path, limit: int | None = None, max_rows: int = DEFAULT_MAX_ROWS
+    files: Files,
+    limit: int | None = None,
+    max_rows: int = DEFAULT_MAX_ROWS,
+    mapping: Mapping[str, str] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Every row of a prompt file, good or bad, in order: see `corpus.rows.parsed_rows`."""
-    return parsed_rows(path, parse, FIELDS, limit, max_rows)
+    """Every row of prompt files, good or bad, in order: see `corpus.rows.parsed_rows` and `corpus.mapping`."""
+    known = check_mapping(mapping or {})
+    return parsed_rows(files, mapped(parse, known), FIELDS | set(known.values()), limit, max_rows)
 
 
 def parse(line: int, value: Any) -> Row:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from corpus.json_array import JsonArray
+from corpus.json_array import JsonArray, reason_of
 from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
 from speculoos.errors import BadInput
 
@@ -132,7 +132,8 @@ def _json_line(number: int, line: bytes) -> Record | Broken:
 
 def _where(error: ValueError) -> str:
     """Python's reason with the column; its own line number would be taken for the file's."""
-    return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+    place = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+    return reason_of(error) + place
 
 
 def _json(path: Path) -> Iterator[Record | Broken]:

@@ -34,11 +34,12 @@ def self_written_prompts(
     numbers = iter(range(2 * number))
 
     def source(most: int) -> list[Answer]:
-        return [Answer(list(opening), max_tokens, row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, most)]
+        drawn = [(f"self-{n}", row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, most)]
+        return [Answer(list(opening), max_tokens, own, tag, temperature) for tag, own in drawn]
 
     seen: set[str] = set()
     counter = count(1)
-    for ended, _running in answer_all(base, source, batch_size, temperature, top_p):
+    for ended, _running in answer_all(base, source, batch_size, top_p):
         for answer in ended:
             text = base.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
             if answer.finish == "stop" and len(text) >= SHORTEST and text not in seen:

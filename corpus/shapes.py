@@ -47,7 +47,9 @@ def messages_of(record: dict[str, Any], read: MessageReader) -> list[Message]:
     for key in ("prompt", "question"):
         if filled(record.get(key)):
             return _prompt(record[key], record, key, read)
-    raise BadRecord("no prompt: none of conversations, messages, turns, instruction, prompt is there and filled")
+    raise BadRecord(
+        "no prompt: none of conversations, messages, turns, instruction, prompt, question is there and filled"
+    )
 
 
 def _chat(items: list[Any], key: str, read: MessageReader) -> list[Message]:

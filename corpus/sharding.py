@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from corpus.conversations import GenerateOptions, to_answer
+from corpus.conversations import DUPLICATE, EXACT, FAILED, TEXT, GenerateOptions, to_answer
+from corpus.duplicates import remove_duplicates
 from corpus.places import Place
 from corpus.shards import read_lines, read_summary, shard_files, write_sums
 from speculoos.errors import Conflict, Damaged
@@ -22,8 +23,11 @@ from speculoos.sums import file_sha256
 
 REPORTED = 200
 """Prompts without an answer that are named in a report; all of them are counted."""
-INDIFFERENT = ("batch_size", "limit", "max_minutes", "first", "samples", "first_sample")
+INDIFFERENT = ("batch_size", "limit", "max_minutes", "first", "samples", "first_sample", "unique")
 """Options that change no answer."""
+LATER = ("temperatures", "replace_system", "api", "drop_cut")
+"""Options that came later: where nobody sets them, shards are known by the keys that they had before."""
+PLAIN = GenerateOptions()
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def plan(source: str | Path, options: GenerateOptions, rows: int, **author: str)
     """The parts of a generation, `rows` prompts each, sample after sample. `author` says who answers (sums of the base,
     names of endpoint and model). Reads the prompts once, without parsing them."""
     recipe = {name: value for name, value in asdict(options).items() if name not in INDIFFERENT}
+    recipe = {name: value for name, value in recipe.items() if name not in LATER or value != getattr(PLAIN, name)}
     made: list[Part] = []
     ranges = list(_ranges(source, options.limit, rows))
     for sample in range(options.samples):
@@ -71,9 +76,9 @@ def land(
     """Bring the rows in folder `work` (and only those that are wanted) to `place` as one file, in the order of their
     prompts; returns the shard's report:
 
-    `key`, `prompts`, `rows`, `tokens`, `finish`, `failed` ([{id, reason}]), `seconds`, `retries`, `sha256`. `made` is
-    what `generate_local` or `generate_remote` reported last. Raises Conflict where a prompt has neither an answer nor
-    a reason.
+    `key`, `prompts`, `rows`, `tokens`, `finish`, `labels`, `failed` ([{id, reason}]), `left_out` (those by kind),
+    `seconds`, `retries`, `sha256`. `made` is what `generate_local` or `generate_remote` reported last. Raises Conflict
+    where a prompt has neither an answer nor a reason.
     """
     lines = {json.loads(line)["id"]: line for _, _, line in _lines(work)}
     wanted = [row.id for row in to_answer(source, options, set())]
@@ -85,6 +90,7 @@ def land(
         out.writelines(lines[row_id] for row_id in wanted if row_id in lines)
     counted = _counted([lines[row_id] for row_id in wanted if row_id in lines])
     more = {"seconds": made["seconds"], "retries": made.get("retries", 0), "sha256": file_sha256(file)}
+    more |= {"left_out": made.get("left_out", {})}
     report = {"key": key, "prompts": len(wanted), **counted, "failed": failed, **more}
     place.put(key, file, report)
     return report
@@ -109,6 +115,21 @@ def assemble(parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]], pl
     return wrong
 
 
+def without_duplicates(
+    parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]], folder: Path
+) -> dict[str, Mapping[str, Any]]:
+    """Take conversations that are there twice out of the assembled parts; the reports as they are now."""
+    taken = remove_duplicates(folder)
+    now = dict(reports)
+    for part in (part for part in parts if part.file in taken):
+        file, before = folder / part.file, reports[part.key]
+        left_out = Counter(before.get("left_out") or {FAILED: len(before["failed"])})
+        left_out[DUPLICATE] += taken[part.file]
+        counted = _counted([line for line in file.read_bytes().splitlines() if line.strip()])
+        now[part.key] = {**before, **counted, "left_out": dict(left_out), "sha256": file_sha256(file)}
+    return now
+
+
 def add_unfinished(parts: Sequence[Part], works: Mapping[str, Path], folder: Path) -> int:
     """Put what there is of unfinished parts beside the finished ones, for who stops a generation; returns the rows."""
     sums, count = {}, 0
@@ -128,9 +149,11 @@ def totals(parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]]) -> d
     """The report of the whole: sums over its parts, and `shards` with one entry each."""
     found = [reports[part.key] for part in parts if part.key in reports]
     failed = [each for report in found for each in report["failed"]]
-    finish: Counter[str] = Counter()
+    finish, left_out, labels = Counter[str](), Counter[str](), Counter[str]()
     for report in found:
         finish.update(report["finish"])
+        left_out.update(report.get("left_out") or {FAILED: len(report["failed"])})
+        labels.update(report.get("labels", {}))
     seconds, tokens = sum(each["seconds"] for each in found), sum(each["tokens"] for each in found)
     return {
         "rows": sum(each["rows"] for each in found),
@@ -141,6 +164,8 @@ def totals(parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]]) -> d
         "finish": dict(finish),
         "failed": failed[:REPORTED],
         "failed_rows": len(failed),
+        "left_out": dict(+left_out),
+        "labels": dict(+labels),
         "retries": sum(each["retries"] for each in found),
         "complete": len(found) == len(parts),
         "shards": [{**_brief(reports[part.key]), "file": part.file} for part in parts if part.key in reports],
@@ -175,13 +200,15 @@ def _lines(work: Path) -> Iterator[tuple[Path, int, bytes]]:
 
 
 def _counted(lines: Sequence[bytes]) -> dict[str, Any]:
-    """`rows`, `tokens` and `finish` of rows, from the rows themselves: they count what every attempt made."""
-    tokens, finish = 0, Counter[str]()
+    """`rows`, `tokens`, `finish` and `labels` (rows by how their labels are known) of rows, from the rows themselves:
+    they count what every attempt made."""
+    tokens, finish, labels = 0, Counter[str](), Counter[str]()
     for line in lines:
         row = json.loads(line)
         finish.update(row["finish"])
-        tokens += row.get("answer_tokens", 0) + sum(end - start for start, end in row.get("loss_spans", ()))
-    return {"rows": len(lines), "tokens": tokens, "finish": dict(finish)}
+        labels[row.get("labels") or (EXACT if row.get("token_ids") else TEXT)] += 1
+        tokens += row.get("answer_tokens") or sum(end - start for start, end in row.get("loss_spans", ()))
+    return {"rows": len(lines), "tokens": tokens, "finish": dict(finish), "labels": dict(labels)}
 
 
 def _brought(part: Part, report: Mapping[str, Any], place: Place, folder: Path) -> bool:

@@ -32,6 +32,9 @@ class GenerateConfig:
     """Typical acceptance: highest threshold."""
     alpha: float = 0.3
     """Typical acceptance: share of exp(-entropy)."""
+    probabilities: bool = False
+    """Record what the base gave every drafted token too. Its logits are then computed where greedy decoding would
+    leave them out, which takes time; what is emitted stays the same."""
     should_stop: Callable[[], bool] | None = None
     """Asked between steps; True ends the generation as cancelled."""
 

@@ -9,9 +9,11 @@ from decoding.accept import Verdict, make_rule
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Drafter
 from decoding.limits import Limits
+from decoding.sampling import Warp
 from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.target import Target
 from decoding.tree import DraftTree
+from runtime.interface import Scored
 
 __all__ = ["GenerateConfig", "generate"]
 
@@ -23,6 +25,8 @@ def generate(
     config = config or GenerateConfig()
     generator = seeded(config.seed)
     rule = make_rule(config, generator)
+    recorded = config.probabilities and drafter.kind == "verify"
+    best_only = rule.best_only and not recorded
     clock = Clock(target)
     scored = target.prefill(prompt_ids, drafter.reusable(prompt_ids), drafter.layers, rule.best_only)
     clock.lap("verify")
@@ -38,7 +42,7 @@ def generate(
         drafted = drafter.propose(token)
         tree = drafted.clipped(target.room)
         clock.lap("draft")
-        scored = target.score(tree, drafter.layers, rule.best_only)
+        scored = target.score(tree, drafter.layers, best_only)
         clock.lap("verify")
         verdict = rule(tree, scored)
         emitted = emit(tree, verdict, drafter.own)
@@ -49,7 +53,8 @@ def generate(
         token = tokens[-1].id
         whole = len(tokens) == len(emitted) and len(tree) == len(drafted)
         accepted = tuple(node - 1 for node in verdict.path[: len(tokens)])
-        yield Step(index, drafter.kind, tokens, trace(tree), accepted, whole, finish, **clock.times())
+        drafts = trace(tree, given(tree, scored, config) if recorded else ())
+        yield Step(index, drafter.kind, tokens, drafts, accepted, whole, finish, **clock.times())
         index += 1
     if finish is None:
         yield Step(index, drafter.kind, (), counted=False, finish="cancelled")
@@ -62,12 +67,23 @@ def emit(tree: DraftTree, verdict: Verdict, own: str) -> tuple[EmittedToken, ...
     return (*accepted, EmittedToken(verdict.token, own))
 
 
-def trace(tree: DraftTree) -> DraftRecord:
+def trace(tree: DraftTree, probs: tuple[float, ...] = ()) -> DraftRecord:
     """The tree as the trace shows it: the root left out, children of the root have parent -1."""
     shape = tree.shape
     parents = tuple(parent - 1 for parent in shape.parents[1:])
     logprobs = tree.logprobs[1:] or (0.0,) * len(parents)
-    return DraftRecord(tree.tokens[1:], parents, shape.depths[1:], shape.ranks[1:], logprobs)
+    return DraftRecord(tree.tokens[1:], parents, shape.depths[1:], shape.ranks[1:], logprobs, probs)
+
+
+@torch.inference_mode()
+def given(tree: DraftTree, scored: Scored, config: GenerateConfig) -> tuple[float, ...]:
+    """The base's probability of every node but the root after its parent, as it samples; at temperature 0 its own."""
+    if len(tree) == 1:
+        return ()
+    device = scored.logits.device
+    warp = Warp(config.temperature, config.top_k, config.top_p) if config.temperature else Warp()
+    rows = warp(scored.logits[torch.tensor(tree.shape.parents[1:], device=device)])
+    return tuple(rows.gather(1, torch.tensor(tree.tokens[1:], device=device)[:, None])[:, 0].tolist())
 
 
 def seeded(seed: int | None) -> torch.Generator:

@@ -66,6 +66,28 @@ def summarize(steps: Iterable[Step]) -> Summary:
     )
 
 
+def acceptance_by_rank(steps: Iterable[Step], ranks: int = 8) -> tuple[tuple[float | None, ...], ...]:
+    """By depth, then by rank: where the parent was accepted and had its child of this rank drafted, how often that was
+    the accepted one. None where none was drafted; ranks from `ranks` on are left out."""
+    tried: Counter[tuple[int, int]] = Counter()
+    taken: Counter[tuple[int, int]] = Counter()
+    for step in (step for step in steps if step.counted):
+        drafted, on_path = step.drafted, {-1, *step.accepted}
+        children = [n for n, parent in enumerate(drafted.parents) if parent in on_path]
+        places = {n: (drafted.depths[n], drafted.ranks[n]) for n in children if drafted.ranks[n] < ranks}
+        tried.update(places.values())
+        taken.update(place for n, place in places.items() if n in on_path)
+    depths = range(1, max((depth for depth, _ in tried), default=0) + 1)
+    widest = {depth: max(rank for at, rank in tried if at == depth) for depth in depths}
+    return tuple(
+        tuple(_share(taken[depth, rank], tried[depth, rank]) for rank in range(widest[depth] + 1)) for depth in depths
+    )
+
+
+def _share(taken: int, tried: int) -> float | None:
+    return taken / tried if tried else None
+
+
 def acceptance_by_depth(steps: Iterable[Step]) -> tuple[float, ...]:
     """Share of accepted among tried, by depth (index 0 is depth 1), conditional on the parent being accepted."""
     tried: Counter[int] = Counter()

@@ -3,8 +3,11 @@
 Knows plain Python only, so that records can be read anywhere.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from speculoos.errors import BadInput
 
 Origin = Literal["draft", "target", "plain"]
 
@@ -30,6 +33,8 @@ class DraftRecord:
     depths: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    probs: tuple[float, ...] = ()
+    """What the base gave each node after its parent, as it samples (at temperature 0 unwarped); empty unless asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,21 @@ class Step:
     ms_verify: float = 0.0
     ms_other: float = 0.0
 
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "Step":
+        """The step of a record (`record`), texts left out. Raises BadInput for what is none."""
+        try:
+            draft, ms = record["draft"], record["ms"]
+            tokens = (EmittedToken(t["id"], t["origin"], t["depth"], t["rank"]) for t in record["tokens"])
+            lists = [tuple(draft[key]) for key in ("tokens", "parents", "depths", "ranks", "logprobs")]
+            lists.append(tuple(draft.get("probs", ())))
+            return cls(
+                record["index"], record["kind"], tuple(tokens), DraftRecord(*lists), tuple(record["accepted"]),
+                record["counted"], record["finish"], ms["draft"], ms["verify"], ms["other"],
+            )  # fmt: skip
+        except (KeyError, TypeError) as error:
+            raise BadInput(f"This is no step record of a trace ({error!r}).") from None
+
     def record(self) -> dict[str, Any]:
         """JSON form, the one shape that files, rows, the stream and the pages share. `text` and `texts` are
         filled in by decoding.text, which sees the whole stream (a token may hold half an emoji)."""
@@ -70,6 +90,7 @@ class Step:
                 "depths": list(d.depths),
                 "ranks": list(d.ranks),
                 "logprobs": [round(p, 4) for p in d.logprobs],
+                **({"probs": [round(p, 5) for p in d.probs]} if d.probs else {}),
             },
             "accepted": list(self.accepted),
             "counted": self.counted,

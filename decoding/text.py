@@ -1,6 +1,7 @@
 """Steps to text: every token's own piece of the answer, such that the pieces concatenate to the whole text.
 
-A character whose bytes several tokens hold comes out with the token that completes it; the earlier ones have no text.
+A character whose bytes several tokens hold comes out with the token that completes it, which says the `origins` of all
+of them; the earlier ones have no text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,27 +12,32 @@ from decoding.step import Step
 
 JOINER = "\u200d"
 REPLACEMENT = "\ufffd"
+BEFORE = 8
+"""Earlier tokens of an answer that are looked at where it goes on."""
 
 
 class TextStream:
     """Turns the Steps of one generation, in order, into records with texts. `text` is what has been said so far."""
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
-        """`stop` texts (those of GenerateConfig) and what follows them are left out of the text."""
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), before: Sequence[int] = ()):
+        """`stop` texts (those of GenerateConfig) and what follows them are left out of the text. `before`: tokens of
+        the same answer that were said earlier; some tokenizers glue words by context."""
         self.tokenizer = tokenizer
         self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
         self.text = ""
-        self._window: list[int] = []  # tokens that may still change how the next ones read
-        self._shown = 0  # characters of the window's text that are out already
+        self._window = list(before[-BEFORE:])  # tokens that may still change how the next ones read
+        self._shown = len(self._decode(self._window).rstrip(REPLACEMENT))  # characters of its text that are out already
+        self._origins: list[str] = []  # of the tokens whose character is not whole yet
         self._held = ""  # may be the beginning of a stop text
-        self._stopped = False
-        self._pieces = _piece_reader(tokenizer)
+        self._stopped = self._unfinished = False
+        self._pieces = piece_reader(tokenizer)
 
     def record(self, step: Step) -> dict[str, Any]:
         """`step.record()` with `text` for every token and `texts` for every drafted node. Mutates the stream."""
         record = step.record()
         for token in record["tokens"]:
             token["text"] = self._push(token["id"])
+            self._tell_origins(token)
         if step.finish is not None and record["tokens"]:  # a cancelled step has no token to carry what was held
             record["tokens"][-1]["text"] += self._flush()
         self.text += "".join(t["text"] for t in record["tokens"])
@@ -42,10 +48,20 @@ class TextStream:
         """`record` of each step, as they come."""
         return map(self.record, steps)
 
+    def _tell_origins(self, token: dict[str, Any]) -> None:
+        """`origins` of all tokens that a character is made of, at the one that completes it."""
+        self._origins.append(token["origin"])
+        if self._unfinished:
+            return
+        if len(self._origins) > 1:
+            token["origins"] = self._origins
+        self._origins = []
+
     def _push(self, token: int) -> str:
         self._window.append(token)
         text = self._decode(self._window)
-        if _unfinished(text):
+        self._unfinished = _unfinished(text)
+        if self._unfinished:
             return ""
         piece, self._shown = text[self._shown :], len(text)
         self._shrink()
@@ -95,7 +111,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def _piece_reader(tokenizer: Any) -> Any:
+def piece_reader(tokenizer: Any) -> Any:
     """A cached function from a token id to its own text, leading space kept, special tokens by name."""
 
     def decode(ids: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from decoding.step import Step
 from decoding.target import Target
 from decoding.tree import DraftTree
+from methods.expectation import interpolate
 
 Choice = tuple[int, ...]
 PLAIN_IS_FASTER = "Plain decoding is faster than any tree of this draft on this machine."
@@ -118,17 +119,6 @@ def _size_plan(
     nodes, depth, tau = len(choices) + 1, max(map(len, choices)), expected_tau(values, choices)
     cost = interpolate(forward_ms, nodes) + draft_ms(depth) + other_ms
     return SizePlan(nodes, depth, tau, cost, tau * plain_ms / cost), choices
-
-
-def interpolate(points: Mapping[int, float], at: int) -> float:
-    """Piecewise linear through `points`, level beyond its ends."""
-    known = sorted(points)
-    if at <= known[0] or at >= known[-1]:
-        return points[known[0] if at <= known[0] else known[-1]]
-    low = max(n for n in known if n <= at)
-    high = min(n for n in known if n >= at)
-    share = (at - low) / (high - low) if high > low else 0.0
-    return points[low] + share * (points[high] - points[low])
 
 
 def plan_dynamic(

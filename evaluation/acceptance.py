@@ -1,15 +1,18 @@
-"""Acceptance and speed of a draft on questions, beside plain decoding by the same engine. Greedy.
+"""Acceptance and speed of a draft on questions, beside plain decoding by the same engine; greedy or sampled.
 
 Both ways run side by side, a step of one and a step of the other, on caches of their own, so that a machine that slows
 down slows both. `speedup` comes of medians of step times and τ, with an interval (`evaluation.estimate`); the tokens a
 second are all tokens over all time, prefill included, and `end_to_end_speedup` is their ratio. Where the clock alone
-leaves the speedup uncertain the prompts run again.
+leaves the speedup uncertain the prompts run again. Above temperature 0 both ways sample, each with numbers of its own
+text: their answers have one distribution, and are not the same.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any
 
+from corpus.seeds import row_seed
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
@@ -17,6 +20,8 @@ from decoding.generate import generate
 from decoding.stats import Summary, summarize
 from decoding.step import Step
 from decoding.target import Target, fast_target
+from decoding.text import piece_reader
+from evaluation.breakdown import Prompt, breakdown, worst_first
 from evaluation.estimate import Estimate, Timing, estimate
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
@@ -35,6 +40,26 @@ PASSES = 3
 """… so many times in all at most."""
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How both ways choose tokens; greedy by default. Raises BadInput for a temperature or top-p that cannot be."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.config(1, self.seed)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def config(self, max_tokens: int, seed: int, **more: Any) -> GenerateConfig:
+        """Of one answer."""
+        return GenerateConfig(max_tokens, self.temperature, top_p=self.top_p, seed=seed % 2**63, **more)
+
+
 @dataclass
 class PromptResult:
     """One prompt: both runs, and where they first differ (None when nowhere)."""
@@ -44,6 +69,9 @@ class PromptResult:
     plain: list[Step]
     speculative: list[Step]
     prompt: list[int] = field(default_factory=list)
+    seed: int = 0
+    turn: int = 0
+    messages: list[dict[str, str]] = field(default_factory=list)
     timing: Timing = field(init=False)
     """Of this run and of those that repeated it."""
     first_difference: int | None = None
@@ -71,7 +99,11 @@ class _Bench:
     reporter: Reporter
     done: list[PromptResult] = field(default_factory=list)
     passes: int = 1
+    asked: int = 0
+    to_ask: int = 0
+    """Questions; one that is asked again counts again."""
     skipped: list[str] = field(default_factory=list)
+    sampling: Sampling = Sampling()
 
     @property
     def speculates(self) -> bool:
@@ -87,15 +119,17 @@ def evaluate(
     limit: int | None = None,
     max_tokens: int = 128,
     options: dict[str, Any] | None = None,
+    sampling: Sampling | None = None,
 ) -> dict[str, Any]:
     """Measure `draft` (or the drafter that `options` name, or none) on rows with `messages`; JSON-able result:
 
     `mean_accepted_length` (τ), `speedup`, each with `…_interval` ([low, high] at 95 %), `timing_noise` (the clock's
     part of the speedup's relative standard error), `passes`, `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`,
-    `identical_to_plain` (token for token, ties aside), `ties` (prompts that first differ between two tokens whose plain
-    logits lie within 1e-3), `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`,
-    `prompts`, `differences`, and where and how it was measured. Later turns of a question follow plain's answers, so
-    both ways see the same prompts.
+    `identical_to_plain` (token for token, ties aside; None where tokens were sampled), `ties` (prompts that first
+    differ between two tokens whose plain logits lie within 1e-3), `tokens_per_second`, `plain_tokens_per_second`,
+    `end_to_end_speedup`, `per_category`, `prompts`, `differences`, where and how it was measured, and of what drafts
+    where it does well (`evaluation.breakdown`) and `per_prompt`, the lowest τ first. Later turns of a
+    question follow plain's answers, so both ways see the same prompts.
     Raises Cancelled between prompts when the reporter says stop, Unavailable where the figures cannot be: then the
     machine was busy.
     """
@@ -103,17 +137,29 @@ def evaluate(
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)
-    bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter)
+    bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling or Sampling())
+    bench.to_ask = len(questions)
     _warm_up(bench)
-    for number, row in enumerate(questions, 1):
+    for row in questions:
         _question(bench, row)
-        note = f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else ""
-        reporter.progress(number, len(questions), "questions", note)
+        _say_asked(bench, f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else "")
         check_stop(reporter)
     if not bench.done:
         raise BadInput("Every question is too long for this base; give shorter ones.")
     _repeat(bench)
-    return result(bench.done) | _conditions(bench)
+    found = result(bench.done)
+    if not bench.sampling.greedy:
+        found |= {"identical_to_plain": None, "ties": 0, "differences": []}
+    return found | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})
+
+
+def _breakdown(bench: _Bench) -> dict[str, Any]:
+    """Where the draft does well, and the prompts where it does worst."""
+    answers = [measured.speculative for measured in bench.done]
+    prompts = (
+        Prompt.of({"id": m.id, "turn": m.turn, "category": m.category}, m.speculative, m.messages) for m in bench.done
+    )
+    return {**breakdown(answers, piece_reader(bench.target.base.tokenizer)), "per_prompt": worst_first(prompts)}
 
 
 def result(measured: Sequence[PromptResult]) -> dict[str, Any]:
@@ -173,6 +219,7 @@ def _conditions(bench: _Bench) -> dict[str, Any]:
         "skipped": bench.skipped,
         "drafter": bench.options.get("drafter") or getattr(bench.draft, "method", "none"),
         "max_tokens": bench.max_tokens,
+        **asdict(bench.sampling),
         "dtype": str(base.dtype).removeprefix("torch."),
         "engine": bench.target.forward.name,
         "notice": bench.target.notice,
@@ -184,7 +231,7 @@ def _conditions(bench: _Bench) -> dict[str, Any]:
 def _warm_up(bench: _Bench) -> None:
     """Both ways once, unmeasured: storage is made and libraries pick their kernels."""
     prompt = render(bench.target.base.tokenizer, [{"role": "user", "content": "Say hello to everybody here."}])
-    _both(bench, prompt, WARM_UP_TOKENS)
+    _both(bench, prompt, WARM_UP_TOKENS, 0)
 
 
 def _question(bench: _Bench, row: dict[str, Any]) -> None:
@@ -192,42 +239,51 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
     tokenizer = bench.target.base.tokenizer
     system, users = turns(row)
     messages: list[dict[str, str]] = []
-    for user in users if tokenizer.chat_template else users[:1]:
+    for turn, user in enumerate(users if tokenizer.chat_template else users[:1]):
         messages.append({"role": "user", "content": user})
         prompt = render(tokenizer, messages, system)
         if len(prompt) >= bench.target.max_length:
             bench.skipped.append(str(row.get("id", "")))
             bench.reporter.log(f"{row.get('id')}: {len(prompt)} prompt tokens are too many; left out.", "warning")
             return
-        measured = _prompt(bench, row, prompt)
+        measured = _prompt(bench, row, prompt, row_seed(bench.sampling.seed, str(row.get("id", "")), turn))
+        measured.turn = turn
+        measured.messages = [*([{"role": "system", "content": system}] if system else []), *map(dict, messages)]
         bench.done.append(measured)
         answer = tokenizer.decode(ids(measured.plain), skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer})
         check_stop(bench.reporter)
 
 
-def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int]) -> PromptResult:
-    plain, speculative = _both(bench, prompt, bench.max_tokens)
-    measured = PromptResult(str(row.get("id", "")), row.get("category", ""), plain, speculative, prompt)
+def _say_asked(bench: _Bench, note: str) -> None:
+    bench.asked += 1
+    bench.reporter.progress(bench.asked, bench.to_ask, "questions", note)
+
+
+def _prompt(bench: _Bench, row: dict[str, Any], prompt: list[int], seed: int) -> PromptResult:
+    plain, speculative = _both(bench, prompt, bench.max_tokens, seed)
+    measured = PromptResult(str(row.get("id", "")), row.get("category", ""), plain, speculative, prompt, seed)
+    if not bench.sampling.greedy:
+        return measured
     measured.first_difference = first_difference(ids(plain), ids(measured.speculative))
     if measured.first_difference is not None:
         measured.gap = gap_at(bench.target, prompt, ids(plain), ids(measured.speculative))
     return measured
 
 
-def _both(bench: _Bench, prompt: list[int], max_tokens: int) -> tuple[list[Step], list[Step]]:
-    """Plain's steps and the drafter's, greedy, each from an empty cache; the same list where nothing is drafted."""
-    plain = _generation(bench, bench.plain, make_drafter(bench.plain), prompt, max_tokens)
+def _both(bench: _Bench, prompt: list[int], max_tokens: int, seed: int) -> tuple[list[Step], list[Step]]:
+    """Plain's steps and the drafter's, each from an empty cache; the same list where nothing is drafted."""
+    config = bench.sampling.config(max_tokens, seed, should_stop=bench.reporter.stop_requested)
+    plain = _generation(bench.plain, make_drafter(bench.plain), prompt, config)
     if not bench.speculates:
         return (steps := list(plain)), steps
     drafter = make_drafter(bench.target, bench.draft, bench.options)
-    drafted = _generation(bench, bench.target, drafter, prompt, max_tokens)
+    drafted = _generation(bench.target, drafter, prompt, config)
     return side_by_side(plain, drafted)
 
 
-def _generation(bench: _Bench, target: Target, drafter: Drafter, prompt: list[int], max_tokens: int) -> Iterator[Step]:
+def _generation(target: Target, drafter: Drafter, prompt: list[int], config: GenerateConfig) -> Iterator[Step]:
     target.rewind(0)
-    config = GenerateConfig(max_tokens=max_tokens, should_stop=bench.reporter.stop_requested)
     return generate(target, drafter, prompt, config)
 
 
@@ -244,11 +300,13 @@ def _repeat(bench: _Bench) -> None:
                 )
             return
         bench.passes += 1
+        bench.to_ask += sum(measured.turn == 0 for measured in bench.done)
         bench.reporter.log(f"Step times vary by {figures.noise:.1%}: the questions run again ({bench.passes}).")
-        for number, measured in enumerate(bench.done, 1):
-            plain, speculative = _both(bench, measured.prompt, bench.max_tokens)
+        for measured, following in zip_longest(bench.done, bench.done[1:]):
+            plain, speculative = _both(bench, measured.prompt, bench.max_tokens, measured.seed)
             measured.timing = measured.timing.joined(Timing.of(speculative, plain))
-            bench.reporter.progress(number, len(bench.done), "prompts", f"again, {bench.passes} of {PASSES} at most")
+            if following is None or following.turn == 0:
+                _say_asked(bench, f"again, {bench.passes} of {PASSES} at most")
             check_stop(bench.reporter)
 
 

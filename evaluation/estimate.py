@@ -45,7 +45,7 @@ class Timing:
     def joined(self, other: "Timing") -> "Timing":
         """The steps of both: the same prompt, measured again."""
         return Timing(
-            self.tokens,  # greedy: the same tokens again tell nothing new
+            self.tokens,  # greedy, or sampled with the same seed: the same tokens again tell nothing new
             np.concatenate([self.drafted, other.drafted]),
             np.concatenate([self.plain, other.plain]),
         )

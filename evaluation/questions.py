@@ -1,11 +1,13 @@
-"""Question sets: the built-in one, prompt files and data sets. Knows rows, no model."""
+"""Question sets: the built-in one, suites, prompt files and data sets. Knows rows, no model."""
 
+from collections.abc import Iterable
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from corpus.conversations import conversation
 from corpus.prompts import BadRow, Row, read_prompts
-from corpus.shards import read_rows
+from corpus.shards import read_rows, read_summary
 from speculoos.errors import BadInput
 from speculoos.reporting import ConsoleReporter, Reporter
 
@@ -20,21 +22,39 @@ def built_in(limit: int | None = None) -> list[dict[str, Any]]:
 def read_questions(
     path: str | Path, limit: int | None = None, reporter: Reporter | None = None
 ) -> list[dict[str, Any]]:
-    """Rows with `messages` (user turns) from a prompt file or a data set folder, at most `limit`.
+    """Rows with `messages` (user turns) from a prompt file or a data set folder, at most `limit`: of a suite so many
+    of each category in turn, else the first ones.
 
     Rows that hold no question are logged as warnings; raises BadInput when nothing is left.
     """
     path = Path(path)
-    rows = list(read_rows(path, limit)) if path.is_dir() else _from_file(path, limit, reporter or ConsoleReporter())
+    rows = _from_folder(path, limit) if path.is_dir() else _from_file(path, limit, reporter or ConsoleReporter())
     if not rows:
         raise BadInput(f"{path.name}: holds no question.")
     return rows
+
+
+def spread(rows: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """`limit` of the rows: the first of each category, then the second of each, …, in their own order again."""
+    by_category: dict[str, list[int]] = {}
+    rows = list(rows)
+    for number, row in enumerate(rows):
+        by_category.setdefault(row.get("category", ""), []).append(number)
+    in_turn = chain.from_iterable(zip_longest(*by_category.values()))
+    chosen = [number for number in in_turn if number is not None][:limit]
+    return [rows[number] for number in sorted(chosen)]
 
 
 def turns(row: dict[str, Any]) -> tuple[str, list[str]]:
     """(system prompt, user turns) of a row."""
     chat = conversation(row)
     return chat.system, chat.users
+
+
+def _from_folder(folder: Path, limit: int | None) -> list[dict[str, Any]]:
+    if limit is None or not read_summary(folder).get("suite"):
+        return list(read_rows(folder, limit))
+    return spread(read_rows(folder), limit)
 
 
 def _from_file(path: Path, limit: int | None, reporter: Reporter) -> list[dict[str, Any]]:

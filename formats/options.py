@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from formats import FORMATS
+from formats import FORMATS, OWN
 from formats.checkpoint import Checkpoint
+from formats.record import Format
+from models.archive import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,8 @@ class Option:
     servers: str
     possible: bool
     reason: str
+    bytes: int = 0
+    """About, of its tensors; 0 where it is not possible."""
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
@@ -30,5 +34,13 @@ def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
     choices = []
     for record in FORMATS.values():
         reason = record.reason(draft)
-        choices.append(Option(record.name, record.title, record.servers(draft.method), not reason, reason))
+        size = 0 if reason else _bytes(record, draft)
+        choices.append(Option(record.name, record.title, record.servers(draft.method), not reason, reason, size))
     return choices
+
+
+def _bytes(record: Format, draft: Checkpoint) -> int:
+    """The checkpoint's own weights as they are, those of another format by its table."""
+    if record.name == OWN:
+        return (draft.path / WEIGHTS).stat().st_size
+    return record.load("table", draft.method)(draft).size

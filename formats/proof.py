@@ -1,7 +1,8 @@
 """Whether an export drafts what the checkpoint drafts: the network that the reader rebuilt from the export beside the
 draft itself, on the base's real hidden states. Both compute in float32 whatever the files hold, so one bound serves
-all: the largest difference of a logit, over the largest logit (at least 1), is at most 1e-4; and chains drafted
-greedily from the same places must be the same tokens, of which the base's own continuation accepts the same number.
+all: the largest difference of a logit, over the largest logit (at least 1), is at most 1e-4, or, where a draft makes
+more of a rounding, ten times what one rounding of its input does; and chains drafted greedily from the same places must
+be the same tokens, of which the base's own continuation accepts the same number.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,8 @@ from formats.report import Check
 from models.logits import bend
 from speculoos.reporting import Reporter, Silent, heed
 
-BOUND = 1e-4
+BOUND, ROUNDINGS, LOOSEST = 1e-4, 10.0, 1e-3
+"""The bound; roundings of the input whose effect it is otherwise; and what it never exceeds."""
 PROVING = "compared with what its server reads"
 Logits = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Chain = Callable[[Passage, int], tuple[list[int], list[int]]]
@@ -27,6 +29,8 @@ class Proof:
     """What was compared so far."""
 
     difference: float = 0.0
+    rounding: float = 0.0
+    """What one rounding of the draft's input makes of its logits, where that was looked at."""
     places: int = 0
     wrong: list[str] = field(default_factory=list)
     drafted: int = 0
@@ -39,7 +43,7 @@ class Proof:
             if ours.shape != theirs.shape:
                 self.wrong.append(f"{theirs.shape[-1]} columns where the draft has {ours.shape[-1]}.")
                 continue
-            off = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))
+            off = difference(ours, theirs)
             self.difference = max(self.difference, off) if off == off else float("inf")
             self.places += len(ours)
 
@@ -56,8 +60,11 @@ class Proof:
 
     def checks(self) -> list[Check]:
         """`logits` and `tokens`."""
-        near = self.difference <= BOUND and self.places > 0
-        told = f"largest difference {self.difference:.1e} of the largest logit at {self.places} places, bound {BOUND}"
+        bound = max(BOUND, min(ROUNDINGS * self.rounding, LOOSEST))
+        near = self.difference <= bound and self.places > 0
+        told = (
+            f"largest difference {self.difference:.1e} of the largest logit at {self.places} places, bound {bound:.2g}"
+        )
         same = f"{self.drafted} tokens drafted alike, {self.accepted[0]} accepted by the base in both"
         right = not self.wrong and self.accepted[0] == self.accepted[1]
         return [Check("logits", near, told), Check("tokens", right, same if right else " ".join(self.wrong[:3]))]
@@ -70,6 +77,11 @@ class Proof:
             "drafted": self.drafted,
             "accepted": self.accepted[0],
         }
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest one between logits, over the largest of ours (at least 1)."""
+    return float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))
 
 
 @torch.no_grad()
@@ -85,6 +97,7 @@ def prove(draft: Any, reader: Any, base: Any, reporter: Reporter | None = None) 
             reporter.progress(done, len(PROMPTS), "prompts", PROVING)
             proof.logits(sides.logits(passage))
             proof.chains(passage, sides.chain)
+    proof.rounding = sides.rounding
     reporter.progress(len(PROMPTS), len(PROMPTS), "prompts", PROVING)
     if unused := getattr(getattr(reader, "weights", None), "unused", []):
         proof.wrong.append(f"the reader has no use for {unused[0]}.")
@@ -113,12 +126,16 @@ class _Eagles:
             raise ValueError(f"layers {list(reader.layer_inputs)}: the base has {base.num_layers} layers.")
         self.theirs = tuple(layer - 1 for layer in reader.layer_inputs)
         self.layers = (*draft.layers_wanted, *self.theirs)
+        self.rounding = 0.0
 
     def logits(self, passage: Passage) -> Logits:
         rows, tokens = len(passage.ids) - 1, passage.ids[1:]
-        ours = self._our_step(self._our_features(passage, rows), tokens)
+        features = self._our_features(passage, rows)
+        ours = self._scores(self.draft, self._our_step(features, tokens))
+        rounded = self._scores(self.draft, self._our_step(_rounded(features), tokens))
+        self.rounding = max(self.rounding, difference(ours, rounded))
         theirs = self._their_step(self._their_features(passage, rows), tokens)
-        yield self._scores(self.draft, ours), self._scores(self.reader, theirs)
+        yield ours, self._scores(self.reader, theirs)
 
     def chain(self, passage: Passage, anchor: int) -> tuple[list[int], list[int]]:
         rows, tokens = anchor + 1, passage.ids[1 : anchor + 2]
@@ -161,12 +178,20 @@ class _Eagles:
         return int(side.target_ids[column])
 
 
+def _rounded(features: torch.Tensor) -> torch.Tensor:
+    """Every other number one rounding away."""
+    signs = torch.ones(features.shape[-1], device=features.device, dtype=features.dtype)
+    signs[::2] = -1
+    return features * (1 + signs * torch.finfo(features.dtype).eps)
+
+
 class _Heads:
     """Medusa: every head's best token is the chain. What some bases do to the product with their head (a scale, a cap),
     servers leave out for drafts: it changes no order, and is done to the reader's logits here to compare them. A head
     is run once for all places of a passage, since each may be a large matrix that is read for it."""
 
     layers: tuple[int, ...] = ()
+    rounding = 0.0
 
     def __init__(self, draft: Any, reader: Any, base: Any):
         self.draft, self.reader, self.rule = draft, reader, base.logit_rule
@@ -192,6 +217,7 @@ class _Models:
     """Standalone drafts: both are models of transformers."""
 
     layers: tuple[int, ...] = ()
+    rounding = 0.0
 
     def __init__(self, draft: Any, reader: Any, base: Any):
         self.ours, self.theirs = draft.model, reader

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
@@ -10,7 +9,7 @@ from formats.record import Format
 from formats.report import Report
 from formats.serve import measured
 from methods import METHODS
-from speculoos.markdown import block, code, quotation, scalar, text
+from speculoos.markdown import block, code, quotation, scalar, section, table, text
 
 PLACES = ("draft_path", "device")
 """Settings that say something about the machine, not about the draft."""
@@ -37,14 +36,15 @@ def readme(
             *_verdict(report),
             "## Serve\n",
             *(["Fetch it first:\n", block(fetching(repository, folder), "sh")] if repository else []),
+            _places(facts, folder),
             record.load("serve", checkpoint.method)(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
             "## Base\n",
-            _table(_base(facts, checkpoint)),
-            *_section("Data", training.get("dataset")),
-            *_section("Recipe", {k: v for k, v in (training.get("settings") or {}).items() if k not in PLACES}),
-            *_section("Figures", training.get("figures")),
-            *_section("Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}),
+            table(_base(facts, checkpoint)),
+            *section("Data", training.get("dataset")),
+            *section("Recipe", {k: v for k, v in (training.get("settings") or {}).items() if k not in PLACES}),
+            *section("Figures", training.get("figures")),
+            *section("Validation", {c.name: c.detail if c.passed else f"FAILED: {c.detail}" for c in report.checks}),
             *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## Licence\n",
             f"Licence of the base: {text(facts.licence or 'not recorded')}. {LICENCE}\n",
@@ -57,6 +57,12 @@ def readme(
 def fetching(repository: str, folder: str) -> str:
     """How an export that lies on the hub is fetched into the folder that the other commands name."""
     return f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
+
+
+def _places(facts: Facts, folder: str) -> str:
+    """What the commands that follow call the folders."""
+    base = "" if facts.model == facts.location else f"; {code(facts.model)} is where {text(facts.name)} itself lies"
+    return f"{code(f'./{folder}')} is the folder that this file and the weights lie in (unpacked){base}.\n"
 
 
 def _front(record: Format, checkpoint: Checkpoint, facts: Facts) -> str:
@@ -88,18 +94,3 @@ def _base(facts: Facts, checkpoint: Checkpoint) -> dict[str, str]:
         "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",
         "sha256 of its tokenizer": facts.tokenizer_sha256 or checkpoint.tokenizer_sha256,
     }
-
-
-def _section(title: str, content: Any) -> list[str]:
-    if not content:
-        return []
-    return [f"## {title}\n", _table(content) if isinstance(content, dict) else text(content) + "\n"]
-
-
-def _table(rows: dict[str, Any]) -> str:
-    lines = [f"| {_cell(key)} | {_cell(value)} |" for key, value in rows.items() if value not in (None, "")]
-    return "\n".join(["| | |\n| --- | --- |", *lines, ""])
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else text(value)

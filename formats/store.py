@@ -4,6 +4,7 @@ An export belongs to the checkpoint as it was: when that changes (tuned, trained
 offered, and the next one takes their place. No torch.
 """
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +14,7 @@ from typing import Any
 from models.identity import read_json
 from speculoos.errors import BadInput
 from speculoos.files import write_json
+from speculoos.store import Store
 from speculoos.sums import SUMS
 
 FOLDER = "exports"
@@ -62,6 +64,30 @@ def store_export(file: Path, archive: Path, source: str, report: dict[str, Any])
     file.replace(archive)
     write_json(note, {"source": source, "report": report})
     return StoredExport(archive, archive.stat().st_size, report)
+
+
+def deliver_export(store: Store, checkpoint_id: str, source: str, export: StoredExport) -> None:
+    """Put an export where other machines find it, its note last."""
+    at = _shelf(checkpoint_id, source)
+    store.put_file(f"{at}/{export.path.name}", export.path)
+    store.put_file(f"{at}/{export.path.stem}.json", export.path.with_suffix(".json"))
+
+
+def fetch_export(store: Store, folder: Path, checkpoint_id: str, source: str, name: str) -> StoredExport | None:
+    """An export that another machine made of the checkpoint as `source` has it, brought to `folder`; None where there
+    is none."""
+    at = _shelf(checkpoint_id, source)
+    note = json.loads(store.read(f"{at}/{name}.json") or b"null")
+    if not isinstance(note, dict):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    coming = folder / f".{name}.zip"
+    store.get_file(f"{at}/{name}.zip", coming)
+    return store_export(coming, folder / f"{name}.zip", source, note.get("report", {}))
+
+
+def _shelf(checkpoint_id: str, source: str) -> str:
+    return f"{FOLDER}/{checkpoint_id}/{source[:16]}"
 
 
 def _read(path: Path) -> dict[str, Any]:

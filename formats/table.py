@@ -4,10 +4,12 @@ type and config field as the server reads it. Reads headers and JSON; no torch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from formats.checkpoint import DTYPES, read_object
+from formats.plan import SIZES
 from formats.report import Check, all_of
 from models.identity import TensorEntry, tensors_of
 from speculoos.errors import BadInput
@@ -30,6 +32,13 @@ class Table:
     weights: str = "model.safetensors"
     files: tuple[str, ...] = ()
     """Further files that must be there."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors, once more for a `.pt` of the same."""
+        types = {FLOAT: self.float_type}
+        held = sum(SIZES[types.get(kind, kind)] * prod(shape) for shape, kind in self.tensors.values())
+        return held * (1 + sum(name.endswith(".pt") for name in self.files))
 
 
 FLOAT = "FLOAT"

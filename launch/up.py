@@ -69,16 +69,9 @@ def _run(settings: Settings) -> int:
     return 0
 
 
-def url(settings: Settings) -> str:
-    """Where browsers find the pages."""
-    host = settings.publish_address if settings.publish_port else settings.host
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.publish_port or settings.port}"
-
-
 def address(settings: Settings) -> str:
     """What to open: the pages or, where they ask for one, a link that lets one browser in."""
-    return make_link(settings, url(settings)) if settings.login == "token" else url(settings)
+    return make_link(settings, settings.url) if settings.login == "token" else settings.url
 
 
 def prepare(settings: Settings) -> Settings:

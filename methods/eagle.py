@@ -5,6 +5,8 @@ from typing import Any
 from methods.record import DraftSize, Method
 from methods.settings import TrainConfig, setting
 
+MEASURED_DEPTH = 4
+"""Tokens of the chain by which a training measures the draft."""
 DRAFTING = ("tree", "depth", "top_k", "nodes", "sample")
 
 
@@ -18,9 +20,10 @@ class EagleSettings(TrainConfig):
 
 
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """Decoder layers of 12 · H² and the 2H × H product in front; the base's head is passed, not trained."""
+    """Decoder layers of 12 · H² and the 2H × H product in front; the base's head is passed, not trained. Measured is a
+    chain of MEASURED_DEPTH."""
     parameters = (12 * config.eagle_num_layers + 2) * hidden * hidden
-    return DraftSize(parameters, parameters + hidden * vocabulary)
+    return DraftSize(parameters, parameters + hidden * vocabulary, measured=MEASURED_DEPTH)
 
 
 METHOD = Method(

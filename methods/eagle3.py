@@ -8,14 +8,22 @@ from methods.settings import DraftVocabularyConfig, setting
 
 
 class Eagle3Settings(DraftVocabularyConfig):
-    ttt_steps: int = setting(3, "Training-time test: how many draft steps are unrolled while training.", 1, 16)
-    ttt_decay: float = setting(0.8, "Factor between the weights of neighbouring unrolled steps.", 0, 10)
+    ttt_steps: int = setting(
+        3, "Training-time test: how many draft steps are unrolled while training.", 1, 16, label="Unrolled steps"
+    )
+    ttt_decay: float = setting(
+        0.8, "Factor between the weights of neighbouring unrolled steps.", 0, 10, label="Decay from step to step"
+    )
     norm_before_residual: bool = setting(False, "Take the residual after the hidden norm, as some EAGLE-3 heads do.")
     train_lm_head: bool = setting(
-        True, "Train the draft's output matrix too; false: it stays the base's rows, which is quicker."
+        True,
+        "Train the draft's output matrix too; false: it stays the base's rows, which is quicker.",
+        label="Train the output matrix",
     )
     aux_layers: tuple[int, ...] = setting(
-        (), "Base layers (0-based, outputs) whose hidden states are fused; empty for low, middle and high."
+        (),
+        "Base layers (0-based, outputs) whose hidden states are fused; empty for low, middle and high.",
+        label="Fused layers",
     )
 
 
@@ -24,7 +32,7 @@ def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
     Kept of the base: three fused layers and the last."""
     output = hidden * (config.draft_vocab_size or vocabulary)
     parameters = 19 * hidden * hidden + output
-    return DraftSize(parameters, parameters + output, config.ttt_steps, 4)
+    return DraftSize(parameters, parameters + output, config.ttt_steps, 4, config.ttt_steps)
 
 
 METHOD = Method(

@@ -7,16 +7,24 @@ from methods.settings import DraftVocabularyConfig, setting
 
 
 class MedusaSettings(DraftVocabularyConfig):
-    medusa_num_heads: int = setting(4, "Medusa heads: tokens guessed beyond the next one.", 1, 16)
-    medusa_num_layers: int = setting(1, "Residual blocks in each head.", 0, 16)
+    medusa_num_heads: int = setting(4, "Medusa heads: tokens guessed beyond the next one.", 1, 16, label="Heads")
+    medusa_num_layers: int = setting(1, "Residual blocks in each head.", 0, 16, label="Blocks a head")
     medusa_tie_lm_head: bool = setting(
-        False, "Heads share the base's own output matrix, frozen: small and quick to train."
+        False,
+        "Heads share the base's own output matrix, frozen: small and quick to train.",
+        label="Share the base's output matrix",
     )
     medusa_loss: Literal["decayed", "sum"] = setting(
-        "decayed", "decayed: coefficient · decay^i for head i; sum: plain sum, as the first Medusa release."
+        "decayed",
+        "decayed: coefficient · decay^i for head i; sum: plain sum, as the first Medusa release.",
+        label="Loss",
     )
-    medusa_coefficient: float = setting(0.2, "Weight of the first head's loss.", 0, 100)
-    medusa_decay: float = setting(0.8, "Factor between the weights of neighbouring heads.", 0, 10)
+    medusa_coefficient: float = setting(
+        0.2, "Weight of the first head's loss.", 0, 100, label="Weight of the first head"
+    )
+    medusa_decay: float = setting(
+        0.8, "Factor between the weights of neighbouring heads.", 0, 10, label="Decay from head to head"
+    )
 
 
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:

@@ -13,12 +13,14 @@ from methods.settings import TrainConfig
 @dataclass(frozen=True)
 class DraftSize:
     """What a draft costs, for estimates. `parameters` are trained; a token passes `multiplied` of them in each of the
-    `passes` of a training step, and `features` hidden states of the base are kept for it."""
+    `passes` of a training step and of the `measured` ones of a measurement, and `features` hidden states of the base
+    are kept for it."""
 
     parameters: float
     multiplied: float
     passes: int = 1
     features: int = 1
+    measured: int = 1
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ from methods.settings import TrainConfig, setting
 
 
 class StandaloneSettings(TrainConfig):
-    draft_num_layers: int = setting(4, "Decoder layers kept from the base.", 1, 1000)
+    draft_num_layers: int = setting(4, "Decoder layers kept from the base.", 1, 1000, label="Layers")
     draft_loss: Literal["ce", "kl", "reverse_kl"] = setting(
-        "kl", "ce on the answers, kl (forward) or reverse_kl to the base's probabilities."
+        "kl", "ce on the answers, kl (forward) or reverse_kl to the base's probabilities.", label="Loss"
     )
     gradient_checkpointing: bool = setting(False, "Compute activations twice to save memory.")
 
 
 def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
-    """Decoder layers of 12 · H²."""
-    parameters = 12 * config.draft_num_layers * hidden * hidden
-    return DraftSize(parameters, parameters + hidden * vocabulary)
+    """Decoder layers of 12 · H², and the matrix of the vocabulary."""
+    parameters = 12 * config.draft_num_layers * hidden * hidden + hidden * vocabulary
+    return DraftSize(parameters, parameters)
 
 
 METHOD = Method(

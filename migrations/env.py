@@ -35,6 +35,7 @@ def run(connection: Connection) -> None:
         render_as_batch=sqlite,
         compare_type=True,
         render_item=render_item,
+        transactional_ddl=True,  # SQLite's too, where tracking.db begins transactions: one lock over all changes
     )
     with unlinked(connection) if sqlite else nullcontext(), context.begin_transaction():
         if not sqlite:

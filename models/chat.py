@@ -1,11 +1,12 @@
 """Chat messages to token ids, through the base's own template. Knows tokenizers, not models."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from speculoos.errors import BadInput, Unsupported
 
 ROLES = ("system", "user", "assistant")
+SENTINEL = "\u2063answer\u2063"
 
 
 def render(
@@ -18,6 +19,17 @@ def render(
     with its begin-of-text token; more turns raise Unsupported. A template that refuses raises BadInput.
     """
     return to_ids(tokenizer, *to_text(tokenizer, messages, system, add_generation_prompt))
+
+
+def after_answer(tokenizer: Any, eos_ids: Collection[int], messages: Sequence[dict[str, str]], last: int) -> list[int]:
+    """Ids of what the template writes after the last answer of `messages`, whose last token was `last`: its end mark
+    (unless the answer ended with it), the next user turn and the invitation to answer. `messages` end with that turn;
+    found by rendering with a mark in the answer's place."""
+    marked = [dict(message) for message in messages]
+    marked[-2]["content"] = SENTINEL
+    text, templated = to_text(tokenizer, marked)
+    ids = to_ids(tokenizer, text.split(SENTINEL)[-1], templated)
+    return ids[1:] if ids and ids[0] == last and last in eos_ids else ids
 
 
 def to_text(

@@ -151,7 +151,8 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
         parameters = sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
     (folder / CONFIG).write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
     (folder / CARD).write_text(draft_card(config, (folder / WEIGHTS).stat().st_size, parameters), encoding="utf-8")
-    (folder / SUMS).write_text(_sums(folder, (p for p in folder.iterdir() if p.is_file())), encoding="utf-8")
+    files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    (folder / SUMS).write_text(_sums(folder, files), encoding="utf-8")
 
 
 def own_tensors(draft: Any) -> dict[str, Any]:

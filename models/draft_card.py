@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from methods import METHODS
-from speculoos.markdown import block, code, one_line, quotation, scalar, text
+from speculoos.markdown import block, code, one_line, quotation, scalar, section, text
 
 
 def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
@@ -19,13 +19,14 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             f"Base model: {code(base)}, sha256 of its weights {code(config.get('base_sha256') or 'not recorded')}. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
             "The draft only proposes; every token is checked by the base, whose greedy output it does not change.\n",
-            *_section("Source", training.get("source")),
-            *_section("Data", training.get("dataset")),
-            *_section("Settings", training.get("settings")),
-            *_section("Figures", training.get("figures")),
-            *_section("Drafting", _drafting(config)),
+            *section("Source", training.get("source")),
+            *section("Data", training.get("dataset")),
+            *section("Settings", training.get("settings")),
+            *section("Figures", training.get("figures")),
+            *section("Drafting", _drafting(config)),
             *_notes(training.get("notes")),
             "## How to load\n",
+            "Where Speculoos is installed; what is downloaded for a server says itself how it is served.\n",
             block(
                 "from models.base import load_base\nfrom models.checkpoints import load_draft\n\n"
                 f'base = load_base("PATH_OF_BASE")  # {one_line(base)}\ndraft = load_draft("THIS_FOLDER", base)',
@@ -36,20 +37,11 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     )
 
 
-def _section(title: str, content: Any) -> list[str]:
-    if not content:
-        return []
-    if not isinstance(content, dict):
-        return [f"## {title}\n", text(content) + "\n"]
-    rows = [f"| {text(key)} | {_cell(value)} |" for key, value in content.items() if value not in (None, "")]
-    return [f"## {title}\n", "| | |\n| --- | --- |", *rows, ""]
-
-
 def _drafting(config: dict[str, Any]) -> dict[str, Any]:
     """How the workbench drafts with it unless told otherwise, and what was expected of that where it was tuned."""
     if not config.get("drafting"):
         return {}
-    tuning = {name: value for name, value in config.get("tuning", {}).items() if value != []}
+    tuning = dict(config.get("tuning", {}))
     if sizes := tuning.get("sizes"):
         each = (f"{s['nodes']}: τ {s['expected_tau']:.2f}, {s['speedup']:.2f} ×" for s in sizes)
         tuning["sizes"] = "nodes, expected τ and times plain: " + "; ".join(each)
@@ -58,7 +50,3 @@ def _drafting(config: dict[str, Any]) -> dict[str, Any]:
 
 def _notes(notes: Any) -> list[str]:
     return ["## Notes\n", quotation(notes) + "\n"] if notes else []
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else text(value)

@@ -60,11 +60,11 @@ def download(location: str, folder: Path, reporter: Reporter, token: str = "", c
     Raises NotFound, Unavailable (gated, offline, disk full), Unsupported (no safetensors), Cancelled.
     """
     repo, revision = parse_id(location)
-    listing = _guarded(repo, lambda: _listing(repo, revision, token, chosen or choose))
-    _check_space(listing, folder)
+    listing = guarded(repo, lambda: _listing(repo, revision, token, chosen or choose))
+    check_space(listing, folder)
     folder.mkdir(parents=True, exist_ok=True)
     reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
-    _in_thread(lambda: _guarded(repo, lambda: _snapshot(listing, folder, token)), listing, folder, reporter)
+    in_thread(lambda: guarded(repo, lambda: _snapshot(listing, folder, token)), listing, folder, reporter)
     for name, (_size, sha256) in listing.files.items():
         if sha256 and file_sha256(folder / name) != sha256:
             (folder / name).unlink()
@@ -130,7 +130,7 @@ def _snapshot(listing: Listing, folder: Path, token: str) -> None:
     )
 
 
-def _in_thread(work: Any, listing: Listing, folder: Path, reporter: Reporter) -> None:
+def in_thread(work: Any, listing: Listing, folder: Path, reporter: Reporter) -> None:
     """Run `work` beside a loop that reports bytes on disk and looks for a stop; a stop leaves the part for later."""
     failed: list[BaseException] = []
 
@@ -161,7 +161,7 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _check_space(listing: Listing, folder: Path) -> None:
+def check_space(listing: Listing, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
     if free < listing.size - _bytes_in(folder) + HEADROOM:
@@ -171,7 +171,14 @@ def _check_space(listing: Listing, folder: Path) -> None:
         )
 
 
-def _guarded(repo: str, work: Any) -> Any:
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE keeps this process from asking the hub."""
+    from huggingface_hub import is_offline_mode
+
+    return is_offline_mode()
+
+
+def guarded(repo: str, work: Any, noun: str = "model") -> Any:
     """`work()`, with the hub's errors turned into sentences (most special first: they inherit from each other)."""
     from huggingface_hub import errors
 
@@ -185,10 +192,12 @@ def _guarded(repo: str, work: Any) -> Any:
         raise NotFound(f"{repo} has no such revision.") from None
     except errors.RepositoryNotFoundError:
         raise NotFound(
-            f"There is no model {repo!r} on the hub, or it is private and HF_TOKEN may not read it."
+            f"There is no {noun} {repo!r} on the hub, or it is private and HF_TOKEN may not read it."
         ) from None
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
-        raise Unavailable(f"{repo}: the hub cannot be reached; check the network, or add a local folder.") from None
+        raise Unavailable(
+            f"{repo}: the hub cannot be reached; check the network, or use files that are here."
+        ) from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "")
         raise Unavailable(f"{repo}: the hub answered with status {status}; try again later.") from None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from models.base import Base, find_layers, load_base
 from models.foreign import cleaned
+from models.frame import Frame, shallow_config
 from speculoos.errors import BadInput, Unsupported
 
 OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "drafting", "tuning")
@@ -34,8 +35,13 @@ class StandaloneDraft(nn.Module):
         """The base with `num_layers` of its layers, evenly spread, first and last kept; embeddings and head copied."""
         from transformers import AutoModelForCausalLM
 
+        if isinstance(base, Frame):
+            raise Unsupported(
+                "hidden_states: a standalone draft starts as some of the base's own layers, which run elsewhere; "
+                "give draft_path, or leave hidden_states empty."
+            )
         layers = spread(base.num_layers, num_layers)
-        config = _shallow_config(base.config, layers)
+        config = shallow_config(base.config, layers)
         try:
             model = AutoModelForCausalLM.from_config(config, dtype=base.dtype)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -112,14 +118,6 @@ def resized(model: Any, vocab_size: int) -> Any:
     if model.get_input_embeddings().weight.shape[0] != vocab_size:
         model.resize_token_embeddings(vocab_size, mean_resizing=False)
     return model
-
-
-def _shallow_config(config: Any, layers: list[int]) -> Any:
-    shallow = copy.deepcopy(config)
-    shallow.num_hidden_layers = len(layers)
-    if types := getattr(shallow, "layer_types", None):
-        shallow.layer_types = [types[i] for i in layers]
-    return shallow
 
 
 def _layer_weights(model: Any, sources: list[int]) -> dict[str, Tensor]:

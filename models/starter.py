@@ -1,8 +1,11 @@
 """Where the starter base and the head that is shipped for it lie. No torch."""
 
+import json
 import os
 import sys
 from pathlib import Path
+
+from speculoos.sums import listed
 
 HEAD = Path(__file__).resolve().parent / "starter_head"
 
@@ -10,3 +13,14 @@ HEAD = Path(__file__).resolve().parent / "starter_head"
 def starter_path() -> Path:
     """Folder of the starter base: SPECULOOS_STARTER, else one of this Python environment."""
     return Path(os.environ.get("SPECULOOS_STARTER") or Path(sys.prefix) / "share" / "speculoos" / "starter")
+
+
+def installed(sha256: str) -> Path | None:
+    """The folder of the starter base or of its head on this machine, by the sum of its weights; None for others."""
+    if listed(HEAD).get("model.safetensors") == sha256:
+        return HEAD
+    try:
+        card = json.loads((starter_path() / "card.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return starter_path() if card.get("weights_sha256") == sha256 else None

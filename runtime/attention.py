@@ -15,6 +15,8 @@ from runtime.cache import KVCache
 from runtime.interface import Inputs
 
 Biases = dict[int | None, torch.Tensor | None]
+NEIGHBOURS = 8
+"""Sequences of a step whose attention is one on a processor: fewer cost a call each, more cost rows that are masked."""
 
 
 class View(Protocol):
@@ -108,23 +110,24 @@ class SequenceView:
 
 
 class StepView:
-    """One new row for each of B sequences: one attention over all of them, each seeing its own rows."""
+    """One new row for each of B sequences. On a processor some neighbours share an attention, so that a long sequence
+    costs those few its rows and not the whole batch; on a GPU all share one."""
 
-    def __init__(self, cache: KVCache, inputs: Inputs, windows: Iterable[int | None], dtype: torch.dtype):
-        live, positions, device = (
-            slice(inputs.first, inputs.first + len(inputs.counts)),
-            inputs.positions,
-            inputs.ids.device,
-        )
+    def __init__(self, cache: KVCache, inputs: Inputs, windows: Sequence[int | None], dtype: torch.dtype):
+        count, device = len(inputs.counts), inputs.ids.device
+        live, positions = slice(inputs.first, inputs.first + count), inputs.positions
         storages, heads, rows = (cache.keys[:, live], cache.values[:, live]), cache.keys.shape[2], cache.capacity
-        end = max(cache.lengths[live]) + 1
         self.new = [storage.flatten(1, 3).unbind() for storage in storages]
-        self.shown = [storage[:, :, :, :end].unbind() for storage in storages]
-        owners = torch.arange(len(inputs.counts) * heads, device=device).view(-1, heads) * rows
+        owners = torch.arange(count * heads, device=device).view(-1, heads) * rows
         self.places = (owners + positions[:, None]).flatten()
         """Where the new rows lie, all sequences' heads' rows end to end."""
-        columns, own = torch.arange(end, device=device)[None], positions[:, None]
-        self.biases = {window: added_to_scores(_seen(columns, own, window), dtype)[:, None, None] for window in windows}
+        size = NEIGHBOURS if device.type == "cpu" else count
+        self.parts = [
+            _Neighbours(
+                storages, positions[at : at + size], at, max(cache.lengths[live][at : at + size]), windows, dtype
+            )
+            for at in range(0, count, size)
+        ]
 
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
@@ -133,9 +136,30 @@ class StepView:
         self.new[0][layer].index_copy_(0, self.places, keys.reshape(-1, dim))
         self.new[1][layer].index_copy_(0, self.places, values.reshape(-1, dim))
         queries = queries.reshape(batch, kv_heads, heads // kv_heads, dim)
+        mixed = [part.attend(layer, queries, window) for part in self.parts]
+        return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).reshape(batch, heads * dim)
+
+
+class _Neighbours:
+    """Sequences of a step, from number `first` on, that share an attention over their first `longest` + 1 rows."""
+
+    def __init__(
+        self,
+        storages: Sequence[torch.Tensor],
+        positions: torch.Tensor,
+        first: int,
+        longest: int,
+        windows: Sequence[int | None],
+        dtype: torch.dtype,
+    ):
+        self.own = slice(first, first + len(positions))
+        self.shown = [storage[:, self.own, :, : longest + 1].unbind() for storage in storages]
+        columns, own = torch.arange(longest + 1, device=positions.device)[None], positions[:, None]
+        self.biases = {window: added_to_scores(_seen(columns, own, window), dtype)[:, None, None] for window in windows}
+
+    def attend(self, layer: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
         shown = self.shown[0][layer], self.shown[1][layer]
-        mixed = F.scaled_dot_product_attention(queries, *shown, attn_mask=self.biases[window])
-        return mixed.reshape(batch, heads * dim)
+        return F.scaled_dot_product_attention(queries[self.own], *shown, attn_mask=self.biases[window])
 
 
 class RaggedView:

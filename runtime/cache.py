@@ -67,10 +67,12 @@ class KVCache:
         self.values[layer, :1, :, start:end] = values
         return self.keys[layer, :1, :, :end], self.values[layer, :1, :, :end]
 
-    def reserve(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, rows: int) -> None:
-        """Make storage ready for `rows` rows after the longest sequence, for a forward that writes into it itself.
-        Mutates storage, never what is committed. Raises Unavailable where it is full or memory is."""
-        needed = max(self.lengths) + rows
+    def reserve(
+        self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, *counts: int, first: int = 0
+    ) -> None:
+        """Make storage ready for so many rows after each of the sequences from `first` on, for a forward that writes
+        into it itself. Mutates storage, never what is committed. Raises Unavailable where it is full or memory is."""
+        needed = max(length + count for length, count in zip(self.lengths[first:], counts, strict=False))
         if needed > self.max_length:
             raise Unavailable(f"The cache holds {self.max_length} tokens and {needed} were asked for.")
         if self.keys is None:
@@ -96,6 +98,14 @@ class KVCache:
         self.lengths[sequence], self.staged[sequence] = length, 0
         for storage in (self.keys, self.values):
             storage[:, sequence, :, :length] = storage[:, last, :, :length]
+
+    @torch.inference_mode()
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let an empty sequence begin with the first `length` rows of another one. Mutates its rows and length."""
+        assert not self.lengths[sequence] and length <= self.lengths[source], (sequence, source, length)
+        for storage in (self.keys, self.values):
+            storage[:, sequence, :, :length] = storage[:, source, :, :length]
+        self.lengths[sequence] = length
 
     def stage(self, *counts: int, first: int = 0) -> None:
         """Say that every layer has written so many rows of the sequences from `first` on, which await a commit."""

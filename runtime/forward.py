@@ -2,6 +2,7 @@
 prefill and batches all go through it. Same interface as `TransformersForward`, same numbers to rounding.
 """
 
+import copy
 from functools import cached_property
 
 import torch
@@ -37,7 +38,7 @@ class FastForward:
     head and tokenizer, but transformers can no longer run it. Raises Unsupported for other families.
     """
 
-    name = "fast"
+    name, ragged = "fast", True
 
     def __init__(self, base: Base):
         if reason := why_not_fast(base):
@@ -52,6 +53,14 @@ class FastForward:
         self.rotations = base_rotations(base)
         self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
 
+    def cut(self, layers: int) -> "FastForward":
+        """The first `layers` layers alone, between the same embeddings, norm and head; no weight is copied. What a
+        draft of as many layers costs is measured so, before there is one."""
+        shallow = copy.copy(self)
+        shallow.layers = self.layers[:layers]
+        shallow.graphs = GraphedForward(shallow) if self.graphs is not None else None
+        return shallow
+
     @cached_property
     def argmax(self) -> HeadArgmax | None:
         """Made when best tokens are first asked for; a base that only samples, or drafts, has none."""
@@ -60,7 +69,8 @@ class FastForward:
     @torch.inference_mode()
     def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
         """See `runtime.interface.Forward`."""
-        cache.reserve(self.heads.keys, self.heads.dim, self.base.dtype, self.base.device, max(inputs.counts))
+        heads, base = self.heads, self.base
+        cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
         table = self.rotations.reach(inputs.reach)
         if self.graphs is not None and self.graphs.takes(inputs, selection):
             return self.graphs(inputs, cache, selection.layers)
@@ -76,7 +86,7 @@ class FastForward:
                 outputs[index] = x[:n]
         hidden = self.norm(x)
         features = torch.cat([outputs[index] for index in selection.layers], dim=-1) if outputs else None
-        rows = hidden[_last_rows(inputs)] if selection.last_only else hidden[:n]
+        rows = hidden[inputs.last_rows] if selection.last_only else hidden[:n]
         best = self.argmax(rows) if selection.best_only and self.argmax is not None else None
         logits = self.head(rows) if best is None else None
         return Scored(logits, hidden[:n], features, best)
@@ -90,10 +100,3 @@ class FastForward:
         if max(inputs.counts) == 1:
             return StepView(cache, inputs, self.windows, dtype)
         return RaggedView(cache, inputs, self.windows, self.heads.group, dtype)
-
-
-def _last_rows(inputs: Inputs) -> slice | torch.Tensor:
-    """Where each sequence's last row is."""
-    if len(inputs.counts) == 1:
-        return slice(len(inputs.ids) - 1, len(inputs.ids))
-    return torch.tensor(inputs.counts, device=inputs.ids.device).cumsum(0) - 1

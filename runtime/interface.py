@@ -51,6 +51,13 @@ class Inputs:
         rows, counts = torch.tensor([ids, positions], device=device), tuple(map(len, texts))
         return cls(rows[0], rows[1], max(positions) + 1, counts, None, first)
 
+    @property
+    def last_rows(self) -> slice | torch.Tensor:
+        """Where each sequence's last row is."""
+        if len(self.counts) == 1:
+            return slice(len(self.ids) - 1, len(self.ids))
+        return torch.tensor(self.counts, device=self.ids.device).cumsum(0) - 1
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -92,6 +99,9 @@ class Forward(Protocol):
     """Computes new rows after a cache's committed ones, and writes (but does not stage) their keys and values."""
 
     name: str
+    ragged: bool
+    """Whether sequences of a batch may begin anywhere with any number of new rows each; else all begin at 0, or bring
+    as many."""
 
     def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
         """What `selection` asks for of `inputs`."""

@@ -14,7 +14,7 @@ from runtime.interface import LOGITS, Inputs, Scored, Selection
 class TransformersForward:
     """For every decoder-only family whose attention takes a 4-D mask; batches also for those that take a 2-D one."""
 
-    name = "transformers"
+    name, ragged = "transformers", False
 
     def __init__(self, base: Base):
         self.base = base
@@ -154,13 +154,13 @@ class _PaddedLayer(_Layer):
         super().__init__(cache, layer, places.shape[1] - real.shape[1])
         self.real, self.places = real, places
         self.sequences = inputs.first + torch.arange(len(inputs.counts), device=real.device)
-        self.counts, self.rows = inputs.counts, inputs.positions
+        self.counts, self.first, self.rows = inputs.counts, inputs.first, inputs.positions
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        _, heads, width, dim = key_states.shape
-        self.cache.reserve(heads, dim, key_states.dtype, key_states.device, width)
+        _, heads, _, dim = key_states.shape
+        self.cache.reserve(heads, dim, key_states.dtype, key_states.device, *self.counts, first=self.first)
         return (
             self._stored(self.cache.keys[self.layer], key_states),
             self._stored(self.cache.values[self.layer], value_states),

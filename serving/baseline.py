@@ -1,81 +1,95 @@
-"""Plain decoding speed of a base on this machine: what a speedup is measured against, and where it comes from.
+"""Plain decoding speeds that a speedup may be counted against: those of answers made under the same conditions.
 
 Speeds here leave the prefill out, on both sides: tokens after the first, over the time of the steps that made them.
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PROMPT = "Write a long story about a lighthouse keeper who learns to sail."
-WARM_UP_TOKENS = 4
-TOKENS = 32
-MAX_SECONDS = 3.0
+from serving.other_work import alike
+
 ENOUGH_TOKENS = 16
+KEPT = 16
+"""Plain answers of a base that are remembered."""
+RECENT_SECONDS = 600.0
+LENGTHS = 1.25
+"""How many times as long one text may be as the other."""
+SHORT = 64
+"""Tokens by which lengths may differ anyhow: a plain step's time hardly depends on them."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a decoding speed depends on, besides the base: the prompt, how much text there was when the middle token
+    was made, the job that held the device, and the share of the machine that others used."""
+
+    prompt: int
+    length: float
+    shared_with: str = ""
+    other_load: float | None = None
+
+    @classmethod
+    def of(
+        cls, prompt_ids: Sequence[int], steps: Sequence[Any], shared_with: str, other_load: float | None
+    ) -> "Conditions":
+        """Of an answer to `prompt_ids`."""
+        return cls(hash(tuple(prompt_ids)), len(prompt_ids) + _tokens(steps) / 2, shared_with, other_load)
+
+    def are_like(self, other: "Conditions") -> bool:
+        """The same load, and the same prompt or a text of the same length."""
+        same_load = self.shared_with == other.shared_with and alike(self.other_load, other.other_load)
+        return same_load and (self.prompt == other.prompt or _close(self.length, other.length))
 
 
 @dataclass(frozen=True)
 class PlainSpeed:
-    """`source`: "short run" (of our own, after loading) or "plain run" (the user's last one, or a plain column)."""
+    """A plain answer's speed. `at` is a reading of the monotonic clock."""
 
     tokens_per_second: float
     tokens: int
-    source: str
-    shared_with: str = ""
+    conditions: Conditions
+    at: float
 
-    def to_json(self) -> dict[str, Any]:
-        return {"source": self.source, "tokens": self.tokens, "shared_with": self.shared_with}
+    def to_json(self, conditions: Conditions) -> dict[str, Any]:
+        """As it stands in the summary of an answer under `conditions`."""
+        same = self.conditions.prompt == conditions.prompt
+        shared = self.conditions.shared_with
+        return {"source": "plain run", "same_prompt": same, "tokens": self.tokens, "shared_with": shared}
 
 
 class PlainBaselines:
-    """The last plain measurement of each base, apart for a device of its own and for one shared with a job: a speedup
-    is only said between two figures that were taken under the same conditions."""
+    """The last plain answers of each base. A speedup is only said against one under the same conditions; where there
+    is none, none is said."""
 
     def __init__(self) -> None:
-        self._speeds: dict[tuple[Hashable, str], PlainSpeed] = {}
+        self._speeds: dict[Hashable, deque[PlainSpeed]] = {}
 
-    def is_missing(self, key: Hashable, shared_with: str) -> bool:
-        """True when a short run is worth its time: the device is free and this base was not measured yet."""
-        return not shared_with and (key, "") not in self._speeds
+    def offer(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> None:
+        """Take a plain answer as a reference when it is long enough."""
+        speed, tokens = decode_speed(steps), _tokens(steps)
+        if speed and tokens >= ENOUGH_TOKENS:
+            kept = self._speeds.setdefault(key, deque(maxlen=KEPT))
+            kept.append(PlainSpeed(speed, tokens, conditions, time.monotonic()))
 
-    def measure(self, key: Hashable, target: Any, beat: Callable[[], None] = lambda: None) -> None:
-        """Decode TOKENS plain tokens, MAX_SECONDS long at most, after a few to warm up. Empties the target's cache.
-        `beat` is called between steps."""
-        target.rewind(0)
-        for _ in _plain_steps(target, WARM_UP_TOKENS):
-            beat()
-        target.rewind(0)
-        deadline = time.monotonic() + MAX_SECONDS
-        steps = []
-        for step in _plain_steps(target, TOKENS):
-            steps.append(step)
-            beat()
-            if time.monotonic() > deadline:
-                break
-        target.rewind(0)
-        self._keep(key, steps, "short run", "")
-
-    def offer(self, key: Hashable, steps: Sequence[Any], shared_with: str) -> None:
-        """Take a user's plain run as the reference when it is long enough."""
-        if _tokens(steps) >= ENOUGH_TOKENS:
-            self._keep(key, steps, "plain run", shared_with)
-
-    def compare(self, key: Hashable, steps: Sequence[Any], shared_with: str) -> dict[str, Any]:
-        """`decode_tokens_per_second` and, where a plain run under the same conditions is known,
+    def compare(self, key: Hashable, steps: Sequence[Any], conditions: Conditions) -> dict[str, Any]:
+        """`decode_tokens_per_second` and, where a plain answer under the same conditions is known,
         `plain_tokens_per_second`, `plain_reference` and `speedup`."""
-        own, baseline = decode_speed(steps), self._speeds.get((key, shared_with))
+        own, reference = decode_speed(steps), self._reference(key, conditions)
         figures: dict[str, Any] = {"decode_tokens_per_second": own and round(own, 2)}
-        if baseline:
-            figures["plain_tokens_per_second"] = round(baseline.tokens_per_second, 2)
-            figures["plain_reference"] = baseline.to_json()
-        if baseline and own:
-            figures["speedup"] = round(own / baseline.tokens_per_second, 3)
+        if reference and own:
+            figures["plain_tokens_per_second"] = round(reference.tokens_per_second, 2)
+            figures["plain_reference"] = reference.to_json(conditions)
+            figures["speedup"] = round(own / reference.tokens_per_second, 3)
         return figures
 
-    def _keep(self, key: Hashable, steps: Sequence[Any], source: str, shared_with: str) -> None:
-        if speed := decode_speed(steps):
-            self._speeds[key, shared_with] = PlainSpeed(speed, _tokens(steps), source, shared_with)
+    def _reference(self, key: Hashable, conditions: Conditions) -> PlainSpeed | None:
+        """The last one of the same prompt, else the last one of the same length."""
+        since = time.monotonic() - RECENT_SECONDS
+        fitting = [s for s in self._speeds.get(key, ()) if s.at >= since and s.conditions.are_like(conditions)]
+        return max(fitting, key=lambda s: (s.conditions.prompt == conditions.prompt, s.at), default=None)
 
 
 def decode_speed(steps: Sequence[Any]) -> float | None:
@@ -85,15 +99,9 @@ def decode_speed(steps: Sequence[Any]) -> float | None:
     return _tokens(steps) / seconds if _tokens(steps) and seconds > 0 else None
 
 
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= SHORT or max(one, other) <= LENGTHS * min(one, other)
+
+
 def _tokens(steps: Sequence[Any]) -> int:
     return sum(len(step.tokens) for step in steps if step.kind != "prefill")
-
-
-def _plain_steps(target: Any, count: int) -> Any:
-    from decoding.config import GenerateConfig
-    from decoding.drafters import make_drafter
-    from decoding.generate import generate
-
-    prompt = target.base.tokenizer(PROMPT)["input_ids"][: target.max_length - count - 1]
-    config = GenerateConfig(max_tokens=count, eos_ids=frozenset())
-    return generate(target, make_drafter(target, None, {"drafter": "none"}), prompt, config)

@@ -7,10 +7,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from models.damage import Known
+from models.starter import installed
 from serving.errors import ApiError
 from speculoos.errors import Conflict, NotFound
+from speculoos.settings import Settings
 from tracking import queries
+from tracking.db import reading
 from tracking.names import split_model
+from tracking.stored import Files
 from tracking.tables import Base, Checkpoint
 
 
@@ -53,6 +57,18 @@ def find_model(session: Session, name: str) -> ModelRef:
     except (NotFound, Conflict) as error:
         raise ApiError(404, f"{error} GET /v1/models lists those that are.", "model_not_found", "model") from None
     return _ref(base, checkpoint)
+
+
+def local_model(settings: Settings, name: str) -> ModelRef:
+    """`find_model`, its files on this machine. Raises Unavailable where neither it nor the store has them."""
+    with reading(settings) as session:
+        ref = find_model(session, name)
+        if not settings.store:
+            return ref
+        rows = [session.get(Base, ref.base_id), session.get(Checkpoint, ref.checkpoint_id)]
+    files = Files(settings, installed)
+    base, draft = (files.local(row) if row else "" for row in rows)
+    return replace(ref, base_path=base, checkpoint_path=draft)
 
 
 def list_models(session: Session) -> list[dict[str, Any]]:

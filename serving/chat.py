@@ -61,14 +61,15 @@ async def respond(engine: Engine, ref: ModelRef, body: ChatRequest, request: Req
     going_on = answering(engine, ref, body, prompt_ids, client)
     events = going_on.events()
     completion = Completion(ref.name, int(time.time()))
+    shown = prompt_ids if body.return_token_ids else None
     if not body.stream:
         answer = await unless_gone(request.is_disconnected, _whole(events), going_on)
-        return JSONResponse(_as_json(completion, answer)) if answer else _unanswered(engine)
+        return JSONResponse(_as_json(completion, answer, shown)) if answer else _unanswered(engine)
     first = await unless_gone(request.is_disconnected, anext(events, None), going_on)
     if first is not STARTED:
         return _unanswered(engine)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return EventStream(_stream(completion, events, with_usage), going_on)
+    return EventStream(_stream(_Chunks(completion, with_usage, shown), events), going_on)
 
 
 def _unanswered(engine: Engine) -> Response:
@@ -101,50 +102,63 @@ async def _whole(events: AsyncIterator[Any]) -> Answer | None:
     return answer
 
 
-def _as_json(completion: Completion, answer: Answer) -> dict[str, Any]:
+def _as_json(completion: Completion, answer: Answer, prompt_ids: list[int] | None) -> dict[str, Any]:
+    """`prompt_ids` where token ids were asked for."""
     counts = usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
-    return completion.whole(answer.text, answer.finish, counts, speculation_summary=answer.summary)
+    if prompt_ids is None:
+        return completion.whole(answer.text, answer.finish, counts, speculation_summary=answer.summary)
+    told = {"prompt_token_ids": prompt_ids, "speculation_summary": answer.summary}
+    return completion.whole(answer.text, answer.finish, counts, {"token_ids": answer.token_ids}, **told)
 
 
-async def _stream(completion: Completion, events: AsyncIterator[Any], with_usage: bool) -> AsyncIterator[str]:
+class _Chunks:
+    """The chunks of one stream. `prompt_ids` where token ids were asked for: the first chunk says them."""
+
+    def __init__(self, completion: Completion, with_usage: bool, prompt_ids: list[int] | None):
+        self._completion, self._with_usage, self._prompt_ids = completion, with_usage, prompt_ids
+
+    def of(self, record: dict[str, Any], **extra: Any) -> dict[str, Any]:
+        """Of one step."""
+        delta: dict[str, Any] = {"content": "".join(token["text"] for token in record["tokens"])}
+        ids = None
+        if record["index"] == 0:
+            delta = {"role": "assistant", **delta}
+        if self._with_usage:
+            extra["usage"] = None
+        if self._prompt_ids is not None:
+            ids = {"token_ids": [token["id"] for token in record["tokens"]]}
+            extra |= {"prompt_token_ids": self._prompt_ids} if record["index"] == 0 else {}
+        return self._completion.chunk(delta, extra.pop("finish", None), ids, speculation=record, **extra)
+
+    def ending(self, last: dict[str, Any] | None, answer: Answer) -> list[dict[str, Any]]:
+        """The `last` step's, which waited for the summary, and the one with what was used."""
+        chunks = []
+        if last is not None:
+            chunks.append(self.of(last, finish=answer.finish, speculation_summary=answer.summary))
+        if self._with_usage:
+            counts = usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
+            chunks.append(self._completion.usage_chunk(counts, answer.summary))
+        return chunks
+
+
+async def _stream(chunks: _Chunks, events: AsyncIterator[Any]) -> AsyncIterator[str]:
     """One chunk a step; the last one waits for the summary and carries the finish reason."""
     last: dict[str, Any] | None = None
     try:
         async for event in events:
             if isinstance(event, Answer):
-                for chunk in _ending(completion, last, event, with_usage):
+                for chunk in chunks.ending(last, event):
                     yield _event(chunk)
             else:
                 if last is not None:
-                    yield _event(_chunk(completion, last, with_usage))
+                    yield _event(chunks.of(last))
                 last = event if event["finish"] else None
                 if last is None:
-                    yield _event(_chunk(completion, event, with_usage))
+                    yield _event(chunks.of(event))
         yield "data: [DONE]\n\n"
     except Exception as error:
         refusal = as_api_error(error)
         yield _event(body(str(refusal), refusal.status, refusal.code, refusal.param))
-
-
-def _chunk(completion: Completion, record: dict[str, Any], with_usage: bool, **extra: Any) -> dict[str, Any]:
-    delta: dict[str, Any] = {"content": "".join(token["text"] for token in record["tokens"])}
-    if record["index"] == 0:
-        delta = {"role": "assistant", **delta}
-    if with_usage:
-        extra["usage"] = None
-    return completion.chunk(delta, extra.pop("finish", None), speculation=record, **extra)
-
-
-def _ending(
-    completion: Completion, last: dict[str, Any] | None, answer: Answer, with_usage: bool
-) -> list[dict[str, Any]]:
-    chunks = []
-    if last is not None:
-        chunks.append(_chunk(completion, last, with_usage, finish=answer.finish, speculation_summary=answer.summary))
-    if with_usage:
-        counts = usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
-        chunks.append(completion.usage_chunk(counts, answer.summary))
-    return chunks
 
 
 def _event(data: dict[str, Any]) -> str:

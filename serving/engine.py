@@ -3,16 +3,17 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
-from serving.baseline import PlainBaselines
+from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.metrics import Metrics
+from serving.other_work import OtherWork
 from serving.pool import LoadedModel, Pool, default_budget
 from serving.prompts import Prompts
 from serving.protocol import ChatRequest
@@ -30,7 +31,12 @@ SLOWEST_FLOPS = 2e9
 """Operations a second that a forward may be as slow as before its device counts as stuck."""
 STEP_ROWS = 256
 RULE = ("acceptance", "epsilon", "alpha")
-"""Options of `speculation` that say how drafts are accepted; the others say how they are made."""
+"""Options of `speculation` that say how drafts are accepted; the others, but for PROBABILITIES, how they are made."""
+PROBABILITIES = "probabilities"
+"""The option that has the trace say what the base gave each drafted token."""
+LOSSY = "Typical acceptance is lossy: the model alone might have answered otherwise."
+EXACT_AFTER_ALL = "Typical acceptance is for temperatures above 0; at 0 this answer is exactly the model's own."
+RECORDED = "The model's probabilities were recorded too, which takes time: speeds are lower than without."
 NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its checkpoints, or the n-gram drafter."
 
 
@@ -54,6 +60,7 @@ class Answer:
     cached_tokens: int
     completion_tokens: int
     summary: dict[str, Any]
+    token_ids: list[int]
 
 
 class Engine:
@@ -109,12 +116,13 @@ class Engine:
         cancelled: threading.Event,
         run_id: str = "",
         alone: bool = False,
+        written: Sequence[int] = (),
     ) -> Answer:
-        """Generate on this (the device's) thread what follows `prompt_ids` (see Prompts). `alone`: a measured column of
-        a comparison; it holds the device's lease and reuses no prefix, so that every column does the same work. Raises
-        SpeculoosError or ApiError."""
+        """Generate on this (the device's) thread what follows `prompt_ids` (see Prompts) and the tokens of the answer
+        that are `written` already. `alone`: a measured column of a comparison; it holds the device's lease and reuses
+        no prefix, so that every column does the same work. Raises SpeculoosError or ApiError."""
         try:
-            return self._answer(ref, request, prompt_ids, sink, cancelled, run_id, alone)
+            return self._answer(ref, request, prompt_ids, sink, cancelled, run_id, alone, written)
         except Exception:
             raise
         except BaseException:  # a panic may have ended anything half done
@@ -130,10 +138,11 @@ class Engine:
         cancelled: threading.Event,
         run_id: str,
         alone: bool,
+        written: Sequence[int],
     ) -> Answer:
         with _memory_errors(ref.name):
             loaded = self.pool.get(ref)
-            self._prepare(ref, loaded)
+            self._leave_cores()
             if alone:
                 loaded.target.rewind(0)
             hold = (
@@ -142,10 +151,12 @@ class Engine:
                 else device_lease.watched(self.settings, self.device)
             )
             with hold as sharing:
-                generation = _Generation(loaded, request, prompt_ids, cancelled)
-                steps = list(self._beating(generation.run(sink), loaded, len(prompt_ids)))
+                generation = _Generation(loaded, request, prompt_ids, cancelled, written)
+                others = OtherWork()
+                steps = list(self._beating(generation.run(sink), loaded, len(generation.prompt_ids)))
+                load = others.share()
             self.pool.settle(loaded.base)
-        return self._finish(ref, loaded, generation, steps, sharing.shared_with)
+        return self._finish(ref, generation, steps, sharing.shared_with, load)
 
     def _beating(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
         """Pass the steps on, with a sign of life between them."""
@@ -168,14 +179,11 @@ class Engine:
                 log.info("Unloading models: %s holds %s", job, self.device)
                 self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
-    def _prepare(self, ref: ModelRef, loaded: LoadedModel) -> None:
-        """Leave cores to a job that holds the CPU; when nobody does, see that plain decoding was measured once."""
-        job = device_lease.job_on(self.settings, self.device)
+    def _leave_cores(self) -> None:
+        """To a job that holds the CPU."""
         if self.device == "cpu":
+            job = device_lease.job_on(self.settings, self.device)
             _use_threads(max(1, self._threads // 2) if job else self._threads)
-        if self.baselines.is_missing(ref.base_key, job):
-            with self.heart.during("measuring plain speed", self._forward_seconds(loaded.weight_count, STEP_ROWS)):
-                self.baselines.measure(ref.base_key, loaded.target, self.heart.beat)
 
     def _import(self) -> None:
         with self.heart.during("importing libraries", START_SECONDS + self.heart.limit):
@@ -198,14 +206,15 @@ class Engine:
         watch("pool_bases", "Warm base models", lambda: len(self.pool))
 
     def _finish(
-        self, ref: ModelRef, loaded: LoadedModel, generation: "_Generation", steps: list[Any], shared_with: str
+        self, ref: ModelRef, generation: "_Generation", steps: list[Any], shared_with: str, load: float | None
     ) -> Answer:
         from decoding.stats import summarize
 
         summary = summarize(steps).to_json()
+        conditions = Conditions.of(generation.prompt_ids, steps, shared_with, load)
         if generation.is_plain:
-            self.baselines.offer(ref.base_key, steps, shared_with)
-        summary |= self.baselines.compare(ref.base_key, steps, shared_with)
+            self.baselines.offer(ref.base_key, steps, conditions)
+        summary |= self.baselines.compare(ref.base_key, steps, conditions)
         summary |= {
             "finish": generation.finish,
             "model": ref.name,
@@ -216,6 +225,7 @@ class Engine:
             "cached_tokens": generation.cached_tokens,
             "notices": generation.notices,
             "shared_with": shared_with,
+            "other_load": load,
         }
         self.metrics.generated(summary)
         return Answer(
@@ -225,20 +235,31 @@ class Engine:
             generation.cached_tokens,
             sum(len(step.tokens) for step in steps),
             summary,
+            [token.id for step in steps for token in step.tokens],
         )
 
 
 class _Generation:
     """The parts of one generation: prompt, drafter, settings, and what was said about them."""
 
-    def __init__(self, loaded: LoadedModel, request: ChatRequest, prompt_ids: list[int], cancelled: threading.Event):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        request: ChatRequest,
+        prompt_ids: list[int],
+        cancelled: threading.Event,
+        written: Sequence[int],
+    ):
         self.target = loaded.target
+        self.written = written
         self.cancelled = cancelled
         self.notices = loaded.notices
-        self.prompt_ids = prompt_ids
+        self.prompt_ids = [*prompt_ids, *written]
         self._check_length()
         self.config = self._config(request, cancelled.is_set)
         self.drafter = self._drafter(loaded, dict(request.speculation or {}))
+        if self.config.probabilities and not self.is_plain:
+            self.notices.append(RECORDED)
         self.cached_tokens = self.target.reused(self.prompt_ids, self.drafter.reusable(self.prompt_ids))
         self.text, self.finish = "", "cancelled"
 
@@ -251,7 +272,7 @@ class _Generation:
         from decoding.generate import generate
         from decoding.text import TextStream
 
-        stream = TextStream(self.target.base.tokenizer, self.config.stop)
+        stream = TextStream(self.target.base.tokenizer, self.config.stop, self.written)
         sink.started(len(self.prompt_ids), self.cached_tokens)
         for step in generate(self.target, self.drafter, self.prompt_ids, self.config):
             record = stream.record(step)
@@ -275,7 +296,7 @@ class _Generation:
         speculation = request.speculation or {}
         rule = {name: speculation[name] for name in RULE if speculation.get(name) is not None}
         if rule.get("acceptance") == "typical":
-            self.notices.append("Typical acceptance is lossy: the model alone might have answered otherwise.")
+            self.notices.append(LOSSY if request.temperature else EXACT_AFTER_ALL)
         room = self.target.max_length - len(self.prompt_ids)
         if request.limit() > room:
             self.notices.append(f"The answer is cut after {room} tokens, where the model's context is full.")
@@ -287,12 +308,13 @@ class _Generation:
             seed=request.seed,
             stop=tuple(request.stop or ()),
             **rule,
+            probabilities=bool(speculation.get(PROBABILITIES)),
             should_stop=should_stop,
         )
 
     def _drafter(self, loaded: LoadedModel, options: dict[str, Any]) -> Any:
         """The asked-for drafter; plain with a notice where this base cannot be drafted for."""
-        for name in RULE:
+        for name in (*RULE, PROBABILITIES):
             options.pop(name, None)
         try:
             drafter = loaded.drafter(options)

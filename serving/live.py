@@ -1,6 +1,6 @@
 """Live runs: rows that the web made are generated here, detached from any request, and stored step by step.
 
-A run goes on when its page closes. Runs of one comparison are made one after the other in column order.
+A run goes on when its page closes. Runs of one comparison are made one after the other, in the order of their dates.
 """
 
 import logging
@@ -13,19 +13,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serving.catalog import ModelRef, find_model
+from serving.catalog import ModelRef, local_model
 from serving.engine import Engine
 from serving.errors import as_api_error, too_busy, validation_error
 from serving.protocol import ChatRequest
 from serving.queueing import Busy, Ticket
 from speculoos.errors import Cancelled, Conflict, SpeculoosError
 from speculoos.settings import Settings
-from tracking import runs
+from tracking import chats, runs
 from tracking.db import reading, writing
 from tracking.tables import Run, now
 
 log = logging.getLogger(__name__)
 BATCH_SECONDS = 0.05
+FETCH_SECONDS = 4 * 3600.0
+"""A model that only the store has comes here once; large ones over slow lines take their time."""
 PAGES = "pages"
 STOPPED = "The inference server was stopped while this run was going on; send it again."
 
@@ -51,6 +53,7 @@ class LiveRuns:
                 raise Conflict(f"Run {run_id} has ended ({run.state}); make a new one.")
             compare = run.kind == "compare" and run.group_id
             together = runs.group_runs(db, run.group_id) if compare else [run]
+        together = sorted(together, key=lambda r: r.created_at)
         return [r.id for r in together if r.state == "QUEUED" and self._submit(r)]
 
     def cancel(self, run_id: str) -> bool:
@@ -102,15 +105,21 @@ class LiveRuns:
             if not self._is_queued(run):
                 self._forget(run)
                 return
-            request = parse_request(run)
-            with reading(self.settings) as db:
-                ref = find_model(db, run.model)
+            request, written = parse_request(run), self._written(run)
+            with self.engine.prompts.queue.heart.during("fetching a model from the store", FETCH_SECONDS):
+                ref = local_model(self.settings, run.model)
             prompt_ids = self.engine.prompts.render(ref, request.chat())
-            self._move_on(run, ticket, lambda moved: self._do(run, _PendingRun(ref, request, prompt_ids), moved))
+            pending = _PendingRun(ref, request, prompt_ids, written)
+            self._move_on(run, ticket, lambda moved: self._do(run, pending, moved))
         except BaseException as error:
             self._end(run, error)
             if not isinstance(error, Exception):
                 raise
+
+    def _written(self, run: Run) -> list[int]:
+        """What of the answer stands already, where a run goes on with an earlier one."""
+        with reading(self.settings) as db:
+            return chats.written(db, run)
 
     def _is_queued(self, run: Run) -> bool:
         with reading(self.settings) as db:
@@ -155,6 +164,7 @@ class LiveRuns:
                 ticket.cancelled,
                 run_id=run.id,
                 alone=run.kind == "compare",
+                written=pending.written,
             )
         finally:
             writer.close()
@@ -194,6 +204,7 @@ class _PendingRun:
     ref: ModelRef
     request: ChatRequest
     prompt_ids: list[int]
+    written: list[int]
 
 
 def _lane(run: Run) -> str:
@@ -203,8 +214,9 @@ def _lane(run: Run) -> str:
 
 def parse_request(run: Run) -> ChatRequest:
     """The stored request of a run, checked like one that came over HTTP. Raises ApiError."""
+    asked = {name: value for name, value in run.request.items() if name != chats.KEY}
     try:
-        return ChatRequest(**{**run.request, "model": run.model})
+        return ChatRequest(**{**asked, "model": run.model})
     except ValidationError as error:
         raise validation_error(error.errors()) from None
 

@@ -7,6 +7,7 @@ GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1
 import logging
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,8 +19,10 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 
+from runtime.speed import PROBE, measure_once
 from serving import chat, errors
-from serving.catalog import ModelRef, find_model, list_models, model_entry
+from serving.ahead import import_ahead
+from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
 from serving.protocol import ChatRequest
@@ -53,6 +56,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_end_leftovers, settings)
         engine.prompts.warm_up()
+        import_ahead()
         upkeep = Upkeep(settings, engine, live, keys)
         watch = Watch(lambda: engine.ill, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
         yield
@@ -133,13 +137,9 @@ def _add_models(app: FastAPI, settings: Settings) -> None:
 
 
 def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
-    def find(name: str) -> ModelRef:
-        with reading(settings) as db:
-            return find_model(db, name)
-
     @app.post("/v1/chat/completions")
     async def complete(body: ChatRequest, request: Request) -> Response:
-        ref = await run_in_threadpool(find, body.model)
+        ref = await run_in_threadpool(local_model, settings, body.model)
         return await chat.respond(engine, ref, body, request)
 
 
@@ -173,6 +173,9 @@ def main() -> int:
         proxy_headers=False,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
+    threading.Thread(
+        target=measure_once, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
+    ).start()
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
     uvicorn.Server(config).run(sockets=[listening])
     return 0

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from models.checkpoints import read_config
 from serving.catalog import ModelRef
 from serving.heartbeat import Heart
-from speculoos.errors import NotFound, Unavailable, Unsupported
+from speculoos.errors import NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,8 @@ class Pool:
         assert ref.draft_key is not None
         if ref.draft_key not in base.drafts:
             base.drafts[ref.draft_key] = self._load_draft(base, ref)
+        else:
+            _retune(base.drafts[ref.draft_key], ref.checkpoint_path)
         base.drafts.move_to_end(ref.draft_key)
         return base.drafts[ref.draft_key]
 
@@ -215,6 +218,17 @@ class Pool:
             elif keep is None or not _let_go(keep, used):
                 break
             _free(self.device)
+
+
+def _retune(draft: WarmDraft, folder: str) -> None:
+    """Draft as the checkpoint is tuned now: a tuning changes its config.json, not its weights."""
+    try:
+        drafting = read_config(folder).get("drafting", {})
+    except SpeculoosError:  # what is warm goes on; a new load says what is wrong
+        return
+    if drafting != getattr(draft.network, "drafting", {}):
+        draft.network.drafting = drafting
+        draft.drafters.clear()
 
 
 def _let_go(base: WarmBase, used: int) -> bool:

@@ -17,18 +17,18 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F
 
 from models import foreign  # noqa: E402
 from models.chat import to_ids, to_text  # noqa: E402
-from serving.baseline import PROMPT  # noqa: E402
 from speculoos.errors import BadInput  # noqa: E402
 
 KEPT = 8
+TRIED = "Write a long story about a lighthouse keeper who learns to sail."
 _tokenizers: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
 
 def load(path: str, sha256: str) -> None:
-    """Make the tokenizer of the base in `path` ready. Tries those texts too that the device's thread tokenizes."""
+    """Make the tokenizer of the base in `path` ready. Tries a text, and what the device's thread tokenizes."""
     if (path, sha256) not in _tokenizers:
         tokenizer = _read(path)
-        tokenizer.decode([*tokenizer(PROMPT)["input_ids"], *tokenizer.encode("a", add_special_tokens=False)])
+        tokenizer.decode([*tokenizer(TRIED)["input_ids"], *tokenizer.encode("a", add_special_tokens=False)])
         _tokenizers[path, sha256] = tokenizer
     _tokenizers.move_to_end((path, sha256))
     if len(_tokenizers) > KEPT:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from methods import trees
+from speculoos.errors import BadInput
 from tracking.tables import new_id
 
 DEFAULT_MAX_TOKENS = 256
@@ -17,8 +19,7 @@ MAX_MESSAGES = 512
 MAX_TEXT = 1_000_000
 MAX_STOPS = 4
 MAX_OPTION = 256
-TEXT_OPTIONS = ("drafter", "acceptance", "tree")
-MAX_DEPTH = 32
+TEXT_OPTIONS = ("drafter", "acceptance")
 HALF = "half_character"
 Role = Literal["system", "developer", "user", "assistant"]
 
@@ -73,6 +74,7 @@ class ChatRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: dict[str, Any] | None = None
+    return_token_ids: bool = False
 
     n: Literal[1] | None = 1
     frequency_penalty: Literal[0] | None = 0
@@ -110,9 +112,11 @@ class ChatRequest(BaseModel):
     @field_validator("speculation")
     @classmethod
     def _plain_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Which options there are is for decoding.drafters to say; here only that they are small and plain."""
+        """Which options there are is for decoding.drafters to say; here only that they are small and plain. A `tree`
+        in words (methods.trees) becomes the options that it means."""
+        options = _read_tree(options)
         for name, value in (options or {}).items():
-            if name == "tree" and not isinstance(value, str):
+            if name == "tree":
                 _check_tree(value)
             elif name in TEXT_OPTIONS:
                 _check_text(name, value)
@@ -170,15 +174,27 @@ def _check_text(name: str, value: Any) -> None:
         raise ValueError(f"{name!r} must be a text")
 
 
+def _read_tree(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The options with a tree that was given in words, such as "chain 4", read."""
+    if not options or not isinstance(options.get("tree"), str):
+        return options
+    rest = {name: value for name, value in options.items() if name != "tree"}
+    try:
+        meant = trees.parse(options["tree"])
+    except BadInput as error:
+        raise ValueError(str(error)) from None
+    if twice := set(meant) & set(rest):
+        raise ValueError(f"{sorted(twice)[0]!r} is given twice, in 'tree' and beside it")
+    return {**rest, **meant}
+
+
 def _check_tree(value: Any) -> None:
-    """A tree is a list of choices, each a list of ranks."""
-    right = isinstance(value, list) and len(value) <= MAX_OPTION
-    if not right or not all(isinstance(c, list) and len(c) <= MAX_DEPTH and all(map(_is_rank, c)) for c in value):
-        raise ValueError("'tree' must be a list of choices such as [[0], [0, 0], [1]]")
-
-
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_OPTION
+    if value is None:
+        return
+    try:
+        trees.check(value)
+    except BadInput as error:
+        raise ValueError(str(error)) from None
 
 
 @dataclass
@@ -189,19 +205,23 @@ class Completion:
     created: int
     id: str = field(default_factory=lambda: f"chatcmpl-{new_id()}")
 
-    def chunk(self, delta: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
-        """One `chat.completion.chunk`; `extra` holds `speculation`."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def chunk(
+        self, delta: dict[str, Any], finish: str | None = None, ids: dict[str, Any] | None = None, **extra: Any
+    ) -> dict[str, Any]:
+        """One `chat.completion.chunk`; `ids` are the choice's token ids, `extra` holds `speculation`."""
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, **(ids or {})}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **extra}
 
     def usage_chunk(self, usage: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
         """The chunk after the last token: no choices, `usage` and the summary of the whole run."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage, "speculation_summary": summary}
 
-    def whole(self, text: str, finish: str, usage: dict[str, Any], **extra: Any) -> dict[str, Any]:
-        """The answer to a request without `stream`."""
+    def whole(
+        self, text: str, finish: str, usage: dict[str, Any], ids: dict[str, Any] | None = None, **extra: Any
+    ) -> dict[str, Any]:
+        """The answer to a request without `stream`; `ids` are the choice's token ids."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish, **(ids or {})}
         return {**self._head("chat.completion"), "choices": [choice], "usage": usage, **extra}
 
     def _head(self, kind: str) -> dict[str, Any]:

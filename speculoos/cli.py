@@ -15,14 +15,19 @@ from speculoos.commands import (
     data,
     evaluate,
     export,
+    features,
     generate,
     jobs,
     keys,
+    matrix,
     models,
+    plan,
     push,
     quickstart,
+    replay,
     services,
     train,
+    tune,
     verify,
 )
 from speculoos.console import fail
@@ -42,9 +47,13 @@ for command in (services.up, services.doctor, services.login_link, quickstart.qu
 app.add_typer(models.app, name="models")
 app.add_typer(data.app, name="data")
 app.command()(train.train)
+app.add_typer(features.app, name="features")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
-for command in (generate.generate, evaluate.evaluate, export.export, push.push, verify.verify):
+app.add_typer(replay.app, name="replay")
+for command in (generate.generate, evaluate.evaluate, matrix.matrix, plan.plan, tune.tune, export.export):
+    app.command()(command)
+for command in (push.push, verify.verify):
     app.command()(command)
 for command in (services.serve, services.worker):
     app.command()(command)

@@ -5,6 +5,7 @@ import errno
 MEMORY_SIGNS = (
     *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
     *("memory allocation", "bad allocation", "bad_alloc", "failed to map segment"),
+    "could not create a primitive",  # oneDNN
 )
 DISK_SIGNS = ("no space left", "disk quota exceeded", "file too large", "disk is full", "is full; make room")
 

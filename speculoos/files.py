@@ -79,6 +79,18 @@ def secret(path: Path, new: Callable[[], str]) -> str:
     return path.read_text().strip()
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """`target` is whole or not there, and shares the room of `source` where the disk knows links: neither may be
+    written into afterwards, only replaced."""
+    with new_path(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.copyfile(source, temporary)
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 

@@ -42,6 +42,7 @@ class Guard:
 
     `port`: where the server listens; loopback names are accepted with this port only. `allowed_hosts`: further
     names, with a port (`box.lan:8080`) or without (any port). `max_body_bytes`: larger bodies get 413.
+    `any_host`: names are not looked at, for a server that asks for a token, which no web page has.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Guard:
         allowed_hosts: Iterable[str] = (),
         max_body_bytes: int | None = None,
         policy: str = API_POLICY,
+        any_host: bool = False,
     ):
         self.app = app
-        self.max_body_bytes = max_body_bytes
+        self.max_body_bytes, self._any_host = max_body_bytes, any_host
         self._hosts = {(name, port) for name in LOOPBACK}
         self._hosts |= {_split(host, None) for host in allowed_hosts}
         self._headers = [
@@ -95,6 +97,8 @@ class Guard:
         return None
 
     def _host_allowed(self, host: str, scope: Scope) -> bool:
+        if self._any_host:
+            return True
         name, port = _split(host, DEFAULT_PORTS.get(scope.get("scheme", "http"), 80))
         return (name, port) in self._hosts or (name, None) in self._hosts
 

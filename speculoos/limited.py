@@ -29,7 +29,7 @@ START_SECONDS = 120.0
 """For starting Python and importing; nothing foreign runs then."""
 GRACE_SECONDS = 5.0
 """What a copy has beyond its time, on a machine too busy to end it in time, before its whole child is killed."""
-SECRETS = ("TOKEN", "KEY", "PASSWORD", "SECRET", "DATABASE_URL", "REDIS_URL")
+SECRETS = ("TOKEN", "KEY", "PASSWORD", "SECRET", "DATABASE_URL", "REDIS_URL", "SPECULOOS_STORE")
 """Environment variables with these words in their names are kept from children."""
 
 

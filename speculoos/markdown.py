@@ -39,6 +39,29 @@ def code(value: Any) -> str:
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
+def section(title: str, content: Any) -> list[str]:
+    """A heading with a table, or with a line of words; nothing where there is no content."""
+    if not content:
+        return []
+    return [f"## {title}\n", table(content) if isinstance(content, dict) else text(content) + "\n"]
+
+
+def table(rows: dict[str, Any]) -> str:
+    """Two columns; rows whose value is empty are left out."""
+    lines = [f"| {text(key)} | {_cell(value)} |" for key, value in rows.items() if value not in (None, "", {}, [])]
+    return "\n".join(["| | |\n| --- | --- |", *lines, ""])
+
+
+def _cell(value: Any) -> str:
+    """Lists and objects as JSON, as code where no bar would end the cell."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if not isinstance(value, dict | list):
+        return text(value)
+    line = json.dumps(value, ensure_ascii=False)
+    return text(line) if "|" in line else code(line)
+
+
 def block(content: str, language: str = "") -> str:
     """Lines as a code block, which ends where they end."""
     fence = "`" * max(_longest_run(content) + 1, 3)

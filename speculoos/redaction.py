@@ -13,14 +13,25 @@ from speculoos.settings import Settings
 MASK = "•••"
 SHORTEST = 6
 """Shorter values are no secrets, and would mask ordinary words."""
+OF_THE_STORE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""What S3's libraries read from the environment."""
+OF_TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "TRACKIO_WRITE_TOKEN")
+"""What the trackers' libraries read from it."""
 LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=://)([^/\s:@]+:[^/\s@]+)(?=@)")
 
 
 def secrets(settings: Settings) -> list[str]:
     """Every secret value this process knows, longest first."""
-    known = {settings.hf_token, settings.inference_token, settings.password, os.environ.get("HF_TOKEN", "")}
-    known |= {endpoint.key for endpoint in settings.endpoints.values()}
-    known |= {_password(settings.database_url), _password(settings.redis_url)}
+    known = {
+        settings.hf_token,
+        settings.inference_token,
+        settings.features_token,
+        settings.password,
+        os.environ.get("HF_TOKEN", ""),
+    }
+    known |= {server.key for server in (*settings.endpoints.values(), *settings.state_servers.values())}
+    known |= {_password(url) for url in (settings.database_url, settings.redis_url, settings.store) if url}
+    known |= {os.environ.get(name, "") for name in (*OF_THE_STORE, *OF_TRACKERS)}
     return sorted((s for s in known if len(s) >= SHORTEST), key=len, reverse=True)
 
 

@@ -7,10 +7,12 @@ Every setting may also be given as a file: NAME_FILE holds the path of a file wi
 import hashlib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -21,6 +23,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 INFERENCE_TOKEN = Path("secrets") / "inference-token"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOGINS = ("open", "token")
+TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow", "trackio": "trackio"}
+"""Where a training's metrics can go: what accelerate calls them, what people do."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Endpoint:
     concurrency: int = 8
     timeout: float = 120.0
     retries: int = 6
+    requests_per_minute: int = 0
 
     @property
     def urls(self) -> list[str]:
@@ -43,6 +48,35 @@ class Endpoint:
     @property
     def key(self) -> str:
         """The API key, from the environment variable `key_env`; never stored or logged."""
+        return os.environ.get(self.key_env, "") if self.key_env else ""
+
+
+STATE_SERVERS = ("speculoos", "vllm", "sglang")
+
+
+@dataclass(frozen=True)
+class StateServer:
+    """A server of a base's hidden states named by the operator; trainings choose the name, never a URL."""
+
+    name: str
+    url: str
+    kind: str = "speculoos"
+    """Whose protocol it speaks: one of STATE_SERVERS."""
+    key_env: str = ""
+    model: str = ""
+    """What vLLM calls the model; empty: the first one it lists."""
+    concurrency: int = 8
+    """Rows asked at once of a server that takes one row a request."""
+    timeout: float = 300.0
+
+    @property
+    def root(self) -> str:
+        """The url without the `/v1` that OpenAI's clients want."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def key(self) -> str:
+        """The token or key, from the environment variable `key_env`; never stored or logged."""
         return os.environ.get(self.key_env, "") if self.key_env else ""
 
 
@@ -56,6 +90,8 @@ class Settings:
     """DATABASE_URL; default SQLite in the home folder."""
     redis_url: str
     """REDIS_URL; default the embedded server's private socket."""
+    store: str = ""
+    """SPECULOOS_STORE: where files lie that several machines need, as fsspec writes it (`s3://bucket/folder`)."""
     host: str = "127.0.0.1"
     """SPECULOOS_HOST: where the pages listen. Other than loopback needs a password."""
     port: int = 7860
@@ -95,6 +131,12 @@ class Settings:
     the server ends itself to be started again; loading and long prompts get more. 0: for ever."""
     metrics_token: str = field(default="", repr=False)
     """SPECULOOS_METRICS_TOKEN: with it `/metrics` is read without logging in (`Authorization: Bearer …`)."""
+    features_token: str = field(default="", repr=False)
+    """SPECULOOS_FEATURES_TOKEN: asked for by `speculoos features serve`, which listens on loopback only without."""
+    webhook_hosts: tuple[str, ...] = ()
+    """SPECULOOS_WEBHOOK_HOSTS: hosts inside this network, comma-separated, that may be told of ended jobs."""
+    trackers: tuple[str, ...] = ()
+    """SPECULOOS_TRACKERS: where metrics of trainings go too, comma-separated: some of TRACKERS."""
     keep_runs_days: int = 90
     """SPECULOOS_KEEP_RUNS_DAYS: chats and comparisons with their steps; 0 keeps them for ever (as in all below)."""
     keep_logs_days: int = 90
@@ -119,6 +161,8 @@ class Settings:
     """SPECULOOS_LOG_FORMAT: text or json, one line each."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
+    state_servers: Mapping[str, StateServer] = field(default_factory=dict)
+    """[hidden_states.NAME] tables of settings.toml."""
 
     @property
     def embedded_broker(self) -> bool:
@@ -135,6 +179,16 @@ class Settings:
         return self.home / INFERENCE_TOKEN
 
     @property
+    def hidden_states_folder(self) -> Path:
+        """Where trainings keep hidden states, a folder for each store."""
+        return self.home / "hidden-states"
+
+    @property
+    def trackers_folder(self) -> Path:
+        """Where trackers write that are not told another place, and notes on their runs."""
+        return self.home / "trackers"
+
+    @property
     def is_loopback(self) -> bool:
         return self.host in LOOPBACK
 
@@ -147,6 +201,13 @@ class Settings:
     def is_shared(self) -> bool:
         """True when people may come in who cannot read this user's files anyway."""
         return bool(self.password) or bool(self.allowed_hosts) or not self.is_loopback
+
+    @property
+    def url(self) -> str:
+        """Where browsers find the pages."""
+        host = self.publish_address if self.publish_port else self.host
+        host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.publish_port or self.port}"
 
     @property
     def page_hosts(self) -> tuple[str, ...]:
@@ -165,12 +226,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     Raises BadInput with the name of the setting that is wrong.
     """
     env = os.environ if env is None else env
-    home = Path(_value(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
+    home = home_of(env)
     inference_port = _port(env, "SPECULOOS_INFERENCE_PORT", 7861)
     return Settings(
         home=home,
         database_url=_value(env, "DATABASE_URL") or f"sqlite:///{home / 'speculoos.db'}",
         redis_url=_value(env, "REDIS_URL") or f"redis+socket://{_run_dir(home) / 'redis.sock'}",
+        store=_store(env),
         host=_value(env, "SPECULOOS_HOST") or "127.0.0.1",
         port=_port(env, "SPECULOOS_PORT", 7860),
         inference_host=_value(env, "SPECULOOS_INFERENCE_HOST") or "127.0.0.1",
@@ -182,7 +244,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         publish_address=_value(env, "SPECULOOS_PUBLISH_ADDRESS"),
         publish_port=_port(env, "SPECULOOS_PUBLISH_PORT", 0),
         publish_inference_port=_port(env, "SPECULOOS_PUBLISH_INFERENCE_PORT", 0),
-        allowed_hosts=tuple(h.strip() for h in _value(env, "SPECULOOS_ALLOWED_HOSTS").split(",") if h.strip()),
+        allowed_hosts=_list(env, "SPECULOOS_ALLOWED_HOSTS"),
         hf_token=_value(env, "HF_TOKEN"),
         device=_value(env, "SPECULOOS_DEVICE") or "auto",
         dtype=_dtype(env),
@@ -190,6 +252,9 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
         stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120, least=0),
         metrics_token=_value(env, "SPECULOOS_METRICS_TOKEN"),
+        features_token=_value(env, "SPECULOOS_FEATURES_TOKEN"),
+        webhook_hosts=_list(env, "SPECULOOS_WEBHOOK_HOSTS"),
+        trackers=_some_of(env, "SPECULOOS_TRACKERS", tuple(TRACKERS)),
         keep_runs_days=_int(env, "SPECULOOS_KEEP_RUNS_DAYS", 90, least=0),
         keep_logs_days=_int(env, "SPECULOOS_KEEP_LOGS_DAYS", 90, least=0),
         keep_logs_mb=_int(env, "SPECULOOS_KEEP_LOGS_MB", 1000, least=0),
@@ -202,7 +267,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         job_memory_mb=_int(env, "SPECULOOS_JOB_MEMORY_MB", 0, least=0),
         log_format=_one_of(env, "SPECULOOS_LOG_FORMAT", ("text", "json")),
         endpoints=_endpoints(home / "settings.toml"),
+        state_servers=_state_servers(home / "settings.toml"),
     )
+
+
+def home_of(env: Mapping[str, str]) -> Path:
+    """The home folder that `env` names, or the default one."""
+    return Path(_value(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
 
 
 def default_home() -> Path:
@@ -224,6 +295,11 @@ def _value(env: Mapping[str, str], name: str) -> str:
         except OSError as error:
             raise BadInput(f"{name}_FILE: cannot read {file} ({error.strerror}).") from None
     return env.get(name, "").strip()
+
+
+def _list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in _value(env, name).split(",") if part.strip())
 
 
 def _read(path: Path) -> str:
@@ -249,12 +325,19 @@ def _optional(env: Mapping[str, str], name: str) -> int | None:
     return _int(env, name, 0, least=0) if _value(env, name) else None
 
 
-def _one_of(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """One of `choices`, the first where nothing is set."""
-    text = _value(env, name).lower() or choices[0]
-    if text not in choices:
-        raise BadInput(f"{name}: expected {' or '.join(choices)}, got {text!r}.")
-    return text
+def _store(env: Mapping[str, str]) -> str:
+    url = _value(env, "SPECULOOS_STORE").rstrip("/")
+    if url and not re.match(r"[a-z][a-z0-9+.-]*://.", url):
+        raise BadInput(f"SPECULOOS_STORE: expected a URL such as s3://bucket/folder or file:///folder, got {url!r}.")
+    return url
+
+
+def _some_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Some of `known`, comma-separated, each once."""
+    found = tuple(dict.fromkeys(_list(env, name)))
+    if wrong := [word for word in found if word not in known]:
+        raise BadInput(f"{name}: expected some of {', '.join(known)}, got {wrong[0]!r}.")
+    return found
 
 
 def _dtype(env: Mapping[str, str]) -> str:
@@ -292,8 +375,23 @@ def _published(address: str, port: int) -> list[str]:
 
 
 def _endpoints(path: Path) -> dict[str, Endpoint]:
+    endpoints = _records(path, "endpoints", Endpoint)
+    for name, endpoint in endpoints.items():
+        _check_endpoint(endpoint, f"{path}: [endpoints.{name}]")
+    return endpoints
+
+
+def _state_servers(path: Path) -> dict[str, StateServer]:
+    servers = _records(path, "hidden_states", StateServer)
+    for name, server in servers.items():
+        _check_state_server(server, f"{path}: [hidden_states.{name}]")
+    return servers
+
+
+def _records(path: Path, section: str, kind: Any) -> dict[str, Any]:
+    """The [section.NAME] tables of a TOML file, each as `kind`; none where there is no file."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("endpoints", {})
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get(section, {})
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -301,30 +399,53 @@ def _endpoints(path: Path) -> dict[str, Endpoint]:
     except ValueError as error:  # TOML's own, and bytes that are not UTF-8
         raise BadInput(f"{path}: {error}.") from None
     if not isinstance(tables, dict):
-        raise BadInput(f"{path}: endpoints: expected [endpoints.NAME] tables, each with its url.")
-    endpoints = {}
+        raise BadInput(f"{path}: {section}: expected [{section}.NAME] tables, each with its url.")
+    records = {}
     for name, table in tables.items():
         try:
-            endpoints[name] = Endpoint(name=name, **table)
+            records[name] = kind(name=name, **table)
         except TypeError:
-            known = ", ".join(k for k in Endpoint.__dataclass_fields__ if k != "name")
-            raise BadInput(f"{path}: [endpoints.{name}] takes {known}; url is required.") from None
-        _check_endpoint(endpoints[name], f"{path}: [endpoints.{name}]")
-    return endpoints
+            known = ", ".join(k for k in kind.__dataclass_fields__ if k != "name")
+            raise BadInput(f"{path}: [{section}.{name}] takes {known}; url is required.") from None
+    return records
 
 
 def _check_endpoint(endpoint: Endpoint, where: str) -> None:
-    for key in ("key_env", "model"):
-        if not isinstance(value := getattr(endpoint, key), str):
-            raise BadInput(f"{where} {key}: expected a text in quotes, got {value!r}.")
+    _check_texts(endpoint, where)
     urls = [endpoint.url] if isinstance(endpoint.url, str) else endpoint.url
     if not isinstance(urls, list) or not urls or not all(isinstance(url, str) for url in urls):
         raise BadInput(f"{where} url: expected a text in quotes, or a list of them, got {endpoint.url!r}.")
     for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise BadInput(f"{where} url: expected http://… or https://…, got {url!r}.")
-    for key, least in (("concurrency", 1), ("retries", 0)):
-        if type(value := getattr(endpoint, key)) is not int or value < least:
+        _check_url(url, where)
+    _check_numbers(endpoint, where, ("concurrency", 1), ("retries", 0), ("requests_per_minute", 0))
+
+
+def _check_state_server(server: StateServer, where: str) -> None:
+    _check_texts(server, where)
+    if not isinstance(server.url, str):
+        raise BadInput(f"{where} url: expected a text in quotes, got {server.url!r}.")
+    _check_url(server.url, where)
+    if server.kind not in STATE_SERVERS:
+        raise BadInput(f"{where} kind: expected one of {', '.join(STATE_SERVERS)}, got {server.kind!r}.")
+    if server.name == "stored":
+        raise BadInput(f"{where}: “stored” means the store alone, without a server; choose another name.")
+    _check_numbers(server, where, ("concurrency", 1))
+
+
+def _check_texts(record: Endpoint | StateServer, where: str) -> None:
+    for key in ("key_env", "model"):
+        if not isinstance(value := getattr(record, key), str):
+            raise BadInput(f"{where} {key}: expected a text in quotes, got {value!r}.")
+
+
+def _check_url(url: str, where: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise BadInput(f"{where} url: expected http://… or https://…, got {url!r}.")
+
+
+def _check_numbers(record: Endpoint | StateServer, where: str, *numbers: tuple[str, int]) -> None:
+    for key, least in numbers:
+        if type(value := getattr(record, key)) is not int or value < least:
             raise BadInput(f"{where} {key}: expected a whole number, {least} or more, got {value!r}.")
-    if type(endpoint.timeout) not in (int, float) or not 0 < endpoint.timeout < math.inf:
-        raise BadInput(f"{where} timeout: expected seconds, got {endpoint.timeout!r}.")
+    if type(record.timeout) not in (int, float) or not 0 < record.timeout < math.inf:
+        raise BadInput(f"{where} timeout: expected seconds, got {record.timeout!r}.")

@@ -26,6 +26,7 @@ from tests.tools.databases import (  # noqa: E402, F401, F811
     postgres_server,
 )
 from tests.tools.figures import Figures  # noqa: E402
+from tests.tools.receiver import Receiver, receiving  # noqa: E402
 
 CLONE = Path(__file__).resolve().parent.parent
 SHARED_DATA = CLONE.parent / "shared" / "data"
@@ -88,6 +89,13 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     """What a drill measures, under its name. Of short forms, which have no marker `drill`, it is printed only."""
     name = request.node.name.removeprefix("test_")
     return Figures(name, short=request.node.get_closest_marker("drill") is None)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A server that takes messages."""
+    with receiving() as made:
+        yield made
 
 
 @pytest.fixture

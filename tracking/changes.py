@@ -1,16 +1,19 @@
 """Naming, noting and deleting what is listed, with a word on what depends on it before it goes."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import String, cast, select, update
 from sqlalchemy import delete as sql_delete
-from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
+from tracking import stored
 from tracking.names import STARTER, UNIQUE, WORDS, check_name, taken
+from tracking.queries import trained_on
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, Metric, Table
 
@@ -42,12 +45,20 @@ def dependents(session: Session, row: Any) -> list[str]:
         if not phrase:  # a link that nobody misses
             continue
         sentences += [phrase.format(name=r.name) for r in session.scalars(select(table).where(column == row.id))]
+    if isinstance(row, Dataset):
+        sentences += [f"the checkpoint “{r.name}” trained on it" for r in _trained_beside(session, row)]
     return sentences
 
 
-def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path]:
-    """Remove a row, and with `force` what depends on it. Returns folders and files to remove once committed
-    (see `remove_files`).
+def _trained_beside(session: Session, data: Dataset) -> list[Checkpoint]:
+    """Checkpoints that learned from it as one of several sets, and not the first."""
+    named = select(Checkpoint).where(cast(Checkpoint.config, String).contains(data.id))
+    return [row for row in session.scalars(named) if data.id in trained_on(row)[1:]]
+
+
+def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path | stored.Remote]:
+    """Remove a row, and with `force` what depends on it. Returns folders and files to remove once committed, here and
+    in the store (see `remove_files`).
 
     Raises Conflict while a job works on it, and without `force` when something depends on it: the message says what.
     """
@@ -61,10 +72,13 @@ def delete(session: Session, settings: Settings, row: Any, *, force: bool = Fals
     return _delete(session, settings, row)
 
 
-def remove_files(paths: list[Path]) -> int:
+def remove_files(paths: Sequence[Path | stored.Remote]) -> int:
     """Remove what `delete` named, after its transaction was committed. Returns the bytes reclaimed."""
     freed = 0
     for path in paths:
+        if isinstance(path, stored.Remote):
+            freed += path.remove()
+            continue
         freed += size(path)
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return freed
@@ -100,11 +114,12 @@ DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Experiment: [],
 }
 KEPT = {"source_id", "dataset_id", "after_id", "job_id"}
-"""Links that are cut rather than followed: the thing stays useful without its origin."""
+"""Links that are cut rather than followed: the thing stays useful without its origin. (`Evaluation.matrix_id` stays: a
+cell is no usual figure of its checkpoint, whether or not its matrix is still there.)"""
 
 
-def _delete(session: Session, settings: Settings, row: Any) -> list[Path]:
-    paths = _files(settings, row)
+def _delete(session: Session, settings: Settings, row: Any) -> list[Path | stored.Remote]:
+    paths = [*_files(settings, row), *stored.drop(session, settings, row)]
     for table, column, _ in DEPENDENTS[type(row)]:
         if column.key in KEPT or (table, column.key) == (Dataset, "base_id"):
             session.execute(update(table).where(column == row.id).values({column.key: None}))
@@ -138,14 +153,23 @@ def _used_by(session: Session, row: Any) -> Job | None:
     if isinstance(row, Job | Experiment):
         return None
     active = session.scalars(select(Job).where(Job.state.not_in(FINISHED)))
-    return next((job for job in active if row.id in job.request.values()), None)
+    return next((job for job in active if _mentions(job.request, row.id)), None)
+
+
+def _mentions(value: Any, row_id: str) -> bool:
+    """Whether an id stands anywhere in a request."""
+    if isinstance(value, dict):
+        return any(_mentions(item, row_id) for item in value.values())
+    return any(_mentions(item, row_id) for item in value) if isinstance(value, list) else value == row_id
 
 
 def _files(settings: Settings, row: Any) -> list[Path]:
     """Only folders of this home that belong to the row, half-made ones too (speculoos/files.py, models/fetch.py); a
     base in a folder of the user's own stays."""
     places = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
-    own = [settings.home / "logs" / f"{row.id}.log"] if isinstance(row, Job) else []
+    own = []
+    if isinstance(row, Job):
+        own = [settings.home / "logs" / f"{row.id}.log", *settings.trackers_folder.glob(f"*/*{row.id[:12]}*")]
     if place := places.get(type(row)):
         own = [settings.home / place / row.id, *(settings.home / place).glob(f".{row.id}[.-]*")]
         own += [settings.home / "exports" / row.id] if isinstance(row, Checkpoint) else []

@@ -1,4 +1,4 @@
-"""Whether a measured generation has its device to itself, by the device's lease row. No torch."""
+"""Whether a measured generation has its device to itself, by the lease row of the device of this machine. No torch."""
 
 import logging
 import threading
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from speculoos import machine
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import leases
@@ -39,9 +40,10 @@ def device_name(device: str) -> str:
 
 def job_on(settings: Settings, device: str) -> str:
     """Name of the job that holds the device, or ""."""
+    place = machine.device(device, settings.home)
     with reading(settings) as db:
-        holder = leases.holder(db, device)
-        return leases.holder_name(db, device) if holder.startswith("job:") else ""
+        holder = leases.holder(db, place)
+        return leases.holder_name(db, place) if holder.startswith("job:") else ""
 
 
 @contextmanager
@@ -76,10 +78,11 @@ def alone(settings: Settings, device: str, run_id: str) -> Iterator[Sharing]:
 
 
 def _acquire(settings: Settings, device: str, holder: str, sharing: Sharing) -> bool:
+    place = machine.device(device, settings.home)
     with writing(settings) as db:
-        taken = leases.acquire(db, device, holder, SECONDS)
+        taken = leases.acquire(db, place, holder, SECONDS)
         if not taken:
-            sharing.add(leases.holder_name(db, device))
+            sharing.add(leases.holder_name(db, place))
         return taken
 
 
@@ -96,7 +99,7 @@ def _renew(settings: Settings, device: str, holder: str, sharing: Sharing, done:
     while not done.wait(RENEW_EVERY):
         try:
             with writing(settings) as db:
-                leases.renew(db, device, holder, SECONDS)
+                leases.renew(db, machine.device(device, settings.home), holder, SECONDS)
         except BaseException as error:  # whatever it is, the measurement may no longer be alone
             log.warning("The lease of %s was not renewed: %s", holder, error)
             sharing.add(_other(settings, device))

@@ -14,9 +14,11 @@ POINTS = 240
 """More than a chart has room for."""
 
 
-def metrics(session: Session, job_id: str, points: int = POINTS) -> dict[str, list[tuple[int, float]]]:
-    """Each metric's (step, value) pairs in order of step, about `points` of them at most."""
-    conditions = [_every(job_id, *spread, points) for spread in _spreads(session, job_id)]
+def metrics(session: Session, job_id: str, points: int = POINTS, but: str = "") -> dict[str, list[tuple[int, float]]]:
+    """Each metric's (step, value) pairs in order of step, about `points` of them at most; those whose name begins with
+    `but` are left out."""
+    spreads = [spread for spread in _spreads(session, job_id) if not (but and spread[0].startswith(but))]
+    conditions = [_every(job_id, *spread, points) for spread in spreads]
     if not conditions:
         return {}
     query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, or_(*conditions))

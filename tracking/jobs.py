@@ -33,12 +33,16 @@ def create(
     after_id: str | None = None,
     experiment_id: str | None = None,
     user: str = "",
+    estimated_seconds: float | None = None,
+    work: float = 0.0,
 ) -> Job:
-    """A QUEUED job, asked for by `user`. With `after_id` it starts only once that job SUCCEEDED."""
+    """A QUEUED job, asked for by `user`, estimated from so much `work`. With `after_id` it starts only once that
+    job SUCCEEDED."""
     if after_id and (before := get(session, after_id)).state in (JobState.FAILED, JobState.CANCELLED):
         raise Conflict(f"“{before.name}” ended {before.state}, so nothing can start after it; retry it first.")
     job = Job(kind=kind, queue=queue, request=request, name=name, after_id=after_id, experiment_id=experiment_id)
     job.attempt_cap, job.queued_at, job.user = ATTEMPTS, end_of_queue(session, queue), check_user(user)
+    job.estimated_seconds, job.work = estimated_seconds, work
     session.add(job)
     session.flush()
     return job
@@ -129,14 +133,15 @@ def interrupt(
 ) -> JobState:
     """RUNNING → INTERRUPTED: the work stopped without an end of its own, and will go on. Returns the new state.
 
-    CANCELLED when someone had asked to stop; FAILED, with `hint`, when no attempt is left. An attempt that got further
-    than those before it starts the count anew; a worker that is told to stop gives its attempt back (`counts=False`).
-    Raises Fenced.
+    CANCELLED when someone had asked to stop, but for a divided job that can still put together what its shards have
+    finished; FAILED, with `hint`, when no attempt is left. An attempt that got further than those before it starts the
+    count anew; a worker that is told to stop gives its attempt back (`counts=False`). Raises Fenced.
     """
     change(session, job_id, mine(attempt), Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
-    if _finish(session, job_id, and_(mine(attempt), Job.cancel_requested), JobState.CANCELLED, "cancelled", STOPPED):
-        return JobState.CANCELLED
     out = and_(mine(attempt), Job.attempt >= Job.attempt_cap)
+    for_good = and_(mine(attempt), Job.cancel_requested, or_(Job.shards == 0, out))
+    if _finish(session, job_id, for_good, JobState.CANCELLED, "cancelled", STOPPED):
+        return JobState.CANCELLED
     if counts and _finish(session, job_id, out, JobState.FAILED, "crashed", given_up(reason), hint or SEE_LOG):
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
@@ -216,7 +221,7 @@ def collect(session: Session) -> int:
                 mine(job.attempt),
                 state=JobState.INTERRUPTED,
                 published_at=None,
-                attempt_cap=Job.attempt + 1,
+                attempt_cap=Job.attempt + ATTEMPTS,
             )
         else:
             with suppress(Fenced):  # another process has just done it
@@ -246,6 +251,7 @@ def _finish(
     ended = {"finished_at": now(), "eta_seconds": None, "progress_note": ""}
     if not move(session, job_id, which, state=state, **values, **ended):
         return False
+    _give_back(session, job_id)
     _set_outputs(session, job_id, "pending", "failed")
     shards.spare(session, job_id)
     _cancel_dependents(session, get(session, job_id))
@@ -261,7 +267,7 @@ def _cancel_dependents(session: Session, job: Job) -> None:
 
 def _requeue(session: Session, job: Job) -> None:
     values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
-    again = {"queued_at": end_of_queue(session, job.queue), "attempt_cap": Job.attempt + ATTEMPTS}
+    again = {"queued_at": end_of_queue(session, job.queue), "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
     if not move(session, job.id, state=JobState.QUEUED, **values, **again):
         return
     _set_outputs(session, job.id, "failed", "pending")
@@ -269,6 +275,12 @@ def _requeue(session: Session, job: Job) -> None:
     followers = select(Job).where(Job.after_id == job.id, Job.error_code == STOPPED_WITH_PREDECESSOR)
     for follower in session.scalars(followers.order_by(Job.created_at)).all():
         _requeue(session, follower)
+
+
+def _give_back(session: Session, job_id: str) -> None:
+    """A data set that was to get more rows is what it was before: its old ones can be used."""
+    had_rows = (Dataset.job_id == job_id, Dataset.state == "pending", Dataset.rows > 0)
+    session.execute(update(Dataset).where(*had_rows).values(state="ready").execution_options(synchronize_session=False))
 
 
 def _set_outputs(session: Session, job_id: str, before: str, after: str) -> None:

@@ -1,4 +1,5 @@
-"""Device leases: who holds `cpu` or `cuda:0` for work whose figures must not be shared.
+"""Device leases: who holds a device for work whose figures must not be shared. Devices have the names that
+`speculoos.machine.device` gives them, so equal ones of two machines are two.
 
 A holder is named `job:<id>` or `run:<id>`. A job or run that goes on keeps what it holds, whatever the clock says;
 other leases that are not renewed run out by themselves.

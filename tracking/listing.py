@@ -2,6 +2,7 @@
 to stands for them."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Select, case, func, select
@@ -11,6 +12,8 @@ from tracking import processes
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Job, now
 
+ENDINGS = (JobState.SUCCEEDED, JobState.FAILED)
+LONG = timedelta(minutes=1)
 IN_ORDER = (case((Job.state == JobState.RUNNING, 0), else_=1), Job.queued_at, Job.id)
 """Running ones first, then the waiting ones as the queue has them."""
 
@@ -47,6 +50,17 @@ def active(session: Session, *, without_experiment: str = "", limit: int | None 
     if without_experiment:
         query = query.where(func.coalesce(Job.experiment_id, "") != without_experiment)
     return list(session.scalars(query))
+
+
+def ended(session: Session, limit: int) -> list[Job]:
+    """Of the last `limit` jobs that ended by themselves, those that took long, newest first."""
+    query = select(Job).where(Job.state.in_(ENDINGS), Job.parent_id.is_(None), Job.finished_at.is_not(None))
+    return list(filter(took_long, session.scalars(query.order_by(Job.finished_at.desc(), Job.id).limit(limit))))
+
+
+def took_long(job: Job) -> bool:
+    """Whoever asked for it has looked away meanwhile, and may want to be told of its end."""
+    return (job.finished_at or now()) - job.queued_at >= LONG
 
 
 def signature(session: Session) -> str:

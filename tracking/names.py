@@ -7,14 +7,20 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, Conflict
-from tracking.tables import Base, Checkpoint, Dataset, Table
+from tracking.tables import Base, Checkpoint, Dataset, Experiment, Table
 
 STARTER = "starter"
 """The source of bases, and its one base, whose name always means the same weights."""
 LONGEST = 120
 LONGEST_USER = 80
-WORDS = {"bases": "model", "datasets": "data set", "checkpoints": "checkpoint", "experiments": "experiment"}
-UNIQUE = (Base, Dataset, Checkpoint)
+WORDS = {
+    "bases": "model",
+    "datasets": "data set",
+    "checkpoints": "checkpoint",
+    "experiments": "experiment",
+    "evaluations": "evaluation",
+}
+UNIQUE = (Base, Dataset, Checkpoint, Experiment)
 
 
 def check_name(name: str) -> str:

@@ -1,11 +1,10 @@
 """Heartbeats of the workbench's processes, one Preference row each: how `doctor` and the pages know who is alive.
 
-Keys are `process:<name>@<host>:<pid>`; names are worker-gpu, worker-io, reconciler, inference, web.
+Keys are `process:<name>@<machine>:<pid>`; names are worker-gpu, worker-io, reconciler, inference, web.
 """
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from speculoos import machine
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import db
@@ -31,7 +31,7 @@ STEP, LOOK_SECONDS = 1.0, 1.0
 
 
 def key(name: str) -> str:
-    return f"process:{name}@{socket.gethostname()[:40]}:{os.getpid()}"
+    return f"process:{name}@{machine.host()}:{os.getpid()}"
 
 
 def beat(session: Session, name: str, **details: Any) -> None:

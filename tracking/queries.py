@@ -137,3 +137,9 @@ def _missing(session: Session, table: type[Table], reference: str) -> NotFound:
     there = list(session.scalars(select(table.name).order_by(table.created_at.desc()).limit(6)))
     known = "known are " + ", ".join(there[:5]) + (", …" if len(there) > 5 else "") if there else "there is none yet"
     return NotFound(f"There is no {word} {reference!r}; {known}.")
+
+
+def trained_on(checkpoint: Checkpoint) -> list[str]:
+    """The ids of the data sets that it learned from, the first one first."""
+    more = (checkpoint.config or {}).get("more_dataset_ids") or ()
+    return list(dict.fromkeys(row_id for row_id in (checkpoint.dataset_id, *more) if row_id))

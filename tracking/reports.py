@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -57,6 +57,13 @@ def logs(session: Session, job_id: str, after_id: int = 0, limit: int = 1000) ->
     if after_id:
         return list(session.scalars(query.order_by(JobLog.id).limit(limit)))
     return list(session.scalars(query.order_by(JobLog.id.desc()).limit(limit)))[::-1]
+
+
+def attempt_seconds(session: Session, job_id: str) -> dict[int, float]:
+    """How long each attempt of a job wrote to its log, by its number."""
+    spans = select(JobLog.attempt, func.min(JobLog.at), func.max(JobLog.at)).where(JobLog.job_id == job_id)
+    found = session.execute(spans.where(JobLog.attempt > 0).group_by(JobLog.attempt))
+    return {attempt: (last - first).total_seconds() for attempt, first, last in found}
 
 
 def metrics(session: Session, job_id: str, names: Sequence[str] = ()) -> dict[str, list[tuple[int, float]]]:

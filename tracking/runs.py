@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from speculoos.errors import NotFound
@@ -31,10 +31,25 @@ def create_run(
     return run
 
 
-def create_comparison(session: Session, columns: Sequence[tuple[str, dict[str, Any]]]) -> list[Run]:
-    """One group of runs, a (model, request) each; the inference server runs them one after the other."""
-    group = new_id()
-    return [create_run(session, "compare", model, request, group, i) for i, (model, request) in enumerate(columns)]
+def create_comparison(
+    session: Session, columns: Sequence[tuple[str, dict[str, Any]]], backwards: bool = False
+) -> list[Run]:
+    """One group of runs, a (model, request) each. The inference server runs them one after the other as they were
+    made: the first column first, or the last one."""
+    group, began = new_id(), now()
+    made = [create_run(session, "compare", model, request, group, i) for i, (model, request) in enumerate(columns)]
+    for moment, run in enumerate(made[::-1] if backwards else made):
+        run.created_at = began + timedelta(microseconds=moment)
+    session.flush()
+    return made
+
+
+def next_backwards(session: Session) -> bool:
+    """Whether the next comparison is measured from its last column: when the one before was from its first."""
+    second = select(Run).where(Run.kind == "compare", Run.position == 1).order_by(Run.created_at.desc()).limit(1)
+    last = session.scalar(second)
+    columns = group_runs(session, str(last.group_id)) if last else []
+    return bool(last) and columns[0].created_at < last.created_at
 
 
 def get_run(session: Session, run_id: str) -> Run:
@@ -55,12 +70,6 @@ def group_runs(session: Session, group_id: str) -> list[Run]:
     """Turns of a chat or columns of a comparison, in order."""
     order = (Run.position, Run.created_at)
     return list(session.scalars(select(Run).where(Run.group_id == group_id).order_by(*order)))
-
-
-def recent_runs(session: Session, kind: str | None = None, limit: int = 50) -> list[Run]:
-    """Newest first."""
-    query = select(Run).order_by(Run.created_at.desc()).limit(limit)
-    return list(session.scalars(query.where(Run.kind == kind) if kind else query))
 
 
 def start_run(session: Session, run_id: str) -> bool:
@@ -135,11 +144,6 @@ def run_view(run: Run) -> dict[str, Any]:
         "created_at": run.created_at.isoformat(),
         "finished_at": run.finished_at.isoformat() if run.finished_at else None,
     }
-
-
-def step_count(session: Session, run_id: str) -> int:
-    """How many steps are stored."""
-    return session.scalar(select(func.count()).select_from(RunStep).where(RunStep.run_id == run_id)) or 0
 
 
 def token_ids(session: Session, run_id: str) -> list[int]:

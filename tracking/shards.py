@@ -23,6 +23,10 @@ AT_ONCE = 64
 ENOUGH_FAILED = 3
 """Shards of one job that failed, after which those that wait are not begun."""
 SPARED = "Not begun, because other shards failed."
+INDEPENDENT = ("evaluate",)
+"""Kinds of shards that say nothing of each other: one that failed spares no other."""
+NOUNS = {"matrix": "cells"}
+"""What the shards of a kind of job are called."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,11 @@ class Shard:
     request: dict[str, Any]
     total: int
     result: dict[str, Any] | None = None
+    name: str = ""
+    """"" for its number under the name of its job."""
+    estimated_seconds: float | None = None
+    work: float = 0.0
+    """What it was estimated at, as jobs of its kind are."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Tally:
 
     states: dict[str, int] = field(default_factory=dict)
     done: int = 0
+    units: int = 0
+    """What there is to do, as each shard says by now: an evaluation that asks again has more than was planned."""
     per_second: float = 0.0
 
     @property
@@ -68,10 +79,10 @@ class Tally:
     def running(self) -> int:
         return self.states.get(JobState.RUNNING, 0)
 
-    def words(self) -> str:
-        """`3 of 8 shards done, 2 running, 1 failed`."""
+    def words(self, kind: str = "") -> str:
+        """`3 of 8 shards done, 2 running, 1 failed`, of a job of that kind."""
         more = [f"{n} {word}" for n, word in ((self.running, "running"), (self.failed, "failed")) if n]
-        return ", ".join([f"{self.ended_well} of {self.total} shards done", *more])
+        return ", ".join([f"{self.ended_well} of {self.total} {NOUNS.get(kind, 'shards')} done", *more])
 
 
 def divide(session: Session, job_id: str, attempt: int, division: Division) -> None:
@@ -125,14 +136,19 @@ def gather(session: Session) -> None:
     found = _tallies(session, Job.parent_id.in_([job.id for job in divided])) if divided else {}
     for job in (job for job in divided if job.id in found):
         tallied = found[job.id]
-        new = {"done": tallied.done, "progress_note": tallied.words(), "eta_seconds": _seconds_left(job, tallied)}
+        new = {
+            "done": tallied.done,
+            "total": tallied.units,
+            "progress_note": tallied.words(job.kind),
+            "eta_seconds": _seconds_left(job, tallied),
+        }
         if any(getattr(job, name) != value for name, value in new.items()):
             move(session, job.id, at_shards(), **new)
 
 
 def _seconds_left(job: Job, tallied: Tally) -> float | None:
     """At the speed of the shards that run; while none knows its own yet, at the one that was said last."""
-    left = max(0, (job.total or 0) - tallied.done)
+    left = max(0, tallied.units - tallied.done)
     if tallied.per_second:
         return round(left / tallied.per_second, 1)
     before = (job.total or 0) - job.done
@@ -157,7 +173,7 @@ def cancel(session: Session, job_id: str) -> None:
 def spare(session: Session, shard_id: str) -> None:
     """Where enough shards of a job have failed, those that wait are not begun: they would most likely fail too."""
     shard = session.get_one(Job, shard_id)
-    if shard.parent_id and tally(session, shard.parent_id).failed >= ENOUGH_FAILED:
+    if shard.parent_id and shard.kind not in INDEPENDENT and tally(session, shard.parent_id).failed >= ENOUGH_FAILED:
         _end_waiting(session, shard.parent_id, "spared", SPARED)
 
 
@@ -187,20 +203,22 @@ def _tallies(session: Session, which: ColumnElement[bool]) -> dict[str, Tally]:
     """Per second: each running shard says how long it still takes, so how fast it is."""
     left = Job.total - Job.done
     speed = func.sum(left / func.nullif(Job.eta_seconds, 0)).filter(Job.state == JobState.RUNNING)
-    query = select(Job.parent_id, Job.state, func.count(), func.sum(Job.done), speed).where(which)
+    sums = (func.count(), func.sum(Job.done), func.sum(func.coalesce(Job.total, Job.done)), speed)
     found: dict[str, Tally] = {}
-    for job_id, state, count, done, per_second in session.execute(query.group_by(Job.parent_id, Job.state)):
+    query = select(Job.parent_id, Job.state, *sums).where(which).group_by(Job.parent_id, Job.state)
+    for job_id, state, count, done, units, per_second in session.execute(query):
         old = found.get(job_id, Tally())
         more = old.per_second + float(per_second or 0.0)
-        found[job_id] = Tally({**old.states, state: count}, old.done + int(done or 0), more)
+        found[job_id] = Tally({**old.states, state: count}, old.done + int(done), old.units + int(units), more)
     return found
 
 
 def _made(parent: Job, division: Division, number: int, shard: Shard, queued_at: Any) -> Job:
-    named = f"{parent.name}, shard {number + 1} of {len(division.shards)}"
+    named = shard.name or f"{parent.name}, shard {number + 1} of {len(division.shards)}"
     job = Job(kind=division.kind, queue=division.queue, request=shard.request, name=named[:200], user=parent.user)
     job.parent_id, job.number, job.queued_at, job.attempt_cap = parent.id, number, queued_at, ATTEMPTS
     job.total, job.unit = shard.total, division.unit
+    job.estimated_seconds, job.work = shard.estimated_seconds, shard.work
     if shard.result is not None:
         job.state, job.done, job.result, job.finished_at = JobState.SUCCEEDED, shard.total, shard.result, now()
     return job
@@ -209,7 +227,13 @@ def _made(parent: Job, division: Division, number: int, shard: Shard, queued_at:
 def _again(session: Session, job: Job, wanted: Shard) -> None:
     """A shard that is known: queued again where its result is missing, done where that is there."""
     if wanted.result is not None and job.state != JobState.SUCCEEDED:
-        values = {"done": wanted.total, "result": wanted.result, "finished_at": now(), **NO_ERROR}
+        values = {
+            "done": wanted.total,
+            "total": wanted.total,
+            "result": wanted.result,
+            "finished_at": now(),
+            **NO_ERROR,
+        }
         change(session, job.id, Job.state != JobState.RUNNING, state=JobState.SUCCEEDED, **values)
     elif wanted.result is None and job.state in FINISHED:
         _queue(session, job, wanted.request)
@@ -217,7 +241,7 @@ def _again(session: Session, job: Job, wanted: Shard) -> None:
 
 def _queue(session: Session, job: Job, request: dict[str, Any]) -> None:
     values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
-    values |= {"state": JobState.QUEUED, "request": request, "attempt_cap": Job.attempt + ATTEMPTS}
+    values |= {"state": JobState.QUEUED, "request": request, "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
     change(session, job.id, Job.state.in_(FINISHED), version=Job.version + 1, done=0, done_before=0, **values)
 
 

@@ -136,7 +136,7 @@ class Job(Named, Table):
     child: Mapped[dict[str, Any]] = mapped_column(default=dict)  # what workers.identity knows it by
     queued_at: Mapped[datetime] = mapped_column(default=now)  # its place in the queue
     published_at: Mapped[datetime | None]  # when its message was last sent
-    started_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None]  # first claimed since it was asked for, or retried
     finished_at: Mapped[datetime | None]
     done: Mapped[int] = mapped_column(BigInteger, default=0)
     total: Mapped[int | None] = mapped_column(BigInteger)
@@ -151,6 +151,8 @@ class Job(Named, Table):
     parent_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # the job this one is a shard of
     number: Mapped[int] = mapped_column(default=0)  # which of its shards, from 0
     shards: Mapped[int] = mapped_column(default=0)  # into how many this job was divided; 0: it was not
+    estimated_seconds: Mapped[float | None] = mapped_column(Float)  # as it was asked for
+    work: Mapped[float] = mapped_column(Float, default=0.0)  # what that was reckoned from (workers.ask.estimates)
 
 
 class JobLog(Table):
@@ -219,11 +221,29 @@ class Evaluation(Named, Table):
     __tablename__ = "evaluations"
 
     state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
-    base_id: Mapped[str] = mapped_column(ForeignKey("bases.id"))
+    base_id: Mapped[str | None] = mapped_column(ForeignKey("bases.id"))  # None: a server's model that is not known here
     checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
     job_id: Mapped[str | None] = mapped_column(String(32))
     config: Mapped[dict[str, Any]] = mapped_column(default=dict)
     result: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    # What lists sort and filter by: of the request, then (once ready) of the result. See tracking.evaluations.
+    matrix_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the job it is a cell of
+    suite: Mapped[str] = mapped_column(String(64), default="")  # speculoos.suites
+    questions: Mapped[str] = mapped_column(String(200), default="")  # the data set's name then
+    temperature: Mapped[float] = mapped_column(Float, default=0.0)
+    top_p: Mapped[float] = mapped_column(Float, default=1.0)
+    tree: Mapped[str] = mapped_column(String(200), default="")  # in words; "" is the checkpoint's own
+    source: Mapped[str] = mapped_column(String(200), default="")  # the endpoint that was asked; "" is this engine
+    machine: Mapped[str] = mapped_column(String(200), default="")
+    dtype: Mapped[str] = mapped_column(String(16), default="")
+    speedup: Mapped[float | None] = mapped_column(Float)
+    speedup_low: Mapped[float | None] = mapped_column(Float)  # 95 % interval, as all `_low` and `_high`
+    speedup_high: Mapped[float | None] = mapped_column(Float)
+    tau: Mapped[float | None] = mapped_column(Float)  # mean accepted length
+    tau_low: Mapped[float | None] = mapped_column(Float)
+    tau_high: Mapped[float | None] = mapped_column(Float)
+    tokens_per_second: Mapped[float | None] = mapped_column(Float)
+    plain_tokens_per_second: Mapped[float | None] = mapped_column(Float)
 
 
 class Run(Table):
@@ -256,7 +276,8 @@ class RunStep(Table):
 
 
 class DeviceLease(Table):
-    """Who holds a device (`cpu`, `cuda:0`) for work whose figures must not be shared."""
+    """Who holds a device (`cpu` or `cuda:0` of a machine: see speculoos.machine) for work whose figures must not be
+    shared."""
 
     __tablename__ = "device_leases"
 
@@ -298,3 +319,15 @@ class Login(Table):
     user: Mapped[str] = mapped_column(String(80), default="")
     created_at: Mapped[datetime] = mapped_column(default=now)
     ends_at: Mapped[datetime] = mapped_column(index=True)
+
+
+class Stored(Table):
+    """What of a row's files lies in the store: see tracking.stored. The id is the row's, or that of a path."""
+
+    __tablename__ = "stored"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))  # models | datasets | checkpoints | uploads | exports
+    key: Mapped[str] = mapped_column(String(64))
+    bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    created_at: Mapped[datetime] = mapped_column(default=now)

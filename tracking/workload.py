@@ -57,10 +57,11 @@ def heartbeats(session: Session) -> dict[str, list[float]]:
 
 
 def started_since(session: Session, since: datetime) -> list[tuple[str, str, float]]:
-    """(id, queue, seconds it waited) of jobs first started after `since`, or shortly before it."""
-    query = select(Job.id, Job.queue, Job.created_at, Job.started_at).where(Job.started_at > since - LATE)
+    """(id, queue, seconds it waited) of jobs started after `since`, or shortly before it, since they were last asked
+    for."""
+    query = select(Job.id, Job.queue, Job.queued_at, Job.started_at).where(Job.started_at > since - LATE)
     rows = session.execute(query)
-    return [(job_id, queue, max(0.0, (begun - created).total_seconds())) for job_id, queue, created, begun in rows]
+    return [(job_id, queue, max(0.0, (begun - asked).total_seconds())) for job_id, queue, asked, begun in rows]
 
 
 def _jobs(session: Session) -> dict[tuple[str, str], int]:

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from models.damage import check_dataset
 from speculoos.errors import BadInput, NotFound
-from training.masks import MaskedTokens, mask_conversation
+from speculoos.reporting import Reporter
+from training.masks import MaskedTokens
+from training.token_files import Tokens, group_of
+from training.tokenising import tokenised
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +49,17 @@ class DataReport:
     truncated_tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     mask_sources: Counter[str] = field(default_factory=Counter)
+    tokenised: int = 0
+    """Tokens that were not there and were made for this; another attempt has none, so no file of a run says it."""
+
+    def add(self, other: "DataReport") -> None:
+        """Count another set's rows too."""
+        for name, value in other.__dict__.items():
+            setattr(self, name, getattr(self, name) + value)
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
+        told = {name: value for name, value in self.__dict__.items() if name != "tokenised"}
+        return {**told, "dropped": dict(self.dropped), "mask_sources": dict(self.mask_sources)}
 
     def sentence(self) -> str:
         text = f"{self.conversations} conversations, {self.tokens} tokens, {self.loss_tokens} of them in the loss"
@@ -111,25 +122,37 @@ def load_conversations(
     vocab_size: int = 0,
     eos_ids: Sequence[int] = (),
     tokenizer_sha256: str = "",
+    reporter: Reporter | None = None,
 ) -> tuple[list[Conversation], DataReport]:
-    """All usable conversations, cut to `max_length` tokens, and what became of the rest.
+    """All usable conversations, cut to `max_length` tokens, and what became of the rest. Their ids and masks are views
+    of the files in which they are kept (`training.tokenising`).
 
     Raises BadInput when the data's token ids come from another tokenizer, or when no row, or every token, counts.
     """
     made_with = read_info(folder).get("tokenizer_sha256", "")
-    report, conversations = DataReport(), []
-    for row in read_rows(folder):
-        if row.get("token_ids"):
-            _check_tokenizer(folder, row, made_with, tokenizer_sha256, vocab_size)
-        try:
-            masked = mask_conversation(row, tokenizer, eos_ids)
-        except BadInput as error:
-            report.dropped[str(error)] += 1
-            continue
-        if conversation := keep(row, masked, max_length, report):
-            conversations.append(conversation)
+    foreign = bool(made_with and tokenizer_sha256 and made_with != tokenizer_sha256)
+    if foreign and next(read_rows(folder), {}).get("token_ids"):
+        raise _other_tokenizer(folder)
+    found = tokenised(folder, tokenizer, eos_ids, reporter)
+    report, conversations = DataReport(tokenised=found.tokens), []
+    for tokens in found.read():
+        _check_tokenizer(folder, tokens.words, foreign, vocab_size)
+        report.dropped.update(tokens.dropped.values())
+        rows = (_stored(tokens, index, max_length, report) for index in range(len(tokens)))
+        conversations += [row for row in rows if row]
     _refuse_empty(folder, conversations, report)
     return conversations, report
+
+
+def load_sets(folders: Sequence[str | Path], *args: Any) -> tuple[list[Conversation], DataReport]:
+    """The conversations of several data sets, one after the other, and what became of all rows; each is read by
+    `load_conversations(folder, *args)`."""
+    conversations, whole = [], DataReport()
+    for folder in folders:
+        found, report = load_conversations(folder, *args)
+        conversations += found
+        whole.add(report)
+    return conversations, whole
 
 
 def split_held_out(
@@ -193,42 +216,53 @@ def _row(line: str, shard: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def _check_tokenizer(folder: Any, row: dict[str, Any], made_with: str, here: str, vocab_size: int) -> None:
-    advice = "generate the data with this base, or train the base the data was made with."
-    if made_with and here and made_with != here:
-        raise BadInput(f"The data in {folder} was made with another tokenizer than the base's; {advice}")
-    if vocab_size and max(row["token_ids"]) >= vocab_size:
-        raise BadInput(
-            f"The data in {folder} holds token id {max(row['token_ids'])}, the base has {vocab_size}; {advice}"
-        )
+OTHER = "generate the data with this base, or train the base the data was made with."
+
+
+def _other_tokenizer(folder: Any) -> BadInput:
+    return BadInput(f"The data in {folder} was made with another tokenizer than the base's; {OTHER}")
+
+
+def _check_tokenizer(folder: Any, words: Mapping[str, Any], foreign: bool, vocab_size: int) -> None:
+    """Of rows that brought their own token ids: those must be the base's."""
+    if words["own"] and foreign:
+        raise _other_tokenizer(folder)
+    if vocab_size and words["largest"] >= vocab_size:
+        raise BadInput(f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {OTHER}")
 
 
 def keep(row: Mapping[str, Any], masked: MaskedTokens, max_length: int, report: DataReport) -> Conversation | None:
     """The row as a conversation cut to `max_length`, counted in `report`; None when nothing of it can be learnt."""
-    ids, mask = masked.token_ids, masked.mask
-    if all(mask):
+    ids, mask = torch.tensor(masked.token_ids, dtype=torch.int32), torch.tensor(masked.mask, dtype=torch.bool)
+    named = (str(row.get("id", "")), group_of(row).hex(), str(row.get("category", "")))
+    return _kept(ids, mask, masked.source, *named, max_length, report)
+
+
+def _stored(tokens: Tokens, index: int, max_length: int, report: DataReport) -> Conversation | None:
+    """As `keep`, of a row whose tokens are kept."""
+    ids, mask = tokens.row(index)
+    named = (tokens.words["ids"][index], tokens.group(index), tokens.words["categories"][index])
+    return _kept(ids, mask, tokens.source(index), *named, max_length, report)
+
+
+def _kept(
+    ids: Tensor, mask: Tensor, source: str, name: str, group: str, category: str, max_length: int, report: DataReport
+) -> Conversation | None:
+    if bool(mask.all()):
         report.dropped["every token counts, so there is no prompt"] += 1
         return None
     if len(ids) > max_length:
         report.truncated += 1
         report.truncated_tokens += len(ids) - max_length
         ids, mask = ids[:max_length], mask[:max_length]
-    if not any(mask):
+    if not (counted := int(mask.sum())):
         report.dropped["no token of an answer counts"] += 1
         return None
     report.conversations += 1
     report.tokens += len(ids)
-    report.loss_tokens += sum(mask)
-    report.mask_sources[masked.source] += 1
-    ids_tensor = torch.tensor(ids, dtype=torch.int32)
-    return Conversation(
-        str(row.get("id", "")), ids_tensor, torch.tensor(mask), _group(row), str(row.get("category", ""))
-    )
-
-
-def _group(row: Mapping[str, Any]) -> str:
-    users = [m.get("content", "") for m in row.get("messages") or [] if m.get("role") == "user"]
-    return hashlib.sha256(str(users[0] if users else row.get("id", "")).encode()).hexdigest()
+    report.loss_tokens += counted
+    report.mask_sources[source] += 1
+    return Conversation(name, ids, mask, group, category)
 
 
 def _refuse_empty(folder: Any, conversations: list[Conversation], report: DataReport) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from methods.eagle import MEASURED_DEPTH
 from methods.settings import TrainConfig
 from models.draft_layers import ChainMemory
 from models.eagle import EagleDraft
@@ -28,8 +29,7 @@ from training.batches import Batch
 from training.losses import soft_loss
 from training.medusa import medusa_labels
 from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-
-MEASURED_DEPTH = 4
+from training.source import States, Wanted, states_of
 
 
 class EagleMethod(nn.Module):
@@ -52,10 +52,14 @@ class EagleMethod(nn.Module):
         self.draft.float()
         self._head = base.head.to(torch.float32)
 
+    def wanted(self, batch: Batch) -> Wanted:
+        """The head's input everywhere: the draft looks at all of it."""
+        return Wanted()
+
     @torch.no_grad()
-    def features(self, batch: Batch) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths], row and position [N] of places."""
-        hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
+        hidden, _ = states or states_of(self._base[0], batch, Wanted())
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}

@@ -32,6 +32,7 @@ from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
 from training.method import Outcome
+from training.source import States, Wanted, states_of
 from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
@@ -87,12 +88,15 @@ class Eagle3Method(nn.Module):
     def opening(self) -> str:
         return self.vocabulary.sentence() if self.vocabulary else ""
 
+    def wanted(self, batch: Batch) -> Wanted:
+        """The fused layers everywhere, the head's input only where the base's own guess is met."""
+        return Wanted(self.draft.layers_wanted, met(batch.mask))
+
     @torch.no_grad()
-    def features(self, batch: Batch) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of places;
         known [B, L]: the base's best token after t is in the draft vocabulary."""
-        base = self._base[0]
-        hidden, aux = base.forward_hidden(batch.input_ids, layers=self.draft.layers_wanted, lengths=batch.lengths)
+        hidden, aux = states or states_of(self._base[0], batch, Wanted(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
@@ -155,12 +159,17 @@ class Eagle3Method(nn.Module):
         base, known = self._base[0], torch.zeros_like(mask)
         if self.draft.config.draft_vocab_size == base.vocab_size:
             return torch.ones_like(mask)
-        looked = mask.clone()
-        looked[:, :-1] |= mask[:, 1:]
-        row, position = looked.nonzero(as_tuple=True)
+        row, position = met(mask).nonzero(as_tuple=True)
         best = [argmax(base.logits(part)) for part in hidden[row, position].split(256)]
         known[row, position] = self.draft.t2d[torch.cat(best)] if best else False
         return known
+
+
+def met(mask: Tensor) -> Tensor:
+    """bool [B, L]: places before or in an answer."""
+    looked = mask.clone()
+    looked[:, :-1] |= mask[:, 1:]
+    return looked
 
 
 def _check_layers(config: TrainConfig, base: Any) -> None:

@@ -22,6 +22,9 @@ class FeatureStore:
         self._written: dict[int, str] = {}
         """Batches on disk, and the device their tensors belong to."""
 
+    def __contains__(self, index: int) -> bool:
+        return index in self._features or index in self._written
+
     def get(self, index: int) -> dict[str, Tensor] | None:
         if index in self._features:
             return self._features[index]

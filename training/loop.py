@@ -9,6 +9,7 @@ Knows no database and no web: it reports through a Reporter.
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from methods.settings import TrainConfig
-from models.base import load_base, pick_device
+from models.base import load_base, native_dtype, pick_device
 from models.checkpoints import read_config, save_draft, verify_sums
 from models.damage import NO_SUMS, Known, check_base
+from models.frame import Frame, load_frame
 from models.identity import tokenizer_sha256, weights_sha256
 from runtime.precision import quick_products
 from runtime.weights import pack_known
@@ -28,9 +30,11 @@ from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, Silent
 from speculoos.sums import Sums
 from training.acceptance import Acceptance, measure
-from training.batches import DataReport, load_conversations, split_held_out
+from training.batches import DataReport, load_sets, split_held_out
 from training.faults import not_finite, plain_errors
 from training.feature_store import FeatureStore, advice
+from training.hidden_states.carrier import Watch
+from training.hidden_states.connect import Elsewhere, connected, source_of
 from training.method import make_method
 from training.resume_points import (
     check_same,
@@ -45,10 +49,13 @@ from training.resume_points import (
 )
 from training.samples import can_be_sampled, sample
 from training.schedule import lr_factor
-from training.setup import frozen_dtype, make_accelerator, micro_seed, prepare
+from training.setup import make_accelerator, micro_seed, prepare
 from training.sharding import draft_tensors, fsdp_switch, gathered, unsharded, whole
 from training.step_metrics import StepMetrics, eval_values
 from training.stream import Stream
+
+SAMPLING = 0.1
+"""Of a training's time, for sample generations: a small one is measured so often that they took most of it."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +70,29 @@ class TrainResult:
 def train(
     config: TrainConfig,
     base_path: str | Path,
-    dataset_path: str | Path,
+    dataset_path: str | Path | Sequence[str | Path],
     out_dir: str | Path,
     resume_from: str | Path | None = None,
     reporter: Reporter | None = None,
     info: dict[str, Any] | None = None,
     known: Known | None = None,
     sums: Sums = NO_SUMS,
+    elsewhere: Elsewhere | None = None,
 ) -> TrainResult:
-    """Train a draft for the base at `base_path` on the data set folder `dataset_path`.
+    """Train a draft for the base at `base_path` on the data set folder `dataset_path`, or on several together.
 
     Writes `out_dir`/state-<step> (to resume from), `out_dir`/best and `out_dir`/final. `resume_from` is a folder with
     states, such as the `out_dir` of an earlier attempt: the newest whole one counts; without any the run starts from
     the beginning. `info` may hold `base`, `base_sha256`, `dataset` and `notes` for the checkpoint. `known`: the base's
-    files are compared with these sums first, which `sums` remembers. Raises Cancelled, with the state saved, when the
-    reporter asks to stop; Damaged when base or data are not what they were.
+    files are compared with these sums first, which `sums` remembers. `elsewhere`: the server and the folder that
+    `config` names for hidden states. Raises Cancelled, with the state saved, when the reporter asks to stop; Damaged
+    when base or data are not what they were.
     """
     if known is not None:
         check_base(base_path, known, sums)
     with plain_errors(), fsdp_switch(pick_device(config.device)) as sharded:
-        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), reporter or Silent(), info or {}, sharded)
+        report = reporter or Silent()
+        trainer = Trainer(config, base_path, dataset_path, Path(out_dir), report, info or {}, sharded, elsewhere)
         return trainer.run(resume_from)
 
 
@@ -93,35 +103,45 @@ class Trainer:
         self,
         config: TrainConfig,
         base_path: str | Path,
-        dataset_path: str | Path,
+        dataset_path: str | Path | Sequence[str | Path],
         out_dir: Path,
         reporter: Reporter,
         info: dict[str, Any],
         sharded: bool = False,
+        elsewhere: Elsewhere | None = None,
     ):
-        self.started = time.monotonic()
+        self.started, self.sampling_seconds = time.monotonic(), 0.0
         self.config, self.out_dir, self.reporter = config, out_dir, reporter
         self.accelerator = make_accelerator(config)
         self.main = self.accelerator.is_main_process
         device = self.accelerator.device
         quick_products(device)
-        self.base = base = load_base(base_path, dtype=frozen_dtype(config, device), device=str(device))
+        load = load_frame if config.hidden_states else load_base
+        self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
         training, held, self.data = self._read_data(base, base_path, dataset_path)
+        self.config = config = config.for_tokens(self.data.tokens)
+        self.watch = Watch(reporter, config.hidden_states)
+        self.carrier = connected(config, elsewhere, base, self.info["base_sha256"], training, self.watch)
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)
-        pack_known(base, head=False)
+        if not isinstance(base, Frame):
+            pack_known(base, head=False)
         self.wrapped, self.optimizer = prepare(config, self.accelerator, self.method, sharded)
-        self.stream = Stream(training, config.batch_tokens, config.seed, self.method, device, self._store(0.8))
-        self.held = Stream(held, config.batch_tokens, config.seed, self.method, device, self._store(0.2))
+        source, held_source = (source_of(config, self.method, base, self.carrier) for _ in range(2))
+        self.stream = Stream(training, config.batch_tokens, config.seed, source, device, self._store(0.8))
+        self.held = Stream(held, config.batch_tokens, config.seed, held_source, device, self._store(0.2))
         self.step, self.elapsed, self.tokens_seen = 0, 0.0, 0
+        self.loss: float | None = None
         self.best: dict[str, Any] = {"tau": -math.inf, "step": 0, "worse": 0}
         self.total_steps = self._total_steps()
+        self.config = config.for_steps(self.total_steps, sum(map(len, held)) / config.step_tokens)
         self.step_metrics = StepMetrics()
 
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
         self._resume(resume_from)
         self.reporter.log(self._opening())
+        self.watch.place, self.watch.before_stop = lambda: (self.step, self._expected_steps()), self._save_alone
         try:
             while not self._finished():
                 self._stop_if_asked()
@@ -132,6 +152,8 @@ class Trainer:
                     self._save()
             return self._finish()
         finally:
+            if self.carrier:
+                self.carrier.close()
             self.stream.store.clear()
             self.held.store.clear()
 
@@ -170,8 +192,8 @@ class Trainer:
             group["lr"] = lr
         numbers = self._my_numbers()
         if self.step == 0:
-            self._advise(self.stream.index(numbers[0]))
-        features = [self.stream.features(self.stream.index(n)) for n in numbers]
+            self._advise(numbers[0])
+        features = [self._features(number) for number in numbers]
         counts = self._global(torch.stack([self.method.counts(f) for f in features]).sum(0))
         self.wrapped.train()
         for place, (number, batch) in enumerate(zip(numbers, features, strict=True)):
@@ -181,6 +203,13 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._report(lr, norm, counts, numbers)
+
+    def _features(self, number: int) -> dict[str, Tensor]:
+        """Of micro-batch `number`; what this process takes after it is asked for meanwhile, where others compute it."""
+        world = self.accelerator.num_processes
+        end = self.total_steps * self.config.accumulate * world or number + len(self.stream) * world
+        upcoming = (self.stream.index(later) for later in range(number + world, end, world))
+        return self.stream.features(self.stream.index(number), upcoming)
 
     def _backward(self, number: int, features: dict[str, Tensor], counts: Tensor, last: bool) -> None:
         """Gradient of Σ_k w_k · sum_k / count_k. DDP and FSDP take the mean over processes, hence the factor."""
@@ -211,36 +240,43 @@ class Trainer:
         values = self.step_metrics.values(totals, self.method.depth_name, self.accelerator.device)
         if not math.isfinite(values["train/loss"]):
             raise not_finite(self.step, lr, self.config.mixed_precision)
-        self.tokens_seen += self.step_metrics.tokens
+        self.tokens_seen, self.loss = self.tokens_seen + self.step_metrics.tokens, values["train/loss"]
         self.step_metrics = StepMetrics()
         if self.main:
-            self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm})
+            self.reporter.metrics(self.step, {**values, "train/lr": lr, "train/grad_norm": norm, **self._so_far()})
             self.reporter.progress(self.step, self._expected_steps(), "steps", f"loss {values['train/loss']:.3f}")
 
-    def _evaluate(self) -> Acceptance | None:
+    def _evaluate(self, last: bool = False) -> Acceptance | None:
         """Acceptance on held-out conversations, by every process alike; the best so far is kept on disk."""
         if not self.held.conversations:
             return None
         self.wrapped.eval()
         with unsharded(self.method):
-            got = measure(self.method, [self.held.features(i) for i in range(len(self.held))])
+            count = len(self.held)
+            got = measure(self.method, [self.held.features(i, range(i + 1, count)) for i in range(count)])
         tensors = self._draft_tensors()
         self.best["worse"] += 1
         better = got.tau > self.best["tau"]
         if better:
             self.best = {"tau": got.tau, "step": self.step, "worse": 0, "top1": got.top1(), "tree": got.tree_tau()}
         if self.main:
-            self.reporter.metrics(self.step, eval_values(got, self.method.depth_name))
-            self._sample(tensors)
+            self.reporter.metrics(self.step, {**eval_values(got, self.method.depth_name), **self._so_far()})
+            self._sample(tensors, last)
             if better:
                 self._save_draft("best", self._figures(), tensors)
         return got
 
-    def _sample(self, tensors: dict[str, Tensor]) -> None:
-        """Greedy answers to the first held-out prompts, drafted by the draft as it is now."""
+    def _sample(self, tensors: dict[str, Tensor], last: bool) -> None:
+        """Greedy answers to the first held-out prompts, drafted by the draft as it is now: at the first measurement and
+        the last, between them as often as time permits. None where the base is not here to answer."""
+        due = last or self.sampling_seconds <= SAMPLING * self._elapsed() * 60
+        if isinstance(self.base, Frame) or not due:
+            return
+        began = time.monotonic()
         fit = [c for c in self.held.conversations if can_be_sampled(self.base, c)]
         for conversation in fit[: self.config.samples]:
             self.reporter.sample(self.step, sample(self.base, self.method.draft, conversation, tensors))
+        self.sampling_seconds += time.monotonic() - began
 
     def _save(self) -> None:
         draft, moments = self._draft_tensors(), gathered(optimizer_tensors(self.optimizer), self.main)
@@ -268,8 +304,13 @@ class Trainer:
             self._save()
             raise Cancelled(f"Stopped at your request after step {self.step}; a resumed run goes on from there.")
 
+    def _save_alone(self) -> None:
+        """Save in the midst of waiting; several processes would have to agree on it, and wait at other places."""
+        if self.accelerator.num_processes == 1:
+            self._save()
+
     def _finish(self) -> TrainResult:
-        got = self._evaluate()
+        got = self._evaluate(last=True)
         figures, tensors = self._figures(), self._draft_tensors()
         if self.main:
             if got is not None and (self.out_dir / "best").exists():
@@ -281,10 +322,10 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return TrainResult(self.out_dir / "final", self.step, figures)
 
-    def _advise(self, index: int) -> None:
+    def _advise(self, number: int) -> None:
         """Say what keeping features costs and saves, measured on the first batch."""
         started = time.monotonic()
-        size = sum(t.numel() * t.element_size() for t in self.stream.features(index).values())
+        size = sum(t.numel() * t.element_size() for t in self._features(number).values())
         seconds = time.monotonic() - started
         room = self.config.cache_features_mb * 2**20 + int(self.config.cache_disk_gb * 1e9)
         epochs = self.total_steps * self.config.accumulate * self.accelerator.num_processes / len(self.stream)
@@ -329,8 +370,12 @@ class Trainer:
         return n > 0 and self.step % n == 0
 
     def _elapsed(self) -> float:
-        """Minutes spent training, earlier attempts included."""
-        return self.elapsed + (time.monotonic() - self.started) / 60
+        """Minutes spent training, earlier attempts included; waiting for a server that was away does not count."""
+        return self.elapsed + (time.monotonic() - self.started - self.watch.seconds) / 60
+
+    def _so_far(self) -> dict[str, float]:
+        """What this step's values can be drawn over, beside the step itself."""
+        return {"train/tokens": self.tokens_seen + self.step_metrics.tokens, "train/minutes": self._elapsed()}
 
     def _progress(self, ahead: float = 0.0) -> float:
         """Part of the run that is over, by steps or by the clock, whichever is further."""
@@ -358,19 +403,23 @@ class Trainer:
                 f"max_length: this base takes at most {base.max_length} tokens, got {self.config.max_length}.",
                 f"Set max_length to {base.max_length} or less; longer conversations are cut there, and counted.",
             )
-        conversations, report = load_conversations(
-            dataset_path,
-            base.tokenizer,
-            self.config.max_length,
-            base.vocab_size,
-            sorted(base.eos_ids),
-            tokenizer_sha256(base_path),
-        )
+        with self.accelerator.main_process_first():  # it makes the tokens that are not kept yet, the others read them
+            conversations, report = load_sets(
+                [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path,
+                base.tokenizer,
+                self.config.max_length,
+                base.vocab_size,
+                sorted(base.eos_ids),
+                tokenizer_sha256(base_path),
+                self.reporter,
+            )
         training, held = split_held_out(conversations, self.config.held_out, self.config.max_held_out, self.config.seed)
         return training, held, report
 
     def _figures(self) -> dict[str, Any]:
         figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed(), 2), "tokens": self.tokens_seen}
+        if self.loss is not None:
+            figures["loss"] = round(self.loss, 4)
         if self.best.get("top1"):
             figures["best_step"] = self.best["step"]
             figures["mean_accepted_length"] = self.best["tau"]
@@ -415,7 +464,7 @@ class Trainer:
         return (
             f"{self.data.sentence()} {len(self.held.conversations)} conversations held out, "
             f"{self.stream.padding:.0%} padding, {count / 1e6:.2f} M trainable parameters, "
-            f"{self.total_steps or 'any number of'} steps"
+            f"{self.total_steps or 'any number of'} steps of {self.config.batch_tokens} tokens"
             + (f", at most {self.config.max_minutes:g} minutes." if self.config.max_minutes else ".")
             + (f" {extra}" if extra else "")
         )

@@ -19,6 +19,8 @@ Message = dict[str, Any]
 FURTHER = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 """What a message may hold besides its role and its text."""
 SAID = ("content", "reasoning_content", "tool_calls")
+SOURCES = ("tokens", "marks", "prefixes")
+"""How a mask may be known."""
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\b")
 
 

@@ -24,6 +24,7 @@ from models.medusa import MedusaConfig, MedusaHeads
 from training.batches import Batch, Conversation
 from training.losses import hard_loss
 from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
+from training.source import States, Wanted, states_of
 from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 
@@ -64,15 +65,19 @@ class MedusaMethod(nn.Module):
     def opening(self) -> str:
         return self.vocabulary.sentence() if self.vocabulary else ""
 
+    def wanted(self, batch: Batch) -> Wanted:
+        """The head's input where head 0 has a label."""
+        return Wanted(places=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
+
     @torch.no_grad()
-    def features(self, batch: Batch) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """What the frozen base says of a batch: hidden [N, H] at the places that count, columns [N, heads] of the
         labels in the draft's output (−100: none), valid bool [N, heads]: there is a label (which may be no column),
         row and position [N] of each place."""
         labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         labels = labels[row, position]
-        hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
+        hidden, _ = states or states_of(self._base[0], batch, Wanted())
         columns = torch.where(labels >= 0, self._columns[0][labels.clamp(min=0)], -100)
         features = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
         return {**features, "row": row, "position": position}

@@ -1,7 +1,8 @@
 """What the loop asks of a training method.
 
 A method is an `nn.Module` whose parameters are the draft's, with `draft`, `names` and `weights` of its loss terms,
-`features(batch)` (frozen base, no gradient, may be kept), `counts(features)`,
+`features(batch, states=None)` (frozen base, no gradient, may be kept; `states` of the base that came from elsewhere
+because `wanted(batch)` said so, see training/source.py), `counts(features)`,
 `forward(features, seed, scale) -> Outcome` and `drafted(features) -> Outcome` (hits of a greedy chain by depth, for
 the accepted length). The loop passes scale[k] = weight_k / count_k, the count over all micro-batches of the step, so
 that losses divide by what counts.
@@ -15,6 +16,7 @@ from torch import Tensor
 from methods import find_method
 from models.checkpoints import draft_to_train, is_checkpoint
 from models.families import why_not
+from models.frame import Frame
 from models.logits import check_logits
 from runtime.forward import FastForward
 from runtime.linear import PackedLinear
@@ -69,7 +71,8 @@ def make_method(config: Any, base: Any, conversations: Any) -> Any:
     cls = find_method(config.method).load("trainer")
     if isinstance(base.forward, FastForward) or any(isinstance(part, PackedLinear) for part in base.model.modules()):
         raise Unsupported(f"{base.path}: this base's weights are packed for a fast forward; load it again to train.")
-    check_logits(base)
+    if not isinstance(base, Frame):  # who runs it has checked
+        check_logits(base)
     given = config.draft_path
     started = bool(given) and (config.method != "draft" or is_checkpoint(given))
     draft = draft_to_train(given, base, config.method) if started else None

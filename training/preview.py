@@ -1,25 +1,31 @@
 """Rendered conversations cut into pieces in and out of the loss: what the Data page shows. Run by an io job."""
 
+import json
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from speculoos.errors import BadInput
-from training.masks import MaskedTokens, mask_conversation
+from training.masks import MaskedTokens
+
+if TYPE_CHECKING:
+    from training.token_files import Tokens
 
 
 def preview(folder: str | Path, base_path: str | Path, limit: int = 20) -> list[dict[str, Any]]:
     """The first `limit` rows as {"id", "pieces": [{"text", "in_loss"}…], "tokens", "loss_tokens", "mask_source",
-    "problem"}. `problem` says why a row would not be trained on, "" when it would."""
-    from models.base import load_tokenizer, read_eos_ids
-    from training.batches import read_rows
+    "problem"}. `problem` says why a row would not be trained on, "" when it would. What they are as tokens is read
+    from where training will read it, and made there if need be."""
+    from models.tokenizer import load_tokenizer, read_eos_ids
+    from training.tokenising import tokenised
 
-    tokenizer, records = load_tokenizer(base_path), []
-    eos_ids = read_eos_ids(base_path, tokenizer)
-    for row in read_rows(folder):
-        if len(records) >= limit:
-            break
-        records.append(_record(row, tokenizer, eos_ids))
-    return records
+    tokenizer = load_tokenizer(base_path)
+    made = tokenised(folder, tokenizer, read_eos_ids(base_path, tokenizer), rows=limit)
+    found = (
+        _record(json.loads(line), number, tokens, tokenizer)
+        for piece, tokens in zip(made.pieces, made.read(), strict=True)
+        for number, line in enumerate(piece.lines())
+    )
+    return list(islice(found, limit))
 
 
 def text_spans(masked: MaskedTokens, tokenizer: Any) -> list[dict[str, Any]]:
@@ -33,13 +39,14 @@ def text_spans(masked: MaskedTokens, tokenizer: Any) -> list[dict[str, Any]]:
     return spans
 
 
-def _record(row: dict[str, Any], tokenizer: Any, eos_ids: frozenset[int]) -> dict[str, Any]:
+def _record(row: dict[str, Any], number: int, kept: "Tokens", tokenizer: Any) -> dict[str, Any]:
     record = {"id": str(row.get("id", "")), "pieces": [], "tokens": 0, "loss_tokens": 0, "mask_source": ""}
-    try:
-        masked = mask_conversation(row, tokenizer, eos_ids)
-    except BadInput as error:
+    if problem := kept.dropped.get(number):
         text = "\n".join(f"{m.get('role')}: {m.get('content')}" for m in row.get("messages") or [])
-        return {**record, "pieces": [{"text": text, "in_loss": False}], "problem": str(error)}
+        return {**record, "pieces": [{"text": text, "in_loss": False}], "problem": problem}
+    index = kept.numbers[number]
+    ids, mask = (values.tolist() for values in kept.row(index))
+    masked = MaskedTokens(ids, mask, kept.source(index))
     problem = "" if any(masked.mask) and not all(masked.mask) else "the mask is all ones or all zeros"
     return {
         **record,

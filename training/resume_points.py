@@ -140,6 +140,7 @@ def check_same(facts: dict[str, Any], now: dict[str, Any], state: Path) -> None:
         )
     free = {"epochs", "max_steps", "max_minutes", "patience", "log_every", "eval_every", "save_every", "keep_last"}
     free |= {"samples", "device", "cache_features_mb", "cache_disk_gb", "save_dtype", "accumulate"}
+    free |= {"hidden_states", "hidden_states_ahead", "hidden_states_store"}
     then, expected = {**then, **facts.get("made_of", {})}, {**config, **now["made_of"]}
     for name, value in expected.items():
         if name not in free and not _alike(name, then.get(name, value), value):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from methods.settings import TrainConfig
-from models.base import has_bfloat16, pick_device
+from models.base import pick_device
 from speculoos.errors import BadInput
 from training.sharding import shard
 
@@ -23,16 +23,6 @@ def make_accelerator(config: TrainConfig) -> Any:
         torch.cuda.set_device(device)  # accelerate takes the current GPU, whatever it is told
     AcceleratorState._reset_state()  # a process may train twice, with another precision (tests, notebooks)
     return Accelerator(mixed_precision=config.mixed_precision, cpu=device.type == "cpu")
-
-
-def frozen_dtype(config: TrainConfig, device: torch.device) -> str:
-    """Precision of the frozen base; auto takes bfloat16 where products in it run natively, three times as fast as
-    fp32 on the processors we measured."""
-    if config.base_dtype != "auto":
-        return config.base_dtype
-    if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
-    return "bfloat16" if has_bfloat16(device) else "float32"
 
 
 def make_optimizer(config: TrainConfig, method: Any) -> torch.optim.Optimizer:

@@ -18,6 +18,7 @@ from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
 from training.method import NO_RANK, Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
+from training.source import States, Wanted, states_of
 
 MEASURED_DEPTH = 4
 
@@ -40,8 +41,16 @@ class StandaloneMethod(nn.Module):
         if config.gradient_checkpointing:
             self.draft.model.gradient_checkpointing_enable()
 
+    def wanted(self, batch: Batch) -> Wanted | None:
+        """The head's input at counted places; nothing for cross-entropy."""
+        if self.kind == "ce":
+            return None
+        places = torch.zeros_like(batch.mask)
+        places[:, :-1] = batch.mask[:, 1:]
+        return Wanted(places=places)
+
     @torch.no_grad()
-    def features(self, batch: Batch) -> dict[str, Tensor]:
+    def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """input_ids, mask [B, L]; hidden [M, H] of the base at counted places; row, position [N] of drafting places."""
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
@@ -53,7 +62,7 @@ class StandaloneMethod(nn.Module):
             "labels": labels,
         }
         if self.kind != "ce":
-            hidden, _ = self._base[0].forward_hidden(batch.input_ids, lengths=batch.lengths)
+            hidden, _ = states or states_of(self._base[0], batch, Wanted())
             features["hidden"] = hidden[_places(batch.mask)]
         return features
 

@@ -4,7 +4,7 @@ Number n of the endless stream is a fixed function of (data, seed, n): epoch n /
 batches whose rows never change. So a resumed run sees what it would have seen, and features can be kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,23 +12,24 @@ from torch import Tensor
 
 from training.batches import Batch, Conversation, collate, epoch_order, make_batches
 from training.feature_store import FeatureStore
+from training.source import Source
 
 
 class Stream:
-    """Batches of `conversations`, and features from `method.features` that `store` may keep."""
+    """Batches of `conversations`, and features from `source` that `store` may keep."""
 
     def __init__(
         self,
         conversations: Sequence[Conversation],
         batch_tokens: int,
         seed: int,
-        method: Any,
+        source: Source,
         device: Any,
         store: FeatureStore,
     ):
         self.conversations, self.seed = conversations, seed
         self.groups = make_batches(conversations, batch_tokens, seed)
-        self._method, self._device = method, device
+        self._source, self._device = source, device
         self.store = store
         self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(self.groups), epoch, seed))
 
@@ -48,11 +49,12 @@ class Stream:
         """Real tokens of a batch."""
         return sum(len(self.conversations[i]) for i in self.groups[index])
 
-    def features(self, index: int) -> dict[str, Tensor]:
-        """The base's features of batch `index`, from the store if they were kept."""
+    def features(self, index: int, upcoming: Iterable[int] = ()) -> dict[str, Tensor]:
+        """The base's features of batch `index`, from the store if they were kept; `upcoming` are asked for next."""
         features = self.store.get(index)
         if features is None:
-            features = self._method.features(self.batch(index).to(self._device))
+            batches = (self.batch(i).to(self._device) for i in upcoming if i not in self.store)
+            features = self._source.features(self.batch(index).to(self._device), batches)
             self.store.put(index, features)
         return features
 

@@ -14,6 +14,8 @@ from speculoos.errors import BadInput
 from training.batches import Conversation
 
 CURVE = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+COUNTED_TOGETHER = 512
+"""Conversations: counting fills a table as large as the vocabulary each time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +57,9 @@ def choose_vocabulary(
 def token_counts(conversations: Sequence[Conversation], vocab_size: int) -> Tensor:
     """How often each token counts in the loss: int64 [vocab_size]."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for conversation in conversations:
-        counts += torch.bincount(conversation.token_ids[conversation.mask].long(), minlength=vocab_size)
+    for first in range(0, len(conversations), COUNTED_TOGETHER):
+        some = [c.token_ids[c.mask] for c in conversations[first : first + COUNTED_TOGETHER]]
+        counts += torch.bincount(torch.cat(some).long(), minlength=vocab_size)
     return counts
 
 

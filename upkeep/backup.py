@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from speculoos.errors import Conflict, Unavailable
 from speculoos.files import new_private_file
 from speculoos.settings import Settings
+from speculoos.store import shown
 from tracking import db, revisions
 from tracking.tables import now
 from upkeep import archive, contents, rows
@@ -30,8 +31,8 @@ Say = Callable[[str], None]
 
 @dataclass
 class Report:
-    """What went into a backup. `wrong` says, one phrase each, what was damaged or gone already; `outside` names models
-    whose files lie outside the home and are not in it."""
+    """What went into a backup. `wrong` says, one phrase each, what was damaged or gone already; `outside` names what
+    lies outside the home and is not in it: models in other folders, and what the store alone has."""
 
     revision: str
     rows: int = 0
@@ -106,6 +107,9 @@ def _write_files(
             report.outside.append(f"{thing.name} ({thing.path})")
         say(f"{thing.kind}: {thing.name}")
         report.things += 1
+        if thing.in_store:
+            report.outside.append(f"{thing.name} (in the store {shown(settings.store)})")
+            continue
         if problem := contents.copy_thing(writer, thing, home):
             report.wrong.append(f"{thing.kind[:-1]} “{thing.name}”: {problem}")
     single = [home / "logs" / f"{job_id}.log" for job_id in inventory.logs]

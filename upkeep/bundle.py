@@ -111,9 +111,11 @@ def shown_settings(settings: Settings) -> dict[str, Any]:
         value = getattr(settings, each.name)
         if not each.repr:
             values[each.name] = "set" if value else "not set"
+        elif each.name == "state_servers":
+            values[each.name] = {f"server {n}": {"kind": server.kind} for n, server in enumerate(value.values())}
         elif each.name == "endpoints":
             values[each.name] = {f"endpoint {n}": {"concurrency": e.concurrency} for n, e in enumerate(value.values())}
-        elif each.name in ("database_url", "redis_url", "inference_url"):
+        elif each.name in ("database_url", "redis_url", "inference_url", "store"):
             values[each.name] = re.sub(r"(?<=://)[^/@]*@", "", str(value))
         else:
             values[each.name] = value

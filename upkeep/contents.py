@@ -16,6 +16,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from speculoos.settings import Settings
+from speculoos.store import marked
+from tracking import stored
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Job
 from upkeep.archive import HOME, Writer
@@ -39,6 +41,8 @@ class Thing:
     sha256: str = ""
     done: int | None = None
     """How far the job that makes it was by its row, while it goes on."""
+    in_store: bool = False
+    """Whether the store alone has its files as the row means them."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,18 @@ def contents(session: Session, settings: Settings) -> Contents:
             path = (settings.home / row.path) if row.path else None
             facts = {"rows": getattr(row, "rows", 0), "sha256": getattr(row, "sha256", "")}
             facts["done"] = going_on.get(row.job_id)
+            facts["in_store"] = bool(settings.store) and _in_store_alone(session, row)
             things.append(Thing(kind, row.id, row.name, path, row.state == "ready", **facts))
     uploads = uploads_of(session, settings.home)
     return Contents(things, list(session.scalars(select(Job.id).order_by(Job.created_at))), uploads)
+
+
+def _in_store_alone(session: Session, row: Base | Dataset | Checkpoint) -> bool:
+    kept = stored.of(session, row.id)
+    if kept is None or row.state != "ready":
+        return False
+    path = Path(row.path)
+    return not path.exists() or marked(path) not in ("", kept.key)
 
 
 def uploads_of(session: Session, home: Path) -> list[Path]:

@@ -6,24 +6,25 @@
 import os
 import platform
 import shutil
-import socket
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
-from speculoos import room
+from speculoos import machine, room
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import CLONE, Settings
 
 MIN_DISK_GB, MIN_MEMORY_GB = 2.0, 1.5
 START = "Start everything with `speculoos up` (or `make up`)."
+GO_ON = "Jobs go on by themselves; the Settings page or "
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,21 @@ def _broker(settings: Settings) -> str:
 
 
 def broker_client(settings: Settings) -> Any:
-    """A redis client for the broker; Celery's `redis+socket://` is the client's `unix://`."""
+    """A redis client for the broker; Celery's `redis+socket://…?virtual_host=` is the client's `unix://…?db=`."""
     import redis
 
-    url = settings.redis_url.replace("redis+socket://", "unix://", 1)
+    url = settings.redis_url.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=", 1)
     return redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3)
+
+
+def _store(settings: Settings) -> str:
+    """Reading one small file shows address, keys and bucket at once."""
+    from speculoos.store import open_store
+
+    if (store := open_store(settings.store)) is None:
+        return "none; files lie in the home alone"
+    store.read("doctor")
+    return f"{store.url} answers"
 
 
 def _process(name: str, what: str) -> Callable[[Settings], str]:
@@ -132,7 +143,11 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
         from tracking.db import reading
 
         with reading(settings) as session:
-            alive = [row.key.removeprefix("process:") for row in processes.alive(session, name) if exists(row.key)]
+            alive = [
+                row.key.removeprefix("process:")
+                for row in processes.alive(session, name)
+                if exists(row.key, settings.home)
+            ]
         if not alive:
             raise Unavailable(f"{what} does not run.", START)
         return f"{len(alive)} alive: {', '.join(alive)}"
@@ -140,10 +155,10 @@ def _process(name: str, what: str) -> Callable[[Settings], str]:
     return probe
 
 
-def exists(key: str) -> bool:
-    """`process:<name>@<host>:<pid>`: false when the host is this one and the pid is gone."""
+def exists(key: str, home: Path) -> bool:
+    """`process:<name>@<machine>:<pid>`: false when the machine is this one and the pid is gone."""
     host, _, pid = key.rpartition("@")[2].rpartition(":")
-    return host != socket.gethostname()[:40] or psutil.pid_exists(int(pid))
+    return host != machine.host(home) or psutil.pid_exists(int(pid))
 
 
 def _web(settings: Settings) -> str:
@@ -188,16 +203,23 @@ def _disk(settings: Settings) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
-    if short := room.disk_shortage(settings):
-        raise Unavailable(f"{short.note}.", "Jobs go on by themselves; SPECULOOS_MIN_DISK_MB sets the floor.")
+    if short := room.disk_shortage(_in_force(settings)):
+        raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_DISK_MB sets the floor.")
     if free < MIN_DISK_GB:
         raise Unavailable(f"{free:.1f} GB free in {folder}.", f"Free some space; {MIN_DISK_GB:g} GB are needed.")
     return f"{free:.1f} GB free in {settings.home}"
 
 
+def _in_force(settings: Settings) -> Settings:
+    """With the limits that people chose."""
+    from tracking import rules
+
+    return rules.lately(settings)
+
+
 def _memory(settings: Settings) -> str:
-    if short := room.memory_shortage(settings):
-        raise Unavailable(f"{short.note}.", "Jobs go on by themselves; SPECULOOS_MIN_MEMORY_MB sets the floor.")
+    if short := room.memory_shortage(_in_force(settings)):
+        raise Unavailable(f"{short.note}.", f"{GO_ON}SPECULOOS_MIN_MEMORY_MB sets the floor.")
     available, total = room.memory()
     free = available / 1e9
     if free < MIN_MEMORY_GB:
@@ -254,4 +276,5 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "device": _device,
     "starter": _starter,
     "files": _files,
+    "store": _store,
 }

@@ -28,7 +28,7 @@ def names(session: Session) -> dict[str, str]:
     """Name of every base, data set and checkpoint by its id, for `command_line.command_for`."""
     names: dict[str, str] = {}
     for table in (Base, Dataset, Checkpoint):
-        names.update(session.execute(select(table.id, table.name)).tuples().all())
+        names.update(session.execute(select(table.id, table.name)).all())
     return names
 
 

@@ -7,11 +7,13 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from speculoos.errors import SpeculoosError
 from speculoos.files import new_private_file
 from speculoos.private import keep_private, tighten
 from speculoos.settings import Settings, load
-from tracking import db, revisions
+from tracking import db, revisions, rules
 from upkeep import archive
 from upkeep.backup import new_file, stream
 from upkeep.restore import check_whole
@@ -42,9 +44,17 @@ def keep_copy(settings: Settings, why: str) -> Path:
     else:
         with new_file(target) as out, archive.compressed(out, target.name) as packed:
             stream(settings, packed, secrets=True, files=False)
-    for old in copies(settings)[settings.keep_copies or None :]:
+    for old in copies(settings)[_kept(settings) or None :]:
         old.unlink(missing_ok=True)
     return target
+
+
+def _kept(settings: Settings) -> int:
+    """How many copies stay: the rule that people chose, where the tables have one already."""
+    try:
+        return rules.applied(settings).keep_copies
+    except (SpeculoosError, SQLAlchemyError):
+        return settings.keep_copies
 
 
 def copies(settings: Settings) -> list[Path]:

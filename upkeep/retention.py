@@ -3,8 +3,9 @@
 runs            chats and comparisons, whole, whose newest turn is old; their steps go along
 job logs        lines and files of jobs that ended long ago; beyond a size the oldest files go first
 exports         zips that were made for download
-uploads         files given to the pages, which no waiting or running job needs
+uploads         files given to the pages, which no waiting or running job needs, here and in the store
 states          a finished training keeps its last one; a failed or cancelled one all, for a while: a retry needs them
+                (in the store they go with the leftovers, by the same rule)
 copies          automatic copies of the database, the last few are kept
 leftovers       files that no row names (only when asked: see upkeep.storage)
 """
@@ -26,12 +27,12 @@ from sqlalchemy.orm import Session, aliased
 
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
-from tracking import db
+from tracking import db, rules, stored
 from tracking.changes import size
 from tracking.runs import ENDED
 from tracking.states import FINISHED, JobState
-from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, now
-from upkeep import storage
+from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, Stored, now
+from upkeep import storage, store_room
 from upkeep.contents import uploads_of
 from upkeep.migrate import copies
 
@@ -85,7 +86,7 @@ def clean(
     settings: Settings, *, dry_run: bool = False, leftovers: bool = False, at: datetime | None = None
 ) -> dict[str, Part]:
     """Apply every rule; what went (or would go), by rule. Short transactions with pauses between them."""
-    turn = Round(settings, at or now(), dry_run)
+    turn = Round(rules.applied(settings), at or now(), dry_run)
     done = {name: rule(turn) for name, rule in RULES.items()}
     if leftovers:
         done["leftovers"] = _leftovers(turn)
@@ -97,7 +98,7 @@ def clean(
 
 def sweep(settings: Settings) -> dict[str, Part]:
     """Remove what no row names."""
-    return {"leftovers": _leftovers(Round(settings, now(), False))}
+    return {"leftovers": _leftovers(Round(rules.applied(settings), now(), False))}
 
 
 def clean_when_due(settings: Settings) -> bool:
@@ -222,7 +223,22 @@ def _uploads(turn: Round) -> Part:
     for place in sorted(outer, reverse=True):  # each upload has a folder of its own
         with suppress(OSError):
             place.rmdir()
+    _uploads_in_store(turn, cutoff, part)
     return part
+
+
+def _uploads_in_store(turn: Round, cutoff: datetime, part: Part) -> None:
+    """Files of jobs that ended otherwise than well; what succeeded took its own away."""
+    with db.reading(turn.settings) as session:
+        needed = stored.awaited_paths(session, turn.settings)
+        old = (Stored.kind == stored.UPLOADS, Stored.created_at < cutoff)
+        going = [row for row in session.scalars(select(Stored).where(*old)) if row.id not in needed]
+    for row in going if turn.settings.store else ():
+        part.add(1, row.bytes)
+        if not turn.dry_run:
+            with db.writing(turn.settings) as session:
+                stored.forget(session, row.id)
+            stored.Remote(turn.settings, stored.place(row.kind, row.id)).remove()
 
 
 def _exports(turn: Round) -> Part:
@@ -244,7 +260,7 @@ def _states(turn: Round) -> Part:
         if state in (None, JobState.SUCCEEDED):
             going = states[:-1]
         else:
-            going = states if state in FINISHED and cutoff and ended and ended < cutoff else []
+            going = [] if storage.resumable(state, ended, cutoff) else states
         if going and _still(turn.settings, checkpoint_id, state):
             turn.remove(going, part)
     return part
@@ -272,6 +288,10 @@ def _copies(turn: Round) -> Part:
 def _leftovers(turn: Round) -> Part:
     part = Part()
     turn.remove([left.path for left in storage.leftovers(turn.settings, turn.at)], part)
+    left = store_room.leftovers(turn.settings, turn.at, turn.before(turn.settings.keep_states_days))
+    part.add(len(left), sum(left.values()))
+    if not turn.dry_run:
+        store_room.remove(turn.settings, left)
     return part
 
 

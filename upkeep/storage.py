@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import db
-from tracking.states import FINISHED
+from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job, JobLog, Run, RunStep, now
 
 TABLES = {"models": Base, "datasets": Dataset, "checkpoints": Checkpoint}
@@ -89,6 +89,8 @@ def survey(settings: Settings) -> Survey:
         parts[kind] = sum(each.bytes for each in things if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
         parts[part] = tree(settings.home / part)
+    parts["hidden_states"] = tree(settings.hidden_states_folder)
+    parts["trackers"] = tree(settings.trackers_folder)
     parts["leftovers"] = sum(item.bytes for item in left)
     parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once
     disk = shutil.disk_usage(settings.home)
@@ -111,6 +113,14 @@ def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
         if changed < before:
             items.append(Leftover(path, tree(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
     return sorted(items, key=lambda item: -item.bytes)
+
+
+def resumable(state: str | None, ended: datetime | None, before: datetime | None) -> bool:
+    """Whether a training of that job state still needs its states, here and in the store: it goes on, or a retry may,
+    unless it ended `before`."""
+    if state in (None, JobState.SUCCEEDED):
+        return False
+    return state not in FINISHED or not (before and ended and ended < before)
 
 
 def tree(path: Path) -> int:

@@ -12,11 +12,14 @@ from sqlalchemy.orm import Session
 
 from models import archive
 from models.damage import Known, base_damage, dataset_damage
+from models.starter import installed
 from speculoos.errors import NotFound
 from speculoos.settings import Settings
+from speculoos.store import marked
 from speculoos.sums import Sums
-from tracking import queries
+from tracking import queries, stored
 from tracking.db import reading
+from tracking.stored import Files
 from tracking.tables import Base, Checkpoint, Dataset
 
 Thing = Base | Checkpoint | Dataset
@@ -44,7 +47,8 @@ class Finding:
     def sentence(self) -> str:
         """What is damaged, and what to do."""
         wrong = "; ".join(f"{name} {what}" for name, what in self.damage.items())
-        return f"{self.kind} {self.name} in {self.path}: {wrong}. {self.mend}"
+        where = f" in {self.path}" if self.path else ""
+        return f"{self.kind} {self.name}{where}: {wrong}. {self.mend}"
 
     def to_json(self) -> dict[str, Any]:
         fields = {"kind": self.kind, "name": self.name, "id": self.id, "path": self.path, "ok": not self.damage}
@@ -57,8 +61,8 @@ def check(settings: Settings, references: Sequence[str] = (), anew: bool = True)
     sums = Sums.of(settings, anew)
     with reading(settings) as session:
         chosen = _named(session, references) if references else _all(session)
-        named = [(thing, _name(session, thing)) for thing in chosen]
-    return [_look(thing, name, sums) for thing, name in named]
+        named = [(thing, _name(session, thing), _is_here(session, settings, thing)) for thing in chosen]
+    return [_look(thing, name, sums) if here else _elsewhere(thing, name) for thing, name, here in named]
 
 
 def _all(session: Session) -> list[Thing]:
@@ -96,6 +100,19 @@ def _dataset(session: Session, reference: str) -> list[Thing]:
 
 def _name(session: Session, thing: Thing) -> str:
     return queries.model_name(session, thing.base_id, thing.id) if isinstance(thing, Checkpoint) else thing.name
+
+
+def _is_here(session: Session, settings: Settings, thing: Thing) -> bool:
+    """Whether its files are to be looked at here: what only the store has is checked by who fetches it."""
+    if not settings.store or (kept := stored.of(session, thing.id)) is None:
+        return True
+    files = Files(settings, installed)
+    return files.path(thing).exists() and marked(files.path(thing)) in ("", kept.key)
+
+
+def _elsewhere(thing: Thing, name: str) -> Finding:
+    kinds = {Base: "model", Checkpoint: "checkpoint", Dataset: "data set"}
+    return Finding(kinds[type(thing)], name, thing.id, "the store", {})
 
 
 def _look(thing: Thing, name: str, sums: Sums) -> Finding:

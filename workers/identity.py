@@ -1,21 +1,20 @@
-"""Which process is which: host, boot, pid and start together name one process for ever; a pid alone does not.
+"""Which process is which: machine, boot, pid and start together name one process for ever; a pid alone does not.
 
 On Linux the start is counted in clock ticks since the machine's start, which no change of its clock touches. (Times of
 day do change with it: a step of one second would make every living process another one.)
 """
 
 import contextlib
-import functools
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from speculoos import machine
+
 ATTEMPT = "SPECULOOS_ATTEMPT"
 """Environment variable that names job and attempt (`id/number`) in a child and in everything it starts."""
 ZOMBIE, STATE, START = "Z", 0, 19
@@ -24,45 +23,41 @@ LAST_PATIENCE = 10.0
 """Seconds in which even a busy machine ends what was killed."""
 
 
-@functools.cache
 def host() -> str:
-    return socket.gethostname()
+    """This machine, as rows name it."""
+    return machine.host()
 
 
-@functools.cache
 def boot_id() -> str:
     """Changes with every start of the machine. Elsewhere than on Linux empty: a process's start is a date there."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+    return machine.boot_id()
 
 
 def identity(pid: int) -> dict[str, Any]:
     """What `is_alive` needs to recognise this process again. Raises psutil.NoSuchProcess."""
-    name, start = ("ticks", _stat(pid)[START]) if BOOT_ID.exists() else ("started", _start_date(pid))
+    name, start = ("ticks", _stat(pid)[START]) if boot_id() else ("started", _start_date(pid))
     return {"host": host(), "boot_id": boot_id(), "pid": pid, name: start}
 
 
 def owner(pid: int | None = None) -> str:
-    """One line that names a worker process in a job's row: host/boot/pid/start."""
+    """One line that names a worker process in a job's row: machine/boot/pid/start."""
     who = identity(pid or os.getpid())
-    return f"{who['host'][:80]}/{who['boot_id']}/{who['pid']}/{who.get('ticks', who.get('started'))}"
+    return f"{who['host']}/{who['boot_id']}/{who['pid']}/{who.get('ticks', who.get('started'))}"
 
 
 def owner_is_dead(text: str) -> bool:
-    """True only when the named worker ran on this host and is certainly gone; others are judged by their lease."""
+    """True only when the named worker ran on this machine and is certainly gone; others are judged by their lease."""
     try:
         name, boot, pid, start = text.rsplit("/", 3)
         started = {"ticks": start} if start.isdigit() else {"started": float(start)}
-        who = {"host": host() if name == host()[:80] else "", "boot_id": boot, "pid": int(pid), **started}
+        who = {"host": name, "boot_id": boot, "pid": int(pid), **started}
     except ValueError:
         return False
     return who["host"] == host() and not is_alive(who)
 
 
 def is_alive(who: dict[str, Any]) -> bool:
-    """Whether exactly this process still runs on this host: host, boot id, pid and start must all match."""
+    """Whether exactly this process still runs on this machine: host, boot id, pid and start must all match."""
     if who.get("host") != host() or who.get("boot_id") != boot_id():
         return False
     try:

@@ -21,7 +21,10 @@ READERS = ("import_prompts", "import_answered")
 """Kinds of jobs that read foreign files and are bounded always."""
 OOM_SCORE = 500
 """Of 1000: the system's choice when memory is out falls on a job, never on the pages or the database."""
-HINT = "Use a smaller batch or a shorter length, or raise SPECULOOS_JOB_MEMORY_MB."
+HINT = (
+    "Use a smaller batch or a shorter length, or raise what one job may take (on the Settings page, or "
+    "SPECULOOS_JOB_MEMORY_MB)."
+)
 IMPORT_HINT = "Its rows mean far more than the file holds; give a smaller part of it, or save it as JSONL."
 
 

@@ -4,22 +4,26 @@ one, to download or delete."""
 from typing import Any
 
 import gradio as gr
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app import visitor
 from app.views import checkpoint_rows, export_rows, manage
 from app.views.draft_form import AddDraft
 from app.views.manage import SMALL, Manage
+from app.views.replay_form import ReplayForm
+from app.views.tree_form import TreeForm
 from app.widgets.accordion import closed_accordion
+from app.widgets.bulk import Action, on_bulk
 from app.widgets.downloads import maker, on_make
 from app.widgets.elements import QUIET, block, notice, page_header
 from app.widgets.list_page import Listing, ListPage, signature_of
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.tables import Checkpoint, Evaluation
-from workers.ask.requests import Evaluate, Export
+from tracking.states import JobState
+from tracking.tables import Checkpoint, Evaluation, Job
+from workers.ask.requests import Evaluate, Export, Tune
 from workers.ask.submit import submit
 
 LEAD = (
@@ -28,8 +32,11 @@ LEAD = (
 
 
 def signature(session: Session) -> str:
-    """A text that changes when a checkpoint or what was measured of one does."""
-    measured = [(e.id, bool(e.result)) for e in session.scalars(select(Evaluation).order_by(Evaluation.id))]
+    """A text that changes when a checkpoint or what was measured of one does; a tuning that ended too."""
+    counted = select(Evaluation.state, func.count(), func.max(Evaluation.created_at)).group_by(Evaluation.state)
+    measured = sorted(map(str, session.execute(counted)))
+    tunings = select(func.count()).select_from(Job).where(Job.kind == Tune.kind, Job.state == JobState.SUCCEEDED)
+    measured.append(str(session.scalar(tunings)))
     return f"{signature_of(Checkpoint)(session)}.{hash(tuple(measured))}"
 
 
@@ -45,6 +52,7 @@ CHECKPOINTS = Listing(
     checkpoint_rows.checkpoints_table,
     signature,
     row_signature=row_signature,
+    bulk=True,
 )
 
 
@@ -63,12 +71,17 @@ class CheckpointPanel:
                 self.evaluations = block(elem_id="checkpoint-evaluations")
                 self.measure = gr.Button("Evaluate on the built-in questions", elem_id="checkpoint-evaluate", **SMALL)
                 self.said = block(elem_id="checkpoint-evaluate-said")
+                self.replay = ReplayForm(settings, chosen)
+            with gr.Tab("Tree", elem_id="checkpoint-tab-tree"):
+                self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 self.config = block(elem_id="checkpoint-settings")
         with closed_accordion("Name, note, delete", elem_id="checkpoint-manage"):
             self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
-        self.outputs = [*self.live, self.export_said, self.said, *self.manage.outputs]
+        self.live += self.tree.live
+        drawn_once = [*self.replay.outputs, *self.tree.outputs, *self.manage.outputs]
+        self.outputs = [*self.live, self.export_said, self.said, *drawn_once]
         on_make(self.exports, chosen, self._make, [self.export_said, self.exports])
         self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
 
@@ -81,18 +94,20 @@ class CheckpointPanel:
             checkpoint_rows.evaluations_table(session, row),
             checkpoint_rows.settings_table(row),
             gr.Button(visible=row.state == "ready"),
+            *self.tree.live_view(row),
         ]
 
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
         """Values of `outputs`."""
-        live = self.live_view(session, row) if row else ["", "", "", "", "", gr.Button(visible=False)]
-        return [*live, "", "", *self.manage.view(row)]
+        live = self.live_view(session, row) if row else ["", "", "", "", "", gr.Button(visible=False), ""]
+        drawn_once = [*self.replay.view(session, row), *self.tree.view(session, row), *self.manage.view(row)]
+        return [*live, "", "", *drawn_once]
 
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
         """Queue the export called `name`: (what went wrong, the list as it is now)."""
         try:
             with reading(self.settings) as session:
-                ask = export_rows.can_be_made(session, checkpoint_id, name)
+                ask = export_rows.can_be_made(session, self.settings, checkpoint_id, name)
             if ask:
                 submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
             with reading(self.settings) as session:
@@ -121,7 +136,11 @@ def build(settings: Settings) -> None:
     page = ListPage(settings, CHECKPOINTS)
     with page.listing():
         AddDraft(settings)
+        said = block(elem_id="checkpoints-bulk-said")
     with page.opened():
         panel = CheckpointPanel(settings, page.chosen)
     page.wire(panel)
-    panel.manage.wire(*page.again)
+    redraw, inputs, outputs = page.again
+    panel.manage.wire(redraw, inputs, outputs)
+    gone = Action("Deleted", lambda row_id: manage.delete(settings, Checkpoint, "checkpoint", row_id))
+    on_bulk(page.table, {"delete": gone}, said).then(redraw, inputs, outputs, **QUIET)

@@ -6,19 +6,32 @@ import gradio as gr
 from sqlalchemy import select
 
 from app import turns
+from app.drafting import LOOKUP, Drafting
 from app.views import targets
-from app.widgets.elements import QUIET, block, notice, on_load, page_header
-from app.widgets.fields import dropdown, sampling_fields, sampling_of
+from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
+from app.widgets.fields import (
+    DRAFTING,
+    drafting_fields,
+    drafting_of,
+    drafting_values,
+    dropdown,
+    sampling_fields,
+    sampling_of,
+)
 from app.widgets.formatting import ago
 from app.widgets.hidden import hidden
 from app.widgets.text import safe, tag
+from methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
 from tracking.db import reading
 from tracking.tables import Run
 
-LEAD = "The same prompt to two to four targets, one after the other, each alone on the device."
+LEAD = (
+    "The same prompt to two to four targets, one after the other, each alone on the device; every second comparison "
+    "is measured from the last to the first."
+)
 MOST = 4
 RECENT = 8
 
@@ -32,18 +45,23 @@ def recent(settings: Settings) -> list[tuple[str, str, str]]:
         return [(str(r.group_id), r.request["messages"][-1]["content"], ago(r.created_at)) for r in compared[:RECENT]]
 
 
-def start(settings: Settings, values: list[str], prompt: str, sampling: turns.Sampling) -> tuple[str, str]:
-    """(comparison id, problem as HTML). Plain targets come first, so that the others are set against them."""
+def start(
+    settings: Settings,
+    values: list[str],
+    prompt: str,
+    sampling: turns.Sampling,
+    drafting: Drafting = turns.USUAL,
+) -> tuple[str, str]:
+    """(comparison id, problem as HTML). Plain targets come first, so that the others are set against them. Raises
+    what turns.new_comparison raises."""
     chosen = sorted((targets.parse(v) for v in values or []), key=lambda t: (bool(t.drafter), "@" in t.model))
-    try:
-        group, refused = turns.new_comparison(settings, [(t.model, t.drafter) for t in chosen], prompt, sampling)
-    except SpeculoosError as error:
-        return "", notice(str(error), "bad")
+    asked = [(target.model, target.drafter) for target in chosen]
+    group, refused = turns.new_comparison(settings, asked, prompt, sampling, drafting)
     return group, notice(refused, "bad") if refused else ""
 
 
 def first_targets(choices: list[tuple[str, str]]) -> list[str]:
-    """The plain first base and its newest checkpoint, else its prompt lookup."""
+    """The plain first base and its best checkpoint, else its prompt lookup."""
     values = [value for _, value in choices]
     return values[:2]
 
@@ -73,50 +91,59 @@ def build(settings: Settings) -> None:
         elem_id="compare-prompt",
         placeholder="Ask something…   Ctrl+Enter compares, Esc stops",
     )
-    sampling = sampling_fields()
+    sampling, drafting = sampling_fields(), drafting_fields()
     with gr.Row(elem_classes="sp-actions"):
         run = gr.Button("Compare", variant="primary", elem_id="compare-run", scale=0, min_width=110, size="md")
-        stop = gr.Button("Stop", variant="stop", elem_id="compare-stop", scale=0, min_width=80, size="md")
+        stop = stop_button("compare-stop")
     problem = block(elem_id="problem")
     group = hidden("comparison-id")
     block('<div data-sp="compare" class="sp-compare"></div>', elem_id="stage")
     earlier = block(elem_id="recent")
-    wire(settings, chosen, prompt, sampling, run, problem, group, earlier)
+    wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earlier)
     stop.click(None, js="() => { window.speculoos.compare.stop(); }", api_visibility="private")
 
 
-def wire(settings, chosen, prompt, sampling, run, problem, group, earlier) -> None:
+def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earlier) -> None:
     """Choices at opening; the button starts a comparison that the browser's script follows."""
 
     def load(request: gr.Request):
         with reading(settings) as session:
             choices = targets.all_targets(session)
         query = dict(request.query_params)
-        values, text = opening(settings, query, choices)
-        return gr.Dropdown(choices=choices, value=values), text, render_recent(recent(settings))
+        values, text, drafts = opening(settings, query, choices)
+        listed = render_recent(recent(settings))
+        return gr.Dropdown(choices=choices, value=values), text, listed, *drafting_values(drafts)
 
-    def started(values, text: str, limit, temperature, seed, system: str):
-        return start(settings, values, text, sampling_of(limit, temperature, seed, system))
+    def started(values, text: str, *fields: Any):
+        try:
+            sampling, drafting = sampling_of(*fields[:-DRAFTING]), drafting_of(*fields[-DRAFTING:])
+            return start(settings, values, text, sampling, drafting)
+        except SpeculoosError as error:
+            return "", notice(str(error), "bad")
 
-    on_load(load, None, [chosen, prompt, earlier])
-    step = run.click(started, [chosen, prompt, *sampling], [group, problem], **QUIET)
+    on_load(load, None, [chosen, prompt, earlier, *drafting])
+    step = run.click(started, [chosen, prompt, *sampling, *drafting], [group, problem], **QUIET)
     step.then(None, group, None, js="(id) => { window.speculoos.compare.open(id); }", api_visibility="private")
 
 
-def opening(settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]) -> tuple[list[str], str]:
-    """Targets and prompt shown first: those of the comparison in the address, else the first two."""
+def opening(
+    settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]
+) -> tuple[list[str], str, Drafting]:
+    """Targets, prompt and drafting shown first: those of the comparison in the address, else the first two."""
     known = [value for _, value in choices]
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
     if not columns:
         chosen = [v for v in query.get("models", "").split(",") if v in known]
-        return chosen or first_targets(choices), query.get("prompt", "")[:2000]
+        drafting = Drafting(query.get("tree", "")[: trees.LONGEST])
+        return chosen or first_targets(choices), query.get("prompt", "")[:2000], drafting
     values = [_value(run) for run in columns]
-    return [v for v in values if v in known], columns[0].request["messages"][-1]["content"]
+    drafting = next((said for run in columns if (said := Drafting.of(run.request)) != turns.USUAL), turns.USUAL)
+    return [v for v in values if v in known], columns[0].request["messages"][-1]["content"], drafting
 
 
 def _value(run: Any) -> str:
-    lookup = (run.request.get("speculation") or {}).get("drafter") == turns.LOOKUP
+    lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
     return run.model + targets.LOOKUP_CHOICE if lookup else run.model
 
 

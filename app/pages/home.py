@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.links import model_link
 from app.views import experiment_view, job_rows
+from app.views.checkpoint_rows import method_words
 from app.views.manage import sentence
 from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header, section, tiles
 from app.widgets.formatting import figure, size
@@ -22,17 +24,20 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import jobs, listing, queries
 from tracking.db import reading
+from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
 from workers.ask.quickstart import submit_quickstart
 
 LEAD = "Make a language model faster without changing a word it says: a small draft guesses, the model checks."
 LOOK = "The starter model comes with a small draft, trained already: chat, and watch which words it guessed ahead."
 PROMISE = (
-    "Trains small heads on the starter model and lets you watch them guess, in about six minutes on two processor "
+    "Trains small heads on the starter model and lets you watch them guess, in about seven minutes on two processor "
     "cores. Nothing is downloaded, and you may close this page while it works."
 )
 BEST, ACTIVE = 5, 10
 """Rows shown of each."""
+WEAK_TAU, WEAK = 1.1, " · hardly a guess of it is accepted: it needs more data or more steps"
+"""Below which mean accepted length a draft is said to be weak, and the words."""
 
 
 def build(settings: Settings) -> None:
@@ -139,7 +144,7 @@ def hero(title: str, text: str) -> str:
 def first_look(session: Session) -> str:
     """The way to a first chat with the head that comes with the starter; "" when it is not in the list."""
     for checkpoint in queries.checkpoints(session, ready_only=True):
-        if checkpoint.path == str(HEAD):
+        if Path(checkpoint.path).name == HEAD.name:
             link = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
             button = tag("a", "Chat with the starter", href=link, class_="sp-button")
             return tag("div", hero("See it at work", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")
@@ -165,9 +170,9 @@ def begin_quickstart(settings: Settings) -> str:
 def active_quickstart(session: Session) -> Experiment | None:
     """The latest quickstart, if it has not ended."""
     experiment = experiment_view.latest(session)
-    if experiment is None or not experiment.name.startswith(experiment_view.QUICKSTART):
+    if experiment is None:
         return None
-    return experiment if experiment_view.is_active(experiment_view.jobs_of(session, experiment.id)) else None
+    return experiment if experiment_view.is_active(jobs_of(session, experiment.id)) else None
 
 
 def signature(session: Session) -> str:
@@ -176,7 +181,7 @@ def signature(session: Session) -> str:
 
 
 def shown_experiment(session: Session, experiment_id: str) -> Experiment | None:
-    """The experiment that was asked for, else the latest one."""
+    """The experiment that was asked for, else the latest quickstart."""
     return (session.get(Experiment, experiment_id) if experiment_id else None) or experiment_view.latest(session)
 
 
@@ -239,8 +244,9 @@ def _best_row(session: Session, checkpoint: Checkpoint) -> list[str]:
     name = tag("a", safe(checkpoint.name), href=f"/checkpoints?id={checkpoint.id}", class_="sp-row-name")
     chat = tag("a", "Chat", href=model_link("playground", base, checkpoint.name), class_="sp-back")
     speedup = figure((checkpoint.figures or {}).get("speedup"), unit="×")
-    note = tag("span", safe(f"for {base}"), class_="sp-row-note")
-    return [name + note, safe(checkpoint.method), safe(figure(tau(checkpoint))), safe(speedup), chat]
+    words = f"for {base}" + (WEAK if tau(checkpoint) < WEAK_TAU else "")
+    note = tag("span", safe(words), class_="sp-row-note")
+    return [name + note, safe(method_words(checkpoint.method)), safe(figure(tau(checkpoint))), safe(speedup), chat]
 
 
 def active_table(jobs: list[Job], queues: listing.Queues) -> str:

@@ -3,13 +3,16 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.views import job_rows
-from app.views.job_panel import JobPanel
-from app.widgets.elements import page_header
+from app.views import job_rows, manage, shell, verdict
+from app.views.job_panel import JobPanel, cancel
+from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.bulk import Action, bar, leading, naming, on_bulk
+from app.widgets.elements import QUIET, block, page_header
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import pager
 from speculoos.settings import Settings
-from tracking import listing
+from tracking import experiments, listing
+from tracking.db import writing
 from tracking.paging import page
 from tracking.states import FINISHED, WAITING, JobState
 from tracking.tables import Job
@@ -22,29 +25,61 @@ SHOWN = {
 }
 
 
+BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete for good?")}
+ADD = ("add", "Add to experiment", "Experiment, known or new")
+COMPARE = leading("Compare trainings", "/trainings?ids=", 2)
+
+
 def table(session: Session, which: str, place: str = "") -> str:
-    """A page of the list of jobs under the filter `which`, newest first."""
-    shown, queues = page(session, listing.newest(SHOWN.get(which, ())), place), listing.Queues(session)
+    """A page of the list of jobs under the filter `which` (app/widgets/asked.py), newest first."""
+    query = narrowed(listing.newest(SHOWN.get(which, ())), which)
+    shown, queues = page(session, query, place), listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
-    return job_rows.jobs_table(shown.rows, waits, filtered=which != "All") + pager("jobs", shown)
+    listed = job_rows.jobs_table(shown.rows, waits, filtered=is_narrowed(which), chosen=True)
+    return (
+        (bar(BULK, COMPARE + naming(*ADD, experiments.names(session))) if shown.rows else "")
+        + listed
+        + pager("jobs", shown, which)
+    )
 
 
 def row_signature(session: Session, job_id: str) -> str:
-    """Changes when the job does; while it waits, when any job does: its place may."""
+    """Changes when the job does, and when its draft is measured: its verdict may; while it waits, when any job does:
+    its place may."""
     row = session.execute(select(Job.state, Job.version).where(Job.id == job_id)).one_or_none()
-    return listing.signature(session) if row and row.state in WAITING else str(row)
+    if row and row.state in WAITING:
+        return listing.signature(session)
+    return f"{row} {verdict.signature(session, job_id)}"
 
 
-JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_signature=row_signature)
+JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_signature=row_signature, bulk=True)
 
 
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
     page_header("Jobs", "What the workers do, newest first. A job goes on when you close this page.")
+    shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
-        pass
+        said = block(elem_id="jobs-bulk-said")
     with listed.opened():
         panel = JobPanel(settings, listed.chosen)
     listed.wire(panel)
     panel.wire(*listed.again)
+    redraw, inputs, outputs = listed.again
+    on_bulk(listed.table, actions(settings), said).then(redraw, inputs, outputs, **QUIET)
+
+
+def actions(settings: Settings) -> dict[str, Action]:
+    """What can be done with several jobs."""
+    return {
+        "cancel": Action("Asked to stop", lambda job_id: cancel(settings, job_id)),
+        "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
+        "add": Action("Added to the experiment", lambda job_id, name: add(settings, job_id, name), named=True),
+    }
+
+
+def add(settings: Settings, job_id: str, name: str) -> None:
+    """Put a job into the experiment called `name`."""
+    with writing(settings) as session:
+        experiments.add(session, job_id, name)

@@ -10,9 +10,11 @@ from app import visitor
 from app.forms import SOURCES, fetch_request
 from app.links import go
 from app.views import model_view
+from app.views.hub_search import HubSearch
 from app.views.manage import SMALL, Manage, note_line, sentence
 from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice, page_header, section
+from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.elements import QUIET, block, empty_state, notice, page_header, section
 from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
@@ -36,8 +38,10 @@ HINTS = {
 
 def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of models."""
-    shown = page_of(session, queries.base_query(), place)
-    return model_view.cards(shown.rows) + pager("models", shown)
+    shown = page_of(session, narrowed(queries.base_query(), which), place)
+    if is_narrowed(which) and not shown.rows:
+        return empty_state("None of these", "No model is called or noted so; look for other words.")
+    return model_view.cards(shown.rows) + pager("models", shown, which)
 
 
 MODELS = Listing("models", Base, "model", table, signature_of(Base))
@@ -59,6 +63,7 @@ def build_add(settings: Settings) -> None:
     """The form that adds a model."""
     with closed_accordion("Add a model", elem_id="models-add"):
         source = gr.Radio(list(SOURCES), value="Hub id", label="Where it comes from", elem_id="models-source")
+        hub = HubSearch()
         with gr.Row():
             location = gr.Textbox(
                 label="Which one",
@@ -74,7 +79,8 @@ def build_add(settings: Settings) -> None:
         said = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
         target = hidden("models-target")
-    source.change(hint, source, location, **QUIET)
+    source.change(hint, source, [location, hub.all], **QUIET)
+    hub.wire(location)
     values = [source, location, name]
     for event in (add.click, location.submit):
         event(lambda *form: add_model(settings, *form), values, [said, target], **QUIET).then(
@@ -82,10 +88,11 @@ def build_add(settings: Settings) -> None:
         )
 
 
-def hint(source: str) -> Any:
-    """The box for a source: what to type, and what will be done with it."""
+def hint(source: str) -> tuple[Any, Any]:
+    """The box for a source: what to type, and what will be done with it; the search for the hub alone."""
     placeholder, info = HINTS[source]
-    return gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
+    box = gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
+    return box, gr.Column(visible=source == "Hub id")
 
 
 def add_model(settings: Settings, source: str, location: str, name: str) -> tuple[str, str]:

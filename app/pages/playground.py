@@ -6,21 +6,35 @@ from typing import Any
 import gradio as gr
 
 from app import turns
+from app.drafting import LOOKUP, Drafting
 from app.views import targets
-from app.widgets.elements import QUIET, block, notice, on_load, page_header
-from app.widgets.fields import dropdown, sampling_fields, sampling_of
+from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
+from app.widgets.fields import (
+    DRAFTING,
+    drafting_fields,
+    drafting_of,
+    drafting_values,
+    dropdown,
+    sampling_fields,
+    sampling_of,
+)
 from app.widgets.hidden import hidden
+from methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.names import split_model
 
+PLACE = "(chat, ...rest) => [window.speculoos.chat.place(chat), ...rest]"
+"""The question goes where the page shows it: after the last turn that is seen, or in place of one that is edited."""
+REMEMBER = "(base, draft) => { window.speculoos.chat?.picked(base, draft); }"
+"""The address says which draft was picked."""
 LEAD = "Watch the draft run ahead: underlined tokens were drafted and accepted, boxed ones the model wrote itself."
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What the page shows first, from rows and the address (`?chat=`, `?model=`, `?prompt=`)."""
+    """What the page shows first, from rows and the address (`?chat=`, `?model=`, `?prompt=`, `?tree=`)."""
 
     base: str
     draft: str
@@ -29,12 +43,14 @@ class Opening:
     why_off: str
     chat: str = ""
     prompt: str = ""
+    drafting: Drafting = turns.USUAL
 
 
 def opening(settings: Settings, query: dict[str, str]) -> Opening:
-    """The pickers' choices and values: the chat's own model, the address's, else the newest draft of the first base."""
+    """The pickers' choices and values: the address's model, the chat's last one, else the best draft."""
     chat = turns.chat_of(settings, query.get("chat", ""))
-    model = _value(chat[-1]) if chat else query.get("model", "")
+    last = max(chat, key=lambda run: run.created_at, default=None)
+    model = query.get("model") or (_value(last) if last else "")
     with reading(settings) as session:
         bases = targets.base_names(session)
         base_name, draft = split_model(model)
@@ -43,9 +59,9 @@ def opening(settings: Settings, query: dict[str, str]) -> Opening:
         known = [value for _, value in drafts]
         draft = draft if model and base == base_name and draft in known else _first(known)
         off = targets.why_off(session, base, draft)
-    return Opening(
-        base, draft, bases, drafts, off, query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
-    )
+    drafting = Drafting.of(last.request) if last else Drafting(query.get("tree", "")[: trees.LONGEST])
+    known_chat, prompt = query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
+    return Opening(base, draft, bases, drafts, off, known_chat, prompt, drafting)
 
 
 def redraft(settings: Settings, base: str) -> tuple[list[tuple[str, str]], str, str]:
@@ -59,15 +75,16 @@ def redraft(settings: Settings, base: str) -> tuple[list[tuple[str, str]], str, 
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
     page_header("Playground", LEAD)
+    block('<div data-sp="history" class="sp-history"></div>', elem_id="history")
     base, draft = pickers()
     off = block(elem_id="why-off")
-    sampling = sampling_fields()
+    sampling, drafting = sampling_fields(), drafting_fields()
     block('<div data-sp="chat" class="sp-stage"></div>', elem_id="stage")
-    problem = block(elem_id="problem")
-    prompt, send, stop, new = composer()
+    prompt, send, stop, new, problem = composer()
     chat_id = hidden("chat-id")
-    wire_pickers(settings, base, draft, off, prompt, chat_id)
-    wire_sending(settings, [chat_id, base, draft, prompt, *sampling], [chat_id, prompt, problem], send, prompt)
+    wire_pickers(settings, base, draft, off, prompt, chat_id, drafting)
+    asked = [chat_id, base, draft, prompt, *sampling, *drafting]
+    wire_sending(settings, asked, [chat_id, prompt, problem], send, prompt)
     stop.click(None, js="() => { window.speculoos.chat.stop(); }", api_visibility="private")
     new.click(None, None, chat_id, js="() => { window.speculoos.chat.reset(); return ''; }", api_visibility="private")
 
@@ -80,9 +97,11 @@ def pickers() -> tuple[gr.Dropdown, gr.Dropdown]:
     return base, draft
 
 
-def composer() -> tuple[gr.Textbox, gr.Button, gr.Button, gr.Button]:
-    """The prompt and what can be done with it."""
+def composer() -> tuple[gr.Textbox, gr.Button, gr.Button, gr.Button, gr.HTML]:
+    """The prompt, what can be done with it, and why it could not be sent."""
     with gr.Column(elem_classes="sp-composer"):
+        problem = block(elem_id="problem")
+        block('<div data-sp="editing"></div>', elem_id="editing")
         prompt = gr.Textbox(
             show_label=False,
             label="Prompt",
@@ -94,12 +113,12 @@ def composer() -> tuple[gr.Textbox, gr.Button, gr.Button, gr.Button]:
         )
         with gr.Row(elem_classes="sp-actions"):
             send = gr.Button("Send", variant="primary", elem_id="send", size="md", scale=0, min_width=90)
-            stop = gr.Button("Stop", variant="stop", elem_id="stop", size="md", scale=0, min_width=80)
+            stop = stop_button("stop")
             new = gr.Button("New chat", elem_id="new-chat", size="md", scale=0, min_width=100)
-    return prompt, send, stop, new
+    return prompt, send, stop, new, problem
 
 
-def wire_pickers(settings, base, draft, off, prompt, chat_id) -> None:
+def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
     """Choices at opening; the drafts follow the base."""
 
     def load(request: gr.Request):
@@ -110,6 +129,7 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id) -> None:
             _off(start.why_off),
             start.prompt,
             start.chat,
+            *drafting_values(start.drafting),
         )
 
     def picked(name: str):
@@ -120,39 +140,54 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id) -> None:
         with reading(settings) as session:
             return _off(targets.why_off(session, base_name, name or ""))
 
-    on_load(load, None, [base, draft, off, prompt, chat_id])
+    on_load(load, None, [base, draft, off, prompt, chat_id, *drafting])
     base.input(picked, base, [draft, off], **QUIET)
     draft.input(drafted, [base, draft], off, **QUIET)
+    for picker in (base, draft):
+        picker.change(None, [base, draft], None, js=REMEMBER, api_visibility="private")
 
 
 def wire_sending(settings, inputs, outputs, send, prompt) -> None:
     """Send makes the run; the browser's script follows it."""
 
-    def sent(chat: str, base: str, draft: str, text: str, limit, temperature, seed, system: str):
-        return send_turn(settings, chat, base, draft, text, sampling_of(limit, temperature, seed, system))
+    def sent(place: str, base: str, draft: str, text: str, *fields: Any):
+        try:
+            sampling, drafting = sampling_of(*fields[:-DRAFTING]), drafting_of(*fields[-DRAFTING:])
+            return send_turn(settings, place, base, draft, text, sampling, drafting)
+        except SpeculoosError as error:
+            return (place or "").partition("/")[0], text, notice(str(error), "bad")
 
-    step = gr.on([send.click, prompt.submit], sent, inputs, outputs, **QUIET)
+    step = gr.on([send.click, prompt.submit], sent, inputs, outputs, js=PLACE, **QUIET)
     step.then(None, outputs[0], None, js="(id) => { window.speculoos.chat.open(id); }", api_visibility="private")
 
 
-def send_turn(settings: Settings, chat: str, base: str, draft: str, text: str, sampling: turns.Sampling) -> tuple:
-    """(chat id, prompt left in its field, problem as HTML)."""
+def send_turn(
+    settings: Settings,
+    place: str,
+    base: str,
+    draft: str,
+    text: str,
+    sampling: turns.Sampling,
+    drafting: Drafting = turns.USUAL,
+) -> tuple:
+    """(chat id, prompt left in its field, problem as HTML). `place` is the chat and, after a slash, the turn to follow
+    ("" begins it anew). Raises what turns.next_turn raises."""
     target = targets.target(base or "", draft or "")
-    try:
-        run, refused = turns.next_turn(settings, chat or "", target.model, text, sampling, target.drafter)
-    except SpeculoosError as error:
-        return chat or "", text, notice(str(error), "bad")
+    chat, follows, after = (place or "").partition("/")
+    run, refused = turns.next_turn(
+        settings, chat, target.model, text, sampling, target.drafter, drafting, after=after if follows else None
+    )
     return run.group_id, text if refused else "", ""
 
 
 def _value(run: Any) -> str:
     """The pickers' value of a run: `base@draft`, with prompt lookup as a draft."""
-    lookup = (run.request.get("speculation") or {}).get("drafter") == turns.LOOKUP
+    lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
     return f"{run.model}@{targets.LOOKUP_CHOICE}" if lookup else run.model
 
 
 def _first(known: list[str]) -> str:
-    """The newest checkpoint, else none."""
+    """The best checkpoint, else none."""
     return known[0] if known and known[0] != targets.LOOKUP_CHOICE else targets.PLAIN
 
 

@@ -15,7 +15,7 @@ from app.widgets.picker import on_pick, pick, picker
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
-from tracking import changes
+from tracking import changes, rules
 from tracking.db import reading
 from upkeep import retention, storage
 
@@ -87,7 +87,9 @@ class StoragePage:
     def _build_list(self) -> None:
         self.overview = block(elem_id="storage-overview")
         self.parts = block(elem_id="storage-parts")
-        section("Put in order", "The reconciler does this every hour, by the rules above (settings SPECULOOS_KEEP_…).")
+        section(
+            "Put in order", "The reconciler does this every hour, by the rules above; the Settings page changes them."
+        )
         self.round = block(elem_id="storage-round")
         self.chore_said = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
@@ -160,7 +162,11 @@ class StoragePage:
         if survey is None:
             words = self.surveys.problem or COUNTING
             return [self.signature(), tag("p", safe(words), class_="sp-lead"), "", "", "", *tail]
-        shown = [storage_view.overview(survey), storage_view.parts(survey, self.settings), storage_view.things(survey)]
+        shown = [
+            storage_view.overview(survey),
+            storage_view.parts(survey, rules.applied(self.settings)),
+            storage_view.things(survey),
+        ]
         return [self.signature(), *shown, storage_view.leftovers(survey.leftovers, str(self.settings.home)), *tail]
 
     def poll(self, seen: str) -> Any:

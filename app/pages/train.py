@@ -1,6 +1,7 @@
 """The train page: base, data, method and recipe, what it will take, start. `?base=`, `?data=`, `?clone=` fill it in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -12,26 +13,33 @@ from app.views import choices
 from app.views.manage import sentence
 from app.views.train_settings import SettingControls
 from app.widgets.accordion import closed_accordion
+from app.widgets.at_field import reviewing, wrong
 from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden
-from app.widgets.review import review
+from app.widgets.review import line, review
 from app.widgets.text import safe, tag
-from methods import METHODS
+from formats import FORMATS, OWN
+from methods import METHODS, SETTINGS
 from methods.recipes import list_recipes
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
+from tracking import experiments
 from tracking.db import reading
-from tracking.tables import Base, Dataset, Job
-from workers.ask import estimates
+from tracking.tables import Base, Dataset, Experiment, Job
 from workers.ask.checks import require_method
 from workers.ask.command_line import command_for
+from workers.ask.estimates import estimate
+from workers.ask.measured import submit_training
 from workers.ask.requests import Train
-from workers.ask.submit import submit
 
 FEW_ROWS = 50
 FIRST = next(iter(METHODS))
 """The method a newcomer meets."""
+MEASURE = ("--measure",)
+"""What the command has to be told for an evaluation to follow."""
+LONGEST = 100
+"""Most times as long as before that an address may ask for."""
 
 
 def build(settings: Settings) -> None:
@@ -40,12 +48,29 @@ def build(settings: Settings) -> None:
     TrainPage(settings).wire()
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A filled-in form: the training, and what is not part of it."""
+
+    request: Train
+    name: str
+    experiment: str
+    measure: bool
+
+    @property
+    def flags(self) -> list[str]:
+        """Of the command that does the same."""
+        belongs = ["--experiment", self.experiment] if self.experiment else []
+        return [*(MEASURE if self.measure else ()), *belongs]
+
+
 class TrainPage:
     """The form, step by step on the left; what it comes to on the right."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self.empty = block(elem_id="train-empty")
+        self.target = hidden("train-target")
         with gr.Row(elem_classes="sp-train"):
             with gr.Column(scale=3, min_width=320):
                 self._build_choices()
@@ -53,14 +78,18 @@ class TrainPage:
                     self.advanced = SettingControls()
             with gr.Column(scale=2, min_width=300, elem_classes="sp-review"):
                 self._build_review()
+        with gr.Row(elem_classes="sp-review-bar"):
+            self.line = block(elem_id="train-line")
+            self.start_here = gr.Button("Start training", variant="primary", elem_id="train-start-here", scale=0)
         self.main = [self.base, self.data, self.method, self.recipe]
-        self.values = [*self.main, self.name, *self.advanced.inputs]
+        self.values = [*self.main, self.name, self.experiment, self.measure, *self.advanced.inputs]
+        self.reviewed = [self.review, self.line]
 
     def _build_choices(self) -> None:
         step(1, "Base", "The model to make faster.")
         self.base = dropdown([], label="Base", show_label=False, elem_id="train-base")
-        step(2, "Data", "Conversations whose answers this base wrote.")
-        self.data = dropdown([], label="Data", show_label=False, elem_id="train-data")
+        step(2, "Data", "Conversations whose answers this base wrote: one set, or several together.")
+        self.data = dropdown([], label="Data", show_label=False, elem_id="train-data", multiselect=True, value=[])
         step(3, "Method and recipe", "What kind of draft, and how thoroughly it learns.")
         named = [(method.title, name) for name, method in METHODS.items()]
         self.method = gr.Radio(named, value=FIRST, label="Method", show_label=False, elem_id="train-method")
@@ -70,25 +99,34 @@ class TrainPage:
 
     def _build_review(self) -> None:
         step(4, "Review and start", "What it takes on this machine.")
-        self.review = block(elem_id="train-review")
+        self.review = reviewing("train-review")
         self.name = gr.Textbox(label="Name of the draft (optional)", max_lines=1, max_length=200, elem_id="train-name")
+        self.experiment = dropdown(
+            [],
+            value="",
+            label="Experiment (optional)",
+            info="Known or new: a name for jobs that belong together.",
+            elem_id="train-experiment",
+            allow_custom_value=True,
+        )
+        self.measure = gr.Checkbox(True, label="Then measure it on 20 built-in questions", elem_id="train-measure")
         self.said = block(elem_id="train-said")
         self.start = gr.Button("Start training", variant="primary", elem_id="train-start")
-        self.target = hidden("train-target")
 
     def wire(self) -> None:
         """Loading, filling in, the review that follows every change, the start."""
         groups = list(self.advanced.groups.values())
-        filled = [*self.main, self.name, *self.advanced.inputs]
-        on_load(self.open_address, None, [*filled, *groups, self.method_note, self.review, self.empty])
-        seen = (self.review_now, self.values, self.review)
-        on_typing((self.base, self.data, self.name, *self.advanced.inputs), *seen)
+        on_load(self.open_address, None, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
+        seen = (self.review_now, self.values, self.reviewed)
+        typed = (self.base, self.data, self.name, self.experiment, self.measure)
+        on_typing((*typed, *self.advanced.inputs), *seen)
         chosen = [self.recipe, self.method_note, *groups, *self.advanced.inputs]
         self.method.input(self.choose_method, self.method, chosen, **QUIET).then(*seen, **QUIET)
         self.recipe.input(self.choose_recipe, [self.method, self.recipe], self.advanced.inputs, **QUIET).then(
             *seen, **QUIET
         )
-        self.start.click(self.start_training, self.values, [self.said, self.target], **QUIET).then(
+        starts = [self.start.click, self.start_here.click]
+        gr.on(starts, self.start_training, self.values, [self.said, self.target, self.line], **QUIET).then(
             None, self.target, None, js=go(), api_visibility="private"
         )
 
@@ -99,26 +137,30 @@ class TrainPage:
             with reading(self.settings) as session:
                 return self._opened(session, query)
         except SpeculoosError as error:
-            width = len(self.values) + len(self.advanced.groups) + 2
+            width = len(self.values) + len(self.advanced.groups) + 1 + len(self.reviewed)
             return [*[gr.skip()] * width, notice(sentence(error), "bad")]
 
     def _opened(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         start = request_of_job(session, query.get("clone", "")) or request_of_address(session, query)
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
-        base, data = choices.first(bases, start.base_id), choices.first(sets, start.dataset_id)
+        base, data = choices.first(bases, start.base_id), choices.all_of(sets, start.dataset_ids)
         recipe = start.recipe or forms.OWN_SETTINGS
         values = forms.recipe_values(start.method, start.recipe) | {k: forms.box(v) for k, v in start.settings.items()}
+        values |= longer(values, query.get("longer", ""))
+        belongs = experiment_of(session, query)
         main = [
             gr.Dropdown(bases, value=base),
             gr.Dropdown(sets, value=data),
             start.method,
             gr.Dropdown(recipe_choices(start.method), value=recipe),
             "",
+            gr.Dropdown(experiments.names(session), value=belongs),
+            True,
         ]
         filled = self.advanced.fill(values)
-        seen = self.review_now(base, data, start.method, recipe, "", *filled)
+        seen = self.review_now(base, data, start.method, recipe, "", belongs, True, *filled)
         shown = self.advanced.show(start.method)
-        return [*main, *filled, *shown, method_note(start.method), seen, missing(bases, sets)]
+        return [*main, *filled, *shown, method_note(start.method), *seen, missing(bases, sets)]
 
     def choose_method(self, method: str) -> list[Any]:
         """Another method: its recipes, its settings."""
@@ -131,31 +173,47 @@ class TrainPage:
         """Another recipe's settings."""
         return self.advanced.fill(forms.recipe_values(method, recipe))
 
-    def request(self, base: str, data: str, method: str, recipe: str, *values: Any) -> Train:
-        """What the form asks for."""
-        return forms.train_request(base or "", data or "", method, recipe, self.advanced.named(values, method))
+    def asked(
+        self,
+        base: str,
+        data: list[str],
+        method: str,
+        recipe: str,
+        name: str,
+        experiment: str,
+        measure: bool,
+        *values: Any,
+    ) -> Asked:
+        """What the form asks for, of the values of its controls."""
+        settings = self.advanced.named(values, method)
+        request = forms.train_request(base or "", data or [], method, recipe, settings)
+        return Asked(request, name.strip(), (experiment or "").strip(), bool(measure))
 
-    def review_now(self, base: str, data: str, method: str, recipe: str, name: str, *values: Any) -> str:
-        """Estimate, warnings and command, or what is missing."""
+    def review_now(self, *values: Any) -> tuple[str, str]:
+        """Estimate, warnings and command, or what is missing; and the estimate in one line."""
         try:
-            request = self.request(base, data, method, recipe, *values)
+            asked = self.asked(*values)
             with reading(self.settings) as session:
-                return review_box(session, self.settings, request, name)
+                return review_box(session, self.settings, asked.request, asked.name, asked.flags)
         except SpeculoosError as error:
-            return notice(sentence(error), "warn")
+            return wrong(sentence(error), FIELDS), in_line(error)
 
-    def start_training(
-        self, base: str, data: str, method: str, recipe: str, name: str, *values: Any
-    ) -> tuple[str, str]:
-        """Submit the job: (notice, where to go)."""
+    def start_training(self, *values: Any) -> tuple[str, str, Any]:
+        """Submit the job: (notice, where to go, what the line on narrow screens says)."""
         try:
-            request = self.request(base, data, method, recipe, *values)
+            asked = self.asked(*values)
             with reading(self.settings) as session:
-                check(session, request)
-            job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
+                check(session, asked.request)
+            told = {"name": asked.name, "experiment": asked.experiment or None, "user": visitor.user()}
+            job = submit_training(asked.request, measure=asked.measure, **told, settings=self.settings)[0]
         except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
-        return "", f"/jobs?id={job.id}"
+            return notice(sentence(error), "bad"), "", in_line(error)
+        return "", f"/jobs?id={job.id}", gr.skip()
+
+
+def in_line(error: SpeculoosError) -> str:
+    """What is wrong, where the estimate stands in one line."""
+    return tag("p", safe(sentence(error)), class_="sp-review-line")
 
 
 def step(number: int, title: str, text: str) -> None:
@@ -166,8 +224,10 @@ def step(number: int, title: str, text: str) -> None:
 
 
 def method_note(method: str) -> str:
-    """The method's trade-offs in a line."""
-    return tag("p", safe(METHODS[method].about), class_="sp-lead")
+    """The method's trade-offs in a line, and what can serve its drafts."""
+    servers = [record.servers(method) for record in FORMATS.values() if record.name != OWN and record.layout(method)]
+    served = f" Can be downloaded for {'; '.join(servers)}." if servers else ""
+    return tag("p", safe(METHODS[method].about + served), class_="sp-lead")
 
 
 def recipe_choices(method: str) -> list[tuple[str, str]]:
@@ -187,7 +247,7 @@ def request_of_job(session: Session, job_id: str) -> Train | None:
     job = session.get(Job, job_id) if job_id else None
     if job is None or job.kind != "train":
         return None
-    keys = ("method", "base_id", "dataset_id", "settings", "recipe")
+    keys = ("method", "base_id", "dataset_id", "more_dataset_ids", "settings", "recipe")
     fields = {k: job.request[k] for k in keys if k in job.request}
     names = {r.name for r in list_recipes(fields["method"])}
     return Train(**{**fields, "recipe": fields.get("recipe") if fields.get("recipe") in names else ""})
@@ -195,10 +255,27 @@ def request_of_job(session: Session, job_id: str) -> Train | None:
 
 def request_of_address(session: Session, query: Mapping[str, str]) -> Train:
     """What the address asks for; data decides its base unless one is named."""
-    data = session.get(Dataset, query.get("data", "")) if query.get("data") else None
-    base = query.get("base") or (data.base_id if data else "") or ""
+    asked = [session.get(Dataset, row_id) for row_id in query.get("data", "").split(",") if row_id]
+    first, *more = [data.id for data in asked if data] or [""]
+    writer = asked[0].base_id if asked and asked[0] else ""
     method = query["method"] if query.get("method") in METHODS else FIRST
-    return Train(method, base, data.id if data else "", recipe=usual(method))
+    base = query.get("base") or writer or ""
+    return Train(method, base, first, recipe=usual(method), more_dataset_ids=more)
+
+
+def longer(values: Mapping[str, Any], times: str) -> dict[str, Any]:
+    """The limits of a training, `times` as high."""
+    if not (times.isascii() and times.isdigit() and 1 < int(times) <= LONGEST):
+        return {}
+    return {name: values[name] * int(times) for name in ("epochs", "max_steps", "max_minutes") if values.get(name)}
+
+
+def experiment_of(session: Session, query: Mapping[str, str]) -> str:
+    """The name of the experiment that the address names, or of the one that the cloned job is in."""
+    job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
+    row_id = query.get("experiment") or (job.experiment_id if job else "")
+    row = session.get(Experiment, row_id) if row_id else None
+    return row.name if row else ""
 
 
 def missing(bases: list[Any], sets: list[Any]) -> str:
@@ -220,24 +297,36 @@ def check(session: Session, request: Train) -> None:
 
 def warnings(session: Session, request: Train) -> list[str]:
     """What the user may not have meant, one sentence each."""
-    base, data = session.get(Base, request.base_id), session.get(Dataset, request.dataset_id)
-    sentences = []
-    if data.base_id and data.base_id != base.id:
-        writer = session.get(Base, data.base_id)
-        by = f"“{writer.name}”" if writer else "another model"
-        sentences.append(f"These answers were written by {by}, not by “{base.name}”; the draft will guess worse.")
-    if data.state == "ready" and data.rows < FEW_ROWS:
-        sentences.append(f"Only {data.rows} conversations: enough to try things out, too few for a good draft.")
+    base = session.get(Base, request.base_id)
+    sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
+    foreign = {data.base_id for data in sets if data.base_id and data.base_id != base.id}
+    sentences = [_foreign(session.get(Base, base_id), base) for base_id in sorted(foreign)]
+    rows = sum(data.rows for data in sets)
+    if rows < FEW_ROWS and all(data.state == "ready" for data in sets):
+        sentences.append(f"Only {rows} conversations: enough to try things out, too few for a good draft.")
     return sentences
 
 
-def review_box(session: Session, settings: Settings, request: Train, name: str) -> str:
-    """The review box of a request that can be made."""
+def _foreign(writer: Base | None, base: Base) -> str:
+    by = f"“{writer.name}”" if writer else "another model"
+    return f"These answers were written by {by}, not by “{base.name}”; the draft will guess worse."
+
+
+FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for name in SETTINGS}}
+"""What a sentence about this form begins with, and the box it is about."""
+
+
+def review_box(
+    session: Session, settings: Settings, request: Train, name: str, flags: Sequence[str] = ()
+) -> tuple[str, str]:
+    """The review box of a request that can be made, and the estimate in one line."""
     check(session, request)
-    data = session.get(Dataset, request.dataset_id)
-    if data is None:
+    sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
+    if None in sets:
         raise BadInput("Data: this data set is gone; choose another.")
-    estimate = estimates.training(session, request, forms.config_of(request), settings.home)
-    names = {data.id: data.name, request.base_id: session.get_one(Base, request.base_id).name}
+    forms.config_of(request)  # what is wrong with a setting is said first
+    names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
-    return tag("div", notes + review(estimate, command_for(request, names, name.strip())), class_="sp-stack")
+    guess = estimate(session, request, settings.home)
+    whole = notes + review(guess, command_for(request, names, name.strip(), flags))
+    return tag("div", whole, class_="sp-stack"), line(guess)

@@ -1,14 +1,18 @@
 // The Playground's page: one conversation, replayed from rows, the live answer as it comes.
-import { el, notice, setAddress } from "./dom.js";
+import { allow, el, notice, setAddress } from "./dom.js";
+import { rememberChat } from "./keep.js";
+import { popUp } from "./popover.js";
 import { onElement } from "./shell.js";
 import { Side } from "./side.js";
 import { ask, follow } from "./stream.js";
+import * as trace from "./trace.js";
 import { Turn } from "./turn.js";
 
+// What the starter answers well (docs/log.md).
 const IDEAS = [
-  "Explain how bees find their way home, in five short steps.",
-  "Write a Python function that merges two sorted lists.",
-  "List the planets in order and say one thing about each.",
+  "Write a Python function that checks whether a number is even.",
+  "What are five tips for sleeping better?",
+  "What is photosynthesis?",
 ];
 
 // Puts text into the prompt's field as if it had been typed.
@@ -28,30 +32,55 @@ class ChatPage {
     this.frame = 0;
     this.talk = el("div", { class: "sp-talk", "aria-label": "Conversation" });
     this.side = new Side(this);
-    this.empty = el("div", { class: "sp-empty" }, el("h3", {}, "Ask something"),
+    this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Ask something"),
       el("p", {}, "The answer appears token by token: you see which were drafted ahead and accepted, and which the model had to write itself."),
       el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => el("button", { type: "button", class: "sp-small-button",
         on: { click: () => typePrompt(idea) } }, idea))));
     this.talk.append(this.empty);
     root.replaceChildren(this.talk, this.side.node);
-    const id = new URLSearchParams(location.search).get("chat");
-    if (id) this.open(id);
+    const asked = new URLSearchParams(location.search);
+    this.chosen = asked.get("turn") || "";
+    if (asked.get("chat")) this.open(asked.get("chat"));
+    document.addEventListener("speculoos:view", () => { for (const turn of this.turns) turn.showReading(); });
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // Shows the turns of chat `id` that are not shown yet, and follows those that go on.
+  // Shows chat `id` as it is stored: along the newest way through its versions, or the one in the address. Follows the
+  // turns that go on.
   async open(id) {
     if (!id) return;
     if (id !== this.chat) this.clear();
     this.chat = id;
-    setAddress({ chat: id });
+    setAddress({ chat: id, turn: this.chosen || null });
     try {
-      const chat = await ask(`/api/chats/${encodeURIComponent(id)}`);
-      for (const view of chat.turns) if (!this.turns.some((turn) => turn.id === view.id)) this.add(view);
+      const chat = await ask(`/api/chats/${encodeURIComponent(id)}?turn=${encodeURIComponent(this.chosen || "")}`);
+      this.showWay(chat.turns);
+      rememberChat(chat.turns.length ? id : null);
+      document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: chat.title } }));
       if (!chat.turns.length) this.talk.replaceChildren(notice("This chat is not stored here any more; begin a new one.", "info"), this.empty);
     } catch (error) {
       this.talk.append(notice(error.message, "bad"));
     }
+  }
+
+  showWay(views) {
+    const ids = new Set(views.map((view) => view.id));
+    if (views.some((view) => !this.turns.some((turn) => turn.id === view.id))) this.endEdit();
+    for (const turn of this.turns.filter((other) => !ids.has(other.id))) { turn.stop?.(); turn.node.remove(); }
+    this.turns = this.turns.filter((turn) => ids.has(turn.id));
+    for (const view of views) {
+      const turn = this.turns.find((other) => other.id === view.id);
+      if (turn) turn.showVersions(view.versions);
+      else this.add(view);
+    }
+    this.turns.forEach((turn, i) => turn.node.classList.toggle("sp-goes-on", Boolean(this.turns[i + 1]?.run.continues)));
+    if (this.turns.length && !this.turns.includes(this.focused)) this.focusTurn(this.turns[this.turns.length - 1]);
+  }
+
+  // Another version of a turn, with what followed it.
+  choose(id) {
+    this.chosen = id;
+    this.open(this.chat);
   }
 
   add(view) {
@@ -70,12 +99,32 @@ class ChatPage {
     this.turns = [];
     this.focused = null;
     this.talk.replaceChildren(this.empty);
+    allow("stop", false);
   }
 
   reset() {
     this.clear();
-    this.chat = "";
-    setAddress({ chat: null });
+    this.chat = this.chosen = "";
+    this.endEdit();
+    rememberChat(null);
+    document.dispatchEvent(new CustomEvent("speculoos:chat", { detail: { title: "" } }));
+    setAddress({ chat: null, turn: null });
+  }
+
+  // The address says what was picked, for a reload; not what a page opens with by itself.
+  picked(base, draft) {
+    const model = draft ? `${base}@${draft}` : base;
+    if (this.model && this.model !== model) setAddress({ model });
+    this.model = model;
+  }
+
+  // Where the next question belongs, for the server: the chat, and after which of its turns.
+  place(chat) {
+    if (this.editing) this.chosen = "";
+    if (!chat) return "";
+    const last = this.turns[this.turns.length - 1];
+    const before = this.editing ? this.turns[this.turns.indexOf(this.editing) - 1] : last;
+    return `${chat}/${before ? before.id : ""}`;
   }
 
   focusTurn(turn) {
@@ -93,6 +142,7 @@ class ChatPage {
       for (const each of this.turns.filter((t) => t.dirty)) { each.dirty = false; each.showFigures(); }
       if (this.focused) this.side.show(this.focused);
       this.keepInView();
+      allow("stop", Boolean(this.live()));
     });
   }
 
@@ -106,9 +156,10 @@ class ChatPage {
 
   ended() { document.dispatchEvent(new CustomEvent("speculoos:ended")); }
 
-  showStep(record, turn) {
+  showStep(record, turn, node) {
     if (turn !== this.focused) this.focusTurn(turn);
     this.side.showStep(record);
+    if (node) popUp(trace.detail(record), `Step ${record.index}`, node);
   }
 
   live() { return this.turns.find((turn) => !turn.run.ended); }
@@ -135,31 +186,77 @@ class ChatPage {
     follow(turn.plain.id, { end: (run) => { turn.plain = run; this.changed(turn); } });
   }
 
-  // Takes a turn out of the chat, here and in the rows. True when it is gone.
+  // Takes the last turn out of the chat; another version of it, if there is one, is shown then.
   async remove(turn) {
     try {
       await ask(`/api/runs/${turn.id}`, "DELETE");
     } catch (error) {
       turn.notes.append(notice(error.message, "bad"));
-      return false;
+      return;
     }
-    this.turns = this.turns.filter((other) => other !== turn);
-    turn.node.remove();
-    if (!this.turns.length) this.reset();
-    else this.focusTurn(this.turns[this.turns.length - 1]);
-    return true;
+    const before = this.turns[this.turns.indexOf(turn) - 1];
+    this.chosen = (turn.run.versions || []).filter((id) => id !== turn.id).pop() || before?.id || "";
+    if (this.chosen) await this.open(this.chat);
+    else document.querySelector("#new-chat")?.click();
   }
 
-  // Puts a turn's question back into the prompt, and asks it again at once if `send`.
-  async redo(turn, send) {
-    if (!(await this.remove(turn))) return;
+  // Goes on with an answer that was cut.
+  async goOn(turn) {
+    turn.goOn.disabled = true;
+    this.chosen = "";
+    try {
+      await ask(`/api/runs/${turn.id}/continue`, "POST");
+    } catch (error) {
+      turn.notes.append(notice(error.message, "bad"));
+    }
+    await this.open(this.chat);
+    turn.goOn.disabled = false;
+  }
+
+  // Puts a turn's question into the prompt: what is sent then stands in its place, as another version.
+  edit(turn) {
+    const field = document.querySelector("#prompt textarea");
+    if (!this.editing) this.unsent = field?.value || "";
+    this.editing = turn;
     typePrompt(turn.question);
-    if (!this.turns.length) document.querySelector("#new-chat")?.click();
-    if (send) setTimeout(() => document.querySelector("#send")?.click(), 60);
+    const cancel = el("button", { type: "button", class: "sp-link-button", on: { click: () => this.cancelEdit() } }, "Cancel");
+    const words = this.turns[this.turns.length - 1] === turn ? "Asked differently, it becomes another version." : "Asked differently, it and what followed become another version.";
+    document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, `Editing an earlier question. ${words} `, cancel));
+    for (const other of this.turns) other.node.classList.toggle("sp-edited", other === turn);
+  }
+
+  cancelEdit() {
+    typePrompt(this.unsent || "");
+    this.endEdit();
+  }
+
+  endEdit() {
+    this.editing = null;
+    document.querySelector('[data-sp="editing"]')?.replaceChildren();
+    for (const turn of this.turns) turn.node.classList.remove("sp-edited");
+  }
+
+  // Asks the same once more, as it is set now.
+  again(turn) {
+    this.edit(turn.run.continues ? this.turns.slice(0, this.turns.indexOf(turn)).filter((other) => !other.run.continues).pop() || turn : turn);
+    setTimeout(() => document.querySelector("#send")?.click(), 60);
+  }
+
+  // What was answered, with the parts it goes on from.
+  wholeAnswer(turn) {
+    const parts = [turn.run.ended ? turn.run.text : turn.stream.node.textContent];
+    let before = turn.run.continues;
+    while (before) {
+      const earlier = this.turns.find((other) => other.id === before);
+      if (earlier) parts.unshift(earlier.run.text.replace(/\ufffd+$/, ""));
+      before = earlier?.run.continues;
+    }
+    return parts.join("");
   }
 
   key(event) {
     if (event.key === "Escape" && this.live()) { event.preventDefault(); this.stop(); }
+    else if (event.key === "Escape" && this.editing) this.cancelEdit();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.closest?.("#prompt")) {
       event.preventDefault();
       document.querySelector("#send")?.click();

@@ -1,30 +1,35 @@
 // Compare: one column a target, filled one after the other as each is measured alone; then what differs.
-import { el, notice, number, setAddress } from "./dom.js";
+import { allow, el, notice, number, setAddress, term } from "./dom.js";
+import { popUp } from "./popover.js";
+import { sameLoad, whyUnlike } from "./reference.js";
 import { onElement } from "./shell.js";
 import { ask, follow } from "./stream.js";
 import { TokenStream } from "./tokens.js";
 import * as trace from "./trace.js";
 
+const ORDER = ["first", "second", "third", "fourth"];
 const STATES = { QUEUED: "waits for its turn", RUNNING: "measuring…", SUCCEEDED: "measured", CANCELLED: "stopped", FAILED: "failed" };
-const FIGURES = [["speed", "tokens/s"], ["tau", "τ"], ["speedup", "speedup"], ["tokens", "tokens"]];
+// What a column shows: key, name, and the word it is explained by (app/words.py).
+const FIGURES = [["speed", "tokens/s"], ["tau", "τ", "tau"], ["speedup", "speedup", "speedup"], ["tokens", "tokens"]];
 
 function words(node, text) { node.textContent = text; return node; }
 
 class Column {
-  constructor(view, page, index) {
+  // `when`: its place in the order of measuring, which is another one every second time.
+  constructor(view, page, index, when) {
     this.page = page;
     this.index = index;
+    this.when = when;
     this.run = view;
     this.badge = el("span", { class: "sp-badge" });
     this.match = el("span", { class: "sp-match" });
     this.values = Object.fromEntries(FIGURES.map(([key]) => [key, el("b", { "data-figure": key }, "–")]));
     this.bars = el("div", {});
     this.notes = el("div", { class: "sp-column-notes" });
-    this.stream = new TokenStream((record) => page.showStep(record, this));
-    const drafter = (view.request.speculation || {}).drafter;
-    const name = words(el("h3", {}), drafter === "ngram" ? `${view.model} · prompt lookup` : view.model);
+    this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
+    const name = words(el("h2", {}), [view.model, ...trace.asked(view.request)].join(" · "));
     const figures = el("dl", { class: "sp-column-figures" },
-      ...FIGURES.map(([key, label]) => el("div", {}, el("dt", {}, label), el("dd", {}, this.values[key]))));
+      ...FIGURES.map(([key, name, word]) => el("div", {}, el("dt", {}, word ? term(word, name) : name), el("dd", {}, this.values[key]))));
     this.node = el("section", { class: "sp-column", "data-run": view.id, "data-state": view.state }, el("header", {}, name, this.badge),
       figures, this.bars, this.match, this.notes, this.stream.node);
     this.showState(view.state);
@@ -48,14 +53,22 @@ class Column {
     const lines = trace.notices(run).map((text) => notice(text, "warn"));
     if (run.summary.shared_with) lines.push(notice(`Figures taken while the job “${run.summary.shared_with}” runs on the same device.`, "warn"));
     if (run.error) lines.push(notice(run.error, "bad"));
+    if (run.state === "CANCELLED") lines.push(notice(run.text ? "Stopped before its end, so it is not compared." : "Stopped before it was measured.", "warn"));
+    if (run.state !== "SUCCEEDED") lines.push(this.againButton());
     this.notes.replaceChildren(...lines);
     this.page.changed();
+  }
+
+  againButton() {
+    const button = el("button", { type: "button", class: "sp-small-button" }, "Measure this column");
+    button.addEventListener("click", () => this.page.again(this, button));
+    return button;
   }
 
   showState(state) {
     this.run.state = state;
     this.node.dataset.state = state;
-    words(this.badge, STATES[state] ?? state);
+    words(this.badge, state === "SUCCEEDED" ? `measured ${ORDER[this.when] || ""}` : STATES[state] ?? state);
     this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
   }
 
@@ -69,11 +82,20 @@ class Column {
     words(this.values.speed, number(now.tokensPerSecond, 1));
     words(this.values.tau, now.tokens ? number(now.tau) : "–");
     words(this.values.tokens, String(now.tokens || "–"));
-    const alike = plain && (plain.run.summary.shared_with || "") === (this.run.summary.shared_with || "");
-    const known = alike && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
-    words(this.values.speedup, known ? `${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–");
+    const known = plain && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
+    const alike = known && sameLoad(this.run.summary, plain.run.summary);
+    if (known && this.run.ended && !alike) this.sayUnlike(plain);
+    words(this.values.speedup, alike ? `${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–");
     this.bars.replaceChildren(...(now.acceptance.length ? [trace.bars(now.acceptance)] : []));
   }
+
+  sayUnlike(plain) {
+    if (this.unlike) return;
+    this.unlike = notice(`No speedup: ${whyUnlike(this.run.summary, plain.run.summary)}.`, "warn");
+    this.notes.append(this.unlike);
+  }
+
+  sayMissing(index) { if (this.run.state === "SUCCEEDED") words(this.match, `not compared: column ${index + 1} is not measured`); }
 
   showMatch(view, plainly) {
     if (this.index === 0) {
@@ -82,7 +104,8 @@ class Column {
       words(this.match, "✓ same output, token for token");
       this.match.classList.add("sp-same");
     } else {
-      const chance = view.request.temperature > 0 ? "; it was sampled, so it may" : "";
+      const lossy = (view.request.speculation || {}).acceptance === "typical";
+      const chance = lossy ? "; typical acceptance is lossy, so it may" : view.request.temperature > 0 ? "; it was sampled, so it may" : "";
       words(this.match, `≠ differs from the first column at token ${view.first_divergence + 1}${chance}`);
       this.match.classList.add("sp-differs");
       this.stream.mark(view.first_divergence, "first token that differs from the first column");
@@ -118,7 +141,9 @@ class ComparePage {
     let found;
     try { found = await this.read(); } catch (error) { this.root.replaceChildren(notice(error.message, "bad")); return; }
     if (turn !== this.turn) return;
-    this.columns = found.columns.map((view, i) => new Column(view, this, i));
+    const order = found.columns.map((view) => view.created_at).sort();
+    this.columns = found.columns.map((view, i) => new Column(view, this, i, order.indexOf(view.created_at)));
+    delete this.root.dataset.finished;
     const asked = found.columns[0].request.messages;
     words(this.prompt, asked[asked.length - 1].content);
     this.grid.replaceChildren(...this.columns.map((column) => column.node));
@@ -126,7 +151,8 @@ class ComparePage {
     this.tools.replaceChildren(trace.legend());
     this.step.hidden = true;
     this.root.replaceChildren(this.prompt, this.tools, this.grid, this.step);
-    for (const column of this.columns) {
+    this.changed();
+    for (const column of [...this.columns].sort((a, b) => a.when - b.when)) {
       if (turn !== this.turn) return;
       await column.follow();
     }
@@ -134,7 +160,7 @@ class ComparePage {
   }
 
   empty(heading) {
-    this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h3", {}, heading),
+    this.root.replaceChildren(el("div", { class: "sp-empty" }, el("h2", {}, heading),
       el("p", {}, "Choose two to four targets and a prompt. Each is measured alone, one after the other, and set against the plain one.")));
   }
 
@@ -149,8 +175,17 @@ class ComparePage {
     document.querySelector(`#recent a[href$="comparison=${CSS.escape(this.id)}"]`)?.closest("li").remove();
     this.turn++;
     this.columns = [];
+    this.changed();
     setAddress({ comparison: null });
     this.empty("Deleted");
+  }
+
+  // Measures a column that was stopped or failed once more, in its place.
+  async again(column, button) {
+    button.disabled = true;
+    const failed = await ask(`/api/runs/${column.run.id}/again`, "POST").then(() => "", (error) => error.message);
+    await this.open(this.id);
+    if (failed && !this.columns.some((each) => each.run.error)) this.tools.append(notice(failed, "bad"));
   }
 
   read() { return ask(`/api/comparisons/${encodeURIComponent(this.id)}`); }
@@ -158,12 +193,16 @@ class ComparePage {
   async finish() {
     const found = await this.read();
     const complete = found.columns.every((view) => view.state === "SUCCEEDED");
-    found.columns.forEach((view, i) => { if (complete) this.columns[i].showMatch(view, this.plain === this.columns[0]); });
+    const missing = found.columns.findIndex((view) => view.state !== "SUCCEEDED");
+    found.columns.forEach((view, i) => {
+      if (complete) this.columns[i].showMatch(view, this.plain === this.columns[0]);
+      else if (i !== missing) this.columns[i].sayMissing(missing);
+    });
     if (this.columns.some((column) => column.stream.records.length)) this.tools.append(this.replay);
     delete this.delete.dataset.sure;
     this.tools.append(words(this.delete, "Delete"));
+    this.draw();
     this.root.dataset.finished = "yes";
-    this.changed();
   }
 
   // The column the others' speedup is counted against.
@@ -175,11 +214,17 @@ class ComparePage {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
-      for (const column of this.columns) column.show(this.plain);
+      this.draw();
     });
   }
 
-  showStep(record, column) {
+  draw() {
+    for (const column of this.columns) column.show(this.plain);
+    allow("compare-stop", this.live().length > 0);
+  }
+
+  showStep(record, column, node) {
+    if (node) popUp(trace.detail(record), `Step ${record.index}`, node);
     const name = words(el("p", { class: "sp-hint" }), `Column ${column.index + 1}: ${column.run.model}`);
     this.step.replaceChildren(name, trace.detail(record));
     this.step.hidden = false;

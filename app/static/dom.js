@@ -21,6 +21,11 @@ function visible(text) {
 const percent = (share) => `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)} %`;
 const number = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 
+// A word of the field as a link to what it means (app/words.py).
+function term(slug, text) {
+  return el("a", { class: "sp-term", href: `/words#${slug}` }, text);
+}
+
 // One sentence in a coloured strip with a sign.
 function notice(text, tone) {
   const signs = { info: "i", warn: "!", bad: "×", good: "✓" };
@@ -40,4 +45,10 @@ function setAddress(values) {
   if (address.href !== location.href) history.replaceState(history.state, "", address);
 }
 
-export { el, visible, percent, number, notice, setAddress };
+// A button that can be pressed only while there is something for it to do.
+function allow(id, can) {
+  const button = document.getElementById(id);
+  if (button && button.disabled === can) button.disabled = !can;
+}
+
+export { allow, el, visible, percent, number, term, notice, setAddress };

@@ -1,4 +1,5 @@
-// Runs before the page is drawn: applies the theme the reader chose, and keeps it when Gradio sets its own.
+// Runs before the page is drawn: applies the theme the reader chose, and keeps it when Gradio sets its own; holds back
+// what depends on rows until they were asked for the first time, so that nothing moves under a reader's eyes.
 (() => {
   const KEY = "speculoos-theme";
   const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -19,6 +20,16 @@
     apply();
     new MutationObserver(apply).observe(document.body, { attributes: true, attributeFilter: ["class"] });
   });
+
+  const LONGEST = 2000, HIDDEN = "sp-drawing";
+  const undrawn = new Set(["rows", "strip"]);
+  let loads = 0;
+  const show = () => document.documentElement.classList.remove(HIDDEN);
+  const drawn = (part) => { undrawn.delete(part); if (!undrawn.size) show(); };
+  const painted = (then) => requestAnimationFrame(() => requestAnimationFrame(then));
+  document.documentElement.classList.add(HIDDEN);
+  setTimeout(show, 5 * LONGEST);
+
   window.speculoos = {
     theme: {
       get: () => choice,
@@ -29,5 +40,9 @@
         apply();
       },
     },
+    // An opening's question to the server begins, and has been answered (app/widgets/elements.py: on_load).
+    asking: () => { if (!loads++) setTimeout(show, LONGEST); },
+    answered: () => { if (!--loads) painted(() => loads || drawn("rows")); },
+    drawn,
   };
 })();

@@ -1,5 +1,6 @@
 // The panel beside a conversation: tiles, acceptance by depth, one step, the legend.
-import { el, number } from "./dom.js";
+import { el, number, term } from "./dom.js";
+import { bothOf, reference } from "./reference.js";
 import * as trace from "./trace.js";
 
 function tile(label, key) {
@@ -8,19 +9,29 @@ function tile(label, key) {
   return { node: el("div", { class: "sp-tile" }, el("span", { class: "sp-tile-label" }, label), value, note), value, note };
 }
 
+// Why no draft was checked yet, or at all.
+function whyNone(turn, now) {
+  const drafted = turn.run.model.includes("@") || turn.run.request.speculation;
+  if (!turn.run.ended && !now.tokens) return "loading the model and reading the prompt…";
+  if (!drafted) return "speculation is off";
+  if (!turn.run.ended) return "the first draft comes with the second step";
+  return (turn.run.summary.notices || []).some((text) => text.startsWith("Speculation is off")) ? "speculation is off" : "no draft was checked";
+}
+
 class Side {
   constructor(page) {
     this.page = page;
-    this.tiles = { speed: tile("Tokens/s", "speed"), tau: tile("Mean accepted length τ", "tau"), speedup: tile("Speedup", "speedup") };
+    this.tiles = { speed: tile("Tokens/s", "speed"), tau: tile(term("tau", "Mean accepted length τ"), "tau"),
+      speedup: tile(term("speedup", "Speedup"), "speedup") };
     this.measure = el("button", { class: "sp-small-button", type: "button", id: "run-plain", hidden: true,
-      on: { click: () => page.measurePlain() } }, "Run plain");
+      on: { click: () => page.measurePlain() } }, "Measure plain decoding of this prompt");
     this.tiles.speedup.node.append(this.measure);
     this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Filled while a draft is checked."));
     this.step = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Point at a token, or walk with ← and →, to see what was drafted there."));
     const panel = (title, body) => el("section", { class: "sp-panel" }, el("h2", {}, title), body);
     this.node = el("aside", { class: "sp-side", "aria-label": "Figures" },
       el("div", { class: "sp-tiles" }, ...Object.values(this.tiles).map((t) => t.node)),
-      panel("Acceptance by depth", this.bars), panel("Step", this.step), panel("How to read it", trace.legend()));
+      panel(term("acceptance", "Acceptance by depth"), this.bars), panel(term("step", "Step"), this.step), panel("How to read it", trace.legend()));
   }
 
   show(turn) {
@@ -28,29 +39,27 @@ class Side {
     this.tiles.speed.value.textContent = number(now.tokensPerSecond, 1);
     this.tiles.speed.note.textContent = now.prefillMs ? `prompt read in ${number(now.prefillMs, 0)} ms, left out` : "";
     this.tiles.tau.value.textContent = now.acceptance.length ? number(now.tau) : "–";
-    this.tiles.tau.note.textContent = now.acceptance.length ? "tokens per verification" : "speculation is off";
+    this.tiles.tau.note.textContent = now.acceptance.length ? "tokens per verification" : whyNone(turn, now);
     this.bars.replaceChildren(trace.bars(now.acceptance));
     this.showSpeedup(turn, now);
   }
 
   showSpeedup(turn, now) {
     const { value, note } = this.tiles.speedup;
-    const alike = (turn.plain?.summary?.shared_with || "") === (turn.run.summary?.shared_with || "");
-    const measured = turn.plain?.summary?.decode_tokens_per_second;
-    const exact = alike ? measured : undefined;
-    const rough = turn.run.summary?.plain_tokens_per_second;
-    const base = exact ?? rough;
-    const measuring = turn.plain && !turn.plain.ended;
-    this.measure.hidden = !turn.run.ended || !now.tokens || Boolean(measured) || Boolean(measuring) || !now.acceptance.length;
-    const speedup = base && now.acceptance.length ? now.tokensPerSecond / base : NaN;
+    const found = reference(turn.run.summary, turn.plain);
+    const measurable = turn.run.ended && now.tokens && now.acceptance.length;
+    this.measure.hidden = !measurable || Boolean(found.exact) || Boolean(found.waits) || Boolean(found.unlike);
+    if (turn.run.request.speculation?.probabilities) {
+      value.textContent = "–";
+      note.replaceChildren("not measured: recording probabilities takes time of its own.");
+      this.measure.hidden = true;
+      return;
+    }
+    const speedup = measurable && found.speed ? now.tokensPerSecond / found.speed : NaN;
     value.textContent = Number.isFinite(speedup) ? `${number(speedup)}×` : "–";
     const slower = speedup < 0.98 ? " Slower than plain: too few drafted tokens are accepted to pay for drafting." : "";
-    if (turn.plain?.error) note.textContent = turn.plain.error;
-    else if (measuring) note.textContent = "measuring plain decoding of the same prompt…";
-    else if (exact) note.textContent = `plain, same prompt: ${number(exact, 1)} tokens/s.${slower}`;
-    else if (measured) note.textContent = "one of the two runs shared the device with a job, so they cannot be compared; ask again";
-    else if (rough) note.textContent = `against a short plain run, ${number(rough, 1)} tokens/s.${slower} Measure this prompt:`;
-    else note.textContent = now.acceptance.length ? "not measured yet; run plain" : "";
+    note.replaceChildren(now.acceptance.length || found.waits ? found.words + slower : "");
+    if (found.unlike) note.append(" ", el("a", { href: bothOf(turn.run) }, "Measure both on Compare"));
   }
 
   showStep(record) { this.step.replaceChildren(trace.detail(record)); }

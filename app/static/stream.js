@@ -32,17 +32,20 @@ function follow(id, handlers) {
   return () => { source.close(); clearTimeout(timer); };
 }
 
-// JSON from one of our routes. Throws an Error whose message is the server's sentence, with the HTTP `status`.
-async function ask(path, method = "GET") {
+// JSON from one of our routes; `given` is sent as JSON. Throws an Error whose message is the server's sentence, with the
+// HTTP `status`.
+async function ask(path, method = "GET", given = undefined) {
   let answer;
+  const body = given === undefined ? {} : { body: JSON.stringify(given) };
+  const headers = { Accept: "application/json", ...(given === undefined ? {} : { "Content-Type": "application/json" }) };
   try {
-    answer = await fetch(path, { method, headers: { Accept: "application/json" } });
+    answer = await fetch(path, { method, headers, ...body });
   } catch {
     throw new Error("The workbench does not answer; is `speculoos up` still running?");
   }
-  const body = await answer.json().catch(() => ({}));
-  if (answer.ok) return body;
-  throw Object.assign(new Error(body.error?.message || `The workbench answered ${answer.status}.`), { status: answer.status });
+  const said = await answer.json().catch(() => ({}));
+  if (answer.ok) return said;
+  throw Object.assign(new Error(said.error?.message || `The workbench answered ${answer.status}.`), { status: answer.status });
 }
 
 export { follow, ask };

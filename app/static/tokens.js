@@ -5,17 +5,31 @@ const ORIGINS = {
   draft: "accepted draft token",
   target: "the model's own token",
   plain: "plain token, no speculation",
+  mixed: "a character that is drafted in part",
 };
 
+// Whose a token is: of several that make one character together, the origin of all, or "mixed".
+function originOf(token) {
+  const origins = new Set(token.origins || [token.origin]);
+  return origins.size === 1 ? [...origins][0] : "mixed";
+}
+
+function partsTitle({ origins }) {
+  const drafted = origins.filter((origin) => origin === "draft").length;
+  return `, one character of ${origins.length} tokens, ${drafted} of them drafted and accepted`;
+}
+
 function tokenTitle(token, record) {
-  const depth = token.origin === "draft" ? `, depth ${token.depth}` : "";
-  return `${ORIGINS[token.origin] || token.origin}${depth} · step ${record.index}`;
+  const origin = originOf(token);
+  const depth = origin === "draft" ? `, depth ${token.depth}` : "";
+  return `${ORIGINS[origin] || origin}${token.origins ? partsTitle(token) : depth} · step ${record.index}`;
 }
 
 function tokenNode(token, record) {
   const kind = /^\n+$/.test(token.text) ? " tr-break" : "";
-  const depth = token.origin === "draft" ? Math.min(token.depth, 5) : undefined;
-  const node = el("span", { class: `tr-token sp-${token.origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
+  const origin = originOf(token);
+  const depth = origin === "draft" ? Math.min(token.depth, 5) : undefined;
+  const node = el("span", { class: `tr-token sp-${origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
   const [, space, core] = token.text.match(/^(\s*)([\s\S]*)$/);
   const inner = el("span", { class: "tr-core" });
   inner.textContent = core;
@@ -32,7 +46,8 @@ function stepNode(record) {
   return node;
 }
 
-// Tokens of one answer as they come. `onSelect(record)` when a step is pointed at, clicked or reached by arrow keys.
+// Tokens of one answer as they come. `onSelect(record, this, node)` when a step is pointed at, clicked or reached by arrow
+// keys; the node only where it was clicked.
 class TokenStream {
   constructor(onSelect = () => {}) {
     this.records = [];
@@ -61,10 +76,10 @@ class TokenStream {
   pick(event, pin) {
     const step = event.target.closest(".tr-step");
     if (!step || (!pin && this.pinned !== null)) return;
-    this.select(Number(step.dataset.step), pin);
+    this.select(Number(step.dataset.step), pin, pin ? step : null);
   }
 
-  select(index, pin) {
+  select(index, pin, node = null) {
     const record = this.records.find((r) => r.index === index);
     if (!record) return;
     if (pin) {
@@ -73,7 +88,7 @@ class TokenStream {
         step.classList.toggle("tr-picked", Number(step.dataset.step) === this.pinned);
       }
     }
-    this.onSelect(record, this);
+    this.onSelect(record, this, this.pinned === index ? node : null);
   }
 
   key(event) {

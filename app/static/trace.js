@@ -70,15 +70,23 @@ function depthFirst(draft) {
   return order;
 }
 
+// A bar as long as a probability, with its name where there are two of them.
+function probability(share, name) {
+  const fill = el("span", { class: "sp-bar-fill" });
+  fill.style.width = `${Math.min(1, share) * 100}%`;
+  const words = Number.isFinite(share) ? percent(share) : "";
+  return el("span", { class: "tr-prob", "data-of": name }, el("span", { class: "sp-bar" }, fill),
+    el("span", { class: "sp-bar-value" }, name ? `${name} ${words}` : words));
+}
+
 function draftRow(draft, i, accepted) {
-  const p = Math.exp(draft.logprobs[i]);
   const state = accepted ? "accepted" : "rejected";
   const chip = el("span", { class: "tr-node-text" });
   chip.textContent = visible(draft.texts[i]);
-  const fill = el("span", { class: "sp-bar-fill" });
-  fill.style.width = `${Math.min(1, p) * 100}%`;
+  const q = Math.exp(draft.logprobs[i]);
+  const shares = draft.probs ? [probability(q, "q"), probability(draft.probs[i], "p")] : [probability(q)];
   const row = el("li", { class: `tr-node sp-${state}` }, el("span", { class: "tr-node-mark", "aria-label": state }, accepted ? "✓" : "×"),
-    chip, el("span", { class: "sp-bar" }, fill), el("span", { class: "sp-bar-value" }, Number.isFinite(p) ? percent(p) : ""));
+    chip, el("span", { class: "tr-probs" }, ...shares));
   row.style.setProperty("--depth", draft.depths[i] - 1);
   return row;
 }
@@ -97,8 +105,9 @@ function detail(record) {
   const drafted = record.draft.tokens.length;
   const depth = Math.max(0, ...record.draft.depths);
   if (drafted) {
+    if (record.draft.probs) node.append(el("p", { class: "sp-hint" }, "q: what the draft gave a token, p: what the model gave it after the token above."));
     node.append(el("p", {}, `${accepted.size} of up to ${depth} drafted tokens accepted (${drafted} candidates scored).`));
-    node.append(el("ol", { class: "tr-tree" }, ...depthFirst(record.draft).map((i) => draftRow(record.draft, i, accepted.has(i)))));
+    node.append(el("ol", { class: "tr-tree", tabindex: "0", "aria-label": "Drafted tree" }, ...depthFirst(record.draft).map((i) => draftRow(record.draft, i, accepted.has(i)))));
   }
   const own = record.tokens.filter((token) => token.origin !== "draft");
   for (const token of own) {
@@ -107,6 +116,14 @@ function detail(record) {
     node.append(el("p", { class: "sp-own-line" }, token.origin === "plain" ? "Plain token: " : "The model's own token: ", chip));
   }
   return node;
+}
+
+// What a run asked of drafting, in words: prompt lookup, another tree, the lossy rule.
+function asked(request) {
+  const said = request.speculation || {};
+  const tree = typeof said.tree === "string" ? said.tree : said.tree ? `tree of ${said.tree.length} choices` : "";
+  return [said.drafter === "ngram" ? "prompt lookup" : "", tree.length > 48 ? `${tree.slice(0, 48)}…` : tree,
+    said.acceptance === "typical" ? "typical acceptance (lossy)" : ""].filter(Boolean);
 }
 
 function legend() {
@@ -120,8 +137,9 @@ function legend() {
     entry(el("span", {}, sample("draft", "one", 1), sample("draft", "two", 2), sample("draft", "three", 3)),
       "accepted draft tokens: underlined, thicker the deeper"),
     entry(sample("target", "own"), "the model's own token: boxed"),
+    entry(sample("mixed", "é"), "one character of several tokens, drafted in part"),
     entry(sample("plain", "plain"), "no speculation: no mark"),
     entry(el("span", { class: "sp-seam-sample" }), "seam: a new step begins"));
 }
 
-export { figures, fromSummary, notices, bars, detail, legend };
+export { figures, fromSummary, notices, bars, detail, asked, legend };

@@ -1,39 +1,90 @@
 // One turn of a conversation: the question, the answer's tokens as they come, its figures and what can be done with it.
 import { el, notice, number } from "./dom.js";
-import { follow } from "./stream.js";
+import { build, copyButton } from "./reading.js";
+import { ask, follow } from "./stream.js";
 import { TokenStream } from "./tokens.js";
 import * as trace from "./trace.js";
 
 const STATES = { QUEUED: "waiting for the model…", RUNNING: "answering…", SUCCEEDED: "", CANCELLED: "stopped", FAILED: "" };
 
-// One turn: the question, the answer's tokens, a line of figures.
+const FOLDED = 700, FOLDED_LINES = 9;
+const READ_MS = 700;
+
+const button = (label, title, run, more = {}) => el("button", { type: "button", class: "sp-link-button", title, on: { click: run }, ...more }, label);
+
+// A question as it was written; a long one is folded until someone wants to see it.
+function questionNode(text) {
+  const node = el("div", { class: "sp-question" });
+  const words = el("div", { class: "sp-question-text" });
+  words.textContent = text;
+  node.append(words);
+  if (text.length <= FOLDED && text.split("\n").length <= FOLDED_LINES) return node;
+  node.classList.add("sp-folded");
+  const unfold = button(`Show all ${text.length.toLocaleString("en")} characters`, "Unfold this question", () => {
+    const folded = node.classList.toggle("sp-folded");
+    unfold.textContent = folded ? `Show all ${text.length.toLocaleString("en")} characters` : "Fold";
+    unfold.setAttribute("aria-expanded", String(!folded));
+  }, { "aria-expanded": "false" });
+  node.append(unfold);
+  return node;
+}
+
+// One turn: the question, the answer's tokens or its text, a line of figures.
 class Turn {
   constructor(view, page) {
     this.page = page;
     this.id = view.id;
     this.run = view;
     this.plain = view.plain || null;
-    this.stream = new TokenStream((record) => page.showStep(record, this));
+    this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
+    this.reading = el("div", { class: "sp-reading" });
     this.state = el("span", { class: "sp-turn-state", "aria-live": "polite" });
     this.figures = el("p", { class: "sp-turn-figures" });
     this.notes = el("div", {});
-    const question = el("div", { class: "sp-question" });
     const asked = view.request.messages || [];
-    question.textContent = asked.length ? asked[asked.length - 1].content : "";
+    this.question = asked.length ? asked[asked.length - 1].content : "";
     const model = el("span", { class: "sp-turn-model" });
-    const lookup = (view.request.speculation || {}).drafter === "ngram";
-    model.textContent = lookup ? `${view.model} · prompt lookup` : view.model;
-    this.question = question.textContent;
-    const button = (label, title, run) => el("button", { type: "button", class: "sp-link-button", title, on: { click: run } }, label);
-    this.actions = el("span", { class: "sp-turn-actions" },
-      button("Again", "Ask the same again, with the draft and sampling chosen now", () => page.redo(this, true)),
-      button("Edit", "Take this question back into the prompt", () => page.redo(this, false)),
-      button("Remove", "Remove this turn", () => page.remove(this)));
-    this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state }, question,
-      el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.notes,
+    model.textContent = [view.model, ...trace.asked(view.request)].join(" · ");
+    this.goOn = button("Continue", "Go on where the answer was cut", () => page.goOn(this), { hidden: true, "data-cut": true });
+    this.remove = button("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
+    this.versions = el("span", { class: "sp-versions" });
+    this.showVersions(view.versions || []);
+    this.actions = el("span", { class: "sp-turn-actions" }, this.goOn, this.versions, copyButton(() => page.wholeAnswer(this), "Copy the answer as it was written"),
+      button("Again", "Ask the same again, with the draft and sampling chosen now", () => page.again(this)),
+      ...(view.continues ? [] : [button("Edit", "Ask this differently; the answer stays as another version", () => page.edit(this))]), this.remove);
+    this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state },
+      view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : questionNode(this.question),
+      el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.reading, this.notes,
         el("footer", {}, this.figures, this.actions)));
     this.node.addEventListener("click", () => page.focusTurn(this));
     this.showState(view.state);
+    this.showReading();
+  }
+
+  // Which of the versions of this turn is shown, and the ways to the others.
+  showVersions(ids) {
+    this.run.versions = ids;
+    const at = ids.indexOf(this.id);
+    const way = (step, label, title) => button(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
+    this.versions.replaceChildren(...(ids.length < 2 ? [] : [way(-1, "‹", "The version before"), `${at + 1} / ${ids.length}`, way(1, "›", "The version after")]));
+  }
+
+  // The answer to be read, while that is what is looked at. While it goes on it is asked for again, the later the longer
+  // it takes.
+  async showReading() {
+    if (document.documentElement.dataset.view !== "text" || this.asking || this.read) return;
+    this.asking = true;
+    clearTimeout(this.readingAt);
+    const { ended } = this.run, began = performance.now();
+    try {
+      const { nodes } = await ask(`/api/runs/${this.id}/markdown`);
+      this.reading.replaceChildren(...nodes.map(build));
+      this.read = ended;
+    } catch (error) {
+      this.reading.replaceChildren(notice(error.message, "bad"));
+    }
+    this.asking = false;
+    if (!ended && this.node.isConnected) this.readingAt = setTimeout(() => this.showReading(), Math.max(READ_MS, 5 * (performance.now() - began)));
   }
 
   follow() {
@@ -52,9 +103,10 @@ class Turn {
   }
 
   end(run) {
-    this.run = run;
+    this.run = { ...run, versions: this.run.versions, continues: this.run.continues };
     this.showState(run.state);
     this.showNotes();
+    this.showReading();
     this.page.changed(this);
     this.page.ended(this);
   }
@@ -69,7 +121,8 @@ class Turn {
     const { summary, error } = this.run;
     const lines = trace.notices(this.run).map((text) => notice(text, "warn"));
     if (summary.shared_with) lines.push(notice(`Figures taken while the job “${summary.shared_with}” used the same device.`, "warn"));
-    if (summary.finish === "length") lines.push(notice("Cut at the token limit; raise “Tokens at most” for a longer answer.", "info"));
+    if (summary.finish === "length") lines.push(el("div", { "data-cut": true }, notice("Cut at the token limit; “Continue” goes on where it ended.", "info")));
+    this.goOn.hidden = !this.run.text || (summary.finish !== "length" && this.run.state !== "CANCELLED");
     if (error) lines.push(notice(error, "bad"));
     this.notes.replaceChildren(...lines);
   }

@@ -8,14 +8,20 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.links import model_link
+from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.bulk import bar, box
 from app.widgets.elements import badge, empty_state, facts, notice, tiles
 from app.widgets.formatting import ago, figure, interval, size
 from app.widgets.picker import pager, pick, table
+from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from methods import METHODS
 from tracking import queries
 from tracking.paging import page
+from tracking.replays import KEY as REPLAYED
+from tracking.replays import is_replay
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+from workers.ask.matrix import setting_words
 
 SOURCE_WORDS = {"hub": "hub:", "folder": "local folder:", "upload": "uploaded files:"}
 """How an import is called by where the draft was."""
@@ -27,9 +33,14 @@ def method_words(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-def checkpoints_table(session: Session, _which: str = "", place: str = "") -> str:
-    """A page of all checkpoints, newest first."""
-    shown = page(session, queries.checkpoint_query(), place)
+BULK = {"delete": ("Delete", "Delete for good, with what depends on them?")}
+
+
+def checkpoints_table(session: Session, which: str = "", place: str = "") -> str:
+    """A page of all checkpoints, newest first unless `which` (app/widgets/asked.py) says otherwise."""
+    shown = page(session, narrowed(queries.checkpoint_query(), which), place)
+    if not shown.rows and is_narrowed(which):
+        return empty_state("None of these", "No checkpoint is called or noted so; look for other words.")
     if not shown.rows:
         return empty_state(
             "No checkpoint yet",
@@ -41,7 +52,7 @@ def checkpoints_table(session: Session, _which: str = "", place: str = "") -> st
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, {**c.figures, **measured.get(c.id, {})}) for c in shown.rows]
     listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
-    return tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown)
+    return bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, which)
 
 
 def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
@@ -52,24 +63,48 @@ def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, s
 
 
 def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the last evaluation of each found, by its id."""
-    query = select(Evaluation).where(Evaluation.checkpoint_id.in_(checkpoint_ids)).order_by(Evaluation.created_at)
-    return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result}
+    """What the last evaluation of each found, by its id: of those that say how it is used, greedy and with its own
+    tree; replays measured nothing."""
+    usual = (
+        Evaluation.temperature == 0,
+        Evaluation.tree == "",
+        Evaluation.source == "",
+        Evaluation.matrix_id.is_(None),
+    )
+    of_these = Evaluation.checkpoint_id.in_(checkpoint_ids)
+    query = select(Evaluation).where(of_these, *usual).order_by(Evaluation.created_at)
+    return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result and not is_replay(e.result)}
 
 
 def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
     """One line of the list."""
     speedup = figures.get("speedup")
     return [
-        pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name") + state_mark(checkpoint),
+        box(checkpoint.id, checkpoint.name)
+        + pick("checkpoints", checkpoint.id, safe(checkpoint.name), class_="sp-row-name")
+        + state_mark(checkpoint)
+        + tag_links("checkpoints", checkpoint.note),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
-        safe(names.get(checkpoint.dataset_id or "", "–")),
-        safe(figure(_number(figures.get("mean_accepted_length")))),
+        safe(names.get(checkpoint.dataset_id or "", "–") + _further(checkpoint)),
+        safe(figure(_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
         safe(f"{speedup:.2f}×" if isinstance(speedup, int | float) else "–"),
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
         safe(ago(checkpoint.created_at)),
     ]
+
+
+def _further(checkpoint: Checkpoint) -> str:
+    """ " + 1", where it learned from another data set too."""
+    more = (checkpoint.config or {}).get("more_dataset_ids")
+    return f" + {len(more)}" if more else ""
+
+
+def tau_source(figures: Mapping[str, Any]) -> str:
+    """Whether τ was measured by an evaluation, with the engine, or estimated on conversations held out in training."""
+    if _number(figures.get("mean_accepted_length")) is None:
+        return ""
+    return "measured" if "tokens_per_second" in figures or "acceptance_by_depth" in figures else "estimated"
 
 
 def state_mark(checkpoint: Checkpoint) -> str:
@@ -99,8 +134,17 @@ def head(session: Session, checkpoint: Checkpoint) -> str:
     return tag("div", "".join(parts), class_="sp-stack")
 
 
+PLAIN_IS_FASTER = "Plain decoding would be faster here: a tuning found no tree of this draft that pays."
+
+
+def plain_is_faster(checkpoint: Checkpoint) -> bool:
+    """Whether its last tuning says so."""
+    found = (checkpoint.figures or {}).get("tuned")
+    return isinstance(found, Mapping) and bool(found.get("plain_is_faster"))
+
+
 def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
-    """Why it cannot be used, or that it was trained on other weights."""
+    """Why it cannot be used, that it was trained on other weights, or that plain decoding is faster."""
     if checkpoint.state == "pending":
         link = f"/jobs?id={checkpoint.job_id}" if checkpoint.job_id else ""
         return notice("Its job is still at work.", "info", link, "See the job" if link else "")
@@ -108,7 +152,7 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
         return notice("It was not finished; retry its job, or delete this checkpoint.", "bad")
     if base and checkpoint.base_sha256 and checkpoint.base_sha256 != base.weights_sha256:
         return notice(f"Trained on other weights than {base.name} has now; fewer tokens will be accepted.", "warn")
-    return ""
+    return notice(PLAIN_IS_FASTER, "warn") if plain_is_faster(checkpoint) else ""
 
 
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
@@ -132,6 +176,8 @@ def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
     """What τ is, or between which figures it lies."""
     if not tau:
         return "not measured yet"
+    if tau_source(figures) == "estimated":
+        return "estimated on held-out conversations"
     return interval(figures, "mean_accepted_length") or "tokens per verification"
 
 
@@ -140,14 +186,19 @@ def speedup_note(figures: Mapping[str, Any], speedup: float | None) -> str:
     return (interval(figures, "speedup", "×") or "against plain decoding") if speedup else ""
 
 
+def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
+    """The data sets that it learned from, as far as they are there."""
+    return [data for row_id in queries.trained_on(checkpoint) if (data := session.get(Dataset, row_id))]
+
+
 def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     """Where it comes from: base, data, job, settings; each a link."""
-    dataset, job = session.get(Dataset, checkpoint.dataset_id or ""), session.get(Job, checkpoint.job_id or "")
+    sets, job = sets_of(session, checkpoint), session.get(Job, checkpoint.job_id or "")
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
         ("Came from", safe(origin(checkpoint))),
-        ("Data", _link(f"/data?id={dataset.id}", dataset.name) if dataset else _no_data(checkpoint)),
+        ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or _no_data(checkpoint)),
         ("Made by", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
@@ -183,6 +234,7 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
         (f"/api/checkpoints/{checkpoint.id}/download", "Download zip", "sp-button", "checkpoint-download"),
         (model_link("playground", base.name, checkpoint.name), "Try in the Playground", "sp-button sp-quiet", None),
         (pair, "Compare with plain", "sp-button sp-quiet", None),
+        (f"/plans?{urlencode({'base': base.id, 'checkpoint': checkpoint.id})}", "Plan", "sp-button sp-quiet", None),
     )
     anchors = "".join(tag("a", safe(text), href=to, class_=kind, id=elem_id) for to, text, kind, elem_id in links)
     hint = "model.safetensors, config.json, model card and SHA256SUMS"
@@ -217,12 +269,28 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     result = evaluation.result
     speedup, same = _number(result.get("speedup")), result.get("identical_to_plain")
     words = {True: "yes", False: "no"}.get(same, "–") if isinstance(same, bool) else "–"
-    name = safe(evaluation.name)
+    if is_replay(result):
+        place = f"/jobs?id={evaluation.job_id}" if evaluation.job_id else f"/evaluations?id={evaluation.id}"
+        return _replayed(evaluation, _link(place, evaluation.name))
+    how = " · ".join(setting_words(evaluation.config or {})) + (f" · at {evaluation.source}" * bool(evaluation.source))
     return [
-        _link(f"/jobs?id={evaluation.job_id}", evaluation.name) if evaluation.job_id else name,
+        _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name) + _small(how),
         safe(figure(_number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×" if speedup else "–") + _small(interval(result, "speedup", "×")),
         safe(words),
+        safe(ago(evaluation.created_at)),
+    ]
+
+
+def _replayed(evaluation: Evaluation, name: str) -> list[str]:
+    """A replay: τ on recorded outputs, the speed as projected."""
+    result, source = evaluation.result, evaluation.result[REPLAYED]
+    speedup = _number(result.get("projected_speedup"))
+    return [
+        name + _small(f"replayed: {source.get('rows')} answers of {source.get('file')}"),
+        safe(figure(_number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
+        safe(f"{speedup:.2f}×" if speedup else "–") + _small("projected" if speedup else ""),
+        safe("–"),
         safe(ago(evaluation.created_at)),
     ]
 

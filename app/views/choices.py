@@ -36,6 +36,12 @@ def answerers(session: Session, settings: Settings) -> Choices:
     return bases(session) + [(f"endpoint {name}", ENDPOINT + name) for name in settings.endpoints]
 
 
+def all_of(choices: Choices, wanted: list[str]) -> list[str]:
+    """Those of `wanted` that are among the choices, else the first of these."""
+    values = [value for _, value in choices]
+    return [value for value in wanted if value in values] or values[:1]
+
+
 def first(choices: Choices, preference: str | None = "") -> str | None:
     """`preference` where it is among the choices, else the first one."""
     values = [value for _, value in choices]

@@ -8,7 +8,9 @@ from app.widgets.charts import line_chart
 from app.widgets.elements import badge, empty_state, facts, notice
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
+from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
+from speculoos.suites import title as title_of_suite
 from tracking.tables import Dataset, Job
 
 KINDS = {"prompts": "Prompts", "conversations": "Conversations"}
@@ -23,14 +25,15 @@ def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
     if rows:
         return table(COLUMNS, rows, "Data sets", wide_first=True, named=("Rows",))
     if filtered:
-        return empty_state("None of these", "No data set of this kind yet; choose “All” to see every one.")
+        return empty_state("None of these", "No data set is like that; look for other words, or choose “All”.")
     return empty_state(
-        "No data yet", "Import a prompt file above, then let a model answer it: that is what drafts learn."
+        "No data yet",
+        "Import prompts above, or add those that come along, then let a model answer them: that is what drafts learn.",
     )
 
 
 def _row(data: Dataset) -> list[str]:
-    note = tag("span", safe(data.note), class_="sp-row-note") if data.note else ""
+    note = tag("span", safe(data.note), class_="sp-row-note") + tag_links("data", data.note) if data.note else ""
     name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
     counted = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
     return [
@@ -52,13 +55,25 @@ def title(data: Dataset) -> str:
 def state(data: Dataset, job: Job | None, waits_for: str) -> str:
     """How making it goes, or what went wrong."""
     if data.state == "ready":
-        return "" if (data.report or {}).get("complete", True) else notice(CUT_SHORT, "info")
+        whole = (data.report or {}).get("complete", True)
+        return ("" if whole else notice(CUT_SHORT, "info")) + _not_extended(job, whole)
     if job is None:
         return notice("This data set was not finished and its job is gone; make it again.", "bad")
-    more = tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
-    return progress(job) + banner(job, waits_for) + more
+    return progress(job) + banner(job, waits_for) + _job_line(job)
 
 
+def _not_extended(job: Job | None, whole: bool) -> str:
+    """A job that was to bring further rows and did not."""
+    if job is None or job.state not in (("FAILED", "CANCELLED") if whole else ("FAILED",)):
+        return ""
+    return notice(AS_BEFORE, "warn") + banner(job) + _job_line(job)
+
+
+def _job_line(job: Job) -> str:
+    return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
+
+
+AS_BEFORE = "Further rows were asked for and not added; those that were here are as they were."
 CUT_SHORT = "Stopped before every prompt was answered; what was finished is here and can be used."
 
 
@@ -68,18 +83,23 @@ def details(data: Dataset, names: Mapping[str, str]) -> str:
     speed = report.get("tokens_per_second")
     return facts(
         [
+            ("Suite", title_of_suite(config.get("suite") or "")),
             ("Rows", f"{data.rows:,}" if data.rows else ""),
             ("Rows left out", f"{data.bad_rows:,}" if data.bad_rows else ""),
             ("Turns", _turns(report.get("turns"))),
             ("Answer tokens", _count(report.get("answer_tokens", report.get("tokens")))),
-            ("Cut answers", _cut(report.get("cut_answers"))),
+            ("A row on average", _mean(report, data.rows)),
+            ("Cut answers", _cut(report)),
+            ("Left out because", _by_kind(report.get("left_out"))),
+            ("Labels", _by_kind(report.get("labels"))),
             ("Mask known from", ", ".join(f"{MASKS.get(k, k)}" for k in report.get("mask_sources") or {})),
             ("Took", f"{duration(report['seconds'])}" if report.get("seconds") else ""),
             ("Speed", f"{speed:.0f} tokens a second" if speed else ""),
             ("Answered by", config.get("endpoint") or names.get(data.base_id or "", "")),
             ("Prompts from", names.get(data.source_id or "", "") or config.get("original_name", "")),
+            ("Revision on the hub", (report.get("hub") or {}).get("revision", "")[:12]),
             ("System prompt", config.get("system_prompt")),
-            ("Temperature", config.get("temperature") if data.kind == "conversations" else ""),
+            ("Temperature", _temperature(config) if data.kind == "conversations" else ""),
             ("Longest answer", f"{config['max_tokens']} tokens" if config.get("max_tokens") else ""),
             ("Made", ago(data.created_at)),
             ("Id", data.id),
@@ -94,19 +114,55 @@ def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else ""
 
 
-def _cut(count: Any) -> str:
-    return f"{count:,}, whose ends are not learned" if isinstance(count, int) and count else ""
+def _by_kind(counts: Any) -> str:
+    """`{"exact": 90, "cut": 4}` → "exact: 90, cut: 4"."""
+    return ", ".join(f"{kind}: {count:,}" for kind, count in counts.items()) if isinstance(counts, dict) else ""
+
+
+def _temperature(config: Mapping[str, Any]) -> Any:
+    return ", ".join(map(str, config.get("temperatures") or ())) or config.get("temperature")
+
+
+def _cut(report: Mapping[str, Any]) -> str:
+    """How many answers a limit cut, and which part of them that is."""
+    count, finish = report.get("cut_answers"), report.get("finish")
+    count = finish.get("length", 0) if isinstance(finish, dict) else count
+    if not isinstance(count, int) or not count:
+        return ""
+    of = sum(finish.values()) if isinstance(finish, dict) else report.get("rows")
+    part = f" ({count / of:.0%})" if isinstance(of, int) and of else ""
+    return f"{count:,}{part}, whose ends are not learned"
+
+
+def _mean(report: Mapping[str, Any], rows: int) -> str:
+    """How long a row is on average."""
+    tokens, characters = report.get("answer_tokens", report.get("tokens")), report.get("characters")
+    if isinstance(tokens, int) and tokens and rows:
+        return f"{tokens / rows:,.0f} answer tokens"
+    return f"{characters / rows:,.0f} characters" if isinstance(characters, int) and rows else ""
 
 
 def distributions(data: Dataset) -> str:
     """How long the conversations are, and what a draft vocabulary of each size would cover of their answers."""
     report = data.report or {}
     charts = (
-        line_chart("Conversations of so many tokens at most", {"rows": _pairs(report.get("lengths"))}),
+        line_chart(
+            "Conversations of so many tokens at most",
+            {"rows": _pairs(report.get("lengths"))},
+            unit="conversations",
+            across="tokens",
+        ),
+        line_chart(
+            "Prompts of so many characters at most",
+            {"rows": _pairs(report.get("lengths_in_characters") if data.kind == "prompts" else None)},
+            unit="prompts",
+            across="characters",
+        ),
         line_chart(
             "Answer tokens a draft vocabulary covers, by its size",
             {"covered": _pairs(report.get("coverage"))},
             percent=True,
+            across="tokens of the draft vocabulary",
         ),
     )
     return tag("div", "".join(charts), class_="sp-charts") if any(charts) else ""
@@ -145,13 +201,14 @@ LEGEND = tag(
 )
 
 
-def preview(masked: list[dict[str, Any]], plain: list[dict[str, Any]]) -> str:
-    """The first rows; with their loss mask where it is known."""
-    if masked:
-        return LEGEND + "".join(_masked(row) for row in masked)
-    if plain:
-        return "".join(_plain(row) for row in plain)
-    return tag("p", "Rows appear here once there are some.", class_="sp-lead")
+def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], words: str = "") -> str:
+    """Some rows; with their loss mask where `masks` has it by their id. `words`: what was looked for."""
+    if rows:
+        masked = [masks.get(str(row.get("id", ""))) for row in rows]
+        shown = (_masked(mask) if mask else plain_row(row) for row, mask in zip(rows, masked, strict=True))
+        return (LEGEND if any(masked) else "") + "".join(shown)
+    none = "No further row says that." if words.strip() else "Rows appear here once there are some."
+    return tag("p", none, class_="sp-lead")
 
 
 def _masked(row: Mapping[str, Any]) -> str:
@@ -159,14 +216,18 @@ def _masked(row: Mapping[str, Any]) -> str:
     words = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are learned from"
     problem = notice(f"Not trained on: {row['problem']}", "warn") if row.get("problem") else ""
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(words)))
-    return tag("section", head + problem + tag("div", pieces, class_="sp-chat-text"), class_="sp-chat")
+    text = tag(
+        "div", pieces, class_="sp-chat-text", tabindex="0", role="group", aria_label=f"Text of {row.get('id', '')}"
+    )
+    return tag("section", head + problem + text, class_="sp-chat")
 
 
 def _piece(piece: Mapping[str, Any]) -> str:
     return tag("span", safe(piece.get("text", "")), class_="sp-in-loss" if piece.get("in_loss") else None)
 
 
-def _plain(row: Mapping[str, Any]) -> str:
+def plain_row(row: Mapping[str, Any]) -> str:
+    """One conversation, turn by turn."""
     turns = "".join(_turn(m) for m in row["messages"] if isinstance(m, dict))
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(row.get("category", ""))))
     return tag("section", head + turns, class_="sp-chat")

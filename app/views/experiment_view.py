@@ -9,22 +9,18 @@ from app.widgets.elements import notice, tiles
 from app.widgets.formatting import ago, figure, interval
 from app.widgets.text import safe, tag
 from tracking import listing
+from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
 
 QUICKSTART = "quickstart "
 TONES = {"SUCCEEDED": "good", "RUNNING": "info", "FAILED": "bad", "INTERRUPTED": "info"}
 
 
-def jobs_of(session: Session, experiment_id: str) -> list[Job]:
-    """First to last."""
-    query = select(Job).where(Job.experiment_id == experiment_id).order_by(Job.created_at, Job.id)
-    return list(session.scalars(query))
-
-
 def latest(session: Session) -> Experiment | None:
-    """The newest experiment that has jobs."""
+    """The newest quickstart that has jobs. Experiments that people make are no steps of one thing."""
     has_jobs = select(Job.id).where(Job.experiment_id == Experiment.id).exists()
-    return session.scalar(select(Experiment).where(has_jobs).order_by(Experiment.created_at.desc()).limit(1))
+    quick = Experiment.name.startswith(QUICKSTART, autoescape=True)
+    return session.scalar(select(Experiment).where(has_jobs, quick).order_by(Experiment.created_at.desc()).limit(1))
 
 
 def is_active(jobs: list[Job]) -> bool:

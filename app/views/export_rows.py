@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app.arrivals import awaited, files_of
 from app.widgets.elements import badge, facts, notice
 from app.widgets.formatting import size
 from app.widgets.picker import table
@@ -30,16 +31,27 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
     """Every format: what can be had, what is being made, what cannot be and why."""
     if checkpoint.state != "ready":
         return tag("p", "There is something to download once it is made.", class_="sp-lead")
+    base, files = session.get_one(Base, checkpoint.base_id), files_of(settings)
+    if words := awaited(session, settings, checkpoint, base):
+        return notice(words, "info")
+    folder = files.path(checkpoint)
     try:
-        formats = options_of(checkpoint.path, session.get_one(Base, checkpoint.base_id).path)
+        formats = options_of(str(folder), str(files.path(base)))
     except SpeculoosError as error:
         return notice(str(error), "bad")
-    exports = stored_exports(exports_folder(settings.home, checkpoint.id), source_of(checkpoint.path))
-    jobs = latest_jobs(session, checkpoint.id)
+    jobs, source = latest_jobs(session, checkpoint.id), source_of(folder)
+    exports = made_elsewhere(jobs, source) | stored_exports(exports_folder(settings.home, checkpoint.id), source)
     formats = sorted(formats, key=lambda option: not option.possible)
     cells = [_row(checkpoint.id, option, exports.get(option.name), jobs.get(option.name)) for option in formats]
     listed = table(COLUMNS, cells, "Formats", named=COLUMNS[1:])
     return tag("div", summary(formats, exports) + listed, class_="sp-exports")
+
+
+def made_elsewhere(jobs: dict[str, Job], source: str) -> dict[str, StoredExport]:
+    """{format: zip} that workers of other machines put into the store, of the checkpoint as it is; they come here when
+    someone downloads them."""
+    made = {name: job.result for name, job in jobs.items() if (job.result or {}).get("source") == source}
+    return {name: StoredExport(Path(f"{name}.zip"), said["bytes"], said["report"]) for name, said in made.items()}
 
 
 def summary(found: Sequence[Option], made: Container[str]) -> str:
@@ -82,11 +94,11 @@ def signature(session: Session) -> int:
     return hash(tuple(map(tuple, session.execute(query))))
 
 
-def can_be_made(session: Session, checkpoint_id: str, name: str) -> bool:
+def can_be_made(session: Session, settings: Settings, checkpoint_id: str, name: str) -> bool:
     """Whether nobody is making that format now. Raises NotFound, or Unsupported with the reason why it cannot be."""
-    checkpoint = queries.find_checkpoint(session, checkpoint_id)
+    checkpoint, files = queries.find_checkpoint(session, checkpoint_id), files_of(settings)
     base = session.get_one(Base, checkpoint.base_id)
-    formats = {option.name: option for option in options_of(checkpoint.path, base.path)}
+    formats = {option.name: option for option in options_of(str(files.path(checkpoint)), str(files.path(base)))}
     if name not in formats or name == OWN:
         raise Unsupported(f"There is no format {name!r} to be made; reload the page.")
     if not formats[name].possible:
@@ -123,8 +135,9 @@ def _action(checkpoint_id: str, option: Option, export: StoredExport | None, job
     if export is not None:
         return _link(checkpoint_id, option, f"Download ({size(export.bytes)})")
     if job is not None and job.state not in FINISHED:
-        return tag("a", "Being made and checked…", href=f"/jobs?id={job.id}")
-    button = tag("button", "Make and download", type="button", class_="sp-small-button", data_make=option.name)
+        return tag("a", "Being made and checked… (a job; you may leave)", href=f"/jobs?id={job.id}")
+    words = f"Make and download (about {size(option.bytes)})"
+    button = tag("button", safe(words), type="button", class_="sp-small-button", data_make=option.name)
     if job is not None and job.state == JobState.FAILED:
         return button + tag("div", safe(job.error), class_="sp-hint")
     return button

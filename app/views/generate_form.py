@@ -20,16 +20,19 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Job
-from workers.ask import estimates
 from workers.ask.command_line import command_for
+from workers.ask.estimates import estimate
 from workers.ask.requests import SHARD_ROWS, GenerateData
 from workers.ask.submit import submit
 
 FIELDS = ("who", "endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size")
-LATER = ("max_minutes", "seed", "samples", "shard_rows")
+LATER = ("max_minutes", "seed", "samples", "shard_rows", "served", "api", "temperatures", "hidden_states_store")
+FLAGS = ("replace_system", "drop_cut", "unique")
+TEXTS = ("endpoint_model", "system_prompt", "temperatures", "hidden_states_store")
 DEFAULTS: dict[str, Any] = {
     **{"max_tokens": 256, "temperature": 0.0, "top_p": 1.0},
-    **{"batch_size": 16, "seed": 0, "samples": 1},
+    **{"batch_size": 16, "seed": 0, "samples": 1, "api": "chat"},
+    **dict.fromkeys(FLAGS, False),
 }
 
 
@@ -46,7 +49,8 @@ class GenerateForm:
             self.said = block(elem_id="generate-said")
             self.start = gr.Button("Start generating", variant="primary", elem_id="generate-start", **SMALL)
             self.target = hidden("generate-target")
-        self.inputs = {name: getattr(self, name) for name in FIELDS + LATER}
+        self.inputs = {name: getattr(self, name) for name in FIELDS + LATER + FLAGS}
+        self.live = [self.box]
         self.outputs = [self.box, *self.inputs.values(), self.name, self.review, self.said]
         self._wire()
 
@@ -109,13 +113,62 @@ class GenerateForm:
                 elem_id="generate-shard-rows",
             )
 
+            self.temperatures = gr.Textbox(
+                label="Several temperatures",
+                info="In place of one, such as 0.0, 0.3, 0.7: answers are spread over them.",
+                elem_id="generate-temperatures",
+                max_lines=1,
+                max_length=200,
+            )
+            self.hidden_states_store = gr.Textbox(
+                label="Store of hidden states",
+                info="A name; empty for none. Medusa trainings that name it too need not run the model again.",
+                elem_id="generate-store",
+                max_lines=1,
+                max_length=100,
+            )
+        with gr.Row():
+            self.served = dropdown(
+                [],
+                label="The base that the endpoint serves",
+                info="Then its token ids are asked for and checked: exact labels.",
+                elem_id="generate-served",
+                visible=False,
+            )
+            self.api = gr.Radio(
+                [("Chat", "chat"), ("Plain completions", "completions")],
+                value="chat",
+                label="How the endpoint is asked",
+                info="Plain: the base's chat template is rendered here.",
+                elem_id="generate-api",
+                visible=False,
+            )
+        with gr.Row():
+            self.replace_system = gr.Checkbox(
+                label="System prompt in place of the prompts' own", elem_id="generate-replace-system"
+            )
+            self.drop_cut = gr.Checkbox(label="Leave out answers that are cut", elem_id="generate-drop-cut")
+            self.unique = gr.Checkbox(label="Leave out what is there twice", elem_id="generate-unique")
+
     def _wire(self) -> None:
         values = [self.chosen, self.name, *self.inputs.values()]
         on_typing((*self.inputs.values(), self.name), self._review, values, self.review)
-        self.who.change(self._endpoint, self.who, self.endpoint_model, **QUIET)
+        self.who.change(self._endpoint, self.who, [self.endpoint_model, self.served, self.api], **QUIET)
         self.start.click(self._start, values, [self.said, self.target], **QUIET).then(
             None, self.target, None, js=go(), api_visibility="private"
         )
+
+    def follow(self, shown: gr.HTML) -> None:
+        """Review again what is asked for when what is shown of the data set has changed: its rows are there now."""
+        shown.change(self._review_again, [self.chosen, self.name, *self.inputs.values()], self.review, **QUIET)
+
+    def _review_again(self, data_id: str, name: str, who: str, *values: Any) -> Any:
+        """Nothing while the form is still being filled in, which reviews it by itself."""
+        return self._review(data_id, name, who, *values) if who else gr.skip()
+
+    def live_view(self, data: Dataset) -> list[Any]:
+        """Values of `live`."""
+        return [gr.Accordion(visible=data.kind == "prompts" and data.state != "failed")]
 
     def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened data set."""
@@ -124,21 +177,25 @@ class GenerateForm:
         form = self._values(session, query)
         answerers = choices.answerers(session, self.settings)
         form["who"] = choices.first(answerers, form.get("who") or query.get("base"))
-        shown = [gr.Dropdown(answerers, value=form["who"]), *(form[name] for name in list(self.inputs)[1:])]
+        bases = [("–", ""), *choices.bases(session)]
+        boxes = {
+            "who": gr.Dropdown(answerers, value=form["who"]),
+            "served": gr.Dropdown(bases, value=form.get("served") or ""),
+        }
+        shown = [boxes.get(name, form[name]) for name in self.inputs]
         review_html = self._reviewed(session, data.id, "", form)
         return [gr.Accordion(visible=True), *shown, "", review_html, ""]
 
     def _values(self, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
         job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
         cloned = generate_form(job.request) if job and job.kind == "generate_data" else {}
-        empty = {
-            name: DEFAULTS.get(name, "" if name in ("endpoint_model", "system_prompt") else None)
-            for name in self.inputs
-        }
+        empty = {name: DEFAULTS.get(name, "" if name in TEXTS else None) for name in self.inputs}
         return {**empty, **cloned}
 
-    def _endpoint(self, who: str | None) -> Any:
-        return gr.Textbox(visible=bool(who) and who.startswith(ENDPOINT))
+    def _endpoint(self, who: str | None) -> tuple[Any, ...]:
+        """What only endpoints have."""
+        asked = bool(who) and who.startswith(ENDPOINT)
+        return gr.Textbox(visible=asked), gr.Dropdown(visible=asked), gr.Radio(visible=asked)
 
     def _review(self, data_id: str, name: str, *values: Any) -> str:
         if not data_id:
@@ -149,10 +206,10 @@ class GenerateForm:
     def _reviewed(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
         try:
             request = generate_request(data_id, **form)
-            estimate = estimates.generation(session, request, self.settings.home)
+            guess = estimate(session, request, self.settings.home)
         except SpeculoosError as error:
             return notice(sentence(error), "warn")
-        return review(estimate, command_for(request, row_names(session, request), name.strip()))
+        return review(guess, command_for(request, row_names(session, request), name.strip()))
 
     def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
         try:

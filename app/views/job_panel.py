@@ -4,6 +4,7 @@ Everything is drawn from rows, so a reload or a restarted web process shows the 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,7 +13,16 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.links import clone_form, go, model_link
-from app.views import job_rows, job_view, metrics_view, shard_rows
+from app.views import (
+    evaluation_view,
+    experiment_rows,
+    generation_view,
+    job_rows,
+    job_view,
+    metrics_view,
+    shard_rows,
+    verdict,
+)
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
 from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice
@@ -20,13 +30,24 @@ from app.widgets.hidden import hidden
 from app.widgets.picker import live
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
-from tracking import downsampling, jobs, listing, reports
+from tracking import downsampling, generations, jobs, listing, reports
 from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
+from upkeep.homes import names
 from workers.ask import submit
 
 OUTPUTS: tuple[tuple[type, str, str], ...] = ((Dataset, "data set", "data"), (Base, "model", "models"))
+
+
+SAID = "(said) => { window.speculoosSaid = said ? Date.now() : 0; }"
+STALE = """(said) => {
+  const now = document.querySelector('#job-head [data-state]')?.dataset.state;
+  const before = window.speculoosState;
+  window.speculoosState = now;
+  return before && before !== now && Date.now() - window.speculoosSaid > 1500 ? '' : said;
+}"""
+"""Takes what a button said away once the job has got into another state than it was in then."""
 
 
 class JobPanel:
@@ -65,6 +86,8 @@ class JobPanel:
         """Wire the actions; `redraw` shows what came of them."""
         for button, action in ((self.cancel, cancel), (self.retry, retry)):
             button.click(self._act(action), self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
+        self.said.change(None, self.said, None, js=SAID, api_visibility="private")
+        self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
         self.clone.click(self._clone, self.chosen, [self.said, self.target], **QUIET).then(
             None, self.target, None, js=go(), api_visibility="private"
         )
@@ -82,15 +105,15 @@ class JobPanel:
         """Values of `live`."""
         state = JobState(job.state)
         word, alone = "Retry" if state == JobState.FAILED else "Resume", not job.parent_id
-        charts = metrics_view.charts(downsampling.metrics(session, job.id))
+        charts = metrics_view.charts(downsampling.metrics(session, job.id, but=generations.NOW))
         return [
-            head(session, job),
+            head(session, job, self.settings.home),
             gr.Button(visible=alone and state.is_active, interactive=not job.cancel_requested),
             gr.Button(word, visible=alone and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
-            job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id)),
+            samples(session, job),
             job_rows.log_lines(reports.logs(session, job.id, limit=300)),
-            job_rows.config(job, names(session)),
+            job_rows.attempts(reports.attempt_seconds(session, job.id)) + job_rows.config(job, names(session)),
         ]
 
     def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
@@ -99,22 +122,32 @@ class JobPanel:
         return [*live, "", *self.manage.view(job)]
 
 
-def head(session: Session, job: Job) -> str:
-    """Name, state, progress, the banner and what the job made."""
+def samples(session: Session, job: Job) -> str:
+    """Answers that were kept while the job went on."""
+    if job.kind in generation_view.KINDS:
+        return generation_view.first_answers(session, job) or job_rows.samples(())
+    return job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id))
+
+
+def head(session: Session, job: Job, home: Path | None = None) -> str:
+    """Name, state, progress, the banner and what the job made. `home`: where its rows go, to see what room is left."""
     parts = [
         job_rows.title(job),
         note_line(job),
         shard_rows.whole_link(session, job),
+        experiment_rows.link(session, job),
         job_view.progress(job),
         shard_rows.part(session, job),
+        generation_view.part(session, job, home),
         job_view.banner(job, job_rows.waits_words(listing.Queues(session), job)),
     ]
-    return tag("div", "".join(parts) + output_links(session, job), class_="sp-job-head", data_state=job.state)
+    ended = verdict.part(session, job) + output_links(session, job) + evaluation_view.report_of(session, job)
+    return tag("div", "".join(parts) + ended, class_="sp-job-head", data_state=job.state)
 
 
 def no_charts(job: Job) -> str:
     """Why there is no chart."""
-    if job.kind in ("train", "generate_data") and job.state in job_view.ACTIVE:
+    if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
         return "The first numbers appear here a moment after the job has begun."
     return "This job measured nothing to chart."
 
@@ -126,7 +159,22 @@ def output_links(session: Session, job: Job) -> str:
     links = "".join(
         notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in outputs_of(session, job)
     )
+    if job.kind == "replay":
+        links += "".join(_chat(number, chat) for number, chat in enumerate(job.result.get("chats") or (), 1))
+    if job.kind in ("evaluate", "replay"):
+        to = f"/evaluations?id={job.request.get('evaluation_id', '')}"
+        links += notice("The evaluation is stored.", "good", to, "Open it")
+    if job.kind == "tune":
+        to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
+        tone = "warn" if job.result.get("plain_is_faster") else "good"
+        links += notice(str(job.result.get("verdict") or ""), tone, to, "Open the checkpoint")
+    if job.kind == "plan":
+        links += notice("The plan is made.", "good", f"/plans?id={job.id}", "Open it")
     return links + downloads(session, job)
+
+
+def _chat(number: int, chat: object) -> str:
+    return notice(f"Answer {number}, replayed.", "good", f"/playground?chat={chat}", "See it in the Playground")
 
 
 def downloads(session: Session, job: Job) -> str:
@@ -147,12 +195,6 @@ def outputs_of(session: Session, job: Job) -> list[tuple[str, str, tuple[str, st
         link = model_link("playground", session.get_one(Base, row.base_id).name, row.name)
         outputs.append(("checkpoint", row.name, (link, "Open in Playground")))
     return outputs
-
-
-def names(session: Session) -> dict[str, str]:
-    """id → name of every base, data set and checkpoint."""
-    tables = (Base, Dataset, Checkpoint)
-    return {row_id: name for table in tables for row_id, name in session.execute(select(table.id, table.name))}
 
 
 def cancel(settings: Settings, job_id: str) -> str:

@@ -5,24 +5,34 @@ from collections.abc import Iterable, Mapping
 from textwrap import shorten
 from typing import Any
 
-from app.views.job_view import ACTIVE, PAUSED, kind_words, progress, seconds, state_badge
+from app.views.job_view import ACTIVE, PAUSED, kind_words, progress, progress_words, seconds, state_badge
+from app.views.outcomes import outcome
+from app.widgets.bulk import box
 from app.widgets.elements import badge, empty_state, facts
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
+from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from tracking import listing
 from tracking.tables import Job, JobLog
 
-COLUMNS = ["State", "Job", "Progress", "Time"]
+COLUMNS = ["State", "Job", "Progress", "Result", "Time"]
 
 
-def jobs_table(jobs: Iterable[Job], waits: Mapping[str, str], filtered: bool = False) -> str:
-    """The table of jobs; `waits` says for a job's id what it waits for."""
-    rows = [_row(job, waits.get(job.id, "")) for job in jobs]
+def jobs_table(
+    jobs: Iterable[Job],
+    waits: Mapping[str, str],
+    filtered: bool = False,
+    chosen: bool = False,
+    elsewhere: bool = False,
+) -> str:
+    """The table of jobs; `waits` says for a job's id what it waits for; `chosen`: with a box before each; `elsewhere`:
+    not on the page of jobs, so that a click goes there."""
+    rows = [_row(job, waits.get(job.id, ""), chosen, elsewhere) for job in jobs]
     if rows:
-        return table(COLUMNS, rows, "Jobs")
+        return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",)), class_="sp-jobs")
     if filtered:
-        return empty_state("None of these", "No job is in this state; choose “All” to see every job.")
+        return empty_state("None of these", "No job is like that; look for other words, or choose “All”.")
     return empty_state(
         "No job yet", "Jobs appear when you add a model, import prompts or train.", "/", "Go to Quickstart"
     )
@@ -34,16 +44,31 @@ def waits_words(queues: listing.Queues, job: Job) -> str:
     return f"No. {place} in the {job.queue} queue. {reason}" if place and place > 1 else reason
 
 
-def _row(job: Job, waits_for: str) -> list[str]:
-    name = pick("jobs", job.id, safe(job.name), class_="sp-row-name")
-    kind = tag("span", safe(kind_and_user(job)), class_="sp-row-note")
-    how = progress(job) or tag("span", safe(waits_for or "–"), class_="sp-row-note")
+def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
+    there = {"data_pick": None} if elsewhere else {}
+    name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **there)
+    kind = tag("span", safe(kind_and_user(job)), class_="sp-row-note") + tag_links("jobs", job.note)
+    how = _how(job, waits_for)
     if job.state == "FAILED":
         how += tag(
             "span", safe(shorten(job.error or "", 160, placeholder=" …")), class_="sp-row-note sp-why", title=job.error
         )
     state = badge("Paused", "warn") if waits_for.startswith(PAUSED) else state_badge(job)
-    return [state, name + kind, how, tag("span", safe(time_words(job)), class_="sp-row-note")]
+    first = box(job.id, job.name) + state if chosen else state
+    result = safe(shorten(outcome(job) or "–", 160, placeholder=" …"))
+    return [first, name + kind, how, result, tag("span", safe(time_words(job)), class_="sp-row-note")]
+
+
+def _how(job: Job, waits_for: str) -> str:
+    """A bar while there is more to do; of a job that is done what it counted."""
+    if job.state == "SUCCEEDED":
+        return _note(progress_words(job))
+    return progress(job) or _note(waits_for)
+
+
+def _note(words: str) -> str:
+    """A cell's words; where there are none, what cards on narrow screens leave out."""
+    return tag("span", safe(words), class_="sp-row-note") if words else "–"
 
 
 def kind_and_user(job: Job) -> str:
@@ -59,6 +84,12 @@ def time_words(job: Job) -> str:
         return f"began {ago(job.started_at)}"
     took = seconds(job)
     return (f"took {duration(took)}, " if took is not None else "") + f"ended {ago(job.finished_at)}"
+
+
+def attempts(times: Mapping[int, float]) -> str:
+    """How long each attempt of a job took, where there were several."""
+    rows = [(f"attempt {number}", f"took {duration(took)}") for number, took in sorted(times.items())]
+    return facts(rows) if len(rows) > 1 else ""
 
 
 def title(job: Job) -> str:
@@ -98,6 +129,8 @@ def config(job: Job, names: Mapping[str, str]) -> str:
 def _value(value: Any, names: Mapping[str, str]) -> str:
     if isinstance(value, str):
         return names.get(value, value)
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return ", ".join(names.get(each, each) for each in value)
     return json.dumps(value, ensure_ascii=False)
 
 

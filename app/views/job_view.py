@@ -1,7 +1,7 @@
 """Jobs as people see them: state in words, progress with its estimate, what a waiting job waits for. Pure functions."""
 
 from app.widgets.elements import Tone, badge, notice, progress_bar
-from app.widgets.formatting import duration, size
+from app.widgets.formatting import duration, rounded, size
 from app.widgets.text import safe, tag
 from tracking.tables import Job
 
@@ -18,6 +18,10 @@ KINDS = {
     "generate_shard": "Generate a shard",
     "train": "Train draft",
     "evaluate": "Evaluate",
+    "matrix": "Evaluate in a matrix",
+    "plan": "Plan",
+    "replay": "Replay",
+    "tune": "Tune the tree",
     "export": "Export",
 }
 STATES: dict[str, tuple[str, Tone | str]] = {
@@ -73,7 +77,7 @@ def progress_words(job: Job) -> str:
     """One line: how far, how long still, what it is doing."""
     done = reached(job)
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
-    if job.state == "RUNNING" and not job.cancel_requested and " left" not in job.progress_note:
+    if job.state == "RUNNING" and not job.cancel_requested:
         parts.append(time_left(job))
     if job.state in ("RUNNING", "INTERRUPTED") and job.progress_note:
         parts.append(job.progress_note)
@@ -115,12 +119,17 @@ def banner(job: Job, waits_for: str = "") -> str:
     if job.state == "RUNNING" and job.cancel_requested:
         return notice("Stopping: the job saves what it has first.", "warn")
     if job.state == "RUNNING":
-        return notice("Running on the server: you may close this page, it goes on.", "info")
-    return notice(f"Done in {duration(seconds(job))}." if seconds(job) is not None else "Done.", "good")
+        return notice(f"Running on the server: you may close this page, it goes on{guessed(job)}.", "info")
+    return notice(f"Done in {duration(seconds(job))}{guessed(job)}." if seconds(job) is not None else "Done.", "good")
+
+
+def guessed(job: Job) -> str:
+    """ " (estimated: 2 min)", where it was."""
+    return f" (estimated: {rounded(job.estimated_seconds)})" if job.estimated_seconds else ""
 
 
 def seconds(job: Job) -> float | None:
-    """How long the last attempt ran."""
+    """How long it took since it was first begun, or begun again after a retry."""
     if not job.started_at or not job.finished_at:
         return None
     return (job.finished_at - job.started_at).total_seconds()

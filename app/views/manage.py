@@ -16,7 +16,7 @@ from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes
 from tracking.db import reading, writing
-from tracking.tables import Table
+from tracking.tables import Experiment, Table
 
 SMALL = {"size": "md", "scale": 0, "min_width": 110}
 
@@ -37,7 +37,12 @@ class Manage:
         with gr.Row(equal_height=True, elem_classes="sp-manage"):
             self.name = gr.Textbox(label="Name", max_lines=1, max_length=200, elem_id=f"{self.prefix}-name", scale=2)
             self.note = gr.Textbox(
-                label="Note", max_lines=4, max_length=4000, elem_id=f"{self.prefix}-note", scale=3, placeholder="…"
+                label="Note; words with # are tags",
+                max_lines=4,
+                max_length=4000,
+                elem_id=f"{self.prefix}-note",
+                scale=3,
+                placeholder="…",
             )
         with gr.Row(elem_classes="sp-buttons"):
             self.save = gr.Button("Save name and note", elem_id=f"{self.prefix}-save", **SMALL)
@@ -83,6 +88,8 @@ class Manage:
         return "", notice(text, "good"), gr.Column(visible=False)
 
 
+LEFT = {Experiment: "Its jobs, data sets and checkpoints stay."}
+"""What deleting a row of a table leaves."""
 LEAVE_IF_EMPTY = "(id) => { if (!id) history.replaceState({}, '', location.pathname); }"
 
 
@@ -95,6 +102,8 @@ def question(settings: Settings, table: type[Table], word: str, row_id: str) -> 
     """What the reader should know before a row goes."""
     with reading(settings) as session:
         used = changes.dependents(session, row(session, table, word, row_id))
+    if table in LEFT:
+        return f"Deleting this {word} cannot be undone. {LEFT[table]}"
     if not used:
         return f"Nothing depends on this {word}. Deleting it cannot be undone."
     return f"Deleting this {word} cannot be undone, and these depend on it: {', '.join(used)}."

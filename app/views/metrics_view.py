@@ -22,8 +22,11 @@ TITLES = {
     "memory_mb": "Memory (MB)",
     "grad_norm": "Gradient norm",
 }
-SPLITS = {"train": "training", "eval": "held out", "val": "held out"}
+UNITS = {"tokens_per_second": "tokens/s", "memory_mb": "MB", "tau": "tokens per verification"}
+SPLITS = {"train": "training", "eval": "held out", "val": "held out", "generate": "answers"}
 FIRST = ("loss", "top1", "accuracy", "acceptance", "tau")
+AXES = {"tokens": "train/tokens", "time": "train/minutes"}
+"""Metrics that say how far a training was at a step: what others can be drawn over, no charts of their own."""
 SHARES = ("top1", "accuracy", "acceptance", "coverage")
 
 
@@ -50,7 +53,7 @@ def title_of(chart: str) -> str:
 def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
     """chart → series → points; what people look at first comes first."""
     groups: dict[str, dict[str, Points]] = {}
-    for name in sorted(metrics, key=_natural):
+    for name in sorted(set(metrics) - {*AXES.values()}, key=_natural):
         chart, series = chart_of(name)
         groups.setdefault(chart, {})[series] = metrics[name]
     order = {chart: i for i, chart in enumerate(FIRST)}
@@ -60,7 +63,9 @@ def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
 def charts(metrics: Mapping[str, Points]) -> str:
     """Every chart of a job, as HTML."""
     pictures = [
-        line_chart(title_of(chart), series, percent=chart.startswith(SHARES))
+        line_chart(
+            title_of(chart), series, percent=chart.startswith(SHARES), unit=UNITS.get(chart.partition(",")[0], "")
+        )
         for chart, series in groups_of(metrics).items()
     ]
     return tag("div", "".join(pictures), class_="sp-charts") if any(pictures) else ""

@@ -67,6 +67,7 @@ def uses(base: Base) -> str:
         (model_link("playground", base.name), "Chat with it", "sp-button"),
         (f"/data?base={base.id}", "Generate training data", "sp-button sp-quiet"),
         (f"/train?base={base.id}", "Train a draft for it", "sp-button sp-quiet"),
+        (f"/plans?base={base.id}", "Plan a draft", "sp-button sp-quiet"),
         (f"/checkpoints?base={base.id}", "Add a published draft", "sp-button sp-quiet"),
     )
     return tag("div", "".join(tag("a", safe(t), href=to, class_=c) for to, t, c in links), class_="sp-link-row")

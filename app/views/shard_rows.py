@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.views import matrix_grid
 from app.views.job_view import STATES
 from app.widgets.text import safe, tag
 from tracking import shards
@@ -19,6 +20,8 @@ def part(session: Session, job: Job) -> str:
     """What stands on a divided job's page below its progress; "" on others'."""
     if not job.shards:
         return ""
+    if job.kind == "matrix":
+        return matrix_grid.part(session, job)
     found, tally = shards.brief(session, job.id), shards.tally(session, job.id)
     words = tag("p", safe(f"{tally.words()}, {tally.done:,} {job.unit}."), class_="sp-lead")
     return tag("section", words + squares(found), class_="sp-shards", aria_label="Shards")
@@ -37,7 +40,9 @@ def whole_link(session: Session, job: Job) -> str:
         return ""
     name = session.get_one(Job, job.parent_id).name
     link = tag("a", safe(name), href=f"/jobs?id={job.parent_id}")
-    return tag("p", safe(f"Shard {job.number + 1} of ") + link, class_="sp-lead")
+    return tag(
+        "p", safe(f"{'Cell' if job.kind == 'evaluate' else 'Shard'} {job.number + 1} of ") + link, class_="sp-lead"
+    )
 
 
 def _square(shard: Any) -> str:

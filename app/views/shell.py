@@ -14,9 +14,15 @@ NAV = (
     ("Playground", "/playground"),
     ("Compare", "/compare"),
     ("Checkpoints", "/checkpoints"),
+    ("Evaluations", "/evaluations"),
+    ("Plans", "/plans"),
     ("Storage", "/storage"),
     ("Settings", "/settings"),
+    ("Words", "/words"),
 )
+BESIDE = (("Experiments", "/experiments"), ("Compare trainings", "/trainings"))
+"""Pages that have no place in the bar: one comes to them from Jobs, whose place is marked meanwhile."""
+TABS = (("Jobs", "/jobs"), ("Experiments", "/experiments"))
 MARK = (
     '<svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect x="2" y="7" width="28" height="18" rx="5"'
     ' fill="currentColor"/><path d="M8 16h4m3 0h4m3 0h2" stroke="var(--sp-surface)" stroke-width="3"'
@@ -30,14 +36,33 @@ def frame(current: str, settings: Settings) -> None:
     status_bar.build(settings)
 
 
+def page_id(path: str) -> str:
+    """The id of the element that holds the page at `path`."""
+    return f"page-{path.strip('/') or 'home'}"
+
+
 def bar(current: str, can_log_out: bool = False) -> str:
     """Brand, links to every page, the theme switch and, behind a login, the way out."""
-    links = "".join(
-        tag("a", safe(label), href=path, aria_current="page" if path == current else None) for label, path in NAV
-    )
+    links = "".join(tag("a", safe(label), href=path, aria_current=_mark(path, current)) for label, path in NAV)
     brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand")
     switch = tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Colour theme")
     nav = tag("nav", links, class_="sp-nav", aria_label="Pages", data_sp="nav")
     out = tag("button", "Log out", class_="sp-small-button", type="submit")
     leave = tag("form", out, method="post", action="/logout", class_="sp-leave") if can_log_out else ""
-    return tag("div", brand + nav + switch + leave, class_="sp-top")
+    skip = tag("a", "Skip to the page", href=f"#{page_id(current)}", class_="sp-skip")
+    return tag("div", skip + brand + nav + switch + leave, class_="sp-top")
+
+
+def tabs(current: str) -> None:
+    """The pages that belong together with Jobs, below the head of each; one that needs an address while it is open."""
+    shown = [page for page in dict.fromkeys((*TABS, *BESIDE)) if page in TABS or page[1] == current]
+    links = "".join(
+        tag("a", safe(label), href=path, aria_current="page" if path == current else None) for label, path in shown
+    )
+    block(tag("nav", links, class_="sp-tabs", aria_label="Jobs and experiments"))
+
+
+def _mark(path: str, current: str) -> str | None:
+    """`page` for the page one is on; `true` for the place from which one came to a page beside."""
+    beside = path == "/jobs" and current in {where for _, where in BESIDE}
+    return "page" if path == current else "true" if beside else None

@@ -73,6 +73,8 @@ def job_progress(job: Job) -> str:
     if not job.total:
         return job.progress_note or f"{reached(job)} {job.unit}".strip()
     share = f"{min(reached(job) / job.total, 1.0):.0%}"
+    if job.done >= job.total:
+        return f"{share} · {job.progress_note or 'finishing…'}"
     return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · measuring…"
 
 

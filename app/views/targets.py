@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from app.turns import LOOKUP
+from app.drafting import LOOKUP
 from tracking import queries
 from tracking.tables import Base, Checkpoint
 
@@ -32,10 +32,16 @@ def fits(checkpoint: Checkpoint, base: Base) -> bool:
     return not checkpoint.base_sha256 or checkpoint.base_sha256 == base.weights_sha256
 
 
+def fitting(session: Session, base: Base) -> list[Checkpoint]:
+    """Ready checkpoints of a base, the best first: by measured speedup, then τ; of equal ones the newest."""
+    ready = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)]
+    return sorted(ready, key=lambda c: (-_number(c, "speedup"), -_number(c, "mean_accepted_length")))
+
+
 def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
-    """(label, value) of every way to draft for a base: its fitting checkpoints, prompt lookup, none."""
+    """(label, value) of every way to draft for a base: its fitting checkpoints, best first, prompt lookup, none."""
     base = _base(session, base_name)
-    checkpoints = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)] if base else []
+    checkpoints = fitting(session, base) if base else []
     labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in checkpoints]
     return [*labels, ("Prompt lookup (n-grams, nothing to train)", LOOKUP_CHOICE), ("None: plain decoding", PLAIN)]
 
@@ -67,8 +73,8 @@ def all_targets(session: Session) -> list[tuple[str, str]]:
     choices = []
     for base in queries.bases(session, ready_only=True):
         choices.append((f"{base.name} · plain", base.name))
-        fitting = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)]
-        choices += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in fitting]
+        drafts = fitting(session, base)
+        choices += [(f"{base.name} · {c.name} ({c.method})", f"{base.name}@{c.name}") for c in drafts]
         choices.append((f"{base.name} · prompt lookup", base.name + LOOKUP_CHOICE))
     return choices
 
@@ -85,5 +91,11 @@ def _base(session: Session, name: str) -> Base | None:
 
 
 def _figure(checkpoint: Checkpoint) -> str:
-    tau = checkpoint.figures.get("mean_accepted_length")
-    return f" · τ {tau:.2f}" if isinstance(tau, int | float) else ""
+    tau, speedup = _number(checkpoint, "mean_accepted_length"), _number(checkpoint, "speedup")
+    return (f" · τ {tau:.2f}" if tau else "") + (f" · {speedup:.2f}×" if speedup else "")
+
+
+def _number(checkpoint: Checkpoint, name: str) -> float:
+    """A measured figure; 0 where there is none."""
+    value = checkpoint.figures.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

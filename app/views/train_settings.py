@@ -13,7 +13,11 @@ from methods.settings import Setting
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "How long": ("epochs", "max_steps", "max_minutes", "patience"),
-    "Data": ("max_length", "batch_tokens", "accumulate", "held_out", "max_held_out", "cache_features_mb"),
+    "Data": (
+        *("max_length", "batch_tokens", "accumulate", "held_out", "max_held_out"),
+        *("cache_features_mb", "cache_disk_gb"),
+    ),
+    "Hidden states": ("hidden_states", "hidden_states_ahead", "hidden_states_store"),
     "Optimizer": (*("optimizer", "lr", "schedule", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip", "seed"),),
     "Precision and device": ("device", "mixed_precision", "base_dtype", "save_dtype", "gradient_checkpointing"),
     "Reports and checkpoints": ("log_every", "eval_every", "save_every", "keep_last", "samples"),
@@ -67,10 +71,22 @@ class SettingControls:
                 self.controls[setting.name] = control(setting)
 
 
+def label(setting: Setting) -> str:
+    """What people call it, and its name for the command line where that is another word."""
+    return setting.label if setting.label.lower() == setting.name else f"{setting.label} · {setting.name}"
+
+
 def control(setting: Setting) -> Any:
     """The control for one setting."""
-    common = {"label": setting.name, "info": setting.help, "elem_id": f"set-{setting.name}", "min_width": 230}
+    common = {
+        "label": label(setting),
+        "info": setting.help,
+        "elem_id": f"set-{setting.name}",
+        "min_width": 230,
+    }
     default = setting.default
+    if setting.is_open:
+        return gr.Number(None, precision=0, placeholder="by the data", **common)
     if isinstance(default, bool):
         return gr.Checkbox(default, **common)
     if setting.choices:

@@ -1,18 +1,21 @@
 """Line charts as small SVG pictures: numbers in, escaped markup out. Colours and dashes are classes of the style sheet.
 
-Every series differs by dash as well as by hue, and is named at its end, so that nobody needs colours to read it.
+Every series differs by dash as well as by hue, and is named at its end, so that nobody needs colours to read it. The
+numbers come along as JSON: a script (static/charts.js) shows those under the pointer, and makes files of both.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 
 WIDTH, HEIGHT = 560, 240
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 28
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 24, 40
 MOST_POINTS = 160
-STYLES = 6  # classes sp-line-0 … sp-line-5
+STYLES = 8  # classes sp-line-0 … sp-line-7
 
 Points = Sequence[tuple[float, float]]
 
@@ -31,21 +34,77 @@ class Scale:
         return self.start + (value - self.low) / span * (self.end - self.start)
 
 
-def line_chart(title: str, series: Mapping[str, Points], percent: bool = False, unit: str = "") -> str:
-    """A chart of `series` (name → (step, value) in step order). `percent` fixes the range to 0 … 100 %."""
-    shown = {name: _downsample(finite) for name, points in series.items() if (finite := _finite(points))}
+@dataclass(frozen=True)
+class Look:
+    """How some lines are drawn. `behind`: the values before they were smoothed, faint; `dots`: series that are points
+    without a line; `order`: whose colours these are, where not every chart has every series; `near`: under the pointer
+    each line says its closest value, as lines that share no steps have to; `up`: what the values are called."""
+
+    behind: Mapping[str, Points] = field(default_factory=dict)
+    dots: Collection[str] = ()
+    order: Sequence[str] = ()
+    near: bool = False
+    up: str = ""
+
+    def style(self, name: str, place: int) -> str:
+        """The classes of a series."""
+        return f"sp-line-{(self.order.index(name) if name in self.order else place) % STYLES}"
+
+
+def line_chart(
+    title: str,
+    series: Mapping[str, Points],
+    percent: bool = False,
+    unit: str = "",
+    across: str = "step",
+    look: Look = Look(),
+) -> str:
+    """A chart of `series` (name → (step, value) in step order). `percent` fixes the range to 0 … 100 %; `unit` is
+    of the values, `across` says what a step is."""
+    shown, behind = _drawn(series), _drawn(look.behind)
     if not shown:
         return ""
-    x, y = _scales(shown, percent)
-    lines = "".join(_line(i, points, x, y) for i, points in enumerate(shown.values()))
+    styles = {name: look.style(name, place) for place, name in enumerate(shown)}
+    x, y = _scales([*shown.values(), *behind.values()], percent)
+    lines = "".join(_polyline(f"{styles[name]} sp-faint", line, x, y) for name, line in behind.items() if name in shown)
+    lines += "".join(_line(styles[n], points, x, y, n in look.dots) for n, points in shown.items())
     picture = tag(
         "svg",
-        _grid(x, y, percent) + lines,
+        _grid(x, y, percent, _are_whole(shown))
+        + _axes(across, look.up or unit or ("share" if percent else "value"))
+        + lines,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=_words(title, shown, percent, unit),
+        aria_label=_words(title, shown, percent, unit, across),
     )
-    return tag("figure", tag("figcaption", safe(title)) + picture + _legend(shown, percent, unit), class_="sp-chart")
+    more = {"near": True} if look.near else {}
+    more |= {"behind": _points([behind.get(name, []) for name in shown])} if behind else {}
+    numbers = _numbers(shown, x, y, [*styles.values()], across=across, percent=percent, unit=unit, title=title, **more)
+    caption = tag("figcaption", tag("span", labelled(title)))
+    legend = _legend(shown, styles, percent, unit)
+    return tag("figure", caption + picture + legend, class_="sp-chart", data_chart=numbers)
+
+
+def _drawn(series: Mapping[str, Points]) -> dict[str, list[tuple[float, float]]]:
+    return {name: _downsample(finite) for name, points in series.items() if (finite := _finite(points))}
+
+
+def _are_whole(series: Mapping[str, Points]) -> bool:
+    """Whether steps are counted, not measured."""
+    return all(float(x).is_integer() for points in series.values() for x, _ in points)
+
+
+def _numbers(series: Mapping[str, Points], x: Scale, y: Scale, styles: list[str], **words: object) -> str:
+    """What the script needs: the points, and where they lie."""
+    frame = {"left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
+    ranges = {"x": [x.low, x.high], "y": [y.low, y.high]}
+    told = {"names": list(series), "points": _points(series.values()), "styles": styles, **frame, **ranges, **words}
+    return json.dumps(told, separators=(",", ":"))
+
+
+def _points(lines: Iterable[Points]) -> list[list[list[float]]]:
+    """In six digits, which no screen has room to tell from more."""
+    return [[[a if a == int(a) else float(f"{a:.6g}"), float(f"{b:.6g}")] for a, b in line] for line in lines]
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:
@@ -59,9 +118,9 @@ def _downsample(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return sample if sample[-1] == points[-1] else [*sample, points[-1]]
 
 
-def _scales(series: Mapping[str, Points], percent: bool) -> tuple[Scale, Scale]:
-    xs = [x for points in series.values() for x, _ in points]
-    ys = [y for points in series.values() for _, y in points]
+def _scales(lines: Sequence[Points], percent: bool) -> tuple[Scale, Scale]:
+    xs = [x for points in lines for x, _ in points]
+    ys = [y for points in lines for _, y in points]
     low, high = (0.0, 1.0) if percent else _range(min(ys), max(ys))
     first, last = (xs[0] - 1, xs[0] + 1) if min(xs) == max(xs) else (min(xs), max(xs))
     return Scale(first, last, LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
@@ -82,45 +141,73 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _grid(x: Scale, y: Scale, percent: bool) -> str:
-    rows = "".join(_row(value, y, percent) for value in ticks(y.low, y.high))
-    steps = [v for v in ticks(x.low, x.high, 5) if v == int(v) and v >= 0]
-    return rows + "".join(_step(value, x) for value in steps)
+def _axes(across: str, up: str) -> str:
+    """What the axes count."""
+    right = tag("text", safe(across), x=WIDTH - RIGHT, y=HEIGHT - 6, text_anchor="end", class_="sp-axis")
+    return right + tag("text", safe(up), x=4, y=12, class_="sp-axis")
 
 
-def _row(value: float, y: Scale, percent: bool) -> str:
+def tick_words(values: Sequence[float], percent: bool) -> list[str]:
+    """Ticks in as many digits as they need to differ."""
+    words = [_number(value, percent) for value in values]
+    for digits in range(1, 9):
+        if len(set(words)) == len(words):
+            break
+        words = [f"{value:.{digits}%}" if percent else f"{value:.{digits + 2}g}" for value in values]
+    return words
+
+
+def _grid(x: Scale, y: Scale, percent: bool, whole: bool) -> str:
+    values = ticks(y.low, y.high)
+    rows = "".join(_row(value, words, y) for value, words in zip(values, tick_words(values, percent), strict=True))
+    steps = [v for v in ticks(x.low, x.high, 5) if v >= 0 and (v == int(v) or not whole)]
+    said = [f"{v:,.0f}" for v in steps] if whole else tick_words(steps, False)
+    return rows + "".join(_step(value, words, x) for value, words in zip(steps, said, strict=True))
+
+
+def _row(value: float, words: str, y: Scale) -> str:
     at = f"{y(value):.1f}"
     rule = tag("line", class_="sp-grid", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at)
-    return rule + tag("text", _number(value, percent), x=LEFT - 6, y=at, text_anchor="end", dominant_baseline="middle")
+    return rule + tag("text", words, x=LEFT - 6, y=at, text_anchor="end", dominant_baseline="middle")
 
 
-def _step(value: float, x: Scale) -> str:
-    return tag("text", f"{value:,.0f}", x=f"{x(value):.1f}", y=HEIGHT - 8, text_anchor="middle")
+def _step(value: float, words: str, x: Scale) -> str:
+    return tag("text", words, x=f"{x(value):.1f}", y=HEIGHT - BOTTOM + 18, text_anchor="middle")
 
 
-def _line(index: int, points: Points, x: Scale, y: Scale) -> str:
-    path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
-    end = points[-1]
-    style = f"sp-line-{index % STYLES}"
-    dot = tag("circle", class_=style, cx=f"{x(end[0]):.1f}", cy=f"{y(end[1]):.1f}", r=3)
-    return tag("polyline", class_=style, points=path) + dot
+def _line(style: str, points: Points, x: Scale, y: Scale, dots: bool) -> str:
+    marked = "".join(_dot(style, *point, x, y) for point in (points if dots else points[-1:]))
+    return marked if dots else _polyline(style, points, x, y) + marked
 
 
-def _legend(series: Mapping[str, Points], percent: bool, unit: str) -> str:
-    return tag("ul", "".join(_key(i, n, p[-1][1], percent, unit) for i, (n, p) in enumerate(series.items())))
+def _polyline(style: str, points: Points, x: Scale, y: Scale) -> str:
+    return tag("polyline", class_=style, points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points))
 
 
-def _key(index: int, name: str, last: float, percent: bool, unit: str) -> str:
-    sample = tag("line", class_=f"sp-line-{index % STYLES}", x1=0, x2=22, y1=5, y2=5)
+def _dot(style: str, step: float, value: float, x: Scale, y: Scale) -> str:
+    return tag("circle", class_=style, cx=f"{x(step):.1f}", cy=f"{y(value):.1f}", r=3)
+
+
+def _legend(series: Mapping[str, Points], styles: Mapping[str, str], percent: bool, unit: str) -> str:
+    """Each line's last value; the unit of several stands at the axis alone."""
+    unit = unit if len(series) == 1 else ""
+    return tag("ul", "".join(_key(styles[n], n, p[-1][1], percent, unit) for n, p in series.items()))
+
+
+def _key(style: str, name: str, last: float, percent: bool, unit: str) -> str:
+    sample = tag("line", class_=style, x1=0, x2=22, y1=5, y2=5)
     swatch = tag("svg", sample, viewBox="0 0 22 10", width=22, height=10, aria_hidden="true")
     value = tag("b", _number(last, percent) + (f" {safe(unit)}" if unit else ""))
     return tag("li", swatch + tag("span", safe(name)) + value)
 
 
-def _words(title: str, series: Mapping[str, Points], percent: bool, unit: str) -> str:
+def _words(title: str, series: Mapping[str, Points], percent: bool, unit: str, across: str) -> str:
     """What the picture says, for people who do not see it."""
     ends = ", ".join(f"{name} {_number(points[-1][1], percent)} {unit}".strip() for name, points in series.items())
-    return f"{title}: {ends} at step {max(p[-1][0] for p in series.values()):.0f}"
+    last = max(p[-1][0] for p in series.values())
+    return (
+        f"{title}: {ends} at {across} {last:.0f}" if _are_whole(series) else f"{title}: {ends} at {across} {last:.3g}"
+    )
 
 
 def _number(value: float, percent: bool) -> str:

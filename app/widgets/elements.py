@@ -5,11 +5,14 @@ from typing import Literal
 
 import gradio as gr
 
-from app.widgets.text import safe, tag
+from app.widgets.terms import label as labelled
+from app.widgets.text import coded, safe, tag
 
 Tone = Literal["info", "good", "warn", "bad"]
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of an event that answers at once, shows no spinner and is not offered as an API."""
+ASKING = "(...given) => { window.speculoos.asking(); return given; }"
+ANSWERED = "() => { window.speculoos.answered(); }"
 SIGNS = {"info": "i", "good": "✓", "warn": "!", "bad": "×"}
 
 
@@ -24,9 +27,14 @@ def page_header(title: str, lead: str = "") -> gr.HTML:
     return block(tag("header", tag("h1", safe(title)) + lead_html, class_="sp-page-header"))
 
 
+def stop_button(elem_id: str) -> gr.Button:
+    """Off until the page's script finds something that can be stopped (app/static/dom.js: allow)."""
+    return gr.Button("Stop", variant="stop", elem_id=elem_id, interactive=False, scale=0, min_width=80, size="md")
+
+
 def section(title: str, lead: str = "") -> gr.HTML:
     """A heading inside a page."""
-    lead_html = tag("p", safe(lead), class_="sp-lead") if lead else ""
+    lead_html = tag("p", coded(lead), class_="sp-lead") if lead else ""
     return block(tag("h2", safe(title), class_="sp-section") + lead_html)
 
 
@@ -35,33 +43,33 @@ def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") 
     more = " " + tag("a", safe(link_text or link), href=link) if link else ""
     sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
     role = "alert" if tone == "bad" else "status"
-    return tag("div", sign + tag("span", safe(text) + more), class_=f"sp-notice sp-{tone}", role=role)
+    return tag("div", sign + tag("span", coded(text) + more), class_=f"sp-notice sp-{tone}", role=role)
 
 
 def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:
     """What a list shows when it has nothing: what would be here and how to get it."""
     action = tag("a", safe(link_text), href=link, class_="sp-button") if link else ""
-    return tag("div", tag("h3", safe(title)) + tag("p", safe(text)) + action, class_="sp-empty")
+    return tag("div", tag("h2", safe(title)) + tag("p", safe(text)) + action, class_="sp-empty")
 
 
-def tile(label: str, value: object, note: str = "") -> str:
-    """One figure: label above, value large, note small."""
+def tile(name: str, value: object, note: str = "") -> str:
+    """One figure: its name above, value large, note small."""
     small = tag("span", safe(note), class_="sp-tile-note") if note else ""
     return tag(
         "div",
-        tag("span", safe(label), class_="sp-tile-label") + tag("span", safe(value), class_="sp-tile-value") + small,
+        tag("span", labelled(name), class_="sp-tile-label") + tag("span", safe(value), class_="sp-tile-value") + small,
         class_="sp-tile",
     )
 
 
 def tiles(items: Iterable[tuple[str, object, str]]) -> str:
-    """A row of tiles from (label, value, note)."""
+    """A row of tiles from (name, value, note)."""
     return tag("div", "".join(tile(*item) for item in items), class_="sp-tiles")
 
 
 def facts(items: Iterable[tuple[str, object]]) -> str:
     """A definition list: name and value, both escaped. Rows whose value is empty are left out."""
-    rows = (tag("dt", safe(k)) + tag("dd", safe(v)) for k, v in items if v not in ("", None))
+    rows = (tag("dt", labelled(k)) + tag("dd", safe(v)) for k, v in items if v not in ("", None))
     return tag("dl", "".join(rows), class_="sp-facts")
 
 
@@ -79,10 +87,20 @@ def progress_bar(done: float, total: float | None, label: str = "") -> str:
 
 
 def on_load(fn, inputs=None, outputs=None) -> None:
-    """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` brings the page's query string."""
+    """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` brings the page's query string.
+
+    The page is shown once all such questions are answered (static/early.js), so that nothing moves afterwards."""
     from gradio.context import Context
 
-    Context.root_block.load(fn, inputs, outputs, **QUIET)
+    asked = Context.root_block.load(fn, inputs, outputs, js=ASKING, **QUIET)
+    asked.then(None, None, None, js=ANSWERED, api_visibility="private")
+
+
+def loads() -> int:
+    """How many events the current Blocks has that run when a page is opened."""
+    from gradio.context import Context
+
+    return sum(any(event == "load" for _, event in fn.targets) for fn in Context.root_block.fns.values())
 
 
 def on_typing(controls, fn, inputs=None, outputs=None) -> None:

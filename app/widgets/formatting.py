@@ -28,6 +28,14 @@ def duration(seconds: float | None) -> str:
     return f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
+def rounded(seconds: float) -> str:
+    """A time as a guess deserves it: 97 s → "2 min"."""
+    if seconds < 60:
+        return duration(max(round(seconds, -1), 5))
+    minutes = max(round(seconds / 60), 1)
+    return f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
+
+
 def ago(when: datetime | None) -> str:
     """How long ago, in words."""
     if when is None:

@@ -1,9 +1,11 @@
 """A page that lists rows and opens one by `?id=`: the frame Models, Data, Jobs and Checkpoints share.
 
 What is shown comes from rows at every turn: opening, a click, and a poll that draws only when something changed. A long
-list has pages (`?from=`), which stay where they are while rows are added.
+list has pages (`?from=`), which stay where they are while rows are added. What it is asked for (`?show=`, `?find=`,
+`?order=`) is in the address too.
 """
 
+import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +16,12 @@ import gradio as gr
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import arrivals
+from app.widgets.asked import ORDERS, WRITE, Asked, address, of_address
 from app.widgets.elements import QUIET, block, notice, on_change, on_load
+from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden, hidden_json
-from app.widgets.picker import address, on_pick, pick, picker
+from app.widgets.picker import on_pick, pick, picker
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -44,7 +49,8 @@ class Panel(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """What is listed: rows of `table`, called `word`, on `page`; `html(rows, filter, place)` draws a page of the list.
+    """What is listed: rows of `table`, called `word`, on `page`; `html(rows, asked, place)` draws a page of the list
+    for what was asked: a filter, and what `app.widgets.asked` puts beside it.
 
     `signature` is a text that changes when the list does; `row_signature`, where there is one, when the open row (its
     id is given) does.
@@ -59,12 +65,14 @@ class Listing:
     hint: Callable[[Session, Mapping[str, str]], str] = lambda session, query: ""
     """What to say above the list when the address asks for something; `KEPT` keys stay while rows are picked."""
     row_signature: Callable[[Session, str], str] | None = None
+    bulk: bool = False
+    """Whether rows have boxes to tick (app/widgets/bulk.py)."""
 
     def now(self, session: Session, row_id: str) -> str:
         """What a page remembers of what it shows: the list, or the row with this id."""
         if row_id and self.row_signature:
-            return f"{row_id}|{self.row_signature(session, row_id)}"
-        return f"{row_id}|{self.signature(session)}"
+            return f"{row_id}|{self.row_signature(session, row_id)}{arrivals.signature()}"
+        return f"{row_id}|{self.signature(session)}{arrivals.signature()}"
 
 
 def signature_of(table: type[Table]) -> Callable[[Session], str]:
@@ -89,6 +97,7 @@ class ListPage:
         self.place = hidden(f"{what.page}-place")
         self.search = hidden(f"{what.page}-search")
         self.query = hidden_json(f"{what.page}-asked", {})
+        self.asked = hidden_json(f"{what.page}-asked-for", [])
         self.problem = block(elem_id=f"{what.page}-problem")
 
     @contextmanager
@@ -97,16 +106,28 @@ class ListPage:
         what = self.what
         with gr.Column(elem_id=f"{what.page}-listing") as self.list:
             yield
+            self._build_asking()
+            self.table = picker(f"{what.page}-table", main=True, bulk=what.bulk)
+
+    def _build_asking(self) -> None:
+        """What is looked for, in which order, and the filter."""
+        page, filters = self.what.page, self.what.filters
+        with gr.Row(elem_classes="sp-find"):
             self.which = gr.Radio(
-                list(what.filters),
-                value=what.filters[0],
+                list(filters),
+                value=filters[0],
                 label="Show",
-                elem_id=f"{what.page}-filter",
+                elem_id=f"{page}-filter",
                 container=False,
                 show_label=False,
-                visible=len(what.filters) > 1,
+                visible=len(filters) > 1,
+                scale=3,
             )
-            self.table = picker(f"{what.page}-table", main=True)
+            self.find = gr.Textbox(label="Search names and notes", max_lines=1, elem_id=f"{page}-find", scale=2)
+            self.order = dropdown(
+                list(ORDERS), value=next(iter(ORDERS)), label="Order", elem_id=f"{page}-order", min_width=190
+            )
+        self.asking = [self.which, self.find, self.order]
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -120,75 +141,96 @@ class ListPage:
         """Opening, clicks and the poll."""
         self.panel = panel
         outputs = [*self.frame, *panel.outputs]
-        on_load(self.open_address, self.which, [*outputs, self.place, self.query])
+        on_load(self.open_address, None, [*outputs, self.place, self.query, self.asked, *self.asking])
         for listed in (self.table, self.back):
-            on_pick(listed, self.search, self.pick, [self.which, self.place, self.query], [*outputs, self.place])
-        self.which.change(self.filtered, self.which, [self.table, self.place], **QUIET)
-        shown = [self.chosen, self.which, self.place, self.seen]
+            on_pick(listed, self.search, self.pick, [self.asked, self.place, self.query], [*outputs, self.place])
+        events = [field.input for field in self.asking]
+        drawn = [self.table, self.back, self.place, self.asked]
+        gr.on(events, self.narrow, self.asking, drawn, js=self._write, trigger_mode="always_last", **QUIET)
+        shown = [self.chosen, self.asked, self.place, self.seen]
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
         on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
 
     @property
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:
         """(function, inputs, outputs) that draw everything anew but what someone may be writing in."""
-        return self.redraw, [self.chosen, self.which, self.place], [*self.frame, *self.panel.live]
+        return self.redraw, [self.chosen, self.asked, self.place], [*self.frame, *self.panel.live]
 
-    def open_address(self, which: str, request: gr.Request) -> list[Any]:
+    @property
+    def _write(self) -> str:
+        """The script that puts what was asked for into the address."""
+        return WRITE.replace("FIRST", json.dumps(self.what.filters[0])).replace("ORDERS", json.dumps(ORDERS))
+
+    def open_address(self, request: gr.Request) -> list[Any]:
         """Show what the address asks for."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
         context, place = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
-        return [*self.open(query.get("id", ""), which, place, query), place, context]
+        asked = of_address(query, self.what.filters)
+        shown = self.open(query.get("id", ""), asked.values, place, query)
+        return [*shown, place, context, asked.values, str(asked), asked.words, asked.order_words]
 
-    def pick(self, row_id: str, start: str, which: str, place: str, query: Mapping[str, str]) -> list[Any]:
+    def pick(self, row_id: str, start: str, asked: Any, place: str, query: Mapping[str, str]) -> list[Any]:
         """Show the row that was clicked, remembering the place in the list, or the list from `start` on."""
         place = place if row_id else start
-        return [*self.open(row_id, which, place, query), place]
+        return [*self.open(row_id, asked, place, query), place]
 
-    def open(self, row_id: str, which: str, place: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
-        """Show one row, or the list when `row_id` is empty or unknown."""
+    def open(self, row_id: str, values: Any, place: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
+        """Show one row, or the list when `row_id` is empty or unknown. `values` are what the list is asked for."""
+        asked = self._asked(values)
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
                 lost = f"This {self.what.word} is gone; it was deleted, or the address is wrong."
                 lost_or_hint = notice(lost, "warn") if row_id else self.what.hint(session, query or {})
                 problem = "" if row else lost_or_hint
-                return [*self._frame(session, row, which, place, problem), *self.panel.view(session, row, query or {})]
+                return [*self._frame(session, row, asked, place, problem), *self.panel.view(session, row, query or {})]
         except SpeculoosError as error:
             nothing = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
             return ["", "", notice(str(error), "bad"), *nothing]
 
-    def redraw(self, row_id: str, which: str, place: str) -> list[Any]:
+    def redraw(self, row_id: str, asked: Any, place: str) -> list[Any]:
         """As `open`, for the frame and the live parts."""
-        return self.open(row_id, which, place)[: len(self.frame) + len(self.panel.live)]
+        return self.open(row_id, asked, place)[: len(self.frame) + len(self.panel.live)]
 
-    def filtered(self, which: str) -> list[str]:
-        """The list under another filter, from its beginning, and that place."""
-        with reading(self.settings) as session:
-            return [self.what.html(session, which, ""), ""]
+    def narrow(self, which: str, find: str, order: str) -> list[Any]:
+        """The list as it is asked for now, from its beginning; the way back to it, that place, what was asked."""
+        asked = self._asked([which, find, ORDERS.get(order, "")])
+        try:
+            with reading(self.settings) as session:
+                return [self.what.html(session, asked, ""), self._back(asked, ""), "", asked.values]
+        except SpeculoosError as error:
+            return [notice(str(error), "bad"), gr.skip(), gr.skip(), gr.skip()]
 
-    def poll(self, row_id: str, which: str, place: str, seen: str) -> Any:
+    def _asked(self, values: Any) -> Asked:
+        return Asked.of(values if isinstance(values, list) else [values], self.what.filters)
+
+    def poll(self, row_id: str, values: Any, place: str, seen: str) -> Any:
         """What changed since `seen`; nothing when nothing did, or when the database does not answer now."""
+        asked = self._asked(values)
         try:
             with reading(self.settings) as session:
                 now = self.what.now(session, row_id)
                 if now == seen.partition(DRAWN)[0]:
                     return gr.skip()
-                return changed_parts(seen, now, self._parts(session, row_id, which, place))
+                return changed_parts(seen, now, self._parts(session, row_id, asked, place))
         except SpeculoosError:
             return gr.skip()
 
-    def _parts(self, session: Session, row_id: str, which: str, place: str) -> list[Any]:
+    def _parts(self, session: Session, row_id: str, asked: Asked, place: str) -> list[Any]:
         row = session.get(self.what.table, row_id) if row_id else None
         live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
-        return [gr.skip() if row else self.what.html(session, which, place), *live]
+        return [gr.skip() if row else self.what.html(session, asked, place), *live]
 
-    def _frame(self, session: Session, row: Any | None, which: str, place: str, problem: str) -> list[Any]:
+    def _frame(self, session: Session, row: Any | None, asked: Asked, place: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
-        listed = gr.skip() if row else self.what.html(session, which, place)
-        words = safe(f"← All {self.what.page}")
-        back = pick(self.what.page, "", words, class_="sp-back", href=address(self.what.page, place))
-        return [chosen, self.what.now(session, chosen), problem, *shown, listed, back]
+        listed = gr.skip() if row else self.what.html(session, asked, place)
+        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(asked, place)]
+
+    def _back(self, asked: Asked, place: str) -> str:
+        """The way to the list as it was."""
+        where = address(self.what.page, place, asked, self.what.filters[0])
+        return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=where)
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:

@@ -4,13 +4,16 @@ A plain click writes the address and tells the page that it did, so reload, back
 New values keep the keyboard focus on the row that had it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 
 import gradio as gr
 
+from app.widgets.asked import address
+from app.widgets.bulk import CHOOSE
 from app.widgets.elements import QUIET
+from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 from tracking.paging import Page
 
@@ -42,9 +45,11 @@ def live(elem_id: str) -> gr.HTML:
     return gr.HTML(elem_id=elem_id, js_on_load=KEEP_FOCUS, apply_default_css=False)
 
 
-def picker(elem_id: str, main: bool = False) -> gr.HTML:
-    """A list of links made by `pick`. The page's `main` one also follows the browser's back button."""
-    return gr.HTML(elem_id=elem_id, js_on_load=FOLLOW + KEEP_FOCUS, main=main, apply_default_css=False)
+def picker(elem_id: str, main: bool = False, bulk: bool = False) -> gr.HTML:
+    """A list of links made by `pick`. The page's `main` one also follows the browser's back button; in a `bulk` one
+    rows can be ticked."""
+    script = FOLLOW + KEEP_FOCUS + (CHOOSE if bulk else "")
+    return gr.HTML(elem_id=elem_id, js_on_load=script, main=main, apply_default_css=False)
 
 
 def on_pick(listed: gr.HTML, search: gr.Textbox, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
@@ -69,41 +74,46 @@ def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
     return tag("a", content, **{**own, **attributes})
 
 
-def pager(name: str, page: Page[Any]) -> str:
+def pager(name: str, page: Page[Any], asked: str = "") -> str:
     """Which rows of page `name` are shown, and the ways to those before and after; nothing when these are all."""
     if page.newer is None and page.older is None:
         return ""
     where = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
-    ways = _way(name, "← Newer", page.newer) + tag("span", safe(where)) + _way(name, "Older →", page.older)
+    back, on = ("← Newer", "Older →") if not getattr(asked, "order", "") else ("← Before", "After →")
+    ways = _way(name, back, page.newer, asked) + tag("span", safe(where)) + _way(name, on, page.older, asked)
     return tag("nav", ways, class_="sp-pager", aria_label="Pages of this list")
 
 
-def _way(name: str, words: str, place: str | None) -> str:
+def _way(name: str, words: str, place: str | None, asked: str) -> str:
     if place is None:
         return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
-    return tag("a", safe(words), href=address(name, place), data_place=place, class_="sp-small-button")
-
-
-def address(name: str, place: str = "") -> str:
-    """Of the list on page `name`, from `place` on."""
-    return f"/{name}?from={quote(place)}" if place else f"/{name}"
+    where = address(name, place, asked)
+    return tag("a", safe(words), href=where, data_place=place, class_="sp-small-button")
 
 
 def table(
-    columns: list[str], rows: list[list[str]], label: str, wide_first: bool = False, named: Collection[str] = ()
+    columns: list[str],
+    rows: list[list[str]],
+    label: str,
+    wide_first: bool = False,
+    named: Collection[str] = (),
+    heads: Mapping[str, str] | None = None,
 ) -> str:
-    """A table of HTML cells. The first column is narrow unless asked.
+    """A table of HTML cells. The first column is narrow unless asked; `heads` are columns' heads that are HTML already.
+    One that scrolls can be reached by keys: by what stands in it or, without links and buttons, itself.
 
     On a narrow screen each row becomes a card, in which the cells of `named` columns carry their name and those with
     nothing to say are left out.
     """
-    head = tag("tr", "".join(tag("th", safe(c), scope="col") for c in columns))
+    named_heads = [(heads or {}).get(column) or labelled(column) for column in columns]
+    head = tag("tr", "".join(tag("th", words, scope="col") if words else tag("td") for words in named_heads))
     body = "".join(
         tag("tr", "".join(_cell(c, cell, named) for c, cell in zip(columns, row, strict=True))) for row in rows
     )
     style = "sp-table sp-wide-first" if wide_first else "sp-table"
     html = tag("table", tag("thead", head) + tag("tbody", body), class_=style, aria_label=label)
-    return tag("div", html, class_="sp-table-wrap")
+    reached = None if "<a " in body or "<button" in body else "0"
+    return tag("div", html, class_="sp-table-wrap", tabindex=reached)
 
 
 def _cell(column: str, cell: str, named: Collection[str]) -> str:

@@ -1,7 +1,7 @@
 """What stands above a start button: the estimate, what may go wrong, and the command that does the same."""
 
 from app.widgets.elements import notice, tiles
-from app.widgets.formatting import duration, size
+from app.widgets.formatting import rounded, size
 from app.widgets.text import safe, tag
 from workers.ask.estimates import Estimate
 
@@ -13,23 +13,24 @@ def review(estimate: Estimate, command: str) -> str:
 
 
 def figures(estimate: Estimate) -> str:
-    """Time, memory, disk."""
+    """Time, steps of a training, memory, disk."""
     time = "unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
     return tiles(
         [
             ("Time", time, f"from {estimate.basis}"),
+            *([("Steps", f"{estimate.steps:,}", estimate.rhythm)] if estimate.steps else []),
             ("Memory", size(estimate.memory), f"{size(estimate.free_memory)} free now"),
             ("Disk", size(estimate.disk), f"{size(estimate.free_disk)} free now"),
         ]
     )
 
 
-def rounded(seconds: float) -> str:
-    """A time as a guess deserves it: 97 s → "2 min"."""
-    if seconds < 60:
-        return duration(max(round(seconds, -1), 5))
-    minutes = max(round(seconds / 60), 1)
-    return f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
+def line(estimate: Estimate) -> str:
+    """The same in one line, for where there is little room."""
+    time = "time unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
+    steps = [f"{estimate.steps:,} steps"] if estimate.steps else []
+    words = " · ".join([time, *steps, f"{size(estimate.memory)} memory", f"{size(estimate.disk)} disk"])
+    return tag("p", safe(words), class_="sp-review-line")
 
 
 def command_box(command: str) -> str:

@@ -4,13 +4,26 @@
 """
 
 import html
+import re
 
 EXTRA = str.maketrans({"$": "&#36;", "{": "&#123;", "}": "&#125;", "`": "&#96;", "\\": "&#92;"})
+SEAMS = re.compile("(?<=[-_@/])(?=[^-_@/])")
+QUOTED = re.compile("&#96;(.+?)&#96;")
 
 
 def safe(text: object) -> str:
     """`text` as HTML that shows it literally."""
     return html.escape(str(text), quote=True).translate(EXTRA)
+
+
+def breakable(text: object) -> str:
+    """The same, for a name that may be wider than its place: its lines break after "-", "_", "@", "/"."""
+    return "<wbr>".join(map(safe, SEAMS.split(str(text))))
+
+
+def coded(text: object) -> str:
+    """The same, with what stands between backticks shown as code, as command lines are written in messages."""
+    return QUOTED.sub(r"<code>\1</code>", safe(text))
 
 
 def tag(name: str, content: str = "", **attributes: object) -> str:

@@ -8,7 +8,7 @@ from decoding.drafters.parts import LARGEST
 from decoding.drafters.plain import PlainDrafter
 from decoding.probe import require_trees
 from decoding.target import Target
-from methods import METHODS
+from methods import METHODS, trees
 from speculoos.errors import BadInput
 
 WITHOUT_DRAFT: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -56,15 +56,8 @@ def _check(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
         if option not in known:
             raise BadInput(f"Drafter {name!r} has no option {option!r}; it takes {', '.join(known) or 'none'}.")
         if option == "tree":
-            _check_tree(value)
+            trees.check(value)
         elif option != "sample" and not (isinstance(value, int) and 0 <= value <= LARGEST):
             raise BadInput(f"{option}: expected a whole number of at most {LARGEST}, got {value!r}.")
     if "tree" in options and {"depth", "top_k", "nodes"} & set(options):
         raise BadInput("tree: a static tree leaves no room for depth, top_k and nodes; give one or the others.")
-
-
-def _check_tree(choices: Any) -> None:
-    if not isinstance(choices, list | tuple) or not all(isinstance(c, list | tuple) for c in choices):
-        raise BadInput("tree: expected a list of choices, such as [[0], [0, 0], [1]].")
-    if any(rank > LARGEST for choice in choices for rank in choice if isinstance(rank, int)) or len(choices) > LARGEST:
-        raise BadInput(f"tree: more than {LARGEST} choices or ranks cannot be drafted.")

@@ -19,8 +19,12 @@ from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.sampling import Warp
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
+from methods import trees
 from runtime.interface import Scored
 from speculoos.errors import BadInput, Unsupported
+
+MOST_CANDIDATES = 65_536
+"""Of a dynamic tree: what its levels choose from in one step."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class DynamicTree:
         for name in ("depth", "top_k", "nodes"):
             if getattr(self, name) < (least := 0 if name == "depth" else 1):
                 raise BadInput(f"{name}: expected {least} or more, got {getattr(self, name)}.")
+        if self.depth > trees.DEEPEST or self.depth * self.top_k**2 > MOST_CANDIDATES:
+            raise BadInput(
+                f"depth is at most {trees.DEEPEST}, and depth times top_k squared at most {MOST_CANDIDATES:,}; "
+                f"got depth {self.depth}, top_k {self.top_k}."
+            )
 
 
 REFERENCE = DynamicTree()

@@ -10,9 +10,12 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.drafters.base import Speculative
 from decoding.tree import DraftTree
+from methods.trees import DEEPEST, MOST_NODES
 from runtime.interface import Scored
 from speculoos.errors import BadInput
 
+LONGEST_NGRAM = 16
+"""Tokens of one: every place of the text is kept once for each length."""
 SEARCHED = 32
 """Earlier places looked at per n-gram, latest first: keeps a step's cost flat in long texts."""
 
@@ -25,6 +28,11 @@ class NgramDrafter(Speculative):
     def __init__(self, depth: int = 7, width: int = 1, max_ngram: int = 3, min_ngram: int = 1):
         if width < 1 or not 1 <= min_ngram <= max_ngram:
             raise BadInput("Prompt lookup: width and min_ngram are 1 or more, and max_ngram no less than min_ngram.")
+        if max_ngram > LONGEST_NGRAM or depth > DEEPEST or width * depth > MOST_NODES:
+            raise BadInput(
+                f"Prompt lookup: max_ngram is at most {LONGEST_NGRAM}, depth at most {DEEPEST}, "
+                f"and width times depth at most {MOST_NODES:,}."
+            )
         self.depth, self.width = depth, width
         self.sizes = range(max_ngram, min_ngram - 1, -1)
         self.ids: list[int] = []

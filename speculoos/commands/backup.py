@@ -85,7 +85,9 @@ def _refuse_running(settings: Settings) -> None:
 
     try:
         with reading(settings) as rows:
-            running = [row.value.get("name", row.key) for row in processes.alive(rows) if exists(row.key)]
+            running = [
+                row.value.get("name", row.key) for row in processes.alive(rows) if exists(row.key, settings.home)
+            ]
     except Unavailable:
         return  # no tables yet; any other trouble shows again
     if running:

@@ -1,11 +1,11 @@
 """speculoos data: prompts that were imported and conversations that were generated from them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from speculoos.console import Json, Wait, figures, finish, table
+from speculoos.console import Json, Wait, figures, finish, say, table
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 
@@ -18,36 +18,138 @@ SHOWN_BAD = 20
 
 @app.command("import")
 def import_file(
-    file: Annotated[str, typer.Argument(help="JSONL, JSON, CSV or parquet file.")],
+    file: Annotated[
+        str, typer.Argument(help="JSONL, JSON, CSV or parquet file, or a data set on the hub: hub:OWNER/NAME[:SPLIT].")
+    ] = "",
     name: Name = "",
     limit: Limit = None,
     answered: Annotated[
         bool, typer.Option("--answered", help="Keep the answers: data to train on, written by --model or its equal.")
     ] = False,
     model: Annotated[str, typer.Option(help="Base model that wrote the answers; with --answered.")] = "",
+    suite: Annotated[
+        str,
+        typer.Option(
+            help="Read it as this suite: mt_bench, humaneval, gsm8k or spec_bench. Without a file it is fetched from "
+            "the hub."
+        ),
+    ] = "",
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--field", help="What a column is, as prompt=COLUMN, answer=…, messages=…; may be repeated."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Of a data set on the hub: say what would be fetched, and fetch nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
-    left out."""
+    left out. A suite (--suite) must be whole and in its own form."""
     from speculoos.follow import run_jobs
     from speculoos.people import account
     from upkeep.homes import open_home
-    from workers.ask.requests import ImportAnswered, ImportPrompts
+    from workers.ask.requests import HUB, ImportAnswered, ImportPrompts, Request
     from workers.ask.submit import submit
 
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        raise BadInput(f"{file}: there is no such file.")
     if answered != bool(model):
         raise BadInput("Say --answered together with --model BASE, the model that wrote the answers.")
+    suite = _suite(suite, answered)
     settings = open_home()
-    given = {"path": str(path), "original_name": path.name, "limit": limit}
-    request = ImportAnswered(base_id=base_id(settings, model), **given) if answered else ImportPrompts(**given)
+    if file.startswith(HUB):
+        if suite:
+            raise BadInput("A suite is read from its own file, or fetched when none is named; leave the hub's id out.")
+        given = _on_the_hub(settings, file, as_json, dry_run)
+    elif dry_run:
+        raise BadInput("--dry-run is for data sets on the hub, hub:OWNER/NAME; a file is read where it lies.")
+    else:
+        given = _here(file, suite)
+    if dry_run:
+        return
+    given |= {"limit": limit, "fields": _fields(fields, suite)}
+    if answered:
+        request: Request = ImportAnswered(base_id=base_id(settings, model), **given)
+    else:
+        request = ImportPrompts(**given, suite=suite)
     (job,) = run_jobs(
         settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
     )
     result = describe(settings, job.request["dataset_id"])
     finish(result, as_json, _imported(result))
+
+
+def _fields(pairs: list[str] | None, suite: str) -> dict[str, str]:
+    from corpus.mapping import parse_mapping
+
+    if pairs and suite:
+        raise BadInput("A suite is read in its own form; leave --field out.")
+    return parse_mapping(pairs or ())
+
+
+def _here(file: str, suite: str) -> dict[str, Any]:
+    """Where the file is; nowhere for a suite of the hub."""
+    if suite and not file:
+        return {"path": ""}
+    path = Path(file).expanduser().resolve()
+    if not file or not path.is_file():
+        raise BadInput(f"{file}: there is no such file." if file else "Name the file to import.")
+    return {"path": str(path), "original_name": path.name}
+
+
+def _suite(name: str, answered: bool) -> str:
+    from speculoos.suites import SUITES
+
+    if name and name not in SUITES:
+        raise BadInput(f"--suite {name}: there is no such suite; known are {', '.join(SUITES)}.")
+    if name and answered:
+        raise BadInput("A suite has questions alone; leave --answered out.")
+    return name
+
+
+def _on_the_hub(settings: Settings, text: str, as_json: bool, only_say: bool) -> dict[str, Any]:
+    """Say which files would be fetched."""
+    from models.hub_data import Location, look_up
+
+    location = Location.parse(text)
+    listing = look_up(location, settings.hf_token)
+    files = [{"name": name, "bytes": size} for name, (size, _) in listing.files.items()]
+    lines = [f"{listing.repo} at {listing.revision[:12]}: {len(files)} files, {listing.size / 1e6:,.1f} MB"]
+    lines += [f"  {each['bytes'] / 1e6:>10,.1f} MB  {each['name']}" for each in files]
+    if only_say:
+        found = {"repo": listing.repo, "revision": listing.revision, "bytes": listing.size, "files": files}
+        finish(found, as_json, "\n".join(lines))
+    else:
+        say("\n".join(lines))
+    return {"path": str(location), "original_name": location.title}
+
+
+@app.command()
+def add_builtin(
+    name: Annotated[str, typer.Argument(help="quickstart-prompts or built-in-questions; none: list them.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Add a set that comes with the workbench, once: prompts to begin with, or the questions drafts are measured on."""
+    from speculoos.follow import run_jobs
+    from speculoos.people import account
+    from tracking.db import reading
+    from upkeep.homes import open_home
+    from workers.ask import builtin
+
+    settings = open_home()
+    with reading(settings) as session:
+        here = builtin.here(session)
+    if not name:
+        sets = [{"name": b.name, "rows": b.rows, "dataset_id": here.get(b.name, "")} for b in builtin.BUILT_IN.values()]
+        rows = [(each["name"], each["rows"], "here" if each["dataset_id"] else "not added") for each in sets]
+        return finish(sets, as_json, table(rows, ("name", "rows", "")))
+    builtin.find_built_in(name)
+    said = f"“{name}” is here already.\n" if name in here else ""
+    if name not in here:
+        (job,) = run_jobs(
+            settings, lambda: [builtin.add(name, user=account(), settings=settings).job], ("io",), wait=True
+        )
+        here[name] = job.request["dataset_id"]
+    result = describe(settings, here[name])
+    return finish({**result, "already": bool(said)}, as_json, said + _imported(result))
 
 
 def base_id(settings: Settings, reference: str) -> str:
@@ -62,7 +164,9 @@ def base_id(settings: Settings, reference: str) -> str:
 @app.command()
 def generate(
     prompts: Annotated[str, typer.Option(help="Data set of prompts.")],
-    model: Annotated[str, typer.Option(help="Base model that answers.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Base model that answers; with --endpoint the one it serves, for exact token ids.")
+    ] = "",
     endpoint: Annotated[
         str, typer.Option(help="Endpoint of settings.toml that answers, in place of a model; several: a,b.")
     ] = "",
@@ -80,6 +184,20 @@ def generate(
     shard_rows: Annotated[
         int | None, typer.Option(min=1, help="Prompts of a shard, which any worker may take. Default: 5000.")
     ] = None,
+    temperatures: Annotated[
+        str, typer.Option(help="Several, as 0.0,0.3,0.7, in place of one: prompts and samples are spread over them.")
+    ] = "",
+    replace_system: Annotated[
+        bool, typer.Option("--replace-system", help="The system prompt (or none) in place of the prompts' own.")
+    ] = False,
+    api: Annotated[
+        str, typer.Option(help="How an endpoint is asked: chat, or completions (with --model, whose template is used).")
+    ] = "chat",
+    drop_cut: Annotated[bool, typer.Option("--drop-cut", help="Leave out what --max-tokens cut.")] = False,
+    unique: Annotated[bool, typer.Option("--unique", help="Leave out conversations that are there twice.")] = False,
+    hidden_states_store: Annotated[
+        str, typer.Option(help="Keep the model's last hidden states there, for trainings of Medusa heads that name it.")
+    ] = "",
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
@@ -89,11 +207,12 @@ def generate(
     from tracking import queries
     from tracking.db import reading
     from upkeep.homes import open_home
+    from workers.ask.command_line import parse_numbers
     from workers.ask.requests import GenerateData, queue_of
     from workers.ask.submit import submit
 
-    if bool(model) == bool(endpoint):
-        raise BadInput("Say who answers: --model NAME or --endpoint NAME, one of the two.")
+    if not (model or endpoint):
+        raise BadInput("Say who answers: --model NAME, or --endpoint NAME.")
     settings = open_home()
     with reading(settings) as session:
         source_id = queries.find_dataset(session, prompts).id
@@ -102,7 +221,9 @@ def generate(
         **{"source_id": source_id, "base_id": base_id, "endpoint": endpoint, "endpoint_model": endpoint_model},
         **{"limit": limit, "system_prompt": system_prompt, "max_tokens": max_tokens, "temperature": temperature},
         **{"top_p": top_p, "batch_size": batch_size, "seed": seed, "max_minutes": max_minutes},
-        **{"samples": samples, "shard_rows": shard_rows},
+        **{"samples": samples, "shard_rows": shard_rows, "replace_system": replace_system, "api": api},
+        **{"drop_cut": drop_cut, "unique": unique, "hidden_states_store": hidden_states_store},
+        temperatures=parse_numbers("--temperatures", temperatures),
     )
     (job,) = run_jobs(
         settings,

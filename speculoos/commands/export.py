@@ -67,8 +67,10 @@ def find(settings: Any, reference: str) -> Row:
     """The checkpoint of that name or id. Raises NotFound, or Conflict for one that is not ready."""
     from formats.facts import Facts
     from models.damage import Known
+    from models.starter import installed
     from tracking import queries
     from tracking.db import reading
+    from tracking.stored import Files
 
     with reading(settings) as session:
         row = queries.find_checkpoint(session, reference)
@@ -76,7 +78,8 @@ def find(settings: Any, reference: str) -> Row:
         base = queries.find_base(session, row.base_id)
         facts = Facts.of(base, row.name)
         known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
-        return Row(row.id, row.name, row.path, row.sha256, base.path, known, facts)
+    files = Files(settings, installed)
+    return Row(row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts)
 
 
 def _list(row: Row, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from speculoos.console import Json, Wait, figures, finish, table
 
 app = typer.Typer(invoke_without_command=True, help="Jobs: queued, running and ended.")
 Reference = Annotated[str, typer.Argument(help="A job's id, the first characters of it, or its name.")]
-HIDDEN = ("child", "owner", "lease_until", "version")
+HIDDEN = ("child", "owner", "lease_until", "version", "work")
 
 
 @app.callback()

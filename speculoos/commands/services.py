@@ -50,12 +50,11 @@ def doctor(
 
 def login_link(as_json: Json = False) -> None:
     """Print a link that lets one browser into the pages, once, within a day."""
-    from launch.up import url
     from speculoos.login_links import make_link
     from speculoos.settings import load
 
     settings = load()
-    link = make_link(settings, url(settings)) if settings.asks_login else url(settings)
+    link = make_link(settings, settings.url) if settings.asks_login else settings.url
     finish({"url": link, "once": settings.asks_login}, as_json, link)
     if not settings.asks_login:
         say("These pages ask for no login; SPECULOOS_LOGIN=token makes them.")
@@ -87,21 +86,28 @@ def _listen(host: str, port: int) -> dict[str, str]:
 
 
 def worker(
+    name: Annotated[str, typer.Argument(metavar="[QUEUE]", help="The same as --queue.")] = "",
     queue: Annotated[
-        str, typer.Argument(help="gpu (generates, trains, evaluates) or io (imports, downloads).")
-    ] = "gpu",
-    device: Annotated[str, typer.Option(help="Device of this worker: cpu, cuda or cuda:N.")] = "",
-    threads: Annotated[int, typer.Option(help="Jobs at once; default 1 for gpu, 4 for io.")] = 0,
+        str, typer.Option(help="gpu (generates, trains, evaluates; default) or io (imports, downloads).")
+    ] = "",
+    count: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device: cpu, cuda or cuda:N; several, comma-separated, are dealt out.")
+    ] = "",
+    threads: Annotated[int, typer.Option(help="Jobs at once of each; default 1 for gpu, 4 for io.")] = 0,
 ) -> int:
-    """One more worker, on this or another machine that shares the database, the broker and the home folder."""
-    from launch.programs import worker_command
-    from upkeep.homes import open_home
+    """Workers alone, without pages: beside `speculoos up`, or on another machine that sees the same Redis and database.
 
-    if queue not in QUEUES:
-        raise BadInput(f"There is no queue {queue!r}; the queues are {' and '.join(QUEUES)}.")
-    settings = open_home()
+    There REDIS_URL and DATABASE_URL name the servers that the pages use, and SPECULOOS_STORE the place for files,
+    unless the home folder is shared.
+    """
+    from launch.workers import ready, run
+    from speculoos.settings import load
+
+    chosen = queue or name or QUEUES[0]
+    if chosen not in QUEUES:
+        raise BadInput(f"There is no queue {chosen!r}; the queues are {' and '.join(QUEUES)}.")
+    settings = load()
+    ready(settings)
     os.environ["SPECULOOS_HOME"] = str(settings.home)
-    if device:
-        os.environ["SPECULOOS_DEVICE"] = device
-    command = worker_command(queue, threads or None)
-    os.execv(command[0], list(command))
+    return run(chosen, count, threads or None, [part.strip() for part in device.split(",") if part.strip()])

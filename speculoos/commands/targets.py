@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from models.damage import Known
+from models.starter import installed
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
+from tracking.stored import Files
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,16 @@ def resolve(settings: Settings, model: str, checkpoint: str = "") -> TargetRef:
         if row and checkpoint:
             raise BadInput(f"--model {model} names a checkpoint already; leave --checkpoint out.")
         queries.must_be_ready(base)
-        known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
-        ref = TargetRef(base.name, base.path, base.weights_sha256, base.id, base_known=known)
-        if is_folder(checkpoint):
-            return _with_folder(ref, checkpoint)
-        if checkpoint:
+        if checkpoint and not is_folder(checkpoint):
             row = queries.find_checkpoint(session, checkpoint, base.id)
-        if not row:
-            return ref
-        queries.must_be_ready(row)
-        name = f"{base.name}@{row.name}"
-        return replace(ref, name=name, checkpoint_path=row.path, checkpoint_id=row.id, checkpoint_sha256=row.sha256)
+        if row:
+            queries.must_be_ready(row)
+    files, known = Files(settings, installed), Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    ref = TargetRef(base.name, files.local(base), base.weights_sha256, base.id, base_known=known)
+    if not row:
+        return _with_folder(ref, checkpoint)
+    draft = {"checkpoint_path": files.local(row), "checkpoint_id": row.id, "checkpoint_sha256": row.sha256}
+    return replace(ref, name=f"{base.name}@{row.name}", **draft)
 
 
 def is_folder(reference: str) -> bool:

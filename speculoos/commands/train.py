@@ -12,12 +12,14 @@ from speculoos.errors import BadInput
 def train(
     what: Annotated[str, typer.Argument(help=f"A method ({', '.join(METHODS)}), or a recipe's name or file.")],
     model: Annotated[str, typer.Option(help="Base model to draft for.")],
-    data: Annotated[str, typer.Option(help="Data set of conversations.")],
+    data: Annotated[list[str], typer.Option(help="Data set of conversations; may be repeated.")],
     name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
     recipe: Annotated[str, typer.Option(help="Recipe whose settings are the start, by name or file.")] = "",
+    experiment: Annotated[str, typer.Option(help="Experiment it belongs to, made if it is new.")] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
     ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Then evaluate it on the built-in questions.")] = False,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
@@ -29,13 +31,14 @@ def train(
     from tracking.reports import last_metrics
     from upkeep.homes import columns, open_home
     from workers.ask.command_line import parse_settings
-    from workers.ask.submit import submit
+    from workers.ask.measured import submit_training
 
     home = open_home()
     with reading(home) as session:
-        base_id, dataset_id = queries.find_base(session, model).id, queries.find_dataset(session, data).id
-    request = make_request(what, recipe, base_id, dataset_id, parse_settings(settings or ()))
-    (job,) = run_jobs(home, lambda: [submit(request, name=name, user=account(), settings=home)], ("gpu",), wait=wait)
+        base_id, dataset_ids = queries.find_base(session, model).id, [queries.find_dataset(session, d).id for d in data]
+    request = make_request(what, recipe, base_id, dataset_ids, parse_settings(settings or ()))
+    told = {"name": name, "experiment": experiment.strip() or None, "user": account(), "settings": home}
+    job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), ("gpu",), wait=wait)
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])
         metrics = last_metrics(session, job.id)
@@ -44,7 +47,7 @@ def train(
     finish({**result, "settings": columns(row)["config"]}, as_json, figures(result))
 
 
-def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes: dict):  # noqa: ANN201
+def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
     """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
     from methods import METHODS, train_config
     from methods.recipes import load_recipe
@@ -58,4 +61,6 @@ def make_request(what: str, recipe: str, base_id: str, dataset_id: str, changes:
     if foreign := [name for name in changes if name not in type(config).model_fields]:
         raise BadInput(f"--set {foreign[0]}: {config.method} has no such setting; docs/training.md lists those it has.")
     values = {key: value for key, value in config.to_json().items() if key in chosen and key != "method"}
-    return Train(method=config.method, base_id=base_id, dataset_id=dataset_id, settings=values, recipe=recipe)
+    first, *more = dataset_ids
+    data = {"dataset_id": first, "more_dataset_ids": more}
+    return Train(method=config.method, base_id=base_id, settings=values, recipe=recipe, **data)

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from app import changes
-from app.pages import checkpoints, data, home, jobs, models
+from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models, plans
+from app.views import experiment_rows
 from app.views.job_panel import head
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
@@ -53,7 +54,8 @@ def fill(settings: Settings, count: int) -> None:
             heads = Checkpoint(name=job.id, method="medusa", base_id="base", dataset_id=made.id, figures=figures)
             session.add(heads)
             session.flush()
-            session.add(Evaluation(name=job.id, base_id="base", checkpoint_id=heads.id, result=figures))
+            measured = {"state": "ready", "suite": "own", "speedup": 1.2, "tau": 2.0, "questions": job.id[:4]}
+            session.add(Evaluation(name=job.id, base_id="base", checkpoint_id=heads.id, result=figures, **measured))
 
 
 def looked(settings: Settings, look: Callable[..., object]) -> int:
@@ -71,6 +73,11 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
         "models": lambda rows: models.table(rows, "All"),
         "data": lambda rows: data.table(rows, "All"),
         "checkpoints": lambda rows: checkpoints.CHECKPOINTS.html(rows, "All", ""),
+        "evaluations": lambda rows: evaluations.view_of(rows, {}),
+        "evaluations sorted": lambda rows: evaluations.view_of(rows, {"sort": "-tau", "temperature": "0"}),
+        "plans": lambda rows: plans.PLANS.html(rows, "All", ""),
+        "experiments": lambda rows: experiments.EXPERIMENTS.html(rows, "All", ""),
+        "an experiment": lambda rows: experiment_rows.parts(rows, rows.get(Experiment, "all")),
         **{f"signature of {page}": lambda rows, page=page: changes.SIGNATURES[page](rows, "") for page in WATCHED},
     }
     fill(home, 20)
@@ -78,10 +85,10 @@ def test_a_list_takes_as_few_queries_for_two_hundred_jobs_as_for_twenty(home: Se
     fill(home, QUEUED - 20)
     many = {name: looked(home, look) for name, look in looks.items()}
     assert many == few
-    assert max(many.values()) <= 15 and many["jobs"] <= 5 and many["signature of jobs"] == 1, many
+    assert max(many.values()) <= 15 and many["jobs"] <= 6 and many["signature of jobs"] == 1, many
 
 
-WATCHED = ("home", "jobs", "models", "data", "checkpoints")
+WATCHED = ("home", "jobs", "models", "data", "checkpoints", "evaluations", "plans", "experiments")
 
 
 def home_page(settings: Settings, session: db.Session) -> object:

@@ -11,7 +11,9 @@ from fastapi.testclient import TestClient
 
 from app import turns
 from app.downloads import routes
+from app.drafting import LOOKUP
 from app.events import answer_error
+from app.pages import compare, playground
 from app.pages.checkpoints import measure, signature
 from app.pages.playground import opening
 from app.views import checkpoint_rows, targets
@@ -176,6 +178,30 @@ def test_only_drafts_that_fit_the_weights_are_offered(home: Settings, base_id: s
     assert "stranger" in why
 
 
+def test_the_best_measured_draft_is_offered_first_and_preselected(home: Settings, base_id: str) -> None:
+    add_checkpoint(home, base_id, "fast", figures={"speedup": 1.9, "mean_accepted_length": 2.0})
+    add_checkpoint(home, base_id, "deep", figures={"speedup": 1.4, "mean_accepted_length": 3.0})
+    add_checkpoint(home, base_id, "estimated", figures={"mean_accepted_length": 2.5})
+    add_checkpoint(home, base_id, "newest")
+    with reading(home) as rows:
+        choices = targets.draft_choices(rows, "tiny")
+        compared = targets.all_targets(rows)
+    assert [value for _, value in choices][:4] == ["fast", "deep", "estimated", "newest"]
+    assert choices[0][0] == "fast · medusa · τ 2.00 · 1.90×"
+    assert playground.opening(home, {}).draft == "fast" == playground.redraft(home, "tiny")[1]
+    assert compare.first_targets(compared) == ["tiny", "tiny@fast"]
+
+
+def test_the_address_goes_before_what_a_chat_used_last(home: Settings, base_id: str) -> None:
+    for name in ("one", "two"):
+        add_checkpoint(home, base_id, name)
+    run, _ = turns.next_turn(home, "", "tiny@one", "hello", turns.Sampling())
+    chat = {"chat": str(run.group_id)}
+    assert playground.opening(home, chat).draft == "one"
+    assert playground.opening(home, {**chat, "model": "tiny@two"}).draft == "two"
+    assert playground.opening(home, {**chat, "model": "tiny"}).draft == targets.PLAIN
+
+
 def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> None:
     with reading(home) as rows:
         assert "no checkpoint yet" in targets.why_off(rows, "tiny", "")
@@ -210,7 +236,7 @@ def test_the_playground_opens_with_the_newest_draft_or_what_the_address_asks_for
 def test_the_playground_reopens_a_chat_with_its_own_model(home: Settings, base_id: str) -> None:
     add_checkpoint(home, base_id, "old")
     add_checkpoint(home, base_id, "new")
-    run, _ = turns.next_turn(home, "", "tiny", "hello", turns.Sampling(), turns.LOOKUP)
+    run, _ = turns.next_turn(home, "", "tiny", "hello", turns.Sampling(), LOOKUP)
     found = opening(home, {"chat": run.group_id})
     assert (found.base, found.draft, found.chat) == ("tiny", targets.LOOKUP_CHOICE, run.group_id)
     assert opening(home, {"chat": "../../etc"}).chat == ""
@@ -232,6 +258,7 @@ def test_the_page_notices_when_an_evaluation_ends(home: Settings, base_id: str) 
     with reading(home) as rows:
         before = signature(rows)
     with writing(home) as rows:
-        rows.get_one(Evaluation, evaluation_id).result = {"mean_accepted_length": 1.5}
+        measured = rows.get_one(Evaluation, evaluation_id)
+        measured.result, measured.state = {"mean_accepted_length": 1.5}, "ready"
     with reading(home) as rows:
         assert signature(rows) != before

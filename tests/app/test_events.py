@@ -12,10 +12,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app import auth, events, inference, turns
+from serving.protocol import ChatRequest
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable
 from speculoos.guard import Guard
 from speculoos.settings import Settings
 from tests.tools.loops import run_async
+from tests.tools.stored_runs import all_runs, step_count
 from tracking import runs
 from tracking.db import reading, writing
 
@@ -229,7 +231,7 @@ def test_an_empty_prompt_is_refused_before_anything_is_stored(home: Settings, pr
     with pytest.raises(BadInput, match="Write a question"):
         turns.next_turn(home, "", "tiny", prompt, turns.Sampling())
     with reading(home) as rows:
-        assert runs.recent_runs(rows) == []
+        assert all_runs(rows) == []
 
 
 HALF = "a \ud83d b"
@@ -249,7 +251,7 @@ def test_half_a_character_is_refused_before_anything_is_stored(
         with pytest.raises(BadInput, match=f"{what}.* half of a character .*after 2 characters"):
             ask()
     with reading(home) as rows:
-        assert runs.recent_runs(rows) == []
+        assert all_runs(rows) == []
 
 
 def test_a_comparison_needs_two_to_four_targets(home: Settings) -> None:
@@ -286,8 +288,8 @@ def test_removing_a_turn_removes_its_steps_and_what_was_measured_for_it(home: Se
         runs.fail_run(rows, measured, "no")
     assert client.delete(f"/api/runs/{run_id}").json()["removed"]
     with reading(home) as rows:
-        assert runs.recent_runs(rows) == []
-        assert runs.step_count(rows, run_id) == 0
+        assert all_runs(rows) == []
+        assert step_count(rows, run_id) == 0
 
 
 def test_a_comparison_is_removed_whole_once_it_has_ended(home: Settings, client: TestClient) -> None:
@@ -308,7 +310,40 @@ def test_a_comparison_is_removed_whole_once_it_has_ended(home: Settings, client:
     assert client.delete(f"/api/comparisons/{group}").json()["removed"]
     assert client.delete(f"/api/comparisons/{group}").status_code == 404
     with reading(home) as rows:
-        assert runs.recent_runs(rows) == []
+        assert all_runs(rows) == []
+
+
+def test_every_second_comparison_is_measured_from_its_last_column(home: Settings) -> None:
+    orders = []
+    for _ in range(4):
+        group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.Sampling())
+        with reading(home) as rows:
+            columns = runs.group_runs(rows, group)
+        orders.append(columns[0].created_at < columns[1].created_at)
+    assert orders == [True, False, True, False]
+
+
+def test_a_column_that_was_stopped_is_measured_in_its_place_and_a_measured_one_stays(
+    home: Settings, client: TestClient
+) -> None:
+    group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny", "ngram")], "hello", turns.Sampling())
+    first, second = events.comparison_view(home, group)["columns"]
+    answer = client.post(f"/api/runs/{second['id']}/again")
+    assert answer.status_code == 503 and "does not answer" in answer.json()["error"]["message"]
+    columns = events.comparison_view(home, group)["columns"]
+    assert [column["model"] for column in columns] == ["tiny", "tiny"] and columns[0]["id"] == first["id"]
+    assert columns[1]["id"] != second["id"] and columns[1]["request"] == second["request"]
+    with writing(home) as rows:
+        runs.get_run(rows, first["id"]).state = "SUCCEEDED"
+    assert client.post(f"/api/runs/{first['id']}/again").status_code == 400
+    assert client.post(f"/api/runs/{new_run(home)}/again").status_code == 400
+
+
+def test_what_narrows_the_choice_is_sent_where_it_does() -> None:
+    assert turns.Sampling().parameters() == {"max_tokens": 256, "temperature": 0.0}
+    narrow = turns.Sampling(64, 0.7, 3, "", 0.9, 40).parameters()
+    assert narrow == {"max_tokens": 64, "temperature": 0.7, "seed": 3, "top_p": 0.9, "top_k": 40}
+    assert ChatRequest(model="tiny", messages=[{"role": "user", "content": "x"}], **narrow).top_k == 40
 
 
 def test_sampled_columns_of_a_comparison_share_a_seed(home: Settings) -> None:

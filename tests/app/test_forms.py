@@ -94,6 +94,9 @@ def test_an_endpoint_is_told_from_a_base():
         ("temperature", -1, "Temperature: expected 0 to 5"),
         ("temperature", "nan", "Temperature"),
         ("top_p", 0, "Top-p"),
+        ("temperatures", "0.1, warm", "Several temperatures: expected numbers"),
+        ("temperatures", "0.1, 9", "Several temperatures: expected numbers from 0 to 5"),
+        ("temperatures", "nan", "Several temperatures"),
         ("who", "", "Who answers"),
     ],
 )
@@ -105,6 +108,10 @@ def test_a_wrong_box_is_named_in_the_words_of_the_page(box, value, words):
 def test_a_generate_form_round_trips():
     request = GenerateData("set-1", endpoint="mine", endpoint_model="big", limit=5, temperature=0.7, max_minutes=2.0)
     assert forms.generate_request("set-1", **forms.generate_form(request.to_json())) == request
+    more = {"temperatures": (0.0, 0.7), "replace_system": True, "drop_cut": True, "unique": True, "api": "completions"}
+    served = GenerateData("set-1", endpoint="mine", base_id="base-1", samples=2, **more)
+    assert forms.generate_request("set-1", **forms.generate_form(served.to_json())) == served
+    assert forms.generate_request("set-1", **ANSWERS, served="base-2", api="completions").api == "chat", "of endpoints"
 
 
 def test_only_what_differs_from_the_recipe_is_kept():
@@ -121,6 +128,13 @@ def test_without_a_recipe_only_what_differs_from_the_defaults_is_kept():
     values = forms.recipe_values("eagle3", forms.OWN_SETTINGS) | {"aux_layers": "1, 2, 3", "lr": 0.01}
     made = forms.train_request("b", "d", "eagle3", forms.OWN_SETTINGS, values)
     assert (made.recipe, made.settings) == ("", {"lr": 0.01, "aux_layers": [1, 2, 3]})
+
+
+def test_several_sets_are_one_training():
+    made = forms.train_request("b", ["d", "e", "d"], "medusa", forms.OWN_SETTINGS, {})
+    assert (made.dataset_id, made.dataset_ids) == ("d", ["d", "e"])
+    with pytest.raises(BadInput, match="Data: choose"):
+        forms.train_request("b", [], "medusa", forms.OWN_SETTINGS, {})
 
 
 def test_an_emptied_number_means_the_default():

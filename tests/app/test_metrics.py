@@ -102,7 +102,7 @@ def test_each_start_is_counted_once_in_the_queue_waits(home: Settings) -> None:
     def start(created: float) -> None:
         with db.writing(home) as session:
             job = Job(name="a", kind="t", queue="gpu", state="RUNNING", started_at=now())
-            job.created_at = now() - timedelta(seconds=created)
+            job.created_at = job.queued_at = now() - timedelta(seconds=created)
             session.add(job)
 
     with db.writing(home) as session:

@@ -3,23 +3,28 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import gradio as gr
 import pytest
+from sqlalchemy import func, select
 
 from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
 from app.views import data_view, job_rows, job_view, model_view
+from app.views.built_in_sets import BuiltInSets
 from app.views.choices import answerers, first
 from app.views.experiment_view import view as experiment
 from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
-from speculoos.settings import Endpoint, Settings
+from speculoos.settings import Endpoint, Settings, StateServer
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
 from upkeep.health import Part
-from workers.ask import estimates
+from workers.ask import builtin, sizes
+from workers.ask.builtin import BUILT_IN
+from workers.ask.estimates import estimate
 from workers.ask.requests import GenerateData, Train
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
@@ -91,9 +96,15 @@ def test_progress_says_how_far_and_how_long():
     assert job_view.progress_words(job) == "120 of 300 steps · 1 min 35 s left · epoch 1"
     job.eta_seconds = None
     assert "measuring the time left" in job_view.progress_words(job)
-    job.progress_note = "12 tokens/s, about 4 min left at this speed"
-    assert job_view.progress_words(job) == "120 of 300 steps · 12 tokens/s, about 4 min left at this speed"
     assert job_view.counted(1_200_000, 93_000_000, "bytes") == "1.2 MB of 93.0 MB"
+
+
+def test_what_follows_the_last_step_is_named():
+    job = Job(kind="train", state="RUNNING", done=20, total=20, unit="steps", eta_seconds=0.0, progress_note="")
+    assert job_progress(job) == "100% · finishing…"
+    job.progress_note = "looking for the tree that is fastest here"
+    assert job_progress(job) == "100% · looking for the tree that is fastest here"
+    assert job_view.progress_words(job) == "20 of 20 steps · finishing… · looking for the tree that is fastest here"
 
 
 def test_a_count_of_answers_does_not_fall_back_after_a_kill():
@@ -119,9 +130,22 @@ def test_a_cancelled_job_says_why_it_was_cancelled():
 
 
 def test_every_kind_of_prompt_file_that_can_be_read_can_be_uploaded():
-    from app.pages.data import TYPES
+    from app.views.import_form import TYPES
 
-    assert {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"} == set(TYPES)
+    assert {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz"} == set(TYPES)
+
+
+@pytest.mark.parametrize(
+    ("state", "complete", "said"), [("FAILED", True, 1), ("FAILED", False, 1), ("CANCELLED", False, 0)]
+)
+def test_a_set_that_was_not_extended_says_so_and_can_be_used(state, complete, said):
+    job = Job(id="1" * 32, kind="generate_data", state=state, error="No endpoint.", hint="", cancel_requested=False)
+    data = Dataset(name="a", kind="conversations", state="ready", rows=9, report={"complete": complete})
+    html = data_view.state(data, job, "")
+    assert html.count(data_view.AS_BEFORE) == html.count("No endpoint.") == html.count("/jobs?id=") == said
+    assert (data_view.CUT_SHORT in html) == (not complete)
+    job.state = "SUCCEEDED"
+    assert data_view.AS_BEFORE not in data_view.state(data, job, "")
 
 
 def test_a_finished_training_leads_to_the_playground(filled):
@@ -226,36 +250,25 @@ def test_bases_and_endpoints_can_answer(filled):
     assert first([]) is None
 
 
-def test_a_measured_speed_makes_the_estimate(filled):
-    with reading(filled) as rows:
-        found = estimates.generation(rows, GenerateData("prompts", base_id="base", max_tokens=100), filled.home)
-        assert found.seconds == pytest.approx(estimates.START_SECONDS + 100 * 1.1 * 100 / 200)
-        assert "answers" in found.basis
-        capped = GenerateData("prompts", base_id="base", max_minutes=0.5)
-        assert estimates.generation(rows, capped, filled.home).seconds == 30
-
-
 def test_what_was_deleted_meanwhile_is_said_in_a_sentence(filled):
     with reading(filled) as rows:
         for request in (GenerateData("gone", base_id="base"), GenerateData("prompts", base_id="gone")):
             with pytest.raises(NotFound, match="is gone; choose another"):
-                estimates.generation(rows, request, filled.home)
+                estimate(rows, request, filled.home)
 
 
 def test_what_does_not_fit_is_said_before_the_start(filled):
     with reading(filled) as rows:
-        found = estimates.generation(rows, GenerateData("prompts", base_id="base", batch_size=4096), filled.home)
+        found = estimate(rows, GenerateData("prompts", base_id="base", batch_size=4096), filled.home)
     small = replace(found, free_disk=1.0, free_memory=1.0)
     assert len(small.warnings) == 2
 
 
 def test_a_larger_draft_takes_more_of_everything(filled):
-    from methods import train_config
-
     with reading(filled) as rows:
         tied, own = (
-            estimates.training(rows, Train("medusa", "base", "answers"), config, filled.home)
-            for config in (train_config(medusa_tie_lm_head=True), train_config(medusa_tie_lm_head=False))
+            estimate(rows, Train("medusa", "base", "answers", {"medusa_tie_lm_head": tied}), filled.home)
+            for tied in (True, False)
         )
     assert own.disk > tied.disk
     assert own.memory > tied.memory
@@ -263,19 +276,27 @@ def test_a_larger_draft_takes_more_of_everything(filled):
     assert own.disk > 4 * 4 * 576 * 49_152
 
 
-def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
-    from methods import train_config
+def test_a_base_that_runs_elsewhere_costs_no_memory_here_and_what_is_kept_costs_disk(filled):
+    kinds = ({}, {"hidden_states": "big"}, {"hidden_states": "big", "hidden_states_store": "kept"})
+    settings = [{"medusa_tie_lm_head": True, **kind} for kind in kinds]
+    with reading(filled) as rows:
+        requests = (Train("medusa", "base", "answers", each) for each in settings)
+        here, away, kept = (estimate(rows, request, filled.home) for request in requests)
+    assert here.memory > away.memory == kept.memory and here.seconds > away.seconds
+    assert kept.disk > away.disk == here.disk
 
+
+def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
     with writing(filled) as rows:
         answers = rows.get(Dataset, "answers")
         answers.rows, answers.report, answers.source_id, answers.config = 0, {}, "prompts", {"limit": 30}
     with reading(filled) as rows:
-        assert estimates.expected_rows(rows, rows.get(Dataset, "answers")) == 30
-        assert estimates.training(rows, Train("medusa", "base", "answers"), train_config(), filled.home).seconds > 10
+        assert sizes.expected_rows(rows, rows.get(Dataset, "answers")) == 30
+        assert estimate(rows, Train("medusa", "base", "answers"), filled.home).seconds > 10
     with writing(filled) as rows:
         rows.get(Dataset, "answers").source_id = None
     with reading(filled) as rows:
-        assert estimates.training(rows, Train("medusa", "base", "answers"), train_config(), filled.home).seconds is None
+        assert estimate(rows, Train("medusa", "base", "answers"), filled.home).seconds is None
 
 
 @pytest.mark.parametrize(("epochs", "steps", "tokens"), [(2, 0, 2000), (2, 3, 300), (9, 30, 3000), (0, 7, 700)])
@@ -283,7 +304,7 @@ def test_the_step_limit_bounds_what_is_trained(epochs, steps, tokens):
     from methods import train_config
 
     config = train_config(epochs=epochs, max_steps=steps, batch_tokens=50, accumulate=2)
-    assert estimates.trained_tokens(config, 1000) == tokens
+    assert sizes.trained_tokens(config, 1000) == tokens
 
 
 def test_a_method_the_base_cannot_carry_is_refused_with_the_reason(filled):
@@ -354,20 +375,59 @@ def test_a_newcomer_is_shown_the_way(home):
         assert home_page.last_job(rows).count('class="sp-card"') == 4
 
 
-def test_the_built_in_prompts_are_imported_by_a_job(home):
-    said, target = data.import_sample(home)
+@pytest.mark.parametrize("name", ["quickstart-prompts", "built-in-questions"])
+def test_a_built_in_set_is_added_by_a_job_and_once(home, name):
+    with gr.Blocks():
+        sets = BuiltInSets(home)
+    box, *words = sets.opened()
+    assert box.open and "Here" not in "".join(words)
+    said, target = sets.add(name)
     assert said == ""
     with reading(home) as rows:
-        assert rows.get(Dataset, target.partition("id=")[2]).name == "quickstart-prompts"
+        assert rows.get(Dataset, target.partition("id=")[2]).name == name
+    box, *words = sets.opened()
+    assert "Here" in words[[*BUILT_IN].index(name)] and target in "".join(words)
+    again, nowhere = sets.add(name)
+    assert "is here already" in again and target in again and nowhere == ""
+    with reading(home) as rows:
+        assert rows.scalar(select(func.count()).select_from(Job)) == 1
+
+
+def test_a_built_in_set_is_known_after_renaming_and_added_anew_after_failing(home):
+    first = builtin.add(builtin.PROMPTS, settings=home)
+    with writing(home) as rows:
+        rows.get(Dataset, first.dataset_id).name = "mine"
+        rows.add(Dataset(name=builtin.QUESTIONS, kind="conversations", state="ready"))
+    assert builtin.add(builtin.PROMPTS, settings=home) == builtin.Added(first.dataset_id)
+    with writing(home) as rows:
+        rows.get(Dataset, first.dataset_id).state = "failed"
+    again = builtin.add(builtin.PROMPTS, settings=home)
+    assert again.job and again.dataset_id != first.dataset_id
+    questions = builtin.add(builtin.QUESTIONS, settings=home)
+    with reading(home) as rows:
+        assert rows.get(Dataset, questions.dataset_id).name == f"{builtin.QUESTIONS}-2", "another set has that name"
+
+
+def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
+    with writing(home) as rows:
+        old = Dataset(name="quickstart-prompts", kind="prompts", state="ready")
+        old.config = {"path": "/elsewhere/corpus/quickstart_prompts.jsonl", "original_name": "quickstart-prompts.jsonl"}
+        rows.add(old)
+    assert builtin.add(builtin.PROMPTS, settings=home) == builtin.Added(old.id)
+    with pytest.raises(BadInput, match="no built-in set 'x'; there are quickstart-prompts and built-in-questions"):
+        builtin.add("x", settings=home)
 
 
 def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):
     with writing(filled) as rows:
-        for name, tau in (("better", 3.0), ("unmeasured", None)):
+        for name, tau in (("better", 3.0), ("unmeasured", None), ("weak", 1.03)):
             figures = {"mean_accepted_length": tau} if tau else {}
             rows.add(Checkpoint(name=name, method="medusa", state="ready", base_id="base", figures=figures))
     with reading(filled) as rows:
-        assert [c.name for c in home_page.best_drafts(rows)] == ["better", "heads"]
+        best = home_page.best_drafts(rows)
+        assert [c.name for c in best] == ["better", "heads", "weak"]
+        said = home_page.best_table(rows, best).split("<tr")
+        assert [home_page.WEAK in row for row in said[-3:]] == [False, False, True]
 
 
 def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypatch):
@@ -380,9 +440,12 @@ def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypat
         database_url="postgresql://me:sesame-db@db/x",
         endpoints={"mine": Endpoint("mine", "http://127.0.0.1:1/v1", key_env="MINE_KEY")},
     )
+    known = replace(known, state_servers={"big": StateServer("big", "http://127.0.0.1:1", key_env="MINE_KEY")})
     html = settings.limits(known) + settings.endpoints(known) + settings.storage_facts(known)
+    html += settings.state_servers(known)
     assert "sesame" not in html
     assert "MINE_KEY is set" in html
+    assert "HF_TOKEN_FILE=" in html and "SPECULOOS_MAX_UPLOAD_MB=200" in html, "the lines that would change them"
 
 
 def test_what_is_not_well_comes_first_with_what_to_do():

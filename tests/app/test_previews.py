@@ -1,9 +1,18 @@
 """The first rows of a data set: masked where a job made a preview, plain where not, nothing where files are broken."""
 
 import json
+import re
+from pathlib import Path
 
-from app.previews import ROWS, masked_rows, message_rows
+import gradio as gr
+import pytest
+
+from app.previews import ROWS, masked_rows, rows_from
 from app.views.data_view import preview
+from app.views.rows_browser import RowsBrowser
+from speculoos.settings import Settings
+from tracking.db import writing
+from tracking.tables import Dataset, new_id
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 
@@ -21,14 +30,14 @@ def conversation(number: int) -> dict:
 def test_rows_come_from_the_shards_in_order_and_few_of_them(tmp_path):
     write_shard(tmp_path, [conversation(n) for n in range(5)])
     write_shard(tmp_path, [conversation(n) for n in range(5, 100)], number=1)
-    assert [row["id"] for row in message_rows(tmp_path)] == [f"line-{n}" for n in range(ROWS)]
+    assert [row["id"] for row in rows_from(tmp_path).rows] == [f"line-{n}" for n in range(ROWS)]
 
 
 def test_a_preview_shows_what_is_learned_and_hostile_text_literally(tmp_path):
     pieces = [{"text": HOSTILE, "in_loss": False}, {"text": "answer", "in_loss": True}]
     row = {"id": "1", "pieces": pieces, "tokens": 9, "loss_tokens": 3, "problem": ""}
     (tmp_path / "preview.json").write_text(json.dumps({"rows": [row]}))
-    html = preview(masked_rows(tmp_path), [])
+    html = preview([{"id": 1, "messages": []}], masked_rows(tmp_path))
     assert '<span class="sp-in-loss">answer</span>' in html
     assert "3 of 9 tokens" in html
     assert "<img" not in html
@@ -37,17 +46,89 @@ def test_a_preview_shows_what_is_learned_and_hostile_text_literally(tmp_path):
 
 def test_without_a_preview_answers_are_marked_by_their_role(tmp_path):
     write_shard(tmp_path, [conversation(1)])
-    html = preview(masked_rows(tmp_path), message_rows(tmp_path))
+    html = preview(rows_from(tmp_path).rows, masked_rows(tmp_path))
     assert html.count("sp-said-answer") == 1
     assert "<img" not in html
 
 
 def test_broken_and_missing_files_show_nothing(tmp_path):
-    assert masked_rows(tmp_path / "gone") == message_rows(tmp_path / "gone") == []
+    assert masked_rows(tmp_path / "gone") == {} and rows_from(tmp_path / "gone").rows == []
     (tmp_path / "preview.json").write_text("[1, 2")
     (tmp_path / "shard-00000.jsonl").write_bytes(b"\xff\xfe not json\n")
-    assert masked_rows(tmp_path) == message_rows(tmp_path) == []
+    assert masked_rows(tmp_path) == {} and rows_from(tmp_path).rows == []
     (tmp_path / "preview.json").write_text('["not a table"]')
     (tmp_path / "shard-00000.jsonl").write_text('"text"\n{"messages": 3}\n')
-    assert masked_rows(tmp_path) == message_rows(tmp_path) == []
-    assert "Rows appear here" in preview([], [])
+    assert masked_rows(tmp_path) == {} and rows_from(tmp_path).rows == []
+    assert "Rows appear here" in preview([], {})
+
+
+def shards(folder: Path, *counts: int) -> None:
+    number = 0
+    for shard, count in enumerate(counts):
+        rows = [{"id": f"row-{n}", "messages": said(f"Wasp{n} weiß's")} for n in range(number, number + count)]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / f"shard-{shard:05d}.jsonl").write_text(text)
+        number += count
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]
+
+
+def read_on(folder: Path, words: str = "", count: int = 4) -> list[list[str]]:
+    """The ids of every page."""
+    pages, place = [], ""
+    while True:
+        found = rows_from(folder, place, words, count)
+        pages.append([row["id"] for row in found.rows])
+        if not (place := found.next):
+            return pages
+
+
+def test_rows_are_read_a_few_at_a_time_over_all_shards(tmp_path: Path) -> None:
+    shards(tmp_path, 5, 1, 4)
+    pages = read_on(tmp_path)
+    assert [len(page) for page in pages] == [4, 4, 2]
+    assert sum(pages, []) == [f"row-{n}" for n in range(10)]
+
+
+def test_a_page_is_full_whatever_the_shards_and_the_preview_hold(home: Settings) -> None:
+    """Shards of one row, of which the preview knows the first alone: no row is left out, on and back."""
+    data_id = new_id()
+    folder = home.home / "datasets" / data_id
+    folder.mkdir(parents=True)
+    shards(folder, *[1] * 20)
+    known = {"id": "row-0", "pieces": [{"text": "known", "in_loss": True}], "tokens": 2, "loss_tokens": 1}
+    (folder / "preview.json").write_text(json.dumps({"rows": [known]}))
+    with writing(home) as session:
+        session.add(Dataset(id=data_id, name="d", kind="conversations", state="ready", path=str(folder), rows=20))
+    with gr.Blocks():
+        browser = RowsBrowser(home, gr.Textbox())
+    pages = [browser._shown(data_id, "", [])]
+    for turn in (browser._on, browser._on, browser._back, browser._back):
+        pages.append(turn(data_id, "", pages[-1][-1]))
+    first, second, third = ([f"row-{n}" for n in part] for part in (range(8), range(8, 16), range(16, 20)))
+    assert [re.findall("<h3><span>(row-[0-9]+)", page[0]) for page in pages] == [first, second, third, second, first]
+    assert pages[0][0].count("sp-in-loss") == 2 and pages[0][0].count("sp-said-answer") == 7
+    assert [page[2].visible for page in pages] == [True, True, False, True, True]
+
+
+def test_rows_are_looked_through_for_words_of_any_case(tmp_path: Path) -> None:
+    shards(tmp_path, 12)
+    assert read_on(tmp_path, "WASP1 yes") == [["row-1", "row-10", "row-11"]]
+    assert read_on(tmp_path, "weiss") == read_on(tmp_path, "")
+    assert read_on(tmp_path, "messages") == [[]], "names of fields are no text"
+
+
+def test_a_search_through_much_ends_early_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards(tmp_path, 30)
+    monkeypatch.setattr("app.previews.MOST_READ", 1_000)
+    found = rows_from(tmp_path, "", "wasp29")
+    assert (found.rows, found.whole) == ([], False) and found.next
+    assert [page for page in read_on(tmp_path, "wasp29") if page] == [["row-29"]]
+
+
+@pytest.mark.parametrize("place", ["", "x", "9:0", "-1:2", "0:99999999", "0:٣", "1:2:3"])
+def test_a_place_that_is_none_is_the_beginning_or_the_end(tmp_path: Path, place: str) -> None:
+    shards(tmp_path, 2)
+    assert len(rows_from(tmp_path, place).rows) in (0, 2)

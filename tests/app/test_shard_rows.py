@@ -66,8 +66,8 @@ def test_its_page_has_a_square_for_each_shard_with_words_for_those_who_do_not_se
 def test_thousands_of_shards_are_told_in_words_and_quickly(home: Settings) -> None:
     job = divided(home, shard_rows.SQUARES + 1)
     with db.reading(home) as session:
-        began = time.process_time()
+        began = time.thread_time()
         html, listed = head(session, jobs.get(session, job.id)), jobs_page.table(session, "All")
-        assert time.process_time() - began < 0.3
+        assert time.thread_time() - began < 0.3
     assert "sp-shard-grid" not in html and f"1 of {shard_rows.SQUARES + 1:,} shards" in html.replace("1001", "1,001")
     assert listed.count("data-pick=") == 1

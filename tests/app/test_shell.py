@@ -11,7 +11,7 @@ from app import theme
 from app.main import PAGES, make_app, make_pages
 from app.views import shell, status_bar
 from app.widgets import elements, formatting
-from app.widgets.text import safe, tag
+from app.widgets.text import breakable, coded, safe, tag
 from speculoos.settings import Settings, load
 from tracking import processes
 from tracking.db import upgrade, writing
@@ -113,9 +113,25 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("text", NASTY)
 def test_user_text_never_becomes_markup_or_a_template(text: str) -> None:
-    for html in (safe(text), tag("b", safe(text)), elements.notice(text), elements.empty_state(text, text)):
-        inner = re.sub(r"</?(?:b|div|span|h3|p)(?: [a-z-]+=\"[^\"<>]*\")*>", "", html)
+    for html in (
+        safe(text),
+        breakable(f"{text}@{text}"),
+        coded(text),
+        tag("b", safe(text)),
+        elements.notice(text),
+        elements.empty_state(text, text),
+    ):
+        inner = re.sub(r"</?(?:b|code|div|span|h2|p|wbr)(?: [a-z-]+=\"[^\"<>]*\")*>", "", html)
         assert not set(inner) & set('<>${}`"\\'), inner
+
+
+def test_what_stands_between_backticks_is_shown_as_code() -> None:
+    assert coded("Run `make <up>` here, `not") == "Run <code>make &lt;up&gt;</code> here, &#96;not"
+
+
+def test_a_name_breaks_after_its_seams_and_in_no_word() -> None:
+    assert breakable("Llama-3.1@eagle3_a/b--c") == "Llama-<wbr>3.1@<wbr>eagle3_<wbr>a/<wbr>b--<wbr>c"
+    assert breakable("-word-") == "-<wbr>word-"
 
 
 def test_attribute_values_are_escaped() -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from app.forms import import_request
 from app.main import make_app
-from app.pages.data import PROMPTS_ONLY
+from app.views.import_form import PROMPTS_ONLY
 from app.visitor import BROWSER
 from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
@@ -65,15 +65,16 @@ def send_file(client: TestClient, name: str = "prompts.jsonl", content: bytes = 
 
 def press_import(client: TestClient, pages: Any, file: Any) -> Any:
     """The Data page's Import button with `file` in its box."""
-    fn = event_of(pages, "data-upload")
-    data = [file, "", "", "", PROMPTS_ONLY, None]
+    fn = event_of(pages, "data-upload", "data-limit")
+    filled = {"data-upload": file, "data-kind": PROMPTS_ONLY, "data-answered-by": None, "data-suite": None}
+    data = [filled.get(box.elem_id, "") for box in fn.inputs]
     return client.post(EVENT, json={"data": data, "fn_index": fn._id, "session_hash": "x"})
 
 
-def event_of(pages: Any, elem_id: str) -> Any:
-    """The first event that reads this component."""
+def event_of(pages: Any, *elem_ids: str) -> Any:
+    """The first event that reads these components."""
     blocks = next(r.app for r in pages.routes if hasattr(getattr(r, "app", None), "get_blocks")).get_blocks()
-    return next(f for f in blocks.fns.values() if any(i.elem_id == elem_id for i in f.inputs))
+    return next(f for f in blocks.fns.values() if {*elem_ids} <= {i.elem_id for i in f.inputs})
 
 
 def look_at(client: TestClient, pages: Any, files: Any) -> Any:

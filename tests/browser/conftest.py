@@ -1,11 +1,13 @@
 """Fixtures of the browser tests: one workbench for the session, a page that records what must not happen."""
 
 from collections.abc import Iterator
+from importlib.resources import files
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from tests.browser.furnished import Furnished, furnish
 from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
 from tests.tools.databases import Databases
 
@@ -26,12 +28,26 @@ def workbench(tmp_path_factory: pytest.TempPathFactory, databases: Databases) ->
 
 
 @pytest.fixture(scope="session")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Furnished]:
+    """The web server of a home that has some of everything. Tests leave its rows as they are."""
+    made = furnish(tmp_path_factory.mktemp("furnished") / "home")
+    yield made
+    made.bench.stop()
+
+
+@pytest.fixture(scope="session")
 def browser(chromium: dict[str, object]) -> Iterator[Browser]:
     """One headless Chromium for the session."""
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(**chromium)
         yield made
         made.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script of axe-core."""
+    return (files("axe_playwright_python") / "axe.min.js").read_text()
 
 
 @pytest.fixture

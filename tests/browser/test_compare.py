@@ -5,6 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from serving.other_work import alike
 from tests.browser.workbench import Workbench
 from tracking import runs
 from tracking.db import reading, writing
@@ -29,12 +30,14 @@ def test_plain_and_heads_are_measured_alone_and_say_the_same(page: Page, workben
     finished(page)
     plain, heads = columns(workbench, page)
     assert (plain["model"], heads["model"]) == ("tiny", "tiny@heads")
-    assert heads["created_at"] and plain["finished_at"] <= heads["finished_at"]
+    first, second = sorted((plain, heads), key=lambda column: column["created_at"])
+    assert first["finished_at"] <= second["finished_at"]
     assert heads["identical"]
     shown = page.locator(".sp-column")
     expect(shown.nth(1).locator(".sp-match")).to_contain_text("same output, token for token")
     ratio = heads["summary"]["decode_tokens_per_second"] / plain["summary"]["decode_tokens_per_second"]
-    expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×")
+    like = alike(plain["summary"]["other_load"], heads["summary"]["other_load"])
+    expect(shown.nth(1).locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else "–")
     texts = shown.locator(".tr-tokens").evaluate_all("nodes => nodes.map(n => n.textContent)")
     assert texts == [plain["text"], heads["text"]]
 
@@ -54,11 +57,11 @@ def test_a_comparison_survives_a_reload_and_is_listed(page: Page, workbench: Wor
     page.locator("#delete-comparison").click()
     expect(page.locator("#delete-comparison")).to_have_text("Delete for good?")
     page.locator("#delete-comparison").click()
-    expect(page.locator(".sp-empty h3")).to_have_text("Deleted")
+    expect(page.locator(".sp-empty h2")).to_have_text("Deleted")
     expect(page.locator(f'#recent a[href$="{group}"]')).to_have_count(0)
     assert "comparison" not in page.url
     page.reload()
-    expect(page.locator(".sp-empty h3")).to_have_text("Nothing compared yet")
+    expect(page.locator(".sp-empty h2")).to_have_text("Nothing compared yet")
     expect(page.locator(f'#recent a[href$="{group}"]')).to_have_count(0)
 
 
@@ -77,6 +80,43 @@ def test_the_first_difference_is_marked(page: Page, workbench: Workbench) -> Non
     other = page.locator(".sp-column").nth(1)
     expect(other.locator(".sp-match")).to_contain_text("differs from the first column at token 2")
     expect(other.locator(".tr-diverges")).to_have_text("9")
+
+
+def test_every_second_comparison_is_measured_the_other_way_round(page: Page, workbench: Workbench) -> None:
+    measured = []
+    for prompt in ("one way", "other way"):
+        page.goto(f"{workbench.url}/compare?models=tiny,tiny@heads&prompt={prompt}")
+        expect(page.locator("#compare-prompt textarea")).to_have_value(prompt)
+        page.locator("#compare-run").click()
+        finished(page)
+        done = sorted(columns(workbench, page), key=lambda column: column["finished_at"])
+        measured.append([column["model"] for column in done])
+        badges = page.locator(".sp-column .sp-badge").all_inner_texts()
+        assert sorted(badges) == ["measured first", "measured second"]
+        assert badges[0] == ("measured first" if done[0]["model"] == "tiny" else "measured second")
+    assert measured[0] == measured[1][::-1]
+
+
+def test_a_stopped_column_says_so_and_is_measured_in_its_place(page: Page, workbench: Workbench) -> None:
+    request = {"messages": [{"role": "user", "content": "stop <b>me</b>"}], "max_tokens": 12}
+    with writing(workbench.settings) as rows:
+        made = runs.create_comparison(rows, [("tiny", request), ("tiny@heads", request)])
+        runs.start_run(rows, made[0].id)
+        runs.add_steps(rows, made[0].id, [plain_step(0, 7)])
+        runs.finish_run(rows, made[0].id, "a", {"decode_tokens_per_second": 5.0})
+        runs.cancel_run(rows, made[1].id)
+    page.goto(f"{workbench.url}/compare?comparison={made[0].group_id}")
+    finished(page)
+    undone = page.locator(".sp-column").nth(1)
+    expect(undone).to_contain_text("Stopped before it was measured")
+    expect(page.locator(".sp-match").first).to_have_text("not compared: column 2 is not measured")
+    undone.get_by_role("button", name="Measure this column").click()
+    finished(page)
+    expect(page.locator(".sp-column")).to_have_count(2)
+    expect(undone.locator(".sp-badge")).to_have_text("measured second")
+    found = columns(workbench, page)
+    assert [column["model"] for column in found] == ["tiny", "tiny@heads"]
+    assert found[1]["id"] != made[1].id and found[1]["state"] == "SUCCEEDED" and found[1]["token_count"] == 12
 
 
 def plain_step(index: int, token: int) -> dict:

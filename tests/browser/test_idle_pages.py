@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.furnished import wait_drawn
 from tests.browser.workbench import Workbench
 from tracking.db import writing
 from tracking.tables import Job, now
@@ -58,6 +59,7 @@ class Traffic:
 def test_an_idle_page_calls_no_handler_and_asks_ever_less_often(page: Page, workbench: Workbench, path: str) -> None:
     page.goto(workbench.url + path)
     expect(page.locator("#strip .sp-strip")).to_be_visible()
+    wait_drawn(page)
     page.wait_for_load_state("networkidle")
     traffic = Traffic(page)
     page.wait_for_timeout(6000)

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app import turns
+from serving.other_work import alike
 from tests.browser.workbench import Workbench, add_heads
 from tracking import runs
 from tracking.db import reading, writing
@@ -19,6 +20,7 @@ LONG = turns.Sampling(max_tokens=1800)
 
 
 def open_playground(page: Page, workbench: Workbench, query: str = "") -> None:
+    """The page with its pickers filled: by default with the best draft of the first base."""
     page.goto(f"{workbench.url}/playground{query}")
     expect(page.locator("#base input")).to_have_value(re.compile(".+"))
     expect(page.locator("#draft input")).to_have_value(re.compile(".+"))
@@ -40,11 +42,17 @@ def stored(workbench: Workbench, run_id: str) -> tuple[dict, list[dict]]:
         return runs.run_view(runs.get_run(rows, run_id)), runs.steps_after(rows, run_id, limit=10_000)
 
 
+def whose(token: dict) -> str:
+    """The origin of a token, or of all that make a character with it."""
+    origins = set(token.get("origins", [token["origin"]]))
+    return origins.pop() if len(origins) == 1 else "mixed"
+
+
 def shown_tokens(turn) -> list[list[str]]:
     """[text, origin] of every token on the page, in order."""
     return turn.locator(".tr-token").evaluate_all(
         """nodes => nodes.map(n =>
-            [n.textContent, ['draft', 'target', 'plain'].find(o => n.classList.contains('sp-' + o))])"""
+            [n.textContent, ['draft', 'target', 'plain', 'mixed'].find(o => n.classList.contains('sp-' + o))])"""
     )
 
 
@@ -64,9 +72,9 @@ def test_every_token_is_shown_with_the_origin_the_verifier_recorded(page: Page, 
     ask(page, "hello fox")
     turn = answered(page)
     run, steps = stored(workbench, turn.get_attribute("data-run"))
-    expected = [[t["text"], t["origin"]] for step in steps for t in step["tokens"] if t["text"]]
+    expected = [[t["text"], whose(t)] for step in steps for t in step["tokens"] if t["text"]]
     assert shown_tokens(turn) == expected
-    assert {origin for _, origin in expected} == {"draft", "target"}
+    assert {"draft", "target"} <= {origin for _, origin in expected}
     assert shown_text(turn) == run["text"]
     assert turn.locator(".tr-step").count() == sum(any(t["text"] for t in s["tokens"]) for s in steps)
 
@@ -87,22 +95,27 @@ def test_a_plain_run_of_the_same_prompt_gives_the_speedup(page: Page, workbench:
     turn = answered(page)
     run, _ = stored(workbench, turn.get_attribute("data-run"))
     page.locator("#run-plain").click()
-    expect(page.locator(".sp-tile-note", has_text="plain, same prompt")).to_be_visible(timeout=60_000)
+    told = page.locator(".sp-tile-note", has_text=re.compile("plain, same prompt|cannot be compared"))
+    expect(told).to_be_visible(timeout=60_000)
     with reading(workbench.settings) as rows:
         plain = runs.group_runs(rows, run["id"])[0]
     assert plain.model == "tiny"
     ratio = run["summary"]["decode_tokens_per_second"] / plain.summary["decode_tokens_per_second"]
-    expect(page.locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×")
+    like = alike(run["summary"]["other_load"], plain.summary["other_load"])
+    expect(page.locator('[data-figure="speedup"]')).to_have_text(f"{ratio:.2f}×" if like else "–")
     page.reload()
-    expect(page.locator(".sp-tile-note", has_text="plain, same prompt")).to_be_visible()
+    expect(told).to_be_visible()
 
 
 def test_a_reload_in_the_middle_replays_and_goes_on(page: Page, workbench: Workbench) -> None:
-    chat = start_long_chat(workbench)
-    page.goto(f"{workbench.url}/playground?chat={chat}")
-    page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 20")
-    seen = page.locator(".sp-turn .tr-token").count()
-    assert page.locator(".sp-turn").get_attribute("data-state") == "RUNNING"
+    for _ in range(4):  # on a busy machine an answer may have ended before the page is drawn
+        page.goto(f"{workbench.url}/playground?chat={start_long_chat(workbench)}")
+        page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 20")
+        seen = page.locator(".sp-turn .tr-token").count()
+        if page.locator(".sp-turn").get_attribute("data-state") == "RUNNING":
+            break
+    else:
+        pytest.fail("every answer had ended before its page was drawn")
     page.reload()
     page.wait_for_function(f"document.querySelectorAll('.sp-turn .tr-token').length >= {seen}")
     turn = answered(page)
@@ -119,13 +132,28 @@ def test_a_second_tab_sees_the_same_answer(page: Page, workbench: Workbench) -> 
     assert shown_text(answered(page)) == shown_text(answered(other))
 
 
-def test_stopping_keeps_what_was_written(page: Page, workbench: Workbench) -> None:
-    chat = start_long_chat(workbench)
-    page.goto(f"{workbench.url}/playground?chat={chat}")
-    page.wait_for_function("document.querySelectorAll('.sp-turn .tr-token').length > 10")
-    page.keyboard.press("Escape")
+BY_KEY, BY_BUTTON = (
+    "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))",
+    "document.querySelector('#stop').click()",
+)
+
+
+@pytest.mark.parametrize("stopping", [BY_KEY, BY_BUTTON])
+def test_stopping_keeps_what_was_written(page: Page, workbench: Workbench, stopping: str) -> None:
     turn = page.locator('.sp-turn[data-state="CANCELLED"]')
+    for _ in range(4):  # on a busy machine an answer may have ended before the page is drawn
+        page.goto(f"{workbench.url}/playground?chat={start_long_chat(workbench)}")
+        page.wait_for_function(
+            "document.querySelector('.sp-turn .tr-token')"
+            " && (!document.querySelector('#stop').disabled"
+            " || document.querySelector('.sp-turn').dataset.state === 'SUCCEEDED')"
+        )
+        page.evaluate(stopping)
+        page.wait_for_function("document.querySelector('.sp-turn').dataset.state.match(/CANCELLED|SUCCEEDED/)")
+        if turn.count():
+            break
     expect(turn).to_be_visible()
+    expect(page.locator("#stop")).to_be_disabled()
     run, _ = stored(workbench, turn.get_attribute("data-run"))
     assert run["text"]
     assert shown_text(turn) == run["text"]
@@ -237,13 +265,19 @@ def test_a_question_can_be_asked_again_taken_back_and_removed(page: Page, workbe
     ask(page, "one")
     first = answered(page).get_attribute("data-run")
     page.get_by_role("button", name="Again").click()
-    expect(page.locator(f'[data-run="{first}"]')).to_have_count(0)
+    expect(page.locator(f'.sp-turn[data-run="{first}"]')).to_have_count(0)
     expect(answered(page).locator(".sp-question")).to_have_text("one")
     page.get_by_role("button", name="Edit").click()
     expect(page.locator("#prompt textarea")).to_have_value("one")
     ask(page, "two")
+    expect(page.locator(".sp-question")).to_have_text("two")
+    expect(page.locator(".sp-versions")).to_contain_text("3 / 3")
     answered(page)
     page.get_by_role("button", name="Remove").click()
+    expect(page.locator(".sp-versions")).to_contain_text("2 / 2")
+    for _ in range(2):
+        page.get_by_role("button", name="Remove").click()
+        page.wait_for_timeout(500)
     expect(page.locator(".sp-turn")).to_have_count(0)
     assert "chat=" not in page.url
 

@@ -46,12 +46,14 @@ def start_training(page: Page, bench: Workbench, data: str, steps: int, name: st
     page.goto(f"{bench.url}/train?data={data}")
     expect(page.locator("#train-review .sp-command")).to_contain_text("speculoos train medusa")
     choose(page, "train-recipe", "medusa-smoke")
+    expect(page.locator("#train-review .sp-command")).to_contain_text("--recipe medusa-smoke")  # its settings are in
     unfold(page, "Advanced settings")
     unfold(page, "How long")
     box(page, "set-epochs").fill("0")
     box(page, "set-max_steps").fill(str(steps))
     expect(page.locator("#train-review .sp-command")).to_contain_text(f"max_steps={steps}")
     box(page, "train-name").fill(name)
+    page.locator("#train-measure input").uncheck()
     page.locator("#train-start").click()
     page.wait_for_url("**/jobs?id=*")
     return row_id(page)
@@ -76,11 +78,11 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     expect(page.locator("#dataset-preview")).to_contain_text(HOSTILE)
     page.get_by_role("link", name="Train a draft on it").click()
     page.wait_for_url("**/train?*")
-    expect(page.locator("#train-data input")).to_have_value(re.compile("answers"))
+    expect(page.locator("#train-data")).to_contain_text("answers")
 
     job_id = start_training(page, bench, answers(bench), 30, "first heads")
     job_is(page, "SUCCEEDED")
-    expect(page.locator("#job-charts .sp-chart figcaption").first).to_have_text("Loss")
+    expect(page.locator("#job-charts .sp-chart figcaption").first).to_contain_text("Loss")
     expect(page.locator("#job-charts")).to_contain_text("head 1")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40first+heads"

@@ -15,6 +15,7 @@ from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local
 from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
+from corpus.labels import ServedBase
 from corpus.shards import read_rows
 from models.base import load_base
 from models.identity import weights_sha256
@@ -83,3 +84,22 @@ def test_our_server_gives_every_row_once_with_the_bases_own_greedy_answers(
     first_turns = {i: m[:2] for i, m in remote.items()}
     assert first_turns == {i: m[:2] for i, m in local.items()}
     assert all([m["role"] for m in rows] == ["user", "assistant"] * 2 for rows in remote.values())
+
+
+def test_our_servers_token_ids_are_the_exact_labels_of_the_base_itself(
+    settings: Settings, server: subprocess.Popen, tiny_base: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in PROMPTS))
+    import_prompts(source, tmp_path / "prompts", Silent())
+    base, options = load_base(tiny_base), GenerateOptions(max_tokens=16)
+    served = ServedBase(base.tokenizer, base.eos_ids, "b", "t")
+    asked = (tmp_path / "prompts", tmp_path / "remote", options, Silent(), served)
+    report = generate_remote(settings.endpoints["ours"], "tiny", *asked)
+    generate_local(base, tmp_path / "prompts", tmp_path / "local", options, Silent())
+    remote, local = ({row["id"]: row for row in read_rows(tmp_path / name)} for name in ("remote", "local"))
+    assert report["labels"] == {"exact": report["rows"]} and report["rows"] >= 10
+    kept = ("token_ids", "loss_spans", "messages", "finish")
+    assert {i: [row[k] for k in kept] for i, row in remote.items()} == {
+        i: [row[k] for k in kept] for i, row in local.items() if i in remote
+    }

@@ -1,13 +1,15 @@
 """Batched answers are the base's own, with exact ids and spans, whatever the batch, and go on where they stopped."""
 
 import json
+import random
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from corpus import estimate
+from corpus import batch, estimate
+from corpus.batch import Answer, answer_all
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.generate_local import _Run, generate_local
 from corpus.importing import import_prompts
@@ -94,6 +96,8 @@ def test_every_family_gives_its_own_answers(tmp_path: Path, family: str, taken: 
     """With a sliding window too; on our forward, and, where weights are packed already, on transformers' own."""
     extra = {"sliding_window": 16} if family in ("mistral", "gemma2") else {}
     base = load_base(make_tiny_base(tmp_path / family, family, num_hidden_layers=2, **extra))
+    if family == "gemma2":  # this one repeats the prompt's last token; line breaks alone would be an empty answer
+        base.tokenizer.chat_template = base.tokenizer.chat_template.replace("assistant\n", "assistant:")
     if not taken:
         pack_known(base)  # gemma 2 is no family we know: left as it is
     prompts = prompt_set(tmp_path, [{"prompt": p} for p in PROMPTS[:6]])
@@ -215,3 +219,41 @@ def test_needs_are_said_and_checked_before_a_run(base: Base, prompts: Path, tmp_
     for field in ("disk", "memory"):
         with pytest.raises(Unavailable, match=f"{field} .*MB"):
             estimate.check(estimate.Needs(**{**needed.__dict__, field: 10**18}), base, tmp_path)
+
+
+def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: Base, monkeypatch) -> None:
+    """Three samples of two prompts that share a system prompt: the first is computed whole, then the other one's rest,
+    then of each further sample the last token alone."""
+    system = list(range(3, 43))
+    prompts = [system + [50, 51, 52, 53] * 5, system + [60, 61, 62] * 7]
+    alone = {}
+    for number, prompt in enumerate(prompts):
+        ((alone[number],),) = [ended for ended, _ in answer_all(base, once([answer(prompt)]), 1) if ended]
+    computed: list[int] = []
+    forward = batch._Batch._forward
+
+    def counted(self, texts, first, answers):
+        computed.extend(map(len, texts) if max(map(len, texts)) > 1 or first else [])
+        forward(self, texts, first, answers)
+
+    monkeypatch.setattr(batch._Batch, "_forward", counted)
+    asked = [answer(prompt, number) for prompt in prompts for number in range(3)]
+    ended = [one for some, _ in answer_all(base, once(asked), 8) for one in some]
+    assert sorted(computed) == [1, 1, 1, 1, 21, 60]
+    assert len(ended) == 6 and all(one.tokens == alone[prompts.index(one.prompt)].tokens for one in ended)
+
+
+def test_a_long_answer_leaves_room_for_the_prompts_beside_it(base: Base) -> None:
+    """The cache holds what one sequence may have; what another one brings is not added to the longest."""
+    longest = answer([5] * (base.max_length - 4), tokens=3)
+    waiting = [[longest], [answer([7] * (base.max_length // 2))]]
+    ended = [one for some, _ in answer_all(base, lambda _count: waiting.pop(0) if waiting else [], 2) for one in some]
+    assert len(ended) == 2
+
+
+def answer(prompt: list[int], tag: object = None, tokens: int = 12) -> Answer:
+    return Answer(prompt, tokens, random.Random(0), tag)
+
+
+def once(answers: list[Answer]):
+    return lambda count: [answers.pop(0) for _ in answers[:count]]

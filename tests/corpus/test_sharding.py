@@ -11,7 +11,7 @@ import pytest
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.importing import import_prompts
 from corpus.places import Folder
-from corpus.sharding import Part, add_unfinished, assemble, land, landed, plan, totals
+from corpus.sharding import Part, add_unfinished, assemble, land, landed, plan, totals, without_duplicates
 from corpus.shards import ShardWriter, read_rows, shard_files, write_summary
 from models.damage import dataset_damage
 from speculoos.errors import Conflict
@@ -164,3 +164,23 @@ def test_unfinished_shards_are_added_for_who_stops_and_give_way_to_whole_ones(so
         made(tmp_path, source, part)
     assemble(parts, landed(parts, place(tmp_path), data), place(tmp_path), data)
     assert [row["id"] for row in read_rows(data)] == [row["id"] for row in read_rows(source)]
+
+
+def test_what_is_there_twice_goes_from_the_whole_and_stays_gone_when_it_is_extended(tmp_path: Path) -> None:
+    file = tmp_path / "twice.jsonl"
+    file.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("a", "b", "a", "c", "b", "b", "d")))
+    import_prompts(file, tmp_path / "twice", Silent())
+    source, data = tmp_path / "twice", tmp_path / "data"
+    parts, reports = finished(tmp_path, source)
+    assert assemble(parts, reports, place(tmp_path), data) == []
+    now = without_duplicates(parts, reports, data)
+    report = totals(parts, now)
+    assert [row["messages"][0]["content"] for row in read_rows(data)] == ["a", "b", "c", "d"]
+    assert (report["rows"], report["tokens"], report["finish"]) == (4, 12, {"stop": 4})
+    assert report["left_out"] == {"duplicate": 3} and report["failed_rows"] == 0 and report["prompts"] == 7
+    write_summary(data, kind="conversations", **report)
+    place(tmp_path).clear()
+    assert dataset_damage(data) == {}
+    again = landed(parts, place(tmp_path), data)
+    assert len(again) == len(parts) and assemble(parts, again, place(tmp_path), data) == [], "nothing is made again"
+    assert totals(parts, without_duplicates(parts, again, data)) == report

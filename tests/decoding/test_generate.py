@@ -8,7 +8,9 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.replay import ReplayDrafter
+from decoding.sampling import Warp
 from decoding.stats import summarize
+from decoding.step import Step
 from decoding.target import Target
 from decoding.text import TextStream
 from decoding.tree import shape_from_choices
@@ -250,3 +252,34 @@ def test_trees_that_do_not_fit_the_draft_are_refused(base):
     ):
         with pytest.raises(BadInput, match=message):
             make_drafter(Target(base, 64), draft, options)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 20, "seed": 3}], ids=["greedy", "sampled"])
+def test_the_bases_probability_of_every_drafted_token_is_recorded_rejected_ones_too(base, prompt, expected, sampling):
+    steps = run(Target(base, 256), replay(base, expected), prompt, max_tokens=12, probabilities=True, **sampling)
+    said, looked_at, rejected = list(prompt), 0, 0
+    for step in steps:
+        drafted = step.drafted
+        assert len(drafted.probs) == len(drafted.tokens)
+        for node, p in enumerate(drafted.probs):
+            path, above = [], drafted.parents[node]
+            while above >= 0:
+                path.insert(0, drafted.tokens[above])
+                above = drafted.parents[above]
+            logits = base.model(torch.tensor([[*said, *path]])).logits[0, -1]
+            warp = Warp(0.8, 20) if sampling else Warp()
+            assert p == pytest.approx(float(warp(logits)[drafted.tokens[node]]), abs=1e-4)
+            looked_at, rejected = looked_at + 1, rejected + (node not in step.accepted)
+        said += [token.id for token in step.tokens]
+    assert looked_at >= rejected > 0 and (looked_at > rejected or sampling)
+    record = next(step.record() for step in steps if step.drafted.probs)
+    assert Step.of_record(record).drafted.probs == tuple(record["draft"]["probs"])
+
+
+def test_probabilities_change_nothing_that_is_emitted_and_are_left_out_unless_asked_for(base, prompt, expected):
+    plainly, recorded = (
+        run(Target(base, 256), replay(base, expected), prompt, max_tokens=20, probabilities=asked)
+        for asked in (False, True)
+    )
+    assert [s.tokens for s in plainly] == [s.tokens for s in recorded]
+    assert not any(s.drafted.probs for s in plainly) and "probs" not in plainly[1].record()["draft"]

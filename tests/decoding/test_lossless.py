@@ -31,10 +31,12 @@ WARPS = {
     "T=0.5": Warp(0.5),
     "T=1.5 top-p 0.8": Warp(1.5, top_p=0.8),
     "T=0.8 top-k 3": Warp(0.8, top_k=3),
+    "T=1.2 top-k 5 top-p 0.9": Warp(1.2, top_k=5, top_p=0.9),
 }
-TOO_WIDE = ("wide", "T=0.8 top-k 3", "sampled")
+NARROW = ("T=0.8 top-k 3", "T=1.2 top-k 5 top-p 0.9")
+TOO_WIDE = {("wide", name, "sampled") for name in NARROW}
 """Four different children cannot be drawn from three tokens; that fewer are drawn is tested on its own."""
-CASES = [case for case in product(SHAPES, WARPS, ["deterministic", "sampled"]) if case != TOO_WIDE]
+CASES = [case for case in product(SHAPES, WARPS, ["deterministic", "sampled"]) if case not in TOO_WIDE]
 TESTS = 2 * len(CASES) + 6
 """χ² tests in this file that must pass."""
 
@@ -217,12 +219,14 @@ class ToyTarget(Target):
         pass
 
 
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-@pytest.mark.parametrize("kind", ["deterministic", "sampled"])
-def test_the_whole_loop_keeps_the_bases_distribution(base, shape, kind):
+@pytest.mark.parametrize(
+    ("shape", "kind", "top_k"),
+    [("chain", "deterministic", 0), ("chain", "sampled", 4), ("tree", "deterministic", 4), ("tree", "sampled", 0)],
+)
+def test_the_whole_loop_keeps_the_bases_distribution(base, shape, kind, top_k):
     table = context_logits(5)
-    warp = Warp(0.9, top_p=0.95)
-    config = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 3, "eos_ids": frozenset()}
+    warp = Warp(0.9, top_k, 0.95)
+    config = {"temperature": 0.9, "top_p": 0.95, "top_k": top_k, "max_tokens": 3, "eos_ids": frozenset()}
     generator = torch.Generator().manual_seed(11)
     target = ToyTarget(base, table)
     drafter = ToyDrafter(warp(context_logits(6)) * 0.9 + 0.1 / VOCAB, SHAPES[shape], kind, generator)

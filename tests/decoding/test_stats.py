@@ -1,6 +1,6 @@
 """τ and acceptance by depth, worked by hand."""
 
-from decoding.stats import summarize
+from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import DraftRecord, EmittedToken, Step
 
 TREE = DraftRecord((5, 6, 7, 8), (-1, -1, 0, 2), (1, 1, 2, 3), (0, 1, 0, 0), (-0.1,) * 4)
@@ -43,3 +43,17 @@ def test_nothing_at_all_sums_to_nothing():
 def test_json_has_the_totals():
     made = summarize([step([0])]).to_json()
     assert made["mean_accepted_length"] == 2.0 and made["tokens_per_second"] > 0 and made["ms_total"] == 3.5
+
+
+def test_acceptance_by_rank_counts_the_children_of_accepted_nodes():
+    """Two steps on the tree 0, 1, 00, 01, 10: one accepts 0 then 01, one accepts 1 and stops there."""
+    drafted = DraftRecord((5, 6, 7, 8, 9), (-1, -1, 0, 0, 1), (1, 1, 2, 2, 2), (0, 1, 0, 1, 0))
+    token = EmittedToken(1, "target")
+    steps = [
+        Step(1, "verify", (token,) * 3, drafted, (0, 3)),
+        Step(2, "verify", (token,) * 2, drafted, (1,)),
+        Step(3, "verify", (token,), drafted, (), counted=False),
+    ]
+    assert acceptance_by_rank(steps) == ((0.5, 0.5), (0.0, 1.0))
+    assert acceptance_by_rank(steps, ranks=1) == ((0.5,), (0.0,))
+    assert acceptance_by_rank([]) == ()

@@ -52,6 +52,25 @@ def test_an_emoji_of_four_tokens_comes_out_with_the_last_of_them():
     assert pieces_of(ids) == ["a", "", "", "", "🦊", "b"]
 
 
+@pytest.mark.parametrize("origins", [("draft",) * 4, ("target",) * 4, ("draft", "draft", "draft", "target")])
+def test_a_character_of_several_tokens_says_whose_they_were(origins):
+    ids = TOKENIZER("a🦊b")["input_ids"][1:5]
+    stream = TextStream(TOKENIZER)
+    emitted = [EmittedToken(token, origin) for token, origin in zip(ids, origins, strict=True)]
+    steps = [Step(i, "verify", (token,)) for i, token in enumerate(emitted)]
+    told = [record["tokens"][0].get("origins") for record in stream.records(steps)]
+    assert told == [None, None, None, list(origins)] and stream.text == "🦊"
+
+
+def test_an_answer_goes_on_in_the_context_of_what_was_said():
+    ids = TOKENIZER("the lazy 🦊 fox")["input_ids"]
+    for cut in range(1, len(ids)):
+        stream = TextStream(TOKENIZER, before=ids[:cut])
+        for step in steps_of(ids[cut:]):
+            stream.record(step)
+        assert decode(ids[:cut]).rstrip("\ufffd") + stream.text == "the lazy 🦊 fox"
+
+
 def test_joined_people_and_flags_are_not_shown_in_parts():
     for picture in (FAMILY, FLAG):
         shown = [piece for piece in pieces_of(TOKENIZER(f"x{picture}y")["input_ids"]) if piece]

@@ -11,7 +11,6 @@ from decoding.tree import shape_from_choices
 from decoding.tuning import (
     best_choices,
     expected_tau,
-    interpolate,
     lengths_by_size,
     measure_forward,
     plan_dynamic,
@@ -19,6 +18,7 @@ from decoding.tuning import (
     values_from_steps,
     wide_choices,
 )
+from methods.expectation import interpolate
 from models.base import load_base
 
 COST = {1: 20.0, 2: 21.0, 4: 22.0, 8: 26.0}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.running import Up
-from tests.workers.conftest import broker  # noqa: F401
+from tests.workers.conftest import bench, broker  # noqa: F401
 
 
 @pytest.fixture

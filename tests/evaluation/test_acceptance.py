@@ -64,6 +64,27 @@ def test_without_a_drafter_speculation_is_plain_decoding(base: Base) -> None:
     assert found["tokens_per_second"] == found["plain_tokens_per_second"]
 
 
+class Heard(Silent):
+    """Keeps what is said of progress."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, int | None, str]] = []
+
+    def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
+        self.said.append((done, total, unit))
+
+
+def test_progress_counts_questions_alone_again_where_they_are_asked_again(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second question has two turns."""
+    monkeypatch.setattr(acceptance, "NOISE", -1.0)  # no clock is good enough
+    heard = Heard()
+    found = evaluate(base, None, QUESTIONS, heard, max_tokens=8, options={"drafter": "ngram"})
+    assert (found["prompts"], found["passes"]) == (3, acceptance.PASSES) == (3, 3)
+    assert heard.said == [(done, 2 * -(-done // 2), "questions") for done in range(1, 7)]
+
+
 def test_limit_takes_the_first_questions(base: Base) -> None:
     assert evaluate(base, None, QUESTIONS, Silent(), limit=1, max_tokens=4)["prompts"] == 1
     with pytest.raises(BadInput, match="no question"):
@@ -74,8 +95,8 @@ def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(base: Base, mon
     """The second way's third token is replaced: not identical. With every gap called a tie: identical, one tie each."""
     both = acceptance._both
 
-    def spoiled(bench: object, prompt: list[int], max_tokens: int) -> tuple[list[Step], list[Step]]:
-        plain, speculative = both(bench, prompt, max_tokens)
+    def spoiled(bench: object, prompt: list[int], max_tokens: int, seed: int) -> tuple[list[Step], list[Step]]:
+        plain, speculative = both(bench, prompt, max_tokens, seed)
         if max_tokens > 8:
             speculative = [one_token_off(step) if step.index == 2 else step for step in speculative]
         return plain, speculative
@@ -88,6 +109,37 @@ def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(base: Base, mon
     monkeypatch.setattr(acceptance, "TIE", 1e9)
     found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=12, options=options)
     assert found["identical_to_plain"] is True and found["ties"] == 3
+
+
+def test_sampled_answers_belong_to_their_seed_and_are_not_compared(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[list[int], list[int]]] = []
+    both = acceptance._both
+
+    def noted(*given: object) -> tuple[list[Step], list[Step]]:
+        steps = both(*given)
+        said.append((acceptance.ids(steps[0]), acceptance.ids(steps[1])))
+        return steps
+
+    monkeypatch.setattr(acceptance, "_both", noted)
+    monkeypatch.setattr(acceptance, "PASSES", 1)
+    runs = []
+    for seed in (1, 1, 2):
+        said.clear()
+        sampling = acceptance.Sampling(1.0, 0.95, seed)
+        found = evaluate(
+            base, None, QUESTIONS, Silent(), max_tokens=12, options={"drafter": "ngram"}, sampling=sampling
+        )
+        runs.append(list(said))
+        assert found["identical_to_plain"] is None and found["differences"] == [] and found["ties"] == 0
+        assert (found["temperature"], found["top_p"], found["seed"]) == (1.0, 0.95, seed)
+        assert found["mean_accepted_length"] >= 1 and found["tokens_per_second"] > 0
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_temperature_that_cannot_be_is_refused() -> None:
+    for wrong in ({"temperature": -1.0}, {"top_p": 0.0}):
+        with pytest.raises(BadInput, match=next(iter(wrong))):
+            acceptance.Sampling(**wrong)
 
 
 def one_token_off(step: Step) -> Step:

@@ -65,7 +65,7 @@ def test_an_impossible_figure_is_no_result(monkeypatch: pytest.MonkeyPatch) -> N
     """Measured again as often as may be; then the job ends with a sentence, and nothing is stored."""
     asked = []
 
-    def busy(_bench: object, prompt: list[int], _tokens: int) -> tuple[list[Step], list[Step]]:
+    def busy(_bench: object, prompt: list[int], _tokens: int, _seed: int = 0) -> tuple[list[Step], list[Step]]:
         asked.append(prompt)
         return steps("plain", 10.0), steps("verify", 4.0)
 

@@ -32,7 +32,7 @@ def test_the_list_says_what_is_possible_for_whom_and_why_not(rows, capsys) -> No
     assert main(["export", "--list", "tiny@eagle3", "--json"]) == 0
     found = {option["name"]: option for option in last_json(capsys)}
     assert [*found] == ["own", "vllm", "speculators", "sglang", "trtllm", "medusa", "modelopt", "huggingface"]
-    assert all({*option} == {"name", "title", "for", "possible", "reason"} for option in found.values())
+    assert all({*option} == {"name", "title", "for", "possible", "reason", "bytes"} for option in found.values())
     assert found["vllm"]["possible"] and found["vllm"]["for"].startswith("vLLM 0.") and not found["vllm"]["reason"]
     assert not found["sglang"]["possible"] and "norm_before_residual" in found["sglang"]["reason"]
     assert main(["export", "--list", "tiny@heads"]) == 0

@@ -4,6 +4,7 @@ import pytest
 
 from formats.export import build
 from formats.options import options
+from formats.proof import Proof
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
@@ -19,6 +20,15 @@ def test_a_scale_or_a_cap_of_the_base_goes_along(family, tmp_path):
         folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": family})
         report = build(folder, base, "vllm", tmp_path / f"out-{kind}")
         assert report.passed, report.failures
+
+
+@pytest.mark.parametrize(
+    ("difference", "rounding", "near"),
+    [(0.9e-4, 0.0, True), (1.4e-4, 0.0, False), (1.4e-4, 6e-5, True), (1.4e-4, 1e-6, False), (2e-3, 1.0, False)],
+)
+def test_what_a_rounding_of_the_input_does_bounds_the_proof(difference, rounding, near):
+    """And never more than 1e-3."""
+    assert Proof(difference, rounding, places=1).checks()[0].passed is near
 
 
 def test_a_bias_of_the_head_is_refused_by_name(tmp_path):

@@ -40,6 +40,10 @@ def test_an_export_comes_back_whole(kind, base, checkpoint, tmp_path):
             continue
         stored = load_file(folder / "model.safetensors")
         build(folder, base, option.name, tmp_path / option.name)
+        held = [
+            path.stat().st_size for path in (tmp_path / option.name).iterdir() if path.suffix in (".safetensors", ".pt")
+        ]
+        assert option.bytes <= sum(held) <= option.bytes + 32_768 * len(held), option.name
         (scratch := tmp_path / f"import-{option.name}").mkdir()
         folders = (str(tmp_path / option.name), str(scratch), str(base.path))
         convert(asdict(Conversion(*folders, option.name, "", "tiny", "", "")))

@@ -17,11 +17,13 @@ from launch.homelock import COMMAND, HomeLock
 from launch.programs import valkey_binary
 from launch.services import Services, needed_for
 from launch.supervision import end_survivors, survivors
+from speculoos.cli import main
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers, add_base
 from tests.tools.ports import free_ports
 from tracking import db, jobs
 from tracking.tables import Job
+from workers.ask import quickstart
 
 COMMAND_LINE = [sys.executable, "-m", "speculoos.cli"]
 
@@ -82,11 +84,13 @@ def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settin
 
 @pytest.mark.timeout(600)
 def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
-    services_home: Settings, tiny_base: Path, tmp_path: Path
+    services_home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a tiny random model, where there is nothing to learn; the figures of the real one are in docs/log.md."""
+    """With a tiny random model, where there is nothing to learn, and few questions about it; the figures of the real
+    one are in docs/log.md."""
+    monkeypatch.setattr(quickstart, "QUESTIONS", {"limit": 8, "max_tokens": 24})
     add_base(services_home, tiny_base)
-    found, progress = speculoos("quickstart", "--model", "tiny", "--limit", "32", timeout=500)
+    found, progress = in_this_process(capsys, "quickstart", "--model", "tiny", "--limit", "32")
     assert found["checkpoint"] == "tiny@quickstart" and Path(found["path"], "model.safetensors").is_file()
     assert found["identical_to_plain"] is True and found["ties"] >= 0 and found["prompts"] >= 8
     assert found["mean_accepted_length"] >= 1.0
@@ -95,8 +99,15 @@ def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
         assert verb in progress
     again = [j["name"] for j in speculoos("jobs", "list")[0]]
     assert len(again) == 4
-    shown, _ = speculoos("generate", "--model", found["checkpoint"], "--prompt", "hello", "--max-tokens", "5")
-    assert len(shown["token_ids"]) == 5
+    asked = ("generate", "--model", found["checkpoint"], "--prompt", "hello", "--max-tokens", "5")
+    assert len(in_this_process(capsys, *asked)[0]["token_ids"]) == 5
+
+
+def in_this_process(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict, str]:
+    """As `speculoos` here; the services are processes of their own either way."""
+    assert main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    return json.loads(said.out.strip().splitlines()[-1]), said.err
 
 
 def test_a_worker_and_an_inference_server_can_be_started_alone(

@@ -1,16 +1,84 @@
-"""A process that speaks as much of the hub's protocol as a model download needs: hub_server.py PORT_FILE MODEL_FOLDER.
+"""A process that speaks as much of the hub's protocol as downloads need: hub_server.py PORT_FILE MODEL_FOLDER.
 
 tests/tiny is the model; tests/gated wants a token; tests/pickles has no safetensors; tests/damaged lies about a hash.
+Data sets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (wants a token),
+tests/long (6 MB of JSONL),
+tests/scripts (code only), tests/parts (two sets of splits), tests/torn (lies about a hash), tests/strange (no list),
+slow/drip and slow/silent (never end); of the suites, MT-Bench at its address and GSM8K without its file.
+
+A search for models answers by its word (`FOUND`); those called huge, drip, silent, torn, deep and ill misbehave.
 """
 
 import hashlib
+import io
 import json
 import sys
+import time
+from contextlib import suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
+
+
+CODE = b"raise SystemExit('run')"
+
+
+def chat(number: int) -> dict:
+    return {
+        "messages": [{"role": "user", "content": f"ask {number}"}, {"role": "assistant", "content": f"say {number}"}]
+    }
+
+
+def jsonl(*numbers: int) -> bytes:
+    return "".join(json.dumps(chat(number)) + "\n" for number in numbers).encode()
+
+
+def parquet(*numbers: int) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    made = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([chat(number) for number in numbers]), made)
+    return made.getvalue()
+
+
+@cache
+def data_sets() -> dict[str, dict[str, bytes]]:
+    """{data set: {file: its bytes}}."""
+    chats = {"data/train-00000-of-00002.jsonl": jsonl(1, 2, 3), "data/train-00001-of-00002.jsonl": jsonl(4, 5)}
+    chats |= {"data/test-00000-of-00001.jsonl": jsonl(6), "chats.py": CODE, "README.md": b"# chats"}
+    tables = {"data/train-00000-of-00001-0a1b2c3d4e5f6071.parquet": parquet(1, 2), "dataset_infos.json": b"{}"}
+    parts = {f"{part}/{split}/0000.parquet": parquet(1) for part in ("easy", "hard") for split in ("train", "test")}
+    private = {"rows.jsonl": jsonl(7), "loader.py": CODE}
+    long = jsonl(1) + b" " * 70_000 + b"\n" + jsonl(*range(2, 60_000))
+    made = {
+        "long": {"rows.jsonl": long},
+        "chats": chats,
+        "tables": tables,
+        "parts": parts,
+        "private": private,
+        "scripts": {"load.py": CODE},
+    }
+    ours = {f"tests/{name}": files for name, files in {**made, "torn": tables}.items()}
+    question = {"question_id": 81, "category": "writing", "turns": ["Write a letter.", "Now shorter."]}
+    suite = {"raw/question.jsonl": json.dumps(question).encode(), "raw/other.jsonl": b"{}"}
+    return {**ours, "HuggingFaceH4/mt_bench_prompts": suite, "openai/gsm8k": {"moved.parquet": b""}}
+
+
+def entries(name: str) -> list[dict]:
+    """What the hub tells of a data set's files; large ones have their sha256."""
+    made = []
+    for file, content in data_sets()[name].items():
+        entry = {"rfilename": file, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
+        if file.endswith(".parquet"):
+            digest = "0" * 64 if name == "tests/torn" else hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}
+        made.append(entry)
+    return made
 
 
 def sha256(path: Path) -> str:
@@ -35,6 +103,35 @@ def siblings(name: str) -> list[dict]:
     return made
 
 
+def found(repo: str, architecture: str, **more: object) -> dict:
+    """A model as the hub lists it."""
+    told = {"config": {"architectures": [architecture], "model_type": "llama"}, "downloads": 1200, "gated": False}
+    weights = {"parameters": {"BF16": 1_000_000_000, "F32": 10}, "total": 1_000_000_010}
+    return {"_id": "1", "id": repo, **told, "safetensors": weights, "tags": ["license:apache-2.0"], **more}
+
+
+RIGHT = "LlamaForCausalLM"
+HTML = "<img src=x onerror=alert(1)>"
+QUANTISED = {"architectures": [RIGHT], "model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+FOUND = {
+    "tiny": [
+        found("tests/tiny", RIGHT),
+        found("tests/gated", RIGHT, gated="manual", tags=["license:llama3"]),
+        found("tests/tiny-gptq", RIGHT, config=QUANTISED),
+        found("tests/tiny-lora", RIGHT, tags=["peft"]),
+        found("tests/tiny-mamba", "MambaForCausalLM", config={"model_type": "mamba"}),
+    ],
+    "hostile": [
+        found(f"tests/{HTML}", RIGHT),
+        found("tests/hostile", HTML, tags=[f"license:{HTML}", 7, None], downloads=HTML, safetensors={"parameters": 5}),
+        found(
+            "tests/numbers", RIGHT, safetensors={"parameters": {"BF16": -1, HTML: 10**40, "F32": True}}, config=[HTML]
+        ),
+        *({"id": "../../etc/passwd"}, {"id": None}, {}, HTML, 7, None, ["a/b"]),
+    ],
+}
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -42,7 +139,13 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path = self.path.split("?")[0]
+        path = unquote(self.path.split("?")[0])
+        if path == "/api/models":
+            self.search(parse_qs(urlsplit(self.path).query))
+            return
+        if path.startswith(("/api/datasets/", "/datasets/")):
+            self.data_set(*path.removeprefix("/api").removeprefix("/datasets/").split("/", 2))
+            return
         name = "/".join(path.removeprefix("/api/models").split("/")[1:3])
         if name == "tests/gated" and self.headers.get("Authorization") != "Bearer hf_right":
             self.send(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"})
@@ -54,6 +157,54 @@ class Handler(BaseHTTPRequestHandler):
             self.json({"id": name, "sha": COMMIT, "private": False, "siblings": siblings(name), "tags": []})
         else:
             self.file(FOLDER / path.split("/")[-1])
+
+    def search(self, query: dict[str, list[str]]) -> None:
+        word = query["search"][0]
+        if self.headers.get("Authorization"):  # a search shows nobody what is private to a token
+            self.send(418, b"", {})
+        elif word == "huge":
+            self.send(200, b"[" + b" " * (16 << 20), {})
+        elif word in ("drip", "silent"):
+            self.drip(word == "drip")
+        elif word in ("torn", "deep"):
+            self.send(200, b'[{"id": "tests/ti' if word == "torn" else b"[" * 1_000_000, {})
+        elif word == "ill":
+            self.send(503, b"<html>", {})
+        else:
+            self.json(FOUND.get(word, []) if query["filter"] == ["text-generation", "safetensors"] else {})
+
+    def drip(self, some: bool) -> None:
+        """An answer that never ends: a space now and then, or nothing at all."""
+        if some:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000000")
+            self.end_headers()
+        with suppress(OSError):
+            for _ in range(200):
+                time.sleep(0.05)
+                self.wfile.write(b" " if some else b"")
+        self.close_connection = True
+
+    def data_set(self, owner: str, name: str, rest: str = "") -> None:
+        """`rest` is empty or `revision/…` for what there is, `resolve/REVISION/FILE` for a file."""
+        name = f"{owner}/{name}"
+        if owner == "slow":
+            return self.drip(name == "slow/drip")
+        if name == "tests/strange":
+            return self.json({"id": name, "siblings": [{"rfilename": "rows.jsonl", "size": "many"}, 7]})
+        if (
+            name not in data_sets()
+            or name == "tests/private"
+            and self.headers.get("Authorization") != "Bearer hf_right"
+        ):
+            return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+        if not rest.startswith("resolve/"):
+            about = {"id": name, "sha": COMMIT, "private": False, "siblings": entries(name), "tags": [], "downloads": 0}
+            return self.json(about)
+        content = data_sets()[name].get(rest.split("/", 2)[2])
+        if content is None or rest.endswith(".py"):
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        return self.send(200, content, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT})
 
     def json(self, value: object) -> None:
         self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

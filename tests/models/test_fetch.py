@@ -1,7 +1,5 @@
 """Bases from every source: whole or not at all, safetensors only, refusals in one sentence."""
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,18 +20,15 @@ from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
 from speculoos.reporting import Silent
 from tests.models.gguf_file import write_gguf
+from tests.models.hub_client import HubClient
 
 CLONE = Path(__file__).parents[2]
 HUB = """
-import json, sys
 from models.fetch import fetch_base
-from speculoos.errors import SpeculoosError
 from speculoos.reporting import Silent
-try:
-    path, card = fetch_base("hub", sys.argv[1], sys.argv[2], Silent(), sys.argv[3])
-    print(json.dumps({"path": str(path), "card": card}))
-except SpeculoosError as error:
-    print(json.dumps({"error": type(error).__name__, "says": str(error)}))
+def work(location, folder, token):
+    path, card = fetch_base("hub", location, folder, Silent(), token)
+    return {"path": str(path), "card": card}
 """
 
 
@@ -54,17 +49,14 @@ def hub(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         process.wait()
 
 
-def from_hub(hub: str, location: str, folder: Path, token: str = "", offline: bool = False) -> dict:
-    """fetch_base in a fresh process: the hub's library reads its address when it is imported."""
-    env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "1" if offline else "0", "HF_HOME": str(folder) + "-hf"}
-    command = [sys.executable, "-c", HUB, location, str(folder), token]
-    made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=120)
-    assert made.returncode == 0, made.stderr
-    return json.loads(made.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def client(hub: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubClient]:
+    with HubClient(HUB, hub, tmp_path_factory.mktemp("client")) as made:
+        yield made
 
 
-def test_a_hub_model_arrives_whole_and_without_code(hub: str, tiny_base: Path, tmp_path: Path) -> None:
-    made = from_hub(hub, "tests/tiny", tmp_path / "base")
+def test_a_hub_model_arrives_whole_and_without_code(client: HubClient, tiny_base: Path, tmp_path: Path) -> None:
+    made = client.ask("tests/tiny", tmp_path / "base", "")
     folder = Path(made["path"])
     assert made["card"]["weights_sha256"] == weights_sha256(tiny_base) and made["card"]["hub_id"] == "tests/tiny"
     names = {p.name for p in folder.rglob("*")}
@@ -73,10 +65,10 @@ def test_a_hub_model_arrives_whole_and_without_code(hub: str, tiny_base: Path, t
     assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
 
-def test_a_gated_model_opens_with_the_token(hub: str, tmp_path: Path) -> None:
-    refused = from_hub(hub, "tests/gated", tmp_path / "base", token="hf_wrong")
+def test_a_gated_model_opens_with_the_token(client: HubClient, tmp_path: Path) -> None:
+    refused = client.ask("tests/gated", tmp_path / "base", "hf_wrong")
     assert "gated" in refused["says"] and "HF_TOKEN" in refused["says"] and "hf_wrong" not in refused["says"]
-    assert "path" in from_hub(hub, "tests/gated", tmp_path / "base", token="hf_right")
+    assert "path" in client.ask("tests/gated", tmp_path / "base", "hf_right")
 
 
 @pytest.mark.parametrize(
@@ -87,15 +79,18 @@ def test_a_gated_model_opens_with_the_token(hub: str, tmp_path: Path) -> None:
         ("tests/damaged", "Unavailable", "sha256 differs"),
     ],
 )
-def test_what_the_hub_cannot_give_is_told(hub: str, tmp_path: Path, location: str, error: str, says: str) -> None:
-    made = from_hub(hub, location, tmp_path / "base")
+def test_what_the_hub_cannot_give_is_told(
+    client: HubClient, tmp_path: Path, location: str, error: str, says: str
+) -> None:
+    made = client.ask(location, tmp_path / "base", "")
     assert made["error"] == error and says in made["says"]
     assert not (tmp_path / "base").exists()
 
 
 def test_offline_and_unreachable_hubs_are_told(tmp_path: Path) -> None:
-    assert "cannot be reached" in from_hub("http://127.0.0.1:9", "tests/tiny", tmp_path / "a")["says"]
-    assert "cannot be reached" in from_hub("http://127.0.0.1:9", "tests/tiny", tmp_path / "b", offline=True)["says"]
+    for offline in (False, True):
+        with HubClient(HUB, "http://127.0.0.1:9", tmp_path / f"{offline}", offline) as client:
+            assert "cannot be reached" in client.ask("tests/tiny", tmp_path / "base", "")["says"]
 
 
 @pytest.mark.parametrize("location", ["", "../etc", "a/b/c", "https://host/a", "a--b/c", "a/b@", "owner/na me", "-x/y"])

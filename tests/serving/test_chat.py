@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from serving.other_work import OtherWork
 from tests.serving.conftest import HEADS, SAYING, TOKEN, Served, until
 
 
@@ -67,6 +68,20 @@ def test_streamed_text_is_the_whole_text_with_no_broken_emoji(served: Served) ->
         assert content(chunks).startswith(SAYING + SAYING) and "\ufffd" not in content(chunks)[: 2 * len(SAYING)]
 
 
+@pytest.mark.parametrize("model", ["cycle", "cycle@right"])
+def test_token_ids_are_said_when_asked_for_whole_and_streamed(served: Served, model: str) -> None:
+    whole = complete(served, model=model, return_token_ids=True)
+    chunks = stream(served, model=model, return_token_ids=True)
+    choice = whole["choices"][0]
+    assert len(choice["token_ids"]) == 40 == whole["usage"]["completion_tokens"]
+    assert len(whole["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
+    streamed = [i for chunk in chunks for choice in chunk["choices"] for i in choice["token_ids"]]
+    assert streamed == choice["token_ids"] and chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert sum("prompt_token_ids" in chunk for chunk in chunks) == 1
+    plain = json.dumps([complete(served, model=model), stream(served, model=model)])
+    assert "token_ids" not in plain, "who did not ask sees OpenAI's answer"
+
+
 def test_speculation_changes_the_speed_and_never_the_text(served: Served) -> None:
     answers = {model: complete(served, model=model) for model in ("cycle", "cycle@right", "cycle@wrong")}
     assert len({a["choices"][0]["message"]["content"] for a in answers.values()}) == 1
@@ -103,10 +118,13 @@ def test_a_mismatched_base_is_said_in_the_notices(served: Served) -> None:
     assert any("trained on a base with weights" in notice for notice in notices)
 
 
-def test_the_speedup_names_the_plain_run_it_is_measured_against(served: Served) -> None:
+def test_the_speedup_names_the_plain_answer_it_is_measured_against(served: Served, monkeypatch) -> None:
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.1)
+    alone = complete(served, model="cycle@right", text="never asked before " * 100)["speculation_summary"]
+    assert "speedup" not in alone and "plain_tokens_per_second" not in alone
+    complete(served, model="cycle")
     summary = complete(served, model="cycle@right")["speculation_summary"]
-    assert summary["plain_tokens_per_second"] > 0
-    assert summary["plain_reference"]["source"] in ("short run", "plain run")
+    assert summary["plain_reference"]["source"] == "plain run" and summary["plain_reference"]["same_prompt"]
     expected = summary["decode_tokens_per_second"] / summary["plain_tokens_per_second"]
     assert summary["speedup"] == pytest.approx(expected, rel=0.01)
 
@@ -137,6 +155,32 @@ def test_drafters_can_be_chosen_per_request(served: Served) -> None:
     assert off["drafter"] == "none" and off["mean_accepted_length"] == 1
     chain = stream(served, model="cycle@right", speculation={"tree": [[0], [0, 0]]})
     assert chain[2]["speculation"]["draft"]["depths"] == [1, 2]
+
+
+def test_a_tree_may_be_given_in_words_and_the_models_probabilities_asked_for(served: Served) -> None:
+    asked = {"tree": "chain 2", "probabilities": True}
+    records = [
+        chunk["speculation"] for chunk in stream(served, model="cycle@right", speculation=asked) if chunk["choices"]
+    ]
+    drafted = [record["draft"] for record in records if record["kind"] == "verify"]
+    assert all(draft["depths"] == [1, 2][: len(draft["depths"])] for draft in drafted)
+    assert all(0.5 < p <= 1 for draft in drafted for p in draft["probs"]) and drafted[0]["probs"]
+    plainly = [c["speculation"]["draft"] for c in stream(served, model="cycle@right") if c["choices"]]
+    assert all("probs" not in draft for draft in plainly)
+    summary = complete(served, model="cycle@right", speculation=asked)["speculation_summary"]
+    assert any("probabilities" in notice for notice in summary["notices"])
+
+
+@pytest.mark.parametrize(("tree", "why"), [("fast", "chain 4"), ("chain 40", "40 deep"), ("tree 99x99", "leaves")])
+def test_a_tree_in_words_that_is_none_is_refused(served: Served, tree: str, why: str) -> None:
+    with served.client() as client:
+        answer = client.post("/v1/chat/completions", json=served.ask(model="cycle@right", speculation={"tree": tree}))
+    assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+
+
+def test_typical_acceptance_at_temperature_0_says_that_it_is_exact(served: Served) -> None:
+    summary = complete(served, model="cycle@right", speculation={"acceptance": "typical"})["speculation_summary"]
+    assert [notice for notice in summary["notices"] if "exactly the model's own" in notice]
 
 
 def test_the_second_turn_of_a_chat_reuses_the_first(served: Served) -> None:

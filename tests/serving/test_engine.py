@@ -12,6 +12,7 @@ from serving import engine as engine_module
 from serving.catalog import ModelRef
 from serving.engine import Engine
 from serving.protocol import ChatRequest
+from speculoos import machine
 from speculoos.settings import Settings
 from tests.serving.conftest import until
 from tracking import leases
@@ -54,7 +55,7 @@ def hold(settings: Settings, device: str) -> str:
         job = Job(name="training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
         db.flush()
-        assert leases.acquire(db, device, f"job:{job.id}", 60)
+        assert leases.acquire(db, machine.device(device, settings.home), f"job:{job.id}", 60)
         return f"job:{job.id}"
 
 

@@ -9,9 +9,11 @@ import httpx
 import pytest
 
 from serving.live import LiveRuns
+from serving.other_work import OtherWork
 from serving.queueing import Ticket
+from speculoos import machine
 from tests.serving.conftest import HEADS, SAYING, Served, until
-from tracking import leases, runs
+from tracking import chats, leases, runs
 from tracking.db import reading, writing
 from tracking.tables import Job, Run, now
 
@@ -60,7 +62,7 @@ def test_a_posted_run_is_generated_and_stored_whole(served: Served) -> None:
     assert run.text.startswith(SAYING + SAYING)
     assert run.summary["mean_accepted_length"] == HEADS + 1 and run.summary["finish"] == "length"
     assert run.summary["tokens"] == 40 == sum(len(r["tokens"]) for r in records)
-    assert run.summary["speedup"] > 0 and run.summary["shared_with"] == ""
+    assert run.summary["decode_tokens_per_second"] > 0 and run.summary["shared_with"] == ""
 
 
 def test_steps_appear_while_the_run_goes_on_and_after_the_poster_has_gone(served: Served) -> None:
@@ -129,7 +131,8 @@ def test_a_run_that_cannot_be_made_fails_with_a_sentence(
     assert run.state == "FAILED" and words in run.error and "Traceback" not in run.error
 
 
-def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(served: Served) -> None:
+def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(served: Served, monkeypatch) -> None:
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.1)
     ids = make_group(served, "cycle", "cycle@right", "cycle@wrong", max_tokens=200)
     holders: list[str] = []
     done = threading.Event()
@@ -137,7 +140,7 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
     def watch() -> None:
         while not done.is_set():
             with reading(served.settings) as db:
-                if (holder := leases.holder(db, "cpu")) and holder not in holders:
+                if (holder := leases.holder(db, machine.device("cpu", served.settings.home))) and holder not in holders:
                     holders.append(holder)
             time.sleep(0.001)
 
@@ -152,10 +155,32 @@ def test_columns_of_a_comparison_run_in_order_with_the_device_to_themselves(serv
     assert columns[0].finished_at < columns[1].finished_at < columns[2].finished_at
     assert all(c.summary["cached_tokens"] == 0 and c.summary["shared_with"] == "" for c in columns)
     with reading(served.settings) as db:
-        assert leases.holder(db, "cpu") == ""
+        assert leases.holder(db, machine.device("cpu", served.settings.home)) == ""
         views = runs.compare(db, columns[0].group_id)
     assert [v["identical"] for v in views] == [True] * 3 and {v["token_count"] for v in views} == {200}
-    assert views[1]["summary"]["plain_reference"]["source"] == "plain run"
+    assert views[1]["summary"]["plain_reference"]["same_prompt"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 7, 11])
+def test_an_answer_that_was_cut_goes_on_token_by_token(served: Served, cut: int) -> None:
+    """Also within the emoji, whose four tokens are half said then."""
+    whole = make_run(served, "cycle@right", max_tokens=30)
+    with writing(served.settings) as db:
+        request = served.ask("cycle@right", max_tokens=cut) | {"chat": {"after": ""}}
+        begun = runs.create_run(db, "chat", "cycle@right", request, "a" * 31 + str(cut % 10)).id
+        place = {"after": begun, "continues": begun}
+        asked = served.ask("cycle@right", max_tokens=30 - cut) | {"chat": place}
+        gone_on = runs.create_run(db, "chat", "cycle@right", asked, "a" * 31 + str(cut % 10), 1).id
+    for run_id in (whole, begun):
+        post(served, run_id)
+        ended(served, run_id)
+    post(served, gone_on)
+    first, second = ended(served, begun), ended(served, gone_on)
+    with reading(served.settings) as db:
+        ids = [runs.token_ids(db, run_id) for run_id in (whole, begun, gone_on)]
+        assert chats.answer(second, [first, second]) == look(served, whole).text
+    assert ids[1] + ids[2] == ids[0] and len(ids[1]) == cut
+    assert second.summary["prompt_tokens"] == first.summary["prompt_tokens"] + cut
 
 
 def test_columns_that_differ_say_where(served: Served) -> None:
@@ -179,7 +204,7 @@ def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
         db.add(job)
         db.flush()
         holder = f"job:{job.id}"
-        assert leases.acquire(db, "cpu", holder, 60)
+        assert leases.acquire(db, machine.device("cpu", served.settings.home), holder, 60)
     try:
         chat, (column, _) = make_run(served), make_group(served, "cycle", "cycle@right")
         post(served, chat)
@@ -187,7 +212,7 @@ def test_figures_taken_beside_a_job_name_it(served: Served) -> None:
         assert ended(served, chat).summary["shared_with"] == "my training"
         assert ended(served, column).summary["shared_with"] == "my training"
         with reading(served.settings) as db:
-            assert leases.holder(db, "cpu") == holder
+            assert leases.holder(db, machine.device("cpu", served.settings.home)) == holder
     finally:
         served.wait_idle()
         with writing(served.settings) as db:
@@ -247,14 +272,15 @@ def test_a_chat_does_not_wait_behind_every_request_of_a_data_generation(served: 
         thread.join()
 
 
-def test_a_speedup_is_only_said_under_equal_conditions(served: Served) -> None:
+def test_a_speedup_is_only_said_under_equal_conditions(served: Served, monkeypatch) -> None:
     """Beside a job it is measured against a plain run beside the same job, or not at all."""
+    monkeypatch.setattr(OtherWork, "share", lambda self: 0.1)
     with writing(served.settings) as db:
         job = Job(name="another training", kind="train", queue="gpu", state="RUNNING")
         db.add(job)
         db.flush()
         holder = f"job:{job.id}"
-        assert leases.acquire(db, "cpu", holder, 60)
+        assert leases.acquire(db, machine.device("cpu", served.settings.home), holder, 60)
     try:
         drafted, plain, again = (make_run(served, model) for model in ("cycle@right", "cycle", "cycle@right"))
         for run_id in (drafted, plain, again):
@@ -265,5 +291,6 @@ def test_a_speedup_is_only_said_under_equal_conditions(served: Served) -> None:
         with writing(served.settings) as db:
             leases.release(db, holder)
     assert first["decode_tokens_per_second"] > 0 and "speedup" not in first
-    assert last["plain_reference"] == {"source": "plain run", "tokens": 39, "shared_with": "another training"}
+    expected = {"source": "plain run", "same_prompt": True, "tokens": 39, "shared_with": "another training"}
+    assert last["plain_reference"] == expected
     assert last["speedup"] > 0

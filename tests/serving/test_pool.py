@@ -13,7 +13,7 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.target import fast_target
 from models.base import load_base
-from models.checkpoints import WEIGHTS, file_sha256, save_draft
+from models.checkpoints import WEIGHTS, file_sha256, save_draft, set_drafting
 from models.tiny import make_tiny_base
 from runtime.argmax import tied_table
 from serving.catalog import ModelRef
@@ -209,3 +209,19 @@ def test_heads_of_another_size_are_refused(refs: dict[str, ModelRef], tiny_base:
 
 def test_the_budget_is_a_share_of_the_machine() -> None:
     assert 100 * MEGABYTE < default_budget("cpu") < 2**50
+
+
+def test_a_draft_that_is_tuned_while_it_is_warm_drafts_by_its_new_tree(
+    refs: dict[str, ModelRef], model_files: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model_files / "right", tmp_path / "right"))
+    ref, warm = with_draft(refs["cycle"], folder, "medusa"), pool()
+    first = warm.get(ref)
+    before = first.drafter({})
+    assert len(before.shape) > 2 and warm.get(ref).drafter({}) is before
+    set_drafting(folder, {"tree": [[0]]}, {})
+    again = warm.get(ref)
+    assert again.draft is first.draft, "the same weights"
+    assert len(again.drafter({}).shape) == 2
+    (folder / "config.json").write_text("{")
+    assert len(warm.get(ref).drafter({}).shape) == 2, "what is warm goes on"

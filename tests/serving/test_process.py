@@ -16,6 +16,7 @@ import pytest
 from serving.main import main
 from speculoos.settings import CLONE, Settings, load
 from tests.serving.conftest import SAYING, free_port, register, serve, until
+from tests.tools.stored_runs import step_count
 from tracking import processes, runs
 from tracking.db import reading, writing
 
@@ -82,7 +83,7 @@ def heard(settings: Settings) -> bool:
 
 def stored(settings: Settings, run_id: str) -> int:
     with reading(settings) as db:
-        return runs.step_count(db, run_id)
+        return step_count(db, run_id)
 
 
 def test_its_life_with_a_made_token_a_heartbeat_a_kill_and_a_quick_end(settings: Settings) -> None:
@@ -107,7 +108,7 @@ def test_its_life_with_a_made_token_a_heartbeat_a_kill_and_a_quick_end(settings:
     assert len(kept) > 3 and [r["index"] for r in kept] == list(range(len(kept)))
 
     stopped = start_long_run(server)
-    assert server.end() < 4
+    assert server.end() < 10, "before its supervisor would kill it"
     assert server.process.returncode in (0, -signal.SIGTERM)
     with reading(settings) as db:
         run = runs.get_run(db, stopped)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from speculoos import machine
 from speculoos.cli import main
 from speculoos.settings import Settings
 from tracking import db, leases
 from tracking.tables import Base, Checkpoint, Dataset, Job
 
 COMMANDS = (
-    *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "serve"),
+    *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "serve", "plan", "replay"),
     *("worker", "quickstart", "login-link", "backup", "restore", "cleanup", "verify", "keys"),
 )
 
@@ -114,6 +115,24 @@ def test_a_wrong_endpoint_is_named_with_its_key(
     (home.home / "settings.toml").write_text(f"[endpoints.mine]\n{line}\n")
     assert main(["models", "list"]) == 2
     assert f"settings.toml: [endpoints.mine] {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("url = 5", "[hidden_states.mine] url: expected a text in quotes, got 5"),
+        ("port = 5", "[hidden_states.mine] takes url, kind, key_env, model, concurrency, timeout; url is required"),
+        ('url = "http://x"\nkind = "tgi"', "kind: expected one of speculoos, vllm, sglang, got 'tgi'"),
+        ('url = "http://x"\nconcurrency = 0', "concurrency: expected a whole number, 1 or more, got 0"),
+        ('url = "file:///etc"', "url: expected http"),
+    ],
+)
+def test_a_wrong_server_of_hidden_states_is_named_with_its_key(
+    home: Settings, line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.home / "settings.toml").write_text(f"[hidden_states.mine]\n{line}\n")
+    assert main(["models", "list"]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_an_error_nobody_foresaw_is_json_too(
@@ -286,8 +305,8 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     assert "3/3 questions" in progress
     assert found["shared_with"] == ""
     with db.writing(home) as session:
-        assert leases.holder(session, "cpu") == "", "given back"
-        leases.acquire(session, "cpu", "run:other", 60)
+        assert leases.holder(session, machine.device("cpu", home.home)) == "", "given back"
+        leases.acquire(session, machine.device("cpu", home.home), "run:other", 60)
     assert main([*words, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out.splitlines()[-1])["shared_with"] == "a measurement"

@@ -1,6 +1,9 @@
 """The container stack: what may be set is explained, and one variable moves it to another port."""
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,12 +13,12 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from launch.up import url
 from speculoos.guard import Guard
 from speculoos.settings import load
 
 CLONE = Path(__file__).resolve().parents[2]
-COMPOSE = (CLONE / "docker-compose.yml").read_text() + (CLONE / "docker-compose.gpu.yml").read_text()
+FILES = ("docker-compose.yml", "docker-compose.gpu.yml", "docker-compose.vllm.yml")
+COMPOSE = "".join((CLONE / name).read_text() for name in FILES)
 EXAMPLE = (CLONE / ".env.example").read_text()
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
@@ -30,8 +33,8 @@ def filled(text: str, **given: str) -> str:
     return VARIABLE.sub(lambda match: given.get(match[1], match[2]), text)
 
 
-def service(name: str, **given: str) -> dict:
-    return yaml.safe_load(filled((CLONE / "docker-compose.yml").read_text(), **given))["services"][name]
+def service(name: str, file: str = FILES[0], **given: str) -> dict:
+    return yaml.safe_load(filled((CLONE / file).read_text(), **given))["services"][name]
 
 
 def test_every_variable_is_explained_with_its_default() -> None:
@@ -68,7 +71,8 @@ def test_another_published_port_or_address_is_served(name: str, port: int) -> No
     made = service(name, **given)
     published = {"web": "9000", "inference": "9001"}[name]
     assert made["ports"] == [f"192.168.7.5:{published}:{port}"]
-    environment = {key: str(value) for key, value in made["environment"].items() if not key.endswith("_FILE")}
+    given = {key: value for key, value in made["environment"].items() if value is not None}
+    environment = {key: str(value) for key, value in given.items() if not key.endswith("_FILE")}
     settings = load(environment)
     hosts = settings.page_hosts if name == "web" else settings.inference_hosts
     for host in (f"192.168.7.5:{published}", f"127.0.0.1:{published}", f"localhost:{published}", "box.lan:1234"):
@@ -78,14 +82,67 @@ def test_another_published_port_or_address_is_served(name: str, port: int) -> No
 
 
 def test_the_printed_address_is_the_published_one() -> None:
-    assert url(load({})) == "http://127.0.0.1:7860"
+    assert load({}).url == "http://127.0.0.1:7860"
     inside = {"SPECULOOS_HOST": "0.0.0.0", "SPECULOOS_PASSWORD": "x", "SPECULOOS_PUBLISH_PORT": "9000"}
-    assert url(load(inside)) == "http://127.0.0.1:9000"
-    assert url(load({**inside, "SPECULOOS_PUBLISH_ADDRESS": "192.168.7.5"})) == "http://192.168.7.5:9000"
-    assert url(load({**inside, "SPECULOOS_PUBLISH_ADDRESS": "0.0.0.0"})) == "http://127.0.0.1:9000"
+    assert load(inside).url == "http://127.0.0.1:9000"
+    assert load({**inside, "SPECULOOS_PUBLISH_ADDRESS": "192.168.7.5"}).url == "http://192.168.7.5:9000"
+    assert load({**inside, "SPECULOOS_PUBLISH_ADDRESS": "0.0.0.0"}).url == "http://127.0.0.1:9000"
 
 
 def test_a_home_on_every_address_names_no_host() -> None:
     hosts = load({"SPECULOOS_PUBLISH_PORT": "9000", "SPECULOOS_PUBLISH_ADDRESS": "0.0.0.0"}).page_hosts
     assert hosts == ("127.0.0.1:9000", "localhost:9000", "[::1]:9000")
     assert load({}).page_hosts == ()
+
+
+def test_vllm_serves_one_model_and_only_inside_the_stack() -> None:
+    given = {"VLLM_MODEL": "owner/name", "VLLM_GPUS": "4", "VLLM_IMAGE": "vllm/vllm-openai:v1"}
+    for name in ("vllm", "vllm-states"):
+        made = service(name, FILES[2], **given)
+        assert made["image"] == "vllm/vllm-openai:v1" and "vllm serve" in " ".join(made["entrypoint"])
+        assert made["command"][0] == "owner/name" and "--tensor-parallel-size=4" in made["command"]
+        (device,) = made["deploy"]["resources"]["reservations"]["devices"]
+        assert device["count"] == "4" and device["driver"] == "nvidia"
+        assert "ports" not in made, "its protocol asks nobody for a password"
+    assert service("vllm-states", FILES[2])["profiles"] == ["states"] and "profiles" not in service("vllm", FILES[2])
+
+
+def test_hidden_states_are_asked_for_in_the_words_of_vllm_and_reach_the_worker() -> None:
+    """As its page on extracting hidden states has them."""
+    made = service("vllm-states", FILES[2], VLLM_STATE_LAYERS="1,2,3,8")
+    options = dict(word.split("=", 1) for word in made["command"][1:] if "=" in word)
+    speculative = json.loads(options["--speculative-config"])
+    assert (speculative["method"], speculative["num_speculative_tokens"]) == ("extract_hidden_states", 1)
+    layers = speculative["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]
+    assert layers == [1, 2, 3, 8] and "--no-enable-chunked-prefill" in made["command"]
+    connector = json.loads(options["--kv-transfer-config"])
+    assert (connector["kv_connector"], connector["kv_role"]) == ("ExampleHiddenStatesConnector", "kv_producer")
+    folder = connector["kv_connector_extra_config"]["shared_storage_path"]
+    for name in ("vllm-states", "worker-gpu"):
+        assert f"states:{folder}" in service(name, FILES[2])["volumes"], name
+
+
+def has_compose() -> bool:
+    found = shutil.which("docker")
+    return bool(found) and subprocess.run([found, "compose", "version"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not has_compose(), reason="no docker compose on this machine")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_compose_puts_the_files_together(count: int) -> None:
+    files = [word for name in FILES[:count] for word in ("-f", str(CLONE / name))]
+    command = ["docker", "compose", *files, "--profile", "states", "config", "--format", "json"]
+    made = subprocess.run(command, capture_output=True, text=True, cwd=CLONE)
+    assert made.returncode == 0, made.stderr
+    services = json.loads(made.stdout)["services"]
+    assert ("vllm" in services) == ("vllm-states" in services) == (count == 3)
+    volumes = [volume["target"] for volume in services["worker-gpu"]["volumes"]]
+    assert {"/data", "/secrets"} <= set(volumes) and ("/states" in volumes) == (count == 3), "what it had stays"
+
+
+def test_every_service_of_ours_knows_the_store_and_its_keys() -> None:
+    for name in ("web", "inference", "worker-gpu", "worker-io", "reconciler"):
+        environment = service(name, SPECULOOS_STORE="s3://bucket/files")["environment"]
+        assert environment["SPECULOOS_STORE"] == "s3://bucket/files"
+        passed_on = {key for key, value in environment.items() if value is None}
+        assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"} <= passed_on

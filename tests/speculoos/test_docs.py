@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pictures import PICTURES
 from speculoos.settings import Endpoint
 from tests.tools import cli_docs
 from workers.timing import Timing
 
 CLONE = Path(__file__).resolve().parent.parent.parent
+MOST_BYTES = 200_000
+"""Of a picture."""
 SETTINGS_PAGE = (CLONE / "docs" / "settings.md").read_text()
 
 
 def settings_read() -> set[str]:
     """Names of environment variables that settings.load asks for."""
     source = (CLONE / "speculoos" / "settings.py").read_text()
-    return set(re.findall(r'_(?:value|int|port|one_of)\(env, "([A-Z_]+)"', source))
+    return set(re.findall(r'_(?:value|int|port|one_of|some_of|list)\(env, "([A-Z_]+)"', source))
 
 
 def test_every_setting_is_in_the_documentation() -> None:
@@ -57,7 +60,8 @@ def test_documented_defaults_of_settings_are_the_real_ones(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/architecture.md", "docs/settings.md", "docs/operations.md", "CHANGELOG.md"]
+    "page",
+    ["README.md", "CHANGELOG.md", *(f"docs/{p}.md" for p in ("architecture", "settings", "operations", "cluster"))],
 )
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     text = re.sub(r"`[^`]*`", "", (CLONE / page).read_text())
@@ -93,9 +97,22 @@ def test_every_line_of_the_readers_path_is_there(file: str, name: str) -> None:
     if file.endswith(".js"):
         text = (CLONE / file).read_text(encoding="utf-8")
         assert re.search(rf"^export .*\b{name}\b", text, re.MULTILINE)
-        assert name != "TokenStream" or "sp-${token.origin}" in text
+        assert name != "TokenStream" or "sp-${origin}" in text
         return
     module = found = import_module(file.removesuffix(".py").replace("/", "."))
     for part in name.split("."):
         found = getattr(found, part)
     assert callable(found) and inspect.unwrap(found).__module__ == module.__name__  # Celery's tasks are wrapped
+
+
+def test_pictures_are_those_that_the_command_takes_and_each_says_what_it_shows() -> None:
+    pages = [CLONE / "README.md", *(CLONE / "docs").glob("*.md")]
+    shown = {
+        name
+        for page in pages
+        for words, name in re.findall(r"!\[([^]]*)\]\((?:docs/)?images/([^)]+\.png)\)", page.read_text())
+        if len(words) > 30
+    }
+    taken = {path.name: path.stat().st_size for path in (CLONE / "docs" / "images").glob("*.png")}
+    assert shown == set(taken) == {f"{name}.png" for name in PICTURES}
+    assert max(taken.values()) <= MOST_BYTES

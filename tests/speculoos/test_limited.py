@@ -103,6 +103,7 @@ def test_a_copy_killed_between_two_calls_is_replaced_unseen(child: LimitedChild)
 
 def test_secrets_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_INFERENCE_TOKEN", "hush")
+    monkeypatch.setenv("SPECULOOS_STORE", "sftp://me:hush@box/files")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:hush@x/y")
     monkeypatch.setenv("SPECULOOS_HOME", "/home")
     seen = run_limited("tests.speculoos.limited_work:environment", seconds=20, memory=MEMORY)

@@ -130,6 +130,15 @@ def test_upgrade_works_from_any_folder_and_in_three_processes_at_once(home: Sett
     assert "jobs" in table_names(replace(home, database_url=url))
 
 
+def test_all_changes_are_one_transaction(database: Settings) -> None:
+    """Between two of them another process could begin the one that comes next; and none is left half done."""
+    db.downgrade(database, "base")
+    commits: list[sa.Connection] = []
+    sa.event.listen(db.engine(database), "commit", commits.append)
+    db.upgrade(database)
+    assert len(commits) == 1
+
+
 def test_a_session_commits_at_the_end_and_rolls_back_on_an_error(database: Settings) -> None:
     with db.writing(database) as session:
         session.add(Experiment(name="kept"))
@@ -231,6 +240,6 @@ def test_the_log_of_many_rows_stays_short(home: Settings) -> None:
 
 def test_what_no_database_takes_is_replaced_in_keys_too(database: Settings) -> None:
     with db.writing(database) as session:
-        session.add(Preference(key="odd", value={"a\x00b": ["\x00", float("nan"), {"c": float("inf")}]}))
+        session.add(Preference(key="odd", value={"a\x00b": ["\x00\ud83d", float("nan"), {"c": float("inf")}]}))
     with db.reading(database) as session:
-        assert session.get(Preference, "odd").value == {"a\ufffdb": ["\ufffd", None, {"c": None}]}
+        assert session.get(Preference, "odd").value == {"a\ufffdb": ["\ufffd\ufffd", None, {"c": None}]}

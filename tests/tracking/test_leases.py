@@ -1,11 +1,14 @@
 """Device leases: one holder at a time, run out by themselves; heartbeats of processes."""
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from speculoos import machine
 from speculoos.errors import Fenced
 from speculoos.settings import Settings
 from tracking import db, leases, processes
@@ -90,7 +93,8 @@ def test_a_holder_is_named_in_words(database: Settings, make_job: Callable[..., 
 
 def test_processes_are_alive_while_they_beat(database: Settings) -> None:
     with processes.beating(database, "worker-io", queue="io", concurrency=3):
-        for _ in range(100):
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
             with db.reading(database) as session:
                 if processes.capacity(session, "io") == 3:
                     break
@@ -111,3 +115,27 @@ def test_a_silent_process_counts_as_gone_and_is_forgotten_later(database: Settin
         assert now() - processes.last_seen(session, "worker-gpu") < timedelta(minutes=2)
         processes.leave(session, "reconciler")
         assert session.query(Preference).count() == 1
+
+
+def test_equal_devices_of_two_machines_are_two(
+    database: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines differ by the id in their homes, though host name and /etc/machine-id are the same."""
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    one, two = (machine.device("cpu", home) for home in homes)
+    assert one != two and one == machine.device("cpu", homes[0]) and one.startswith("cpu@")
+    with db.writing(database) as session:
+        assert leases.acquire(session, one, "job:1", 30)
+        assert leases.acquire(session, two, "job:2", 30)
+        assert (leases.holder(session, one), leases.holder(session, two)) == ("job:1", "job:2")
+    assert machine.host(homes[0]) != machine.host(homes[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(machine.socket, "gethostname", lambda: "another-container")
+        assert machine.device("cpu", homes[0]) == one, "containers that share machine and home share its devices"
+        assert machine.host(homes[0]).startswith("another-container~")
+
+
+def test_a_machine_without_a_home_makes_none(tmp_path: Path) -> None:
+    assert machine.host(tmp_path / "none") and not (tmp_path / "none").exists()

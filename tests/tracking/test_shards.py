@@ -111,6 +111,21 @@ def test_the_time_left_is_said_between_shards_too(database: Settings, divided: C
     assert stored(database, job).eta_seconds == 10.0, "no shard runs, so none says how fast it is"
 
 
+def test_a_shard_that_finds_more_to_do_makes_the_whole_more(database: Settings, divided: Callable[..., Job]) -> None:
+    """An evaluation that asks its questions again; and one that has not said anything yet."""
+    job = divided(3)
+    first, second, _ = of(database, job)
+    for shard in (first, second):
+        claim(database, shard)
+    with db.writing(database) as session:
+        running, silent = jobs.get(session, first.id), jobs.get(session, second.id)
+        running.done, running.total, running.eta_seconds = 15, 20, 2.5  # two rows a second
+        silent.total = None
+    do(database, jobs.collect)
+    found = stored(database, job)
+    assert (found.done, found.total, found.eta_seconds) == (15, 30, 7.5)
+
+
 def test_two_that_collect_at_once_do_it_once(
     database: Settings, divided: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from methods import SETTINGS, train_config
+from methods import METHODS, SETTINGS, train_config
 from methods.recipes import config_for, list_recipes, load_recipe, parse_changes, read_recipe
 from methods.settings import TrainConfig
 from speculoos.errors import BadInput, NotFound
@@ -94,6 +94,51 @@ def test_the_learning_rate_rises_then_falls():
     assert [lr_factor(p, 0.1, "cosine") for p in (0.0, 0.05, 0.1, 0.55, 1.0)] == pytest.approx([0, 0.5, 1, 0.5, 0])
     assert lr_factor(0.55, 0.1, "linear") == pytest.approx(0.5)
     assert lr_factor(0.9, 0.0, "constant") == 1
+
+
+@pytest.mark.parametrize(("tokens", "batch"), [(0, 256), (12_000, 256), (16_384, 512), (70_000, 2048), (10**7, 4096)])
+def test_a_batch_nobody_asked_for_follows_the_data(tokens, batch):
+    assert train_config("medusa").for_tokens(tokens).batch_tokens == batch
+    assert train_config("medusa", batch_tokens=100).for_tokens(tokens).batch_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("steps", "often", "save"), [(12, 1, 10), (400, 20, 40), (5_000, 250, 100), (10**6, 500, 100), (0, 50, 50)]
+)
+def test_measurements_and_saves_nobody_asked_for_follow_the_length(steps, often, save):
+    found = train_config("medusa").for_steps(steps)
+    assert (found.eval_every, found.save_every) == (often, save)
+    told = train_config("medusa", eval_every=0, save_every=7).for_steps(steps)
+    assert (told.eval_every, told.save_every) == (0, 7)
+
+
+@pytest.mark.parametrize(("held", "often"), [(0.1, 3), (1.0, 4), (2.0, 8), (100.0, 15)])
+def test_measuring_takes_less_than_learning(held, often):
+    """Sixty steps would be measured twenty times; each time over `held` batches, a quarter of the steps at most pays
+    for it, and four times it is measured whatever it costs."""
+    config = train_config("medusa")
+    assert config.for_steps(60, held).eval_every == often
+    assert config.for_steps(0, held).eval_every == 50
+    assert train_config("medusa", eval_every=1).for_steps(60, held).eval_every == 1
+
+
+def test_the_standard_recipes_leave_them_to_the_data():
+    for recipe in (r for r in list_recipes() if r.name.endswith("standard")):
+        config = recipe.config()
+        assert (config.batch_tokens, config.eval_every, config.save_every) == (None, None, None), recipe.name
+
+
+def test_an_emptied_text_leaves_a_number_to_the_data():
+    assert train_config("medusa", batch_tokens="", eval_every="").batch_tokens is None
+    with pytest.raises(BadInput, match="batch_tokens: expected a whole number, or nothing"):
+        train_config("medusa", batch_tokens="many")
+
+
+def test_every_setting_has_a_label_of_its_own():
+    for method in METHODS:
+        labels = [s.label for s in SETTINGS.values() if not s.methods or method in s.methods]
+        assert all(labels) and len(labels) == len(set(labels)), method
+        assert not any("_" in label for label in labels)
 
 
 def test_every_setting_is_in_the_docs():

@@ -67,6 +67,8 @@ def test_a_run_learns_reports_and_leaves_a_checkpoint(method, tiny_base, base, d
     result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes, info={"base": "tiny"})
     check_it_learned(notes, method)
     assert {"train/tokens_per_second", "train/lr", "train/grad_norm", "train/memory_mb"} <= set(notes.values[1])
+    assert notes.curve("train/tokens")[40] == result.figures["tokens"] > 0
+    assert sorted(notes.curve("train/minutes").values()) == list(notes.curve("train/minutes").values())
     assert {"eval/tau"} <= set(notes.values[4]) and result.figures["mean_accepted_length"] >= 1
     draft = load_draft(result.folder, base)
     verify_sums(result.folder)
@@ -85,6 +87,7 @@ def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, tiny_base, da
         train(config(method), tiny_base, dataset, tmp_path / "b", reporter=first)
     resumed = train(config(method), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
     assert {**first.curve(), **second.curve()} == whole.curve()
+    assert {**first.curve("train/tokens"), **second.curve("train/tokens")} == whole.curve("train/tokens")
     assert second.curve("eval/tau") == {s: v for s, v in whole.curve("eval/tau").items() if s > 7}
     a, b = (load_file(r.folder / "model.safetensors") for r in (straight, resumed))
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -103,7 +106,7 @@ def test_points_of_several_steps_are_the_same_after_a_stop_between_them(stopped_
     with pytest.raises(Cancelled):
         trainer.run()
     train(settings, tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
-    for name in ("train/loss", "train/top1_head1"):
+    for name in ("train/loss", "train/top1_head1", "train/tokens"):
         assert {**first.curve(name), **second.curve(name)} == whole.curve(name)
 
 
@@ -433,3 +436,22 @@ def test_a_checkpoint_of_another_method_is_refused(tiny_base, dataset, tmp_path)
         train(config("eagle3", draft_path=str(heads)), tiny_base, dataset, tmp_path / "out")
     with pytest.raises(NotFound, match="nowhere"):
         train(config("eagle3", draft_path=str(tmp_path / "nowhere")), tiny_base, dataset, tmp_path / "out")
+
+
+def test_few_data_are_measured_on_the_way(tiny_base, dataset, tmp_path):
+    """Where nobody says how often: several batches an epoch, and a curve rather than a point."""
+    notes, open_ = Notebook(), {"batch_tokens": None, "eval_every": None, "save_every": None}
+    result = train(config(max_steps=0, epochs=3, **open_), tiny_base, dataset, tmp_path / "out", None, notes)
+    assert result.step >= 3 and len(notes.curve("eval/tau")) >= 3
+    assert result.figures["loss"] == pytest.approx(list(notes.curve().values())[-1], abs=1e-3)
+
+
+def test_two_sets_train_as_one(tiny_base, rows, tmp_path):
+    """Their rows are read one after the other: the same losses as of one set that holds all of them."""
+    parts = [write_dataset(tmp_path / "first", rows[:5]), write_dataset(tmp_path / "second", rows[5:])]
+    curves = []
+    for number, given in enumerate((write_dataset(tmp_path / "whole", rows), parts)):
+        notes = Notebook()
+        train(config(max_steps=4), tiny_base, given, tmp_path / f"out-{number}", None, notes)
+        curves.append(notes.curve())
+    assert curves[0] == curves[1] and len(curves[0]) == 4

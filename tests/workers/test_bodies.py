@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,22 @@ import torch
 
 from corpus.shards import read_rows
 from models import trial
-from models.base import load_tokenizer
+from models.base import load_tokenizer, read_eos_ids
 from speculoos.errors import BadInput, Cancelled
-from speculoos.settings import Settings
+from speculoos.settings import Settings, load
+from tests.corpus.labelling_server import LabellingServer
 from tests.models import hostile
 from tests.models.gguf_file import write_gguf
 from tests.tools.damage import cut, flip
-from tracking import db, jobs, reports
+from tracking import db, generations, jobs, reports
+from tracking.shards import Division
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
 from training.resume_points import save_resume_point
-from workers.ask.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Request
+from workers.ask.requests import FetchModel, GenerateData, GenerateShard, ImportAnswered, ImportPrompts, Request
 from workers.ask.submit import submit
 from workers.child.context import Context
-from workers.child.work import WORK, fetch_model, generate_data, import_answered, import_prompts
+from workers.child.work import WORK, fetch_model, generate_data, generate_shard, import_answered, import_prompts
 from workers.child.work.train import resume_from
 from workers.timing import Timing
 
@@ -131,7 +134,8 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     with pytest.raises(Cancelled, match=r"the \d+ finished rows can be used"):
         generate_data.run(request, context)
     kept = row(context, Dataset, request.dataset_id)
-    assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report == {"complete": False}
+    assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report["complete"] is False
+    assert kept.report["lengths"] == [[32, kept.rows]]
     before = {r["id"] for r in read_rows(kept.path)}
     with db.writing(context.settings) as session:
         jobs.cancelled(session, context.job_id, 1)
@@ -160,6 +164,59 @@ def test_an_unknown_endpoint_is_named_with_the_known_ones(begin: Begin, tmp_path
     request, context = begin(GenerateData(source_id=prompts.id, endpoint="team"))
     with pytest.raises(BadInput, match="no endpoint named 'team' in settings.toml; known are: none yet"):
         generate_data.run(request, context)
+
+
+@pytest.mark.parametrize("shard_rows", [None, 5])
+def test_answers_of_the_server_of_a_base_train_at_once_with_exact_labels(
+    begin: Begin, home: Settings, tiny_base: Path, tmp_path: Path, shard_rows: int | None
+) -> None:
+    base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
+    tokenizer = load_tokenizer(base.path)
+    with LabellingServer(tokenizer, "vllm") as server:
+        table = ("[endpoints.it]", f'url = "{server.url}"', 'model = "m"', "concurrency = 2")
+        (home.home / "settings.toml").write_text("\n".join(table) + "\n")
+        ask = GenerateData(source_id=prompts.id, endpoint="it", base_id=base.id, shard_rows=shard_rows, unique=True)
+        request, context = begin(ask)
+        context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
+        ended = generate_data.run(request, context)
+        while isinstance(ended, Division):
+            for shard in ended.shards:
+                generate_shard.run(GenerateShard(**shard.request), context)
+            ended = generate_data.run(request, context)
+    data = row(context, Dataset, request.dataset_id)
+    assert (data.state, data.rows, data.bad_rows, data.base_id) == ("ready", 12, 0, base.id)
+    assert data.report["labels"] == {"exact": 12} and data.report["left_out"] == {}
+    eos_ids = sorted(read_eos_ids(base.path, tokenizer))
+    found, report = load_conversations(
+        data.path, tokenizer, 256, eos_ids=eos_ids, tokenizer_sha256=base.tokenizer_sha256
+    )
+    assert report.mask_sources == {"tokens": 12} and (Path(data.path) / "preview.json").is_file()
+    assert tokenizer.decode(found[0].token_ids[found[0].mask].tolist()).startswith("you said: number")
+    if shard_rows is None:
+        assert report.tokenised == 0, "the preview's tokens are what training reads"
+        context.flush()
+        with db.reading(home) as session:
+            assert generations.going(session, context.job_id).rows == 12
+            answers = generations.samples(session, context.job_id, generations.ANSWERS, 9)
+        assert len(answers) == 3 and answers[0]["text"].startswith("you said: number")
+
+
+@pytest.mark.parametrize("shard_rows", [None, 5])
+def test_a_generation_of_which_nothing_is_left_says_why(
+    begin: Begin, home: Settings, tiny_base: Path, tmp_path: Path, shard_rows: int | None
+) -> None:
+    prompts = imported(begin, tmp_path / "p.jsonl")
+    with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
+        table = ("[endpoints.it]", f'url = "{server.url}"', 'model = "m"')
+        (home.home / "settings.toml").write_text("\n".join(table) + "\n")
+        more = {"max_tokens": 2, "drop_cut": True, "shard_rows": shard_rows}
+        request, context = begin(GenerateData(source_id=prompts.id, endpoint="it", **more))
+        context.settings = replace(context.settings, endpoints=load({"SPECULOOS_HOME": str(home.home)}).endpoints)
+        with pytest.raises(BadInput, match="No conversation is left: 12 cut"):
+            while isinstance(ended := generate_data.run(request, context), Division):
+                for shard in ended.shards:
+                    generate_shard.run(GenerateShard(**shard.request), context)
+    assert row(context, Dataset, request.dataset_id).state == "pending"
 
 
 def test_every_kind_of_request_has_its_work() -> None:

@@ -1,10 +1,10 @@
 """The clock of the machine is stepped while real processes work; and what was fenced is ended."""
 
-import os
 import signal
 from datetime import timedelta
 from pathlib import Path
 
+from tests.tools.processes import freeze
 from tests.workers.conftest import CLONE, Bench, wait_until
 from tests.workers.test_drills import gone, notes, order, some_steps, steps
 from tracking import db, jobs, processes
@@ -81,8 +81,7 @@ def test_what_was_fenced_is_ended_though_nobody_takes_over(bench: Bench, tmp_pat
     job = order(bench, tmp_path / "w", steps=2000, trick="detached")
     running = some_steps(bench, job)
     detached = next(int(n[1]) for n in notes(tmp_path / "w") if n[0] == "grandchild")
-    asleep.send_signal(signal.SIGSTOP)
-    os.killpg(running.child["pid"], signal.SIGSTOP)
+    freeze(bench.settings.home, asleep.pid, running.child["pid"])
     with db.writing(bench.settings) as session:
         session.get_one(Job, job.id).child = {}
     bench.reconciler()

@@ -3,15 +3,30 @@
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from methods.trees import parse
 from speculoos.errors import BadInput
-from workers.ask.command_line import command_for, parse_settings
-from workers.ask.requests import Evaluate, FetchModel, GenerateData, ImportAnswered, ImportPrompts, Train
+from workers.ask.command_line import command_for, extend_command, parse_numbers, parse_settings
+from workers.ask.requests import (
+    Evaluate,
+    Export,
+    FetchModel,
+    GenerateData,
+    ImportAnswered,
+    ImportDraft,
+    ImportPrompts,
+    Matrix,
+    Plan,
+    Replay,
+    Train,
+    Tune,
+)
 
 NAMES = {"b1": "starter", "d1": "my prompts", "d2": "answers", "c1": "my-heads"}
 
@@ -52,6 +67,15 @@ def test_generating_through_an_endpoint_names_it_and_no_model() -> None:
     assert values["max_minutes"] == 2.5
 
 
+def test_options_of_answers_read_back() -> None:
+    more = {"temperatures": (0.0, 0.7), "api": "completions", "replace_system": True, "drop_cut": True, "unique": True}
+    request = GenerateData(source_id="d1", base_id="b1", endpoint="big", samples=2, **more)
+    _, values = parsed(command_for(request, NAMES))
+    assert (values["endpoint"], values["model"], values["samples"]) == ("big", "starter", 2)
+    assert parse_numbers("--temperatures", values["temperatures"]) == request.temperatures
+    assert all(values[key] == more[key] for key in ("api", "replace_system", "drop_cut", "unique"))
+
+
 def test_training_reads_back_with_every_setting() -> None:
     settings = {"lr": 1e-4, "aux_layers": [1, 14], "medusa_tie_lm_head": True, "schedule": "cosine", "draft_path": "1"}
     request = Train(method="medusa", base_id="b1", dataset_id="d2", settings=settings, recipe="quickstart")
@@ -59,6 +83,21 @@ def test_training_reads_back_with_every_setting() -> None:
     assert names == ["train"]
     assert (values["what"], values["recipe"], values["name"]) == ("medusa", "quickstart", "my-heads")
     assert parse_settings(values["settings"]) == settings
+
+
+def test_several_sets_and_the_measurement_read_back() -> None:
+    request = Train(method="medusa", base_id="b1", dataset_id="d2", more_dataset_ids=["d1"])
+    _, values = parsed(command_for(request, NAMES, "both", ("--measure",)))
+    assert (values["data"], values["measure"], values["name"]) == (["answers", "my prompts"], True, "both")
+    _, alone = parsed(command_for(replace(request, settings={"batch_tokens": None}), NAMES))
+    assert not alone["measure"] and parse_settings(alone["settings"]) == {"batch_tokens": None}
+
+
+def test_tuning_reads_back() -> None:
+    names, values = parsed(command_for(Tune("b1", "c1", "d1", limit=3, dtype="bfloat16", keep=False), NAMES))
+    assert (names, values["model"], values["questions"]) == (["tune"], "starter@my-heads", "my prompts")
+    assert (values["limit"], values["max_tokens"], values["dtype"], values["keep"]) == (3, 48, "bfloat16", False)
+    assert parsed(command_for(Tune("b1", "c1"), NAMES))[1]["keep"] is True
 
 
 def test_evaluating_reads_back() -> None:
@@ -69,6 +108,25 @@ def test_evaluating_reads_back() -> None:
     assert (values["limit"], values["max_tokens"], parse_settings(values["draft"])) == (7, 128, {"depth": 3})
     _, without = parsed(command_for(replace(request, checkpoint_id="", dataset_id=""), NAMES))
     assert without["checkpoint"] == without["questions"] == ""
+
+
+def test_evaluating_otherwise_reads_back() -> None:
+    request = Evaluate(base_id="b1", temperature=0.7, top_p=0.9, seed=3, dtype="bfloat16", endpoint="team")
+    _, values = parsed(command_for(replace(request, endpoint_model="big", plain_model="small"), NAMES))
+    for key in ("temperature", "top_p", "seed", "dtype", "endpoint"):
+        assert values[key] == getattr(request, key), key
+    assert (values["endpoint_model"], values["plain_model"]) == ("big", "small")
+
+
+def test_a_matrix_reads_back() -> None:
+    drafting = [{}, {"tree": [[0, 0]]}, {"depth": 3, "top_k": 2}, {"tree": [[0], [1], [0, 1]]}]
+    models = [{"base_id": "b1", "checkpoint_id": ""}, {"base_id": "b1", "checkpoint_id": "c1"}]
+    request = Matrix(models=models, suites=["", "d1"], temperatures=[0.0, 1.0], drafting=drafting, limit=5, seed=2)
+    names, values = parsed(command_for(request, NAMES))
+    assert names == ["matrix"] and values["model"] == ["starter", "starter@my-heads"]
+    assert values["suite"] == ["built_in", "my prompts"] and values["temperature"] == [0.0, 1.0]
+    assert [parse(tree) for tree in values["tree"]] == drafting
+    assert (values["limit"], values["max_tokens"], values["seed"]) == (5, 128, 2) and not values["top_p"]
 
 
 def test_importing_and_fetching_read_back() -> None:
@@ -83,7 +141,7 @@ def test_importing_and_fetching_read_back() -> None:
 
 def test_ids_without_a_name_are_shown_as_they_are() -> None:
     _, values = parsed(command_for(Train(method="eagle", base_id="b9", dataset_id="d9")))
-    assert (values["model"], values["data"]) == ("b9", "d9")
+    assert (values["model"], values["data"]) == ("b9", ["d9"])
 
 
 @given(
@@ -112,3 +170,45 @@ def test_texts_stay_texts(text: str) -> None:
 def test_a_setting_without_key_or_value_is_named(pair: str) -> None:
     with pytest.raises(BadInput, match="expected key=value"):
         parse_settings([pair])
+
+
+def test_a_training_of_an_experiment_reads_back() -> None:
+    request = Train(method="medusa", base_id="b1", dataset_id="d2")
+    names, values = parsed(command_for(request, NAMES, "mine", ["--experiment", "rates; all"]))
+    assert names == ["train"] and values["name"] == "mine" and values["experiment"] == "rates; all"
+
+
+DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "read"),
+    [
+        (Tune("b1", "c1", "d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
+        (Plan("b1", "c1", dataset_id="d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
+        (Replay("b1", "c1", dataset_id="d2"), {"file": Path("-answers"), "draft": "--help@-my-heads"}),
+        (Export("c1", "vllm-eagle3"), {"checkpoint": "-my-heads", "form": "vllm-eagle3"}),
+        (
+            Train("medusa", "b1", "d2", more_dataset_ids=["d1"]),
+            {"model": "--help", "data": ["-answers", "-my prompts"]},
+        ),
+        (Evaluate("b1", "c1", "d1"), {"model": "--help", "checkpoint": "-my-heads", "questions": "-my prompts"}),
+        (Matrix([{"base_id": "b1", "checkpoint_id": "c1"}], ["d1"]), {"model": ["--help@-my-heads"]}),
+        (GenerateData("d1", "b1", system_prompt="-- be brief"), {"prompts": "-my prompts", "model": "--help"}),
+        (ImportAnswered("/x", "b1", original_name="-chats.jsonl"), {"file": "-chats.jsonl", "model": "--help"}),
+        (ImportPrompts("/x", original_name="-p.jsonl"), {"file": "-p.jsonl"}),
+        (FetchModel(source="folder", location="-model"), {"location": "-model"}),
+        (ImportDraft("folder", "-draft", "b1"), {"location": "-draft", "model": "--help"}),
+    ],
+)
+def test_names_that_begin_with_a_dash_read_back(request_: Any, read: dict[str, Any]) -> None:
+    named = () if isinstance(request_, Tune | Plan | Replay | Export | Evaluate | Matrix) else ("-out",)
+    _, values = parsed(command_for(request_, DASHED, *named))
+    for key, value in (read | ({"name": "-out"} if named else {})).items():
+        assert values[key] == value, key
+
+
+def test_answering_more_of_a_set_reads_back() -> None:
+    names, values = parsed(extend_command("-answers", 50))
+    assert (names, values["limit"]) == (["data", "extend"], 50) and "-answers" in values.values()
+    assert extend_command("my answers", 50) == "speculoos data extend 'my answers' --limit 50"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from speculoos.settings import Settings
-from tests.tools.processes import gone
+from tests.tools.processes import freeze, gone
 from tests.workers.conftest import SECRET, Bench, Broker, wait_until
 from tests.workers.drill_work import Count
 from tracking import db, jobs, reports
@@ -117,8 +117,7 @@ def test_a_worker_that_slept_through_its_lease_comes_back_fenced(bench: Bench, t
     asleep = bench.worker()
     job = order(bench, tmp_path / "w", steps=60)
     running = some_steps(bench, job)
-    asleep.send_signal(signal.SIGSTOP)
-    os.killpg(running.child["pid"], signal.SIGSTOP)
+    freeze(bench.settings.home, asleep.pid, running.child["pid"])
     bench.worker()
     bench.reconciler()
     taken = bench.wait_for(job.id, lambda j: j.attempt == 2 and j.child != running.child, "a second attempt")

@@ -17,7 +17,7 @@ from tracking.tables import Checkpoint, new_id
 from workers.ask.requests import Export
 from workers.ask.submit import request_cancel, submit
 
-LAYERS = 500
+LAYERS = 250
 """So deep that the base's own continuation, of which the proof consists for the most part, takes a while."""
 
 

@@ -6,20 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
+from speculoos import machine
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
 from speculoos.redaction import redact, secrets
 from speculoos.settings import Settings, load
 from tests.workers.conftest import wait_until
-from tracking import db, jobs, leases, processes, reports
+from tracking import db, jobs, leases, processes, reports, rules
 from tracking.tables import Base, Job, now
 from workers import identity
 from workers.celery_app import VISIBILITY_SECONDS, make_app
+from workers.child import main as child
 from workers.child.context import Context
 from workers.child.reporter import EXIT_FENCED, Eta
 from workers.joblog import last_line
@@ -47,6 +50,16 @@ def test_time_left_is_unknown_first_and_then_follows_the_pace() -> None:
     assert eta.update(30, 100) == pytest.approx(7.0), "no news is no measurement"
     slower = eta.update(31, 100)
     assert slower > 69 * 0.1
+
+
+def test_a_job_goes_by_the_limits_that_were_chosen_when_it_began(
+    home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "bound_child", lambda *_: None)  # this process is the tests' own
+    monkeypatch.setitem(child.WORK, "fetch_model", lambda _, context: {"rows": context.settings.max_rows})
+    rules.keep(home, {"max_rows": 12})
+    job = make_job(home, kind="fetch_model", request={"source": "starter", "location": "starter"})
+    assert child._work(Context(home, job.id, 1, timing())) == {"rows": 12}
 
 
 def test_known_and_likely_secrets_are_masked(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +197,17 @@ def test_inputs_that_are_gone_or_not_ready_are_named(context: Context) -> None:
         context.usable(Base, "c" * 32)
 
 
+def test_a_row_is_looked_at_without_its_files(context: Context, tmp_path: Path) -> None:
+    """Who asks a server what it serves needs the names, not the weights."""
+    with context.session() as session:
+        session.add(Base(id="b" * 32, name="base", source="hub", location="x", path="/gone", state="ready"))
+    shared = replace(context.settings, store=f"file://{tmp_path}/store")
+    there = Context(shared, context.job_id, context.attempt, context.timing)
+    assert there.ready(Base, "b" * 32).path == "/gone"
+    with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
+        there.usable(Base, "b" * 32)
+
+
 def test_attempts_write_apart_and_find_each_other(context: Context) -> None:
     folder = context.checkpoint_folder("c")
     assert folder.name == "attempt-3" and folder.is_dir()
@@ -227,19 +251,19 @@ def test_a_moment_without_database_at_the_end_does_not_fail_the_work(
 
 def test_work_waits_for_its_device_and_keeps_it(context: Context) -> None:
     with context.session() as session:
-        leases.acquire(session, "cpu", "run:1", 0.4)
+        leases.acquire(session, machine.device("cpu", context.settings.home), "run:1", 0.4)
     started = time.monotonic()
     with context:
         context.hold_device("cpu")
         assert time.monotonic() - started > 0.2
         time.sleep(1.3)  # longer than a lease: the heartbeat renews it
         with context.session() as session:
-            assert leases.holder(session, "cpu") == context.holder
+            assert leases.holder(session, machine.device("cpu", context.settings.home)) == context.holder
 
 
 def test_a_wish_to_stop_ends_the_wait_for_a_device(context: Context) -> None:
     with context.session() as session:
-        leases.acquire(session, "cpu", "run:1", 60)
+        leases.acquire(session, machine.device("cpu", context.settings.home), "run:1", 60)
         jobs.request_cancel(session, context.job_id)
     with context, pytest.raises(Cancelled):
         context.hold_device("cpu")

@@ -3,7 +3,9 @@
 Their long forms are in tests/drills.
 """
 
+import os
 import random
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,15 +90,23 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
         broker.end()
 
 
-def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Bench) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Bench, killed: bool) -> None:
+    """Also where putting it together takes longer than a job that was asked to stop is given, or its process dies."""
     servers = echoes(bench, 0.1)
+    bench.environment["SPECULOOS_GRACE_SECONDS"] = "0.1"
     try:
         bench.worker()
         bench.reconciler()
         job = generate(bench, prompts(bench, TEXTS), 6)
         wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
         request_cancel(job.id, bench.settings)
+        if killed:
+            divided = bench.job(job.id).child
+            gathering = bench.wait_for(job.id, lambda found: found.child != divided, "a second child", 60)
+            os.kill(gathering.child["pid"], signal.SIGKILL)
         stopped = bench.wait(job.id, "CANCELLED")
+        assert stopped.attempt == (3 if killed else 2)
         data = dataset(bench, job)
         assert data.state == "ready" and 6 <= data.rows < len(TEXTS) and not data.report["complete"]
         assert f"the {data.rows} finished rows can be used" in stopped.error

@@ -83,6 +83,19 @@ def test_a_job_waits_for_whatever_makes_its_inputs(away: Settings, ready: dict[s
     assert measured.name == f"Evaluate tiny@medusa-{answers.name.removeprefix('Generate ')}"
 
 
+def test_a_training_waits_for_one_of_its_sets_and_no_more(away: Settings, ready: dict[str, str]) -> None:
+    first, second = (submit(ImportPrompts(path=f"/tmp/{name}.jsonl"), settings=away) for name in "ab")
+    made = [
+        submit(GenerateData(source_id=job.request["dataset_id"], base_id=ready["tiny"]), settings=away)
+        for job in (first, second)
+    ]
+    one, other = (job.request["dataset_id"] for job in made)
+    asked = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"], more_dataset_ids=[one])
+    assert submit(asked, settings=away).after_id == made[0].id
+    with pytest.raises(Conflict, match="start when all but one are ready"):
+        submit(replace(asked, more_dataset_ids=[one, other]), settings=away)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

@@ -1,8 +1,11 @@
-"""A training job whose process and whose worker are killed in the middle ends as if nothing had happened."""
+"""A training job whose process and whose worker are killed in the middle ends as if nothing had happened; what it told
+TensorBoard too."""
 
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 from tests.workers.conftest import Bench
 from tests.workers.training_bench import Watch, submit_training
@@ -13,6 +16,7 @@ STEPS = 60
 
 
 def test_a_training_survives_the_death_of_its_process_and_of_its_worker(bench: Bench, tiny_base: Path) -> None:
+    bench.environment["SPECULOOS_TRACKERS"] = "tensorboard"
     job = submit_training(bench, tiny_base, steps=STEPS, save_every=5)
     bench.reconciler()
     worker = bench.worker("gpu")
@@ -33,3 +37,11 @@ def test_a_training_survives_the_death_of_its_process_and_of_its_worker(bench: B
     assert len(resumed) == 2
     assert (checkpoint.state, checkpoint.step, checkpoint.attempt) == ("ready", STEPS, 3)
     assert [p.name for p in Path(checkpoint.path).parents[1].iterdir()] == ["attempt-3"], "nothing left of the others"
+    check_read_back(bench.settings.trackers_folder / "tensorboard" / f"Train-heads-{job.id[:12]}", losses)
+
+
+def check_read_back(folder: Path, losses: list[tuple[int, float]]) -> None:
+    """TensorBoard's own reader finds there what the rows say, every step once, in the files of all attempts."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = reader.EventAccumulator(str(folder), {reader.SCALARS: 0}).Reload().Scalars("train/loss")
+    assert [(each.step, pytest.approx(each.value, rel=1e-6)) for each in found] == losses

@@ -4,13 +4,18 @@ Pages show `command_for(request, names)`; `speculoos/commands` parses the same w
 """
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from methods import trees
 from speculoos.errors import BadInput
+from speculoos.suites import BUILT_IN as BUILT_IN_SUITE
+from workers.ask.builtin import PREFIX as BUILT_IN
 from workers.ask.requests import (
+    HUB,
     Evaluate,
     Export,
     FetchModel,
@@ -18,21 +23,51 @@ from workers.ask.requests import (
     ImportAnswered,
     ImportDraft,
     ImportPrompts,
+    Matrix,
+    Plan,
+    Replay,
     Request,
     Train,
+    Tune,
 )
 
 Words = list[str]
 
 
-def command_for(request: Request, names: Mapping[str, str] | None = None, name: str = "") -> str:
-    """The shell command that submits `request`. `names` maps the row ids in it to names; `name` is the output's.
+class Given(str):
+    """A word that is no option and none of the program's own: a name or a path, whatever it begins with."""
+
+
+PLAIN = re.compile(r"[0-9]{1,9}")
+MOST_COUNTS = 12
+MOST_BATCH, MOST_LAYERS = 64, 1000
+"""Largest numbers that a plan takes."""
+
+
+def command_for(
+    request: Request, names: Mapping[str, str] | None = None, name: str = "", flags: Iterable[str] = ()
+) -> str:
+    """The shell command that submits `request`. `names` maps the row ids in it to names; `name` is the output's,
+    `flags` what the command does beside.
 
     Ids without a name are shown as they are; the commands accept both.
     """
     named = {**(names or {})}
     words = _WORDS[type(request)](request, lambda row_id: named.get(row_id, row_id))
-    return shlex.join(["speculoos", *words, *_option("name", name)])
+    return _joined([*words, *_option("name", name), *flags])
+
+
+def extend_command(name: str, limit: int) -> str:
+    """The shell command that answers further prompts into the data set called `name`."""
+    return _joined(["data", "extend", Given(name), "--limit", str(limit)])
+
+
+def _joined(words: Words) -> str:
+    """For a shell. Where something given begins with a dash it comes last, after what says that no option follows."""
+    given = [word for word in words if isinstance(word, Given)]
+    if any(word.startswith("-") for word in given):
+        words = [*(word for word in words if not isinstance(word, Given)), "--", *given]
+    return shlex.join(["speculoos", *words])
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
@@ -44,6 +79,25 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
             raise BadInput(f"--set {pair}: expected key=value.")
         settings[key.strip()] = _value(value.strip())
     return settings
+
+
+def parse_numbers(label: str, text: str) -> tuple[float, ...]:
+    """Numbers from 0 to 5 with commas between them, none for an empty text. Raises BadInput."""
+    try:
+        numbers = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise BadInput(f"{label}: expected numbers such as 0.0,0.3,0.7, got {text!r}.") from None
+    if not all(0 <= number <= 5 for number in numbers):
+        raise BadInput(f"{label}: expected numbers from 0 to 5, got {text!r}.")
+    return numbers
+
+
+def parse_counts(label: str, text: str, most: int) -> list[int]:
+    """`1, 4, 16` as whole numbers from 1 to `most`, rising, each once. Raises BadInput."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if len(parts) > MOST_COUNTS or not all(PLAIN.fullmatch(part) and 1 <= int(part) <= most for part in parts):
+        raise BadInput(f"{label}: expected whole numbers from 1 to {most} with commas between, such as 1, 4, 16.")
+    return sorted({int(part) for part in parts})
 
 
 def _value(text: str) -> Any:
@@ -60,11 +114,16 @@ def _text(value: Any) -> str:
 def _option(key: str, value: Any, default: Any = None) -> Words:
     if value is None or value == "" or value == default:
         return []
-    return [f"--{key.replace('_', '-')}", str(value)]
+    return _valued(f"--{key.replace('_', '-')}", value)
+
+
+def _valued(flag: str, value: Any) -> Words:
+    """The option with its value, in one word where the value looks like an option."""
+    return [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
 
 
 def _settings(flag: str, values: Mapping[str, Any]) -> Words:
-    return [word for key, value in values.items() for word in (flag, f"{key}={_text(value)}")]
+    return [word for key, value in values.items() for word in _valued(flag, f"{key}={_text(value)}")]
 
 
 def _changed(request: Request, *keys: str) -> Words:
@@ -74,51 +133,103 @@ def _changed(request: Request, *keys: str) -> Words:
 
 
 def _fetch(request: FetchModel, named: Callable[[str], str]) -> Words:
-    return ["models", "add", *([request.location] if request.location else []), "--source", request.source]
+    return ["models", "add", *([Given(request.location)] if request.location else []), "--source", request.source]
 
 
 def _import_draft(request: ImportDraft, named: Callable[[str], str]) -> Words:
     uploaded = request.source == "upload"  # from a folder of the visitor's own
-    location = f"./{PurePath(request.location).name}" if uploaded else request.location
+    location = Given(f"./{PurePath(request.location).name}" if uploaded else request.location)
     words = ["models", "add-draft", location, *_option("model", named(request.base_id))]
     return [*words, "--source", "folder" if uploaded else request.source, *_option("format", request.layout)]
 
 
 def _import(request: ImportPrompts, named: Callable[[str], str]) -> Words:
-    return ["data", "import", request.original_name or request.path, *_changed(request, "limit")]
+    if request.path.startswith(BUILT_IN):
+        return ["data", "add-builtin", request.path.removeprefix(BUILT_IN)]
+    file = [Given(name)] if (name := _file(request)) else []
+    return ["data", "import", *file, *_changed(request, "suite", "limit"), *_settings("--field", request.fields)]
+
+
+def _file(request: ImportPrompts | ImportAnswered) -> str:
+    """What people call it: an upload by its name, a data set on the hub by its id; nothing for a suite of the hub."""
+    return request.path if request.path.startswith(HUB) else request.original_name or request.path
 
 
 def _import_answered(request: ImportAnswered, named: Callable[[str], str]) -> Words:
-    words = ["data", "import", request.original_name or request.path, "--answered", "--model", named(request.base_id)]
-    return [*words, *_changed(request, "limit")]
+    words = ["data", "import", Given(_file(request)), "--answered", *_option("model", named(request.base_id))]
+    return [*words, *_changed(request, "limit"), *_settings("--field", request.fields)]
 
 
 def _generate_data(request: GenerateData, named: Callable[[str], str]) -> Words:
     keys = ("limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed", "max_minutes")
-    keys += ("samples", "shard_rows")
-    who = _option("model", named(request.base_id)) if not request.endpoint else _changed(request, "endpoint")
+    keys += ("samples", "shard_rows", "api", "hidden_states_store")
+    who = [*_changed(request, "endpoint"), *_option("model", named(request.base_id) if request.base_id else "")]
+    mix = _option("temperatures", ",".join(map(str, request.temperatures)))
+    flags = [f"--{key.replace('_', '-')}" for key in ("replace_system", "drop_cut", "unique") if getattr(request, key)]
     return [
-        *("data", "generate", "--prompts", named(request.source_id)),
+        *("data", "generate", *_option("prompts", named(request.source_id))),
         *who,
         *_changed(request, "endpoint_model", *keys),
+        *mix,
+        *flags,
     ]
 
 
 def _train(request: Train, named: Callable[[str], str]) -> Words:
-    words = ["train", request.method, "--model", named(request.base_id), "--data", named(request.dataset_id)]
+    words = ["train", request.method, *_option("model", named(request.base_id))]
+    words += [word for row_id in request.dataset_ids for word in _option("data", named(row_id))]
     return [*words, *_changed(request, "recipe"), *_settings("--set", request.settings)]
 
 
 def _evaluate(request: Evaluate, named: Callable[[str], str]) -> Words:
-    words = ["evaluate", "--model", named(request.base_id)]
+    words = ["evaluate", *_option("model", named(request.base_id) if request.base_id else "")]
     words += _option("checkpoint", named(request.checkpoint_id) if request.checkpoint_id else "")
+    words += _changed(request, "endpoint", "endpoint_model", "plain_model")
     words += _option("questions", named(request.dataset_id) if request.dataset_id else "")
     words += ["--limit", str(request.limit), "--max-tokens", str(request.max_tokens)]
+    words += _changed(request, "temperature", "top_p", "seed", "dtype")
     return [*words, *_settings("--draft", request.drafting)]
 
 
+def _matrix(request: Matrix, named: Callable[[str], str]) -> Words:
+    words = ["matrix"]
+    for model in request.models:
+        base, checkpoint = named(model["base_id"]), model.get("checkpoint_id")
+        words += _option("model", f"{base}@{named(checkpoint)}" if checkpoint else base)
+    words += [word for suite in request.suites for word in _option("suite", named(suite) if suite else BUILT_IN_SUITE)]
+    words += _each("temperature", request.temperatures, [0.0]) + _each("top-p", request.top_ps, [1.0])
+    words += _each("dtype", request.dtypes, [""])
+    words += _each("tree", [trees.typed(drafting) for drafting in request.drafting], [trees.OWN])
+    return [*words, "--limit", str(request.limit), "--max-tokens", str(request.max_tokens), *_changed(request, "seed")]
+
+
+def _each(key: str, values: Sequence[Any], default: Sequence[Any]) -> Words:
+    """The option once for each value; nothing where they are as if it was not given."""
+    return [] if list(values) == list(default) else [word for value in values for word in _valued(f"--{key}", value)]
+
+
+def _plan(request: Plan, named: Callable[[str], str]) -> Words:
+    model = named(request.base_id) + (f"@{named(request.checkpoint_id)}" if request.checkpoint_id else "")
+    words = ["plan", Given(model), *(["--machine", "FILE"] if request.costs else [])]
+    words += _option("questions", named(request.dataset_id) if request.dataset_id else "")
+    numbers = (_option(key, ",".join(map(str, getattr(request, key)))) for key in ("batches", "layers"))
+    return [*words, *_changed(request, "limit", "max_tokens"), *(word for pair in numbers for word in pair)]
+
+
+def _replay(request: Replay, named: Callable[[str], str]) -> Words:
+    draft = f"{named(request.base_id)}@{named(request.checkpoint_id)}"
+    words = ["replay", "run", Given(named(request.dataset_id)), *_option("draft", draft)]
+    return [*words, "--limit", str(request.limit), *_changed(request, "show"), *_settings("--set", request.drafting)]
+
+
+def _tune(request: Tune, named: Callable[[str], str]) -> Words:
+    words = ["tune", Given(f"{named(request.base_id)}@{named(request.checkpoint_id)}")]
+    words += _option("questions", named(request.dataset_id) if request.dataset_id else "")
+    return [*words, *_changed(request, "limit", "max_tokens", "dtype"), *([] if request.keep else ["--no-keep"])]
+
+
 def _export(request: Export, named: Callable[[str], str]) -> Words:
-    return ["export", named(request.checkpoint_id), "--format", request.format]
+    return ["export", Given(named(request.checkpoint_id)), "--format", request.format]
 
 
 _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
@@ -129,5 +240,9 @@ _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     GenerateData: _generate_data,
     Train: _train,
     Evaluate: _evaluate,
+    Matrix: _matrix,
+    Plan: _plan,
+    Replay: _replay,
+    Tune: _tune,
     Export: _export,
 }

@@ -1,47 +1,77 @@
-"""What a run will take, said before it starts: time, disk, memory. Rough, and says what it rests on. No torch.
+"""What a job will take, said before it starts: time, steps, disk, memory. Rough, and says what it rests on. No torch.
 
-Time comes from what this home measured with the same base where it did; else from arithmetic:
-a forward pass costs about 2 · parameters floating-point operations a token, a backward pass twice as much again
-(Kaplan et al. 2020, section 2.1), and a device does RATE of them a second in practice.
+A forward pass costs about 2 · parameters floating-point operations a token, a backward pass twice as much again
+(Kaplan et al. 2020, section 2.1); decoding one answer at a time reads all weights once a step. How much of that a
+second does, `workers.ask.pace` knows.
 """
 
-import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from methods import METHODS
+from methods.recipes import config_for
+from methods.record import DraftSize
+from methods.settings import TrainConfig
 from speculoos.errors import NotFound
-from tracking.tables import Base, Dataset, Table
-from workers.ask.requests import GenerateData, Train
+from tracking.tables import Base, Checkpoint, Dataset, Table
+from workers.ask import matrix, sizes
+from workers.ask.pace import Aside, Pace, fixed_seconds, pace
+from workers.ask.requests import (
+    Evaluate,
+    Export,
+    FetchModel,
+    GenerateData,
+    ImportAnswered,
+    ImportDraft,
+    ImportPrompts,
+    Matrix,
+    Plan,
+    Replay,
+    Request,
+    Train,
+    Tune,
+)
 
-CPU_RATE = 8e9
-"""Useful operations a second and core, fp32, small batches."""
-PROMPT_TOKENS = 60
-"""Tokens of a prompt where nobody counted."""
 BYTES_PER_TOKEN = 14
 """A stored answer's token: its text and its id in JSON."""
-START_SECONDS = 10
-"""For the process to start and the base to load."""
 SPARE_DISK = 500 * 10**6
+STEPS_PER_TOKEN = 1.7
+"""Of an evaluation: a plain step for each token, and 0.7 drafted ones at τ 1.4. What a busy machine makes it ask again
+is not foreseen."""
+REPLAY_STEPS = 0.5
+"""Of a replay, for each recorded token of an answer: a drafted step at τ 2."""
+STEP_OPERATIONS = 1000
+"""An optimizer step's clipping and update of a parameter, which wait for memory, in operations of the same time."""
+SAMPLED_TOKENS = 2 * 2 * 48
+"""Of a training's sample generations, at its first and its last measurement …"""
+SAMPLED_READS, SAMPLED_LEVELS = 1.5, 3
+"""… each of which reads the base as often, since several rows are verified, and the draft once a level."""
+PLAN_FORWARDS = 60
+"""Of a plan: six rounds of ten numbers of rows; `n` sequences at once cost as much as 3 + n of one row, with the drafts
+of a round among it."""
 UNKNOWN = "rows that are not made yet"
-ARITHMETIC = "arithmetic, before anything was measured"
+UNASKED = "an endpoint that has not answered yet"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds (None: cannot be said), bytes on disk, bytes of memory, and what the time rests on."""
+    """Seconds (None: cannot be said), work as `workers.ask.pace` counts it, bytes on disk, bytes of memory, what the
+    time rests on, and the optimizer steps of a training, with their rhythm in words."""
 
     seconds: float | None
+    work: float
     disk: float
     memory: float
     basis: str
     free_disk: float
     free_memory: float
+    steps: int = 0
+    rhythm: str = ""
 
     @property
     def warnings(self) -> list[str]:
@@ -56,113 +86,199 @@ class Estimate:
         return sentences
 
 
-def generation(session: Session, request: GenerateData, home: Path) -> Estimate:
+@dataclass(frozen=True)
+class _Need:
+    """What a request needs, time left to the pace."""
+
+    work: float
+    disk: float = 0.0
+    memory: float = 2e8
+    minutes: float | None = None
+    """The clock's limit."""
+    steps: int = 0
+    rhythm: str = ""
+    aside: Aside = Aside()
+
+
+def estimate(session: Session, request: Request, home: Path) -> Estimate:
+    """Of any request. Raises NotFound where one of its rows is gone."""
+    if isinstance(request, Matrix):
+        return _matrix(of_cells(session, matrix.cells(session, request), home), home)
+    return _alone(session, request, home, pace)
+
+
+def of_cells(session: Session, cells: Sequence[Evaluate], home: Path) -> list[Estimate]:
+    """Of each cell of a matrix what it is as an evaluation alone. Past jobs are looked through once a base."""
+    paces: dict[tuple[str, str], Pace | None] = {}
+
+    def paced(session: Session, cell: Evaluate, home: Path, fixed: float) -> Pace | None:
+        of = cell.base_id, cell.endpoint
+        if of not in paces:
+            paces[of] = pace(session, cell, home, fixed)
+        return paces[of]
+
+    return [_alone(session, cell, home, paced) for cell in cells]
+
+
+def _matrix(cells: Sequence[Estimate], home: Path) -> Estimate:
+    """Every cell one after the other, each in a process of its own."""
+    if not cells:
+        return _made(_Need(0.0), None, 0.0, home)
+    return replace(
+        cells[0],
+        seconds=sum(cell.seconds or 0.0 for cell in cells) if all(cell.seconds for cell in cells) else None,
+        work=sum(cell.work for cell in cells),
+        disk=sum(cell.disk for cell in cells),
+        memory=max(cell.memory for cell in cells),
+        basis=", ".join(dict.fromkeys(cell.basis for cell in cells)),
+    )
+
+
+def _alone(session: Session, request: Request, home: Path, paced: Callable[..., Pace | None]) -> Estimate:
+    kind = next((kind for kind in NEEDS if isinstance(request, kind)), None)
+    need = NEEDS[kind](session, request) if kind else _Need(0.0)
+    fixed = fixed_seconds(request, need.aside, home)
+    return _made(need, paced(session, request, home, fixed) if need.work else None, fixed, home)
+
+
+def _generation(session: Session, request: GenerateData) -> _Need:
     """Answers for a prompt set."""
     source = _found(session, Dataset, request.source_id, "data set")
-    expected = expected_rows(session, source)
-    count = min(expected, request.limit or expected) * turns(source) * request.samples
+    expected = sizes.expected_rows(session, source)
+    count = min(expected, request.limit or expected) * sizes.turns(source) * request.samples
     tokens = count * request.max_tokens
-    disk = count * (request.max_tokens + PROMPT_TOKENS) * BYTES_PER_TOKEN
+    disk = count * (request.max_tokens + sizes.PROMPT_TOKENS) * BYTES_PER_TOKEN
     if request.endpoint:
-        return _made(None, disk, 2e8, "an endpoint's speed is not known before it answers", home)
+        return _Need(tokens, disk, minutes=request.max_minutes)
     base = _found(session, Base, request.base_id, "model")
-    speed, basis = generation_speed(session, base)
-    seconds = START_SECONDS + tokens / speed if speed and count else None
-    if request.max_minutes:
-        seconds = min(seconds or request.max_minutes * 60, request.max_minutes * 60)
-    length = PROMPT_TOKENS + request.max_tokens
-    memory = weights_bytes(base) * 1.2 + request.batch_size * length * cache_bytes(base)
-    return _made(seconds, disk, memory + 4e8, basis, home)
+    length = sizes.PROMPT_TOKENS + request.max_tokens
+    memory = sizes.weights_bytes(base) * 1.2 + request.batch_size * length * sizes.cache_bytes(base)
+    work = (tokens + count * sizes.PROMPT_TOKENS) * 2 * sizes.parameters(base)
+    return _Need(work, disk, memory + 4e8, request.max_minutes)
 
 
-def training(session: Session, request: Train, config: Any, home: Path) -> Estimate:
-    """A draft; `config` is the TrainConfig the request comes to."""
-    base, data = (
-        _found(session, Base, request.base_id, "model"),
-        _found(session, Dataset, request.dataset_id, "data set"),
-    )
-    draft = METHODS[config.method].size(hidden(base.card), base.card.get("vocabulary") or 0, config)
-    count = expected_rows(session, data)
-    stored = total_tokens(data, count)
-    tokens = trained_tokens(config, min(stored, count * config.max_length))
-    work = tokens * (2 * parameters(base) + 6 * draft.multiplied * draft.passes)
-    seconds = START_SECONDS + work / rate() if count else None
-    if config.max_minutes:
-        seconds = min(seconds or config.max_minutes * 60, config.max_minutes * 60)
-    states = draft.parameters * 12 * (config.keep_last + 1)
-    logits = 4 * 3 * min(config.batch_tokens, 1024) * (base.card.get("vocabulary") or 0)
-    features = stored * draft.features * hidden(base.card) * (4 if config.base_dtype == "float32" else 2)
+def _training(session: Session, request: Train) -> _Need:
+    """A draft. The base runs over what is kept once, over what is not in every epoch; what is held out is drafted for
+    at each measurement."""
+    base = _found(session, Base, request.base_id, "model")
+    sets = [_found(session, Dataset, row_id, "data set") for row_id in request.dataset_ids]
+    config = config_for(request.method, request.recipe, request.settings)
+    vocabulary = max(sizes.draft_vocabulary(base, data, config) for data in sets)
+    draft = _draft_size(base, vocabulary, config)
+    counts = [sizes.expected_rows(session, data) for data in sets]
+    kept_tokens = (min(sizes.total_tokens(d, n), n * config.max_length) for d, n in zip(sets, counts, strict=True))
+    count, stored = sum(counts), sum(kept_tokens)
+    config = config.for_tokens(stored)
+    tokens = sizes.trained_tokens(config, stored)
+    features = stored * draft.features * sizes.hidden(base) * (4 if config.base_dtype == "float32" else 2)
     in_memory = min(config.cache_features_mb * 1e6, features)
     on_disk = min(config.cache_disk_gb * 1e9, features - in_memory)
-    memory = weights_bytes(base) * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
-    return _made(seconds, draft.parameters * 4 + states + on_disk, memory, ARITHMETIC if count else UNKNOWN, home)
+    kept = (in_memory + on_disk) / features if features else 0.0
+    read = min(stored, tokens) * kept + tokens * (1 - kept)
+    elsewhere = bool(config.hidden_states)
+    forwards = 0.0 if elsewhere else read * 2 * sizes.parameters(base)
+    steps = sizes.steps(config, tokens, stored / max(count, 1))
+    held_out = sizes.held_out_tokens(config, stored, count)
+    config = config.for_steps(steps if config.epochs or config.max_steps else 0, held_out / config.step_tokens)
+    measured = held_out * (1 + (steps // config.eval_every if config.eval_every else 0))
+    learned = (tokens * 6 * draft.passes + measured * 2 * draft.measured) * draft.multiplied
+    work = forwards + learned + steps * STEP_OPERATIONS * draft.parameters
+    states = draft.parameters * 12 * config.keep_last
+    logits = 4 * 3 * min(config.batch_tokens, 1024) * vocabulary
+    held = sizes.frame_bytes(base) if elsewhere else sizes.weights_bytes(base)
+    memory = held * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
+    disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
+    aside = Aside() if elsewhere else _aside(base, draft)
+    return _Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, _rhythm(config), aside)
 
 
-def generation_speed(session: Session, base: Base) -> tuple[float, str]:
-    """(tokens a second, what that rests on) for answers by `base`; 0 when nothing is known of it."""
-    query = select(Dataset).where(Dataset.base_id == base.id, Dataset.state == "ready")
-    for dataset in session.scalars(query.order_by(Dataset.created_at.desc()).limit(10)):
-        if (speed := (dataset.report or {}).get("tokens_per_second")) and (dataset.report or {}).get("seconds", 0) > 5:
-            return float(speed), f"the speed measured for “{dataset.name}”"
-    count = parameters(base)
-    return (rate() / (2 * count) if count else 0.0), ARITHMETIC
+def _aside(base: Base, draft: DraftSize) -> Aside:
+    """Of a training that has its base here."""
+    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.weights_bytes(base)
+    drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
+    return Aside(sizes.tuning_bytes(base, Tune.limit, Tune.max_tokens), sampled, drafted)
 
 
-def turns(data: Dataset) -> float:
-    """User turns of an average row."""
-    counts = (data.report or {}).get("turns")
-    if not isinstance(counts, dict) or not data.rows:
-        return 1.0
-    return max(sum(int(n) * c for n, c in counts.items()) / max(sum(counts.values()), 1), 1.0)
+def _rhythm(config: TrainConfig) -> str:
+    """Of which steps a training is made, and when it is measured."""
+    measured = f"measured every {config.eval_every:,}" if config.eval_every else "measured at its end"
+    return f"of {config.step_tokens:,} tokens, {measured}"
 
 
-def expected_rows(session: Session, data: Dataset) -> int:
-    """Rows of a data set, or, while it is being made, of the prompts it answers; 0 when nobody knows yet."""
-    if data.rows or not data.source_id:
-        return data.rows
-    source = session.get(Dataset, data.source_id)
-    return min(source.rows, (data.config or {}).get("limit") or source.rows) if source else 0
+def _draft_size(base: Base, vocabulary: int, config: Any) -> DraftSize:
+    """Of a draft that knows `vocabulary` tokens, however the settings say that."""
+    if vocabulary and hasattr(config, "draft_vocab_size"):
+        config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
+    return METHODS[config.method].size(sizes.hidden(base), (base.card or {}).get("vocabulary") or 0, config)
 
 
-def total_tokens(data: Dataset, count: int) -> float:
-    """Tokens of `count` rows: the answers' counted ones and guessed prompts, else a guess from its settings."""
-    answers = (data.report or {}).get("tokens") or count * (data.config or {}).get("max_tokens", 256)
-    return answers + count * PROMPT_TOKENS
+def _evaluation(session: Session, request: Evaluate) -> _Need:
+    """Every question twice, plain and drafted; a step reads the weights once. Of a server, its answers' tokens."""
+    turns = 1.0
+    if request.dataset_id:
+        turns = sizes.turns(_found(session, Dataset, request.dataset_id, "data set"))
+    tokens = sizes.questions(session, request) * turns * request.max_tokens
+    if request.endpoint:
+        return _Need(tokens * (2 if request.plain_model else 1), 1e5)
+    base = _found(session, Base, request.base_id, "model")
+    steps = tokens * STEPS_PER_TOKEN if _drafts(request) else tokens
+    return _Need(steps * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
 
 
-def trained_tokens(config: Any, once: float) -> float:
-    """Tokens that pass while training: `once` an epoch, and no more than the step limit allows."""
-    most = config.max_steps * config.batch_tokens * config.accumulate
-    if not config.epochs:
-        return most or once
-    return min(once * config.epochs, most) if most else once * config.epochs
+def _drafts(request: Evaluate) -> bool:
+    """Whether anything drafts beside plain decoding."""
+    return bool(request.checkpoint_id) or request.drafting.get("drafter", "none") != "none"
 
 
-def parameters(base: Base) -> float:
-    """Of the base, from its card; 0 when it has none yet."""
-    return (base.card or {}).get("parameters") or 0
+def _plan(session: Session, request: Plan) -> _Need:
+    """Its questions, answered plainly and drafted, and a forward for each number of sequences and rows, again and
+    again; nothing of that where another machine's figures are given."""
+    if request.costs:
+        return _Need(0.0, 1e5)
+    base = _found(session, Base, request.base_id, "model")
+    asked = request.limit * request.max_tokens * 2 if request.checkpoint_id else 0
+    forwards = PLAN_FORWARDS * sum(3 + batch for batch in request.batches)
+    return _Need((asked + forwards) * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
 
 
-def hidden(card: dict[str, Any]) -> float:
-    return card.get("hidden_size") or 0
+def _replay(session: Session, request: Replay) -> _Need:
+    """Every recorded answer once, in drafted steps."""
+    base = _found(session, Base, request.base_id, "model")
+    data = _found(session, Dataset, request.dataset_id, "data set")
+    rows = sizes.expected_rows(session, data)
+    tokens = sizes.answer_tokens(data, rows) * min(request.limit / rows, 1.0) if rows else 0.0
+    return _Need(tokens * REPLAY_STEPS * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
 
 
-def weights_bytes(base: Base) -> float:
-    """Memory of the base in fp32 (what CPUs run)."""
-    return parameters(base) * 4
+def _tuning(session: Session, request: Tune) -> _Need:
+    base = _found(session, Base, request.base_id, "model")
+    return _Need(
+        sizes.tuning_bytes(base, request.limit, request.max_tokens), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8
+    )
 
 
-def cache_bytes(base: Base) -> float:
-    """Bytes of key-value cache a token: 2 · layers · key-value width · 4."""
-    card = base.card or {}
-    heads = card.get("heads") or 1
-    width = hidden(card) / heads * (card.get("kv_heads") or heads)
-    return 2 * (card.get("layers") or 0) * width * 4
+def _file(_session: Session, request: ImportPrompts | ImportAnswered | ImportDraft | FetchModel) -> _Need:
+    """Files on this machine; what a hub has is not known before it is asked."""
+    held = sizes.folder_bytes(request.path if hasattr(request, "path") else request.location)
+    return _Need(held, held)
 
 
-def rate() -> float:
-    """Operations a second of this machine's processor, roughly."""
-    return CPU_RATE * (os.cpu_count() or 1)
+def _export(session: Session, request: Export) -> _Need:
+    """The checkpoint's files, read, written and read again."""
+    held = sizes.folder_bytes(_found(session, Checkpoint, request.checkpoint_id, "checkpoint").path)
+    return _Need(held, 2 * held, 3e8)
+
+
+NEEDS: dict[type[Request], Callable[[Session, Any], _Need]] = {
+    GenerateData: _generation,
+    Train: _training,
+    Evaluate: _evaluation,
+    Plan: _plan,
+    Replay: _replay,
+    Tune: _tuning,
+    Export: _export,
+    **dict.fromkeys((ImportPrompts, ImportAnswered, ImportDraft, FetchModel), _file),
+}
 
 
 def _found(session: Session, table: type[Table], row_id: str, word: str) -> Any:
@@ -171,9 +287,13 @@ def _found(session: Session, table: type[Table], row_id: str, word: str) -> Any:
     raise NotFound(f"This {word} is gone; choose another.")
 
 
-def _made(seconds: float | None, disk: float, memory: float, basis: str, home: Path) -> Estimate:
+def _made(need: _Need, pace: Pace | None, start: float, home: Path) -> Estimate:
     import psutil
 
+    seconds = pace.fixed + need.work / pace.rate if pace and need.work else None
+    if need.minutes:
+        seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
     existing = next(p for p in (home, *home.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    return Estimate(seconds, disk, memory, basis, free, psutil.virtual_memory().available)
+    free = shutil.disk_usage(existing).free, psutil.virtual_memory().available
+    basis = pace.basis if pace else UNASKED if need.work else UNKNOWN
+    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm)

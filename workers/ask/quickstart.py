@@ -7,25 +7,24 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
-
 from methods import SETTINGS
 from methods.recipes import load_recipe
 from speculoos.errors import Conflict, NotFound
-from speculoos.settings import CLONE, Settings
+from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.names import STARTER
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+from tracking.tables import Base, Checkpoint, Evaluation, Job
 from upkeep.starter import ensure_starter
-from workers.ask.requests import Evaluate, GenerateData, ImportPrompts, Train
+from workers.ask import builtin
+from workers.ask.requests import Evaluate, GenerateData, Train
 from workers.ask.submit import submit
 
-PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
-PROMPTS_NAME = "quickstart-prompts"
 RECIPE = "quickstart"
 HEADS_NAME = "quickstart"
-ANSWERS = {"max_tokens": 96, "batch_size": 32, "max_minutes": 2.5}
-QUESTIONS = {"limit": 10, "max_tokens": 64}
+STORE = "quickstart"
+"""Keeps the hidden states of the answers from when they are made, so that training runs the base no second time."""
+ANSWERS = {"max_tokens": 144, "batch_size": 64, "max_minutes": 3.7, "hidden_states_store": STORE}
+QUESTIONS = {"limit": 24, "max_tokens": 96}
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     importing, prompts_id = _prompts(settings, common)
     answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
     changes = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
+    changes["hidden_states_store"] = STORE
     training = Train(
         method=recipe["method"], base_id=row.id, dataset_id=answers.request["dataset_id"], settings=changes
     )
@@ -84,12 +84,5 @@ def _fitting(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
 
 def _prompts(settings: Settings, common: dict[str, Any]) -> tuple[list[Job], str]:
     """The built-in prompts: imported once, used by every later quickstart."""
-    with db.reading(settings) as session:
-        dataset = session.scalar(select(Dataset).where(Dataset.name == PROMPTS_NAME, Dataset.state == "ready"))
-    if dataset:
-        return [], dataset.id
-    with db.reading(settings) as session:
-        taken = session.scalar(select(Dataset).where(Dataset.name == PROMPTS_NAME))
-    request = ImportPrompts(path=str(PROMPTS), original_name=f"{PROMPTS_NAME}.jsonl")
-    job = submit(request, name="" if taken else PROMPTS_NAME, **common)
-    return [job], job.request["dataset_id"]
+    added = builtin.add(builtin.PROMPTS, **common)
+    return [added.job] if added.job else [], added.dataset_id

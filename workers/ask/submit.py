@@ -5,17 +5,22 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from methods import train_config
-from speculoos.errors import BadInput, NotFound
+from methods.recipes import config_for
+from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings, load
 from tracking import db, jobs, queries, shards
-from tracking.names import WORDS
+from tracking.names import WORDS, check_name
 from tracking.states import FINISHED
 from tracking.tables import Job
+from workers.ask import matrix
+from workers.ask.deliver import deliver
+from workers.ask.estimates import Estimate, estimate
+from workers.ask.hidden_states import check_server
 from workers.ask.outputs import OUTPUT, default_name, input_ids, make_output
 from workers.ask.publish import publish
-from workers.ask.requests import GenerateData, Request, Train, from_json, queue_of
+from workers.ask.requests import Evaluate, GenerateData, Matrix, Request, Train, Tune, from_json, queue_of
 
+APIS = ("chat", "completions")
 VERBS = {
     "fetch_model": "Fetch",
     "import_draft": "Import",
@@ -24,6 +29,10 @@ VERBS = {
     "generate_data": "Generate",
     "train": "Train",
     "evaluate": "Evaluate",
+    "matrix": "Measure",
+    "plan": "Plan",
+    "replay": "Replay",
+    "tune": "Tune",
     "export": "Export",
 }
 
@@ -38,7 +47,7 @@ def submit(
     user: str = "",
     settings: Settings | None = None,
 ) -> Job:
-    """Make the job's row and its output row, commit them, and send the id.
+    """Make the job's row and its output row, commit them, and send the id. With a store its inputs go there first.
 
     `name` is the output's (when empty made up from `like`, or from what goes in); `after` a job that must succeed
     first (found by itself when an input is still being made); `experiment` a name, made if new; `user` who asks, as
@@ -46,8 +55,12 @@ def submit(
     Raises BadInput, NotFound or Conflict for names and inputs that cannot be.
     """
     settings = settings or load()
+    check_server(settings, request)
+    deliver(settings, request)
+    guess = _reckon(settings, request)
+    after_id = after.id if isinstance(after, Job) else after
     with db.writing(settings) as session:
-        job = _create(session, request, name, after.id if isinstance(after, Job) else after, experiment, like, user)
+        job = _create(session, request, guess, name, after_id, experiment, like, user)
     return send(settings, job)
 
 
@@ -60,6 +73,10 @@ def request_cancel(job_id: str, settings: Settings | None = None) -> Job:
 def retry(job_id: str, settings: Settings | None = None) -> Job:
     """Queue a failed or cancelled job again, and send its id; see tracking.jobs.retry."""
     settings = settings or load()
+    if settings.store:
+        with db.reading(settings) as session:
+            job = jobs.get(session, job_id)
+        deliver(settings, from_json(job.kind, job.request))
     with db.writing(settings) as session:
         job = jobs.retry(session, job_id)
     return send(settings, job)
@@ -68,11 +85,15 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
 def clone(job_id: str, *, name: str = "", user: str = "", settings: Settings | None = None, **changes: Any) -> Job:
     """A new job with the same request, some fields changed, and an output of its own, asked for by `user`."""
     settings = settings or load()
-    with db.writing(settings) as session:
+    with db.reading(settings) as session:
         job = jobs.get(session, job_id)
         shards.refuse(session, job)
-        request = without_output(replace(from_json(job.kind, job.request), **changes))
-        copy = _create(session, request, name, None, job.experiment_id, user=user)
+    request = without_output(replace(from_json(job.kind, job.request), **changes))
+    check_server(settings, request)
+    deliver(settings, request)
+    guess = _reckon(settings, request)
+    with db.writing(settings) as session:
+        copy = _create(session, request, guess, name, None, job.experiment_id, user=user)
     return send(settings, copy)
 
 
@@ -81,9 +102,17 @@ def without_output(request: Request) -> Request:
     return replace(request, **{OUTPUT[type(request)][0]: ""}) if type(request) in OUTPUT else request
 
 
+def _reckon(settings: Settings, request: Request) -> Estimate:
+    """Before anything is written, since it may read a thousand conversations and the database has one writer."""
+    with db.reading(settings) as session:
+        _check_inputs(session, request)
+        return estimate(session, request, settings.home)
+
+
 def _create(
     session: Session,
     request: Request,
+    guess: Estimate,
     name: str,
     after_id: str | None,
     experiment: str | None,
@@ -99,10 +128,12 @@ def _create(
         kind=request.kind,
         queue=queue_of(request),
         request=request.to_json(),
-        name=f"{VERBS[request.kind]} {row.name if row else default_name(session, request)}",
+        name=f"{VERBS[request.kind]} {row.name if row else _own_name(name) or default_name(session, request)}",
         after_id=after_id,
         experiment_id=experiment_id,
         user=user,
+        estimated_seconds=guess.seconds,
+        work=guess.work,
     )
     if row:
         row.job_id = job.id
@@ -114,7 +145,11 @@ def _check_inputs(session: Session, request: Request) -> str | None:
     if isinstance(request, GenerateData):
         check_generation(request)
     if isinstance(request, Train):
-        train_config(**{**request.settings, "method": request.method})
+        config_for(request.method, request.recipe, request.settings)
+    if isinstance(request, Evaluate):
+        check_evaluation(request)
+    if isinstance(request, Tune):
+        matrix.check_numbers([0.0], [1.0], request.limit, request.max_tokens)
     makers = []
     for table, row_id in input_ids(request):
         row = session.get(table, row_id)
@@ -125,6 +160,11 @@ def _check_inputs(session: Session, request: Request) -> str | None:
             makers.append(job)
         else:
             queries.must_be_ready(row)
+    if isinstance(request, Matrix):
+        matrix.check(session, request)
+    if len({job.id for job in makers}) > 1 and isinstance(request, Train):
+        waits = ", ".join(f"“{job.name}”" for job in makers)
+        raise Conflict(f"Several of these data sets are still being made ({waits}); start when all but one are ready.")
     return max(makers, key=lambda job: job.created_at).id if makers else None
 
 
@@ -132,10 +172,38 @@ def check_generation(request: GenerateData) -> None:
     """Raises BadInput for what cannot be asked for together."""
     if not (request.endpoint or request.base_id):
         raise BadInput("Say which model answers: a base model, or the name of an endpoint.")
-    if request.samples > 1 and request.temperature <= 0:
-        raise BadInput("Several answers to a prompt need a temperature above 0; at 0 they would all be the same.")
+    if request.temperatures and request.temperature:
+        raise BadInput("Say one temperature or several, not both.")
+    if request.samples > 1 and _same_twice(request):
+        raise BadInput("Several answers to a prompt need temperatures above 0; at 0 they would be the same.")
+    if request.api not in APIS:
+        raise BadInput(f"api: expected {' or '.join(APIS)}, got {request.api!r}.")
+    if request.api == "completions" and not (request.endpoint and request.base_id):
+        raise BadInput(
+            "Plain completions need an endpoint and the base that it serves: the base's template is rendered here."
+        )
     if request.shard_rows and request.max_minutes:
         raise BadInput("Minutes at most are for a generation in one job; leave them out, or the prompts a shard.")
+
+
+def check_evaluation(request: Evaluate) -> None:
+    """Raises BadInput for numbers that cannot be, and for a draft's options where a server drafts."""
+    matrix.check_numbers([request.temperature], [request.top_p], request.limit, request.max_tokens)
+    if request.endpoint and (request.drafting or request.dtype):
+        raise BadInput("A server drafts as it was started; leave tree and precision out, or measure here.")
+    if not (request.endpoint or request.base_id):
+        raise BadInput("Say what to measure: a base model, or the name of an endpoint.")
+
+
+def _own_name(name: str) -> str:
+    return check_name(name) if name else ""
+
+
+def _same_twice(request: GenerateData) -> bool:
+    """Whether several answers to one prompt would be made at temperature 0."""
+    mix = request.temperatures or (request.temperature,)
+    greedy = sum(temperature <= 0 for temperature in mix)
+    return greedy > 1 or (greedy == 1 and request.samples > len(mix))
 
 
 def send(settings: Settings, job: Job) -> Job:

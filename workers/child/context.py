@@ -10,13 +10,15 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from models.damage import Known
+from speculoos import machine
 from speculoos.errors import Fenced, NotFound
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
 from speculoos.sums import Sums
-from tracking import db, jobs, leases, queries
+from tracking import db, jobs, leases, queries, stored
 from tracking.names import WORDS
 from tracking.tables import Base, Job, Table
+from workers.child.files import JobFiles
 from workers.child.reporter import JobReporter
 from workers.timing import Timing
 
@@ -27,6 +29,7 @@ class Context(JobReporter):
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing, parent: int | None = None):
         super().__init__(settings, job_id, attempt, timing, parent)
         self.timing = timing
+        self.files = JobFiles(settings, self)
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -44,12 +47,17 @@ class Context(JobReporter):
             yield session
 
     def usable(self, table: type[Table], row_id: str) -> Any:
+        """An input's row as `ready` gives it, its files on this machine."""
+        return self.files.bring(self.ready(table, row_id))
+
+    def ready(self, table: type[Table], row_id: str) -> Any:
         """An input's row, readable after the session. Raises NotFound, or Conflict when it is not ready."""
         with db.reading(self.settings) as session:
-            if row := session.get(table, row_id):
-                queries.must_be_ready(row)
-                return row
-        raise NotFound(f"The {WORDS[table.__tablename__]} this job needs ({row_id}) was deleted.")
+            row = session.get(table, row_id)
+            if row is None:
+                raise NotFound(f"The {WORDS[table.__tablename__]} this job needs ({row_id}) was deleted.")
+            queries.must_be_ready(row)
+        return row
 
     @property
     def sums(self) -> Sums:
@@ -62,30 +70,35 @@ class Context(JobReporter):
         return Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
 
     def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
-        """Fill an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`."""
+        """Fill an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`. The files at its `path` are in
+        the store before."""
+        kept = self.files.deliver(table, row_id, str(values["path"])) if "path" in values else None
         with self.fenced() as session:
             session.execute(update(table).where(table.id == row_id).values(**values))
+            if kept:
+                stored.keep(session, stored.KINDS[table], row_id, kept)
 
     def hold_device(self, device: str) -> None:
         """Wait for the device's lease, then keep it until this process ends (its supervisor gives it back).
 
         Raises Cancelled when the user stops the job while it waits.
         """
-        while not self._acquire(device):
+        place = machine.device(device, self.settings.home)
+        while not self._acquire(place):
             check_stop(self)
             time.sleep(self.timing.poll_seconds)
-        self.on_beat = lambda: self._keep(device)
+        self.on_beat = lambda: self._keep(place)
 
-    def _acquire(self, device: str) -> bool:
+    def _acquire(self, place: str) -> bool:
         with self.session() as session:
-            if leases.acquire(session, device, self.holder, self.timing.lease_seconds, self.attempt):
+            if leases.acquire(session, place, self.holder, self.timing.lease_seconds, self.attempt):
                 return True
-            self.progress(0, None, "", f"Waits for {device}: {leases.holder_name(session, device)} holds it.")
+            self.wait(f"Waits for {place.partition('@')[0]}: {leases.holder_name(session, place)} holds it.")
             return False
 
-    def _keep(self, device: str) -> None:
+    def _keep(self, place: str) -> None:
         with self.session() as session:
-            leases.renew(session, device, self.holder, self.timing.lease_seconds, self.attempt)
+            leases.renew(session, place, self.holder, self.timing.lease_seconds, self.attempt)
 
     @property
     def holder(self) -> str:

@@ -25,7 +25,7 @@ from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import keep_private
 from speculoos.redaction import RedactingStream, redact, secrets
 from speculoos.settings import load
-from tracking import db, jobs, shards
+from tracking import db, jobs, rules, shards
 from tracking.shards import Division
 from workers.ask.requests import from_json
 from workers.child.context import Context
@@ -104,6 +104,7 @@ def _work(context: Context) -> Result:
     load_extras()
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
+        context.settings = rules.combined(context.settings, rules.chosen(session))
     bound_child(job.kind, context.settings)
     return WORK[job.kind](from_json(job.kind, job.request), context) or {}
 

@@ -37,6 +37,7 @@ class JobReporter:
         self.interrupted = threading.Event()  # the worker is going down, or short of room: stop, to go on later
         self.short: Shortage | None = None  # what the worker is short of
         self.on_beat: Callable[[], None] = lambda: None  # called after every heartbeat, in the thread
+        self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called with every report
         self._timing, self._parent = timing, parent
         self._known = secrets(settings)
         self._lock = threading.Lock()
@@ -67,9 +68,15 @@ class JobReporter:
         with self._lock:
             self._report.progress = values
 
+    def wait(self, why: str) -> None:
+        """Nothing is done yet, and why; what there is to do stays as it was planned."""
+        with self._lock:
+            self._report.progress = {"done": 0, "progress_note": why[:200], "eta_seconds": None}
+
     def metrics(self, step: int, values: dict[str, float]) -> None:
         with self._lock:
             self._report.metrics |= {(name, int(step)): float(value) for name, value in values.items()}
+        self.on_metrics(int(step), values)
 
     def log(self, message: str, level: str = "info") -> None:
         message = redact(str(message), self._known)

@@ -17,7 +17,7 @@ from speculoos import faults, logs, room
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
 from speculoos.redaction import redact, secrets
 from speculoos.settings import Settings
-from tracking import db, jobs, leases, reports, shards
+from tracking import db, jobs, leases, reports, rules, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
 from workers.ask.publish import publish_ready
@@ -38,7 +38,7 @@ def run(settings: Settings, job_id: str, timing: Timing) -> None:
     Whoever ends the last shard of a job goes on with that job, which need not wait behind others then."""
     worked = False
     try:
-        while not stopping.is_set() and not room.watch(settings).look():
+        while not stopping.is_set() and not room.watch(rules.lately(settings)).look():
             with db.writing(settings) as session:
                 attempt = jobs.claim(session, job_id, identity.owner(), timing.lease_seconds)
             if attempt is None:
@@ -66,6 +66,7 @@ class Supervisor:
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing):
         self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
         self._asked_at: float | None = None  # when the child was asked to stop
+        self._gathers = False  # begun after the stop of a divided job, to put together what there is
         self._short: room.Shortage | None = None  # what it was asked to pause for
         self._log = joblog.path(settings, job_id)
         self._renewed_at = time.monotonic()
@@ -102,7 +103,7 @@ class Supervisor:
         log.warning("%s", error)
         try:
             with db.writing(self.settings) as session:
-                if short := room.shortage(self.settings):
+                if short := room.shortage(rules.lately(self.settings)):
                     jobs.interrupt(session, self.job_id, self.attempt, short.note, hint=ROOM_HINT)
                 else:
                     jobs.fail(session, self.job_id, self.attempt, *describe(error))
@@ -111,7 +112,8 @@ class Supervisor:
 
     def _end_last_child(self) -> None:
         with db.reading(self.settings) as session:
-            last = jobs.get(session, self.job_id).child
+            job = jobs.get(session, self.job_id)
+            last, self._gathers = job.child, job.cancel_requested and job.shards > 0
         if identity.end_group(last, self.timing.kill_seconds):
             log.warning("Ended process %s of an earlier attempt.", last["pid"])
         if left := identity.end_attempts(self.job_id, self.attempt - 1, self.timing.kill_seconds):
@@ -153,7 +155,7 @@ class Supervisor:
 
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
         """Below a floor, ask the child to stop at its next safe point, to go on when there is room."""
-        if self._asked_at is None and (short := room.watch(self.settings).look()):
+        if self._asked_at is None and (short := room.watch(rules.lately(self.settings)).look()):
             self._short, self._asked_at = short, time.monotonic()
             log.warning("%s.", short.note)
             with contextlib.suppress(ProcessLookupError):
@@ -161,7 +163,7 @@ class Supervisor:
 
     def _takes_too_much(self, child: subprocess.Popen[bytes]) -> bool:
         """Whether the job held more memory than it may; it has FAILED then."""
-        if not (sentence := memory.too_much(self.settings, child.pid)):
+        if not (sentence := memory.too_much(rules.lately(self.settings), child.pid)):
             return False
         with db.writing(self.settings) as session:
             jobs.fail(session, self.job_id, self.attempt, "out_of_memory", sentence, memory.HINT)
@@ -178,7 +180,7 @@ class Supervisor:
             log.warning("The lease could not be renewed: %s", error)
             return time.monotonic() - self._renewed_at < self.timing.lease_seconds
         self._renewed_at = time.monotonic()
-        if stop_asked and self._asked_at is None:
+        if stop_asked and self._asked_at is None and not self._gathers:
             self._asked_at = self._renewed_at
         return True
 
@@ -203,7 +205,7 @@ class Supervisor:
                 return  # not ours, ended, or given to its shards
             reason = self._reason(status)
             reports.add_log(session, self.job_id, self.attempt, reason, "warning")
-            if job.cancel_requested:
+            if job.cancel_requested and not job.shards:
                 jobs.cancelled(session, self.job_id, self.attempt)
             elif stopping.is_set():
                 jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", counts=False)

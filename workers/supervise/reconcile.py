@@ -25,6 +25,7 @@ from tracking.tables import Job, now
 from upkeep import retention
 from workers import identity
 from workers.ask.publish import publish
+from workers.supervise.ended import Teller
 from workers.supervise.silence import Silence
 from workers.timing import Timing, timing
 
@@ -59,8 +60,8 @@ def recover(settings: Settings) -> None:
 
 
 def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
-    """Jobs whose worker died on this host, or is among the `silent`, become INTERRUPTED (see jobs.interrupt). Returns
-    them as they were, with the attempt that is over."""
+    """Jobs whose worker died on this machine, or is among the `silent`, become INTERRUPTED (see jobs.interrupt).
+    Returns them as they were, with the attempt that is over."""
     lost = []
     for job in jobs.running(session):
         reason = GONE if identity.owner_is_dead(job.owner) else SILENT if job.id in silent else ""
@@ -98,17 +99,19 @@ def main() -> int:
     """Reconcile until told to end."""
     keep_private()
     settings, pace, ended = load(), timing(), threading.Event()
+    settings.home.mkdir(parents=True, exist_ok=True)
     logs.configure(settings, "reconciler")
     silence = Silence(pace.lease_seconds, longest_step=max(1.0, 3 * pace.reconcile_seconds))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with processes.beating(settings, "reconciler"):
         recover(settings)
-        tidied = time.monotonic() - TIDY_SECONDS
+        tidied, teller = time.monotonic() - TIDY_SECONDS, Teller(settings)
         while not ended.wait(pace.reconcile_seconds):
             keep_reserve(settings)
             try:
                 reconcile(settings, pace, silence)
+                teller.look()
             except SpeculoosError as error:
                 log.warning("%s", error)
             if time.monotonic() - tidied > TIDY_SECONDS:

@@ -4,14 +4,15 @@ Its pool has threads, so that it answers while a job runs. Told to end (TERM, Ct
 """
 
 import argparse
+import os
 import sys
 
 from celery.signals import setup_logging, worker_ready, worker_shutting_down
 
-from speculoos import logs, room
+from speculoos import logs, machine, room
 from speculoos.private import keep_private
 from speculoos.settings import Settings, load
-from tracking import processes
+from tracking import processes, rules
 from workers.celery_app import QUEUES, app
 from workers.supervise import attempt
 from workers.supervise.reconcile import recover
@@ -25,6 +26,7 @@ def main(queue: str, concurrency: int | None = None) -> int:
     keep_private()
     count = concurrency or CONCURRENCY[queue]
     settings = load()
+    settings.home.mkdir(parents=True, exist_ok=True)  # machine and store know it by what lies in it
     logs.configure(settings, f"worker-{queue}")
     setup_logging.connect(lambda **_: None, weak=False)  # Celery then leaves our configuration as it is
     worker_shutting_down.connect(stop, weak=False)
@@ -33,7 +35,7 @@ def main(queue: str, concurrency: int | None = None) -> int:
         "--pool=threads",
         f"--concurrency={count}",
         f"--queues={queue}",
-        f"--hostname={queue}@%h",
+        f"--hostname={queue}-{os.getpid()}@{machine.host(settings.home)}",
         "--loglevel=INFO",
     ]
     try:
@@ -46,7 +48,7 @@ def main(queue: str, concurrency: int | None = None) -> int:
 
 def news(settings: Settings) -> dict[str, str]:
     """What the pages should know of this worker: why it starts nothing, for want of room."""
-    short = room.watch(settings).look()
+    short = room.watch(rules.lately(settings)).look()
     return {"paused": short.note + "."} if short else {}
 
 

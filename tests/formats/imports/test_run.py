@@ -56,7 +56,7 @@ def test_a_draft_comes_in_whole_with_its_origin_on_the_card(tmp_path, matched, b
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "medusa_lm_head.pt"])
 @pytest.mark.parametrize("form", ["torch", "bare"])
-def test_a_pickle_with_code_is_refused_and_never_run(name, form, tmp_path, matched):
+def test_a_pickle_with_code_is_refused_and_never_run(name, form, kept_child, tmp_path, matched):
     marker = tmp_path / "marker"
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
@@ -73,7 +73,7 @@ def test_a_pickle_with_code_is_refused_and_never_run(name, form, tmp_path, match
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", b"PK\x03\x04 cut"])
-def test_a_damaged_pickle_is_one_sentence(content, tmp_path, matched):
+def test_a_damaged_pickle_is_one_sentence(content, kept_child, tmp_path, matched):
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
     (source / "pytorch_model.bin").write_bytes(content)
@@ -82,7 +82,7 @@ def test_a_damaged_pickle_is_one_sentence(content, tmp_path, matched):
     assert "\n" not in str(found.value)
 
 
-def test_what_a_base_cannot_carry_and_what_is_not_there_leaves_nothing(tmp_path, matched):
+def test_what_a_base_cannot_carry_and_what_is_not_there_leaves_nothing(kept_child, tmp_path, matched):
     source = writers.write(tmp_path / "heads", writers.medusa())
     refusing = TargetBase(matched.path, "tiny", "", {"medusa": "Its lm_head has a bias."})
     with pytest.raises(Unsupported, match="heads: tiny cannot carry it: Its lm_head has a bias"):
@@ -149,7 +149,7 @@ def test_a_pickled_draft_comes_from_the_hub(tmp_path, tiny_base, base):
 @pytest.mark.parametrize(
     "text", ["version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "<html>not found</html>"]
 )
-def test_what_is_no_pickle_is_not_called_code(text, tmp_path, matched):
+def test_what_is_no_pickle_is_not_called_code(text, kept_child, tmp_path, matched):
     source = writers.write(tmp_path / "heads", writers.medusa())
     (source / "model.safetensors").unlink()
     (source / "medusa_lm_head.pt").write_text(text)

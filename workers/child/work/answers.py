@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from corpus.conversations import GenerateOptions
-from corpus.places import Folder, Place
+from corpus.labels import ServedBase
+from corpus.places import Folder, Place, Shelf
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint
-from tracking.tables import Base
-from workers.ask.requests import GenerateData, GenerateShard
+from tracking import stored
+from tracking.tables import Base, Dataset
+from workers.ask.hidden_states import store_folder
+from workers.ask.requests import Evaluate, GenerateData, GenerateShard
 from workers.child.context import Context
 
 PARTS = "parts"
@@ -31,17 +34,36 @@ def answer(
     return by(request, context, source, folder, options)
 
 
+def must_have_rows(report: dict[str, Any]) -> None:
+    """Raises BadInput where every conversation was left out: there is nothing to learn from."""
+    if not report["rows"] and report["left_out"]:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report["left_out"].items())
+        raise BadInput(
+            f"No conversation is left: {kinds}.",
+            "The log says why of the first ones; allow longer answers, keep cut ones, or ask another model.",
+        )
+
+
 def author_of(request: GenerateData, context: Context) -> dict[str, str]:
     """Who answers, in what changes no answer when it is the same: sums of the base, or the model's name there."""
     if not request.endpoint:
-        base = context.usable(Base, request.base_id)
-        return {"weights_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
+        return _sums(request, context)
     models = [request.endpoint_model or endpoint.model for endpoint in endpoints_of(request, context)]
-    return {"endpoint": request.endpoint, "model": ",".join(sorted(set(models)))}
+    return {"endpoint": request.endpoint, "model": ",".join(sorted(set(models))), **_sums(request, context)}
+
+
+def _sums(request: GenerateData, context: Context) -> dict[str, str]:
+    """Of the base that answers, or that the endpoint serves; none where that is not said."""
+    if not request.base_id:
+        return {}
+    base = context.ready(Base, request.base_id)
+    return {"weights_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
 
 
 def place_of(request: GenerateData, context: Context) -> Place:
-    """Where finished shards of this generation land."""
+    """Where finished shards of this generation land: in the store, where there is one, for any machine to take."""
+    if store := context.files.store:
+        return Shelf(store, f"{stored.place(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
     return Folder(context.dataset_folder(request.dataset_id) / PARTS)
 
 
@@ -55,7 +77,7 @@ def work_of(key: str, request: GenerateData, context: Context) -> Path:
     return context.dataset_folder(request.dataset_id) / PARTS / f"{key}.work"
 
 
-def endpoints_of(request: GenerateData, context: Context) -> list[Endpoint]:
+def endpoints_of(request: GenerateData | Evaluate, context: Context) -> list[Endpoint]:
     """The endpoints a request names. Raises BadInput for one that settings.toml does not know."""
     known = context.settings.endpoints
     names = [name.strip() for name in request.endpoint.split(",") if name.strip()]
@@ -72,13 +94,16 @@ def _by_base(
     request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     from corpus.generate_local import generate_local, generation_dtype
+    from features.kept import KeptStates
     from models.base import load_base
     from workers.child.work.devices import take_device
 
     row = context.usable(Base, request.base_id)
     device = take_device(context)
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
-    return generate_local(base, source, folder, options, context, row.card or None)
+    where = store_folder(context.settings, request.hidden_states_store)
+    keep = KeptStates(where, row.weights_sha256, base.dtype, base.hidden_size) if where else None
+    return generate_local(base, source, folder, options, context, row.card or None, keep)
 
 
 def _by_endpoints(
@@ -86,5 +111,17 @@ def _by_endpoints(
 ) -> dict[str, Any]:
     from corpus.generate_remote import generate_remote
 
-    endpoints = endpoints_of(request, context)
-    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context)
+    endpoints, served = endpoints_of(request, context), _served(request, context)
+    return generate_remote(endpoints, request.endpoint_model, source, folder, options, context, served)
+
+
+def _served(request: GenerateData, context: Context) -> ServedBase | None:
+    """The base that the endpoint serves, where that is said."""
+    if not request.base_id:
+        return None
+    from models.tokenizer import load_tokenizer, read_eos_ids
+
+    base = context.usable(Base, request.base_id)
+    tokenizer = load_tokenizer(base.path)
+    eos_ids = read_eos_ids(base.path, tokenizer)
+    return ServedBase(tokenizer, eos_ids, base.weights_sha256, base.tokenizer_sha256)

@@ -1,16 +1,16 @@
-"""Job `evaluate`: acceptance and speed of a base with a checkpoint (or another drafter), while it holds the device."""
+"""Job `evaluate`: acceptance and speed of a base with a checkpoint (or another drafter), while it holds the device; or
+of what an endpoint serves."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from evaluation.acceptance import evaluate
-from evaluation.questions import built_in, read_questions
-from models.base import Base as LoadedBase
-from models.base import decoding_dtype, load_base
-from models.checkpoints import load_draft
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation
+from speculoos.redaction import redact, secrets
+from tracking.evaluations import columns_of
+from tracking.tables import Base, Checkpoint, Evaluation
+from workers.ask.outputs import evaluation_columns, evaluation_name
 from workers.ask.requests import Evaluate
 from workers.child.context import Context
-from workers.child.work.devices import take_device
+from workers.child.work.questions import asked_questions
 
 OF_CHECKPOINT = (
     "mean_accepted_length",
@@ -26,28 +26,78 @@ OF_CHECKPOINT = (
 
 
 def run(request: Evaluate, context: Context) -> dict[str, Any]:
-    """Measure, and fill the evaluation's row and the checkpoint's figures."""
+    """Measure, and fill the evaluation's row and, for how the checkpoint is used, the checkpoint's figures."""
+    for table, row_id in ((Base, request.base_id), (Checkpoint, request.checkpoint_id)):
+        if row_id:
+            context.ready(table, row_id)
+    if known := _begin(request, context):
+        return brief(request.evaluation_id, known)
+    questions = asked_questions(request, context)
+    result = _of_endpoint(request, context, questions) if request.endpoint else _here(request, context, questions)
+    context.publish(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
+    if is_usual(request):
+        _keep_figures(request, context, result)
+    return brief(request.evaluation_id, result)
+
+
+def brief(evaluation_id: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job's row says of a result."""
+    return {"evaluation_id": evaluation_id, **{k: result[k] for k in OF_CHECKPOINT if k in result}}
+
+
+def is_usual(request: Evaluate) -> bool:
+    """Whether the figures are those of the checkpoint as people use it: greedy, its own tree, this engine."""
+    own = not (request.drafting or request.dtype or request.endpoint or request.matrix_id)
+    return bool(request.checkpoint_id) and own and request.temperature == 0
+
+
+def _begin(request: Evaluate, context: Context) -> dict[str, Any]:
+    """Make the row of a matrix's cell, or take it over from an attempt before; the result where it is there already."""
+    with context.fenced() as session:
+        row = session.get(Evaluation, request.evaluation_id)
+        if row is None:
+            columns = evaluation_columns(session, request)
+            name = evaluation_name(session, request)
+            row = Evaluation(id=request.evaluation_id, name=name, **columns)
+            session.add(row)
+        if row.state == "ready" and row.matrix_id:
+            return row.result
+        row.state, row.job_id = "pending", context.job_id
+        return {}
+
+
+def _here(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
+    from evaluation.acceptance import Sampling, evaluate
+    from models.base import decoding_dtype, load_base
+    from workers.child.work.devices import take_device
+
     base_row = context.usable(Base, request.base_id)
-    questions = _questions(request, context)
     device = take_device(context)
-    dtype = decoding_dtype(context.settings.dtype, device)
+    dtype = decoding_dtype(request.dtype or context.settings.dtype, device)
     base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
     draft = _draft(request, context, base, base_row.weights_sha256)
-    context.log(f"Measuring {len(questions)} questions on {device}, plain and with drafting, one after the other.")
-    result = evaluate(base, draft, questions, context, max_tokens=request.max_tokens, options=request.drafting)
-    context.publish(Evaluation, request.evaluation_id, state="ready", result=result)
-    if request.checkpoint_id:
-        _keep_figures(request, context, result)
-    return {"evaluation_id": request.evaluation_id, **{k: result[k] for k in OF_CHECKPOINT if k in result}}
+    context.log(f"Measuring {len(questions)} questions on {device}, plain and with drafting, step by step in turns.")
+    sampling = Sampling(request.temperature, request.top_p, request.seed)
+    given = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
+    return evaluate(base, draft, questions, context, **given)
 
 
-def _questions(request: Evaluate, context: Context) -> list[dict[str, Any]]:
-    if not request.dataset_id:
-        return built_in(request.limit)
-    return read_questions(context.usable(Dataset, request.dataset_id).path, request.limit, context)
+def _of_endpoint(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
+    from evaluation.served import Asked, evaluate_served
+    from workers.child.work.answers import endpoints_of
+
+    endpoint = endpoints_of(request, context)[0]
+    asked = Asked(request.max_tokens, request.temperature, request.top_p, request.seed)
+    context.log(f"Asking {endpoint.name} {len(questions)} questions, one after the other.")
+    names = {"model": request.endpoint_model, "plain_model": request.plain_model}
+    result = evaluate_served(endpoint, questions, context, asked, **names)
+    known = secrets(context.settings)
+    return {**result, "failed": [{**row, "reason": redact(row["reason"], known)} for row in result["failed"]]}
 
 
-def _draft(request: Evaluate, context: Context, base: LoadedBase, base_sha256: str) -> Any:
+def _draft(request: Evaluate, context: Context, base: Any, base_sha256: str) -> Any:
+    from models.checkpoints import load_draft
+
     if not request.checkpoint_id:
         return None
     row = context.usable(Checkpoint, request.checkpoint_id)

@@ -7,12 +7,16 @@ from tracking.tables import Base
 from workers.ask.requests import FetchModel
 from workers.child.context import Context
 
+FILES = ("folder", "gguf")
+"""Sources whose location is a path."""
+
 
 def run(request: FetchModel, context: Context) -> dict[str, Any]:
     """Fetch, hash, and fill the base's row with its path, identity and card."""
     folder = context.model_folder(request.base_id)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    path, card = fetch_base(request.source, request.location, folder, context, context.settings.hf_token, context.sums)
+    location = given(request, context)
+    path, card = fetch_base(request.source, location, folder, context, context.settings.hf_token, context.sums)
     context.publish(
         Base,
         request.base_id,
@@ -22,4 +26,13 @@ def run(request: FetchModel, context: Context) -> dict[str, Any]:
         weights_sha256=card.get("weights_sha256", ""),
         tokenizer_sha256=card.get("tokenizer_sha256", ""),
     )
+    if request.source in FILES:
+        context.files.forget_path(request.location, location)
     return {"base_id": request.base_id, "path": str(path), "weights_sha256": card.get("weights_sha256", "")}
+
+
+def given(request: FetchModel, context: Context) -> str:
+    """The location, on this machine; a folder of another one comes to where the model shall be."""
+    if request.source not in FILES:
+        return request.location
+    return context.files.bring_path(request.location, context.model_folder(request.base_id))

@@ -7,35 +7,55 @@ this job comes here again, and puts together what they made.
 from pathlib import Path
 from typing import Any
 
+from corpus import extending
 from corpus.conversations import count_answers
+from corpus.lengths import count_lengths
 from corpus.sharding import begun_by_one
-from corpus.shards import count_rows
+from corpus.shards import count_rows, read_summary
 from speculoos.errors import Cancelled
 from tracking.shards import Division
 from tracking.tables import Base, Dataset
 from workers.ask.requests import SHARD_ROWS, GenerateData
 from workers.child.context import Context
 from workers.child.work import generate_divided
-from workers.child.work.answers import answer, options_of
+from workers.child.work.answers import PARTS, answer, must_have_rows, options_of
 from workers.child.work.previews import write_preview
 
 
 def run(request: GenerateData, context: Context) -> dict[str, Any] | Division:
     """Answer what is not answered yet and fill the data set's row. What is finished stays usable after a stop."""
-    source = context.usable(Dataset, request.source_id).path
-    if is_divided(request, source, context.dataset_folder(request.dataset_id)):
-        return generate_divided.run(request, context, source, publish)
+    source, folder = context.usable(Dataset, request.source_id).path, context.dataset_folder(request.dataset_id)
+    context.files.bring_output(Dataset, request.dataset_id, folder)
+    extends = extends_usable(request, context, folder)
+    if is_divided(request, source, folder):
+        return generate_divided.run(request, context, source, publish, extends)
+    work = extending.begin(folder, folder / PARTS / f"{context.job_id}.more") if extends else folder
     try:
-        report = answer(request, context, source, context.dataset_folder(request.dataset_id), options_of(request))
+        report = answer(request, context, source, work, options_of(request))
     except Cancelled as error:
-        if context.cancel_requested() and (rows := count_rows(context.dataset_folder(request.dataset_id))):
+        if context.cancel_requested() and extends:
+            raise Cancelled(generate_divided.AS_IT_WAS) from error
+        if context.cancel_requested() and (rows := count_rows(folder)):
             publish(request, context, rows, {"complete": False})
             raise Cancelled(f"Stopped at your request; the {rows} finished rows can be used.") from error
         raise
+    must_have_rows(report)
+    if extends:
+        extending.land(work, folder)
     if report.get("complete", True):
         context.progress(report["rows"], report["rows"], "rows")  # also where an attempt found everything done
     publish(request, context, report["rows"], report)
     return {"dataset_id": request.dataset_id, **report}
+
+
+def extends_usable(request: GenerateData, context: Context, folder: Path) -> bool:
+    """Whether the data set has rows that people may use, and which therefore stay as they are until all of the further
+    ones are there: one that was finished, or that is asked for more than it was made for."""
+    with context.session() as session:
+        data = session.get_one(Dataset, request.dataset_id)
+        rows, made_for = data.rows, data.config or {}
+    asks_more = any(made_for.get(key) != getattr(request, key) for key in ("samples", "limit"))
+    return rows > 0 and (asks_more or bool(read_summary(folder)))
 
 
 def is_divided(request: GenerateData, source: str, folder: Path) -> bool:
@@ -51,5 +71,7 @@ def publish(request: GenerateData, context: Context, rows: int, report: dict[str
     path = str(context.dataset_folder(request.dataset_id))
     if request.base_id:
         write_preview(context, Path(path), context.usable(Base, request.base_id).path)
-    failed = report.get("failed_rows", len(report.get("failed", [])))
-    context.publish(Dataset, request.dataset_id, state="ready", path=path, rows=rows, bad_rows=failed, report=report)
+    counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
+    report = {**report, **count_lengths(path)}
+    made = {"state": "ready", "path": path, "report": report, "config": request.to_json()}
+    context.publish(Dataset, request.dataset_id, **made, **counts)

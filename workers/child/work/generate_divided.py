@@ -5,36 +5,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from corpus.sharding import Part, add_unfinished, assemble, landed, plan, totals
+from corpus.sharding import Part, add_unfinished, assemble, landed, plan, totals, without_duplicates
 from corpus.shards import count_rows, write_summary
-from speculoos.errors import BadInput, Cancelled, SpeculoosError
-from tracking import shards
+from speculoos.errors import BadInput, Cancelled
 from tracking.shards import Division, Shard
 from workers.ask.requests import SHARD_ROWS, GenerateData, GenerateShard, queue_of
 from workers.child.context import Context
-from workers.child.work.answers import author_of, options_of, place_of, work_of
+from workers.child.work.answers import author_of, must_have_rows, options_of, place_of, work_of
+from workers.child.work.divided import check_shards
 
 Publish = Callable[[GenerateData, Context, int, dict[str, Any]], None]
 Reports = Mapping[str, Mapping[str, Any]]
+AS_IT_WAS = "Stopped at your request; the data set is as it was before, and a retry goes on from here."
 MOST = 10_000
 """Shards of a generation: each is a row, and a square on its page."""
 
 
-class ShardFailed(SpeculoosError):
-    """Shards did not end well; `code` is that of the first."""
-
-    def __init__(self, code: str, message: str, hint: str):
-        super().__init__(message, hint)
-        self._code = code
-
-    @property
-    def code(self) -> str:
-        return self._code or super().code
-
-
-def run(request: GenerateData, context: Context, source: str, publish: Publish) -> dict[str, Any] | Division:
+def run(
+    request: GenerateData, context: Context, source: str, publish: Publish, extends: bool
+) -> dict[str, Any] | Division:
     """The shards that are still to be made, or the finished data set's report. Raises ShardFailed when some did not
-    end well, Cancelled after putting together what there is."""
+    end well, Cancelled after putting together what there is; a set that it `extends` stays as it was then."""
     options, place = options_of(request), place_of(request, context)
     parts = plan(source, options, request.shard_rows or SHARD_ROWS, **author_of(request, context))
     _check_count(parts)
@@ -42,14 +33,19 @@ def run(request: GenerateData, context: Context, source: str, publish: Publish) 
     reports = landed(parts, place, folder)
     context.flush()
     if context.cancel_requested():
+        if extends:
+            raise Cancelled(AS_IT_WAS)
         raise _stopped(request, context, parts, reports, publish)
-    _check(context)
+    check_shards(context)
     if len(reports) < len(parts):
         return _division(request, parts, reports)
     if wrong := assemble(parts, reports, place, folder):
         context.log(f"{len(wrong)} finished shards are damaged and are made again.", "warning")
         return _division(request, parts, landed(parts, place, folder))
+    if request.unique:
+        reports = without_duplicates(parts, reports, folder)
     report = totals(parts, reports)
+    must_have_rows(report)
     author = {key: value for key, value in author_of(request, context).items() if key.endswith("sha256")}
     identity = {"base_sha256": author.get("weights_sha256", ""), "tokenizer_sha256": author.get("tokenizer_sha256", "")}
     config = {**asdict(options), "endpoint": request.endpoint, "model": request.endpoint_model}
@@ -72,18 +68,8 @@ def _division(request: GenerateData, parts: Sequence[Part], reports: Reports) ->
 
 
 def _request(request: GenerateData, part: Part) -> dict[str, Any]:
-    whole = {**request.to_json(), "samples": 1, "shard_rows": None, "limit": part.rows}
+    whole = {**request.to_json(), "samples": 1, "shard_rows": None, "limit": part.rows, "unique": False}
     return GenerateShard(**whole, key=part.key, first=part.first, first_sample=part.sample).to_json()
-
-
-def _check(context: Context) -> None:
-    """Raises ShardFailed, saying how many did not end well and why the first did not."""
-    with context.session() as session:
-        failed, tally = shards.failed(session, context.job_id), shards.tally(session, context.job_id)
-    if failed:
-        first = failed[0]
-        how = f"{len(failed)} of {tally.total} shards were not made; number {first.number + 1}: {first.error}"
-        raise ShardFailed(first.error_code, how, first.hint or "Retry makes those again; the others are kept.")
 
 
 def _stopped(

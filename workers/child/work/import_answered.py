@@ -9,6 +9,7 @@ from tracking.tables import Base
 from training.masks import mask_conversation
 from workers.ask.requests import ImportAnswered
 from workers.child.context import Context
+from workers.child.work.given_files import given_files
 from workers.child.work.import_prompts import options, publish, readable
 from workers.child.work.previews import write_preview
 
@@ -21,7 +22,8 @@ def run(request: ImportAnswered, context: Context) -> dict[str, Any]:
     tokenizer = load_tokenizer(base.path)
     masking = partial(mask_conversation, tokenizer=tokenizer, eos_ids=read_eos_ids(base.path, tokenizer))
     identity = {"base_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
-    with readable(request):
-        report = import_answered(request.path, folder, masking, context, **options(request, context), **identity)
+    with readable(request), given_files(request, context) as given:
+        asked = options(request, given, context)
+        report = import_answered(given.files, folder, masking, context, **asked, **identity)
     write_preview(context, folder, base.path)
-    return publish(request, context, folder, report) | {key: report[key] for key in COUNTED}
+    return publish(request, context, folder, report, given) | {key: report[key] for key in COUNTED}

@@ -19,10 +19,13 @@ def run(request: ImportDraft, context: Context) -> dict[str, Any]:
     folder = context.checkpoint_folder(request.checkpoint_id)
     matched = TargetBase(Path(base.path), base.name, base.weights_sha256, (base.card or {}).get("methods") or {})
     token, source = context.settings.hf_token, "hub" if request.source == "hub" else "folder"
-    report = import_draft(source, request.location, matched, folder, context, token, request.layout)
+    location = request.location if source == "hub" else context.files.bring_path(request.location)
+    report = import_draft(source, location, matched, folder, context, token, request.layout)
     publish(request, context, report, folder)
     if request.source == "upload":
         remove_upload(Path(request.location), context.settings.home / "uploads")
+    if source == "folder":
+        context.files.forget_path(request.location, location)
     return {"checkpoint_id": request.checkpoint_id, **{key: report[key] for key in ("method", "format", "notices")}}
 
 

@@ -1,30 +1,71 @@
-"""Job `import_prompts`: a prompt file becomes a data set."""
+"""Job `import_prompts`: a prompt file, or a suite's, becomes a data set."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from corpus.importing import import_prompts
-from speculoos.errors import OutOfMemory
+from evaluation.suites import import_suite, known
+from models.hub_data import fetch, look_up_file
+from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
+from speculoos.suites import SUITES
 from tracking.tables import Dataset
 from workers.ask.requests import ImportAnswered, ImportPrompts
 from workers.child.context import Context
+from workers.child.work.given_files import Given, given_files, remove_upload
 from workers.memory import IMPORT_HINT
 
 
 def run(request: ImportPrompts, context: Context) -> dict[str, Any]:
     """Read the file into the data set's folder and fill its row; returns the counts."""
     folder = context.dataset_folder(request.dataset_id)
+    read = _suite if request.suite else _prompts
     with readable(request):
-        report = import_prompts(request.path, folder, context, **options(request, context))
-    return publish(request, context, folder, report)
+        report, given = read(request, context, folder)
+    return publish(request, context, folder, report, given)
 
 
-def options(request: ImportPrompts | ImportAnswered, context: Context) -> dict[str, Any]:
-    """How a file is read."""
-    most = context.settings.max_rows
-    return {"original_name": request.original_name, "limit": request.limit, "max_rows": most}
+def _prompts(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], Given]:
+    with given_files(request, context) as given:
+        return import_prompts(given.files, folder, context, **options(request, given, context)), given
+
+
+def _suite(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], Given]:
+    """Strictly in the suite's form, from the file or from the hub."""
+    known(request.suite)
+    asked = {"original_name": request.original_name, "limit": request.limit}
+    if request.path:
+        with given_files(request, context) as given:
+            return import_suite(str(given.files), folder, context, request.suite, **asked), given
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-hub-", dir=folder.parent) as place:
+        path, origin = _fetched(request.suite, context, Path(place))
+        report = import_suite(path, folder, context, request.suite, **{**asked, "original_name": path.name})
+        return report, Given((), origin=origin)
+
+
+def _fetched(suite: str, context: Context, place: Path) -> tuple[Path, dict[str, Any]]:
+    """The suite's file of the hub, and where that is there."""
+    wanted = SUITES[suite]
+    form = f"Give its file instead: {wanted.form}."
+    if wanted.hub is None:
+        raise BadInput(f"{wanted.title} is not fetched from the hub.", form)
+    repo, file = wanted.hub
+    context.log(f"Fetching {file} of {repo} …")
+    try:
+        listing = look_up_file(repo, file, context.settings.hf_token)
+        (path,) = fetch(listing, place, context, context.settings.hf_token)
+        return path, {"repo": repo, "revision": listing.revision, "file": file}
+    except SpeculoosError as error:
+        raise Unavailable(f"{wanted.title} could not be fetched. {error}", form) from None
+
+
+def options(request: ImportPrompts | ImportAnswered, given: Given, context: Context) -> dict[str, Any]:
+    """How files are read."""
+    limits = {"limit": request.limit, "max_rows": context.settings.max_rows}
+    return {"original_name": request.original_name, "size": given.size, "mapping": request.fields, **limits}
 
 
 @contextmanager
@@ -38,11 +79,11 @@ def readable(request: ImportPrompts | ImportAnswered) -> Iterator[None]:
 
 
 def publish(
-    request: ImportPrompts | ImportAnswered, context: Context, folder: Path, report: dict[str, Any]
+    request: ImportPrompts | ImportAnswered, context: Context, folder: Path, report: dict[str, Any], given: Given
 ) -> dict[str, Any]:
     """Fill the data set's row, remove an upload; returns the counts."""
+    report = report if given.origin is None else {**report, "hub": given.origin}
     counts = {"rows": report["rows"], "bad_rows": report["bad_rows"]}
     context.publish(Dataset, request.dataset_id, state="ready", path=str(folder), report=report, **counts)
-    if request.delete_after:
-        Path(request.path).unlink(missing_ok=True)
+    remove_upload(request, given, context)
     return {"dataset_id": request.dataset_id, "rows_read": report["rows_read"], **counts}

@@ -5,18 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import select
+
 from methods.recipes import config_for
+from methods.settings import TrainConfig
 from models.checkpoints import WEIGHTS
 from speculoos.sums import file_sha256
 from tracking.changes import size
 from tracking.tables import Base, Checkpoint, Dataset
+from training.hidden_states.connect import Elsewhere
 from training.loop import TrainResult, train
-from training.resume_points import latest_resume_point, whole_resume_point
+from training.resume_points import latest_resume_point, read_facts, whole_resume_point
 from workers.ask.checks import require_method
+from workers.ask.hidden_states import find_server, store_folder
 from workers.ask.requests import Train
 from workers.child.context import Context
+from workers.child.states import bring_states, drop_states, keeping_states
+from workers.child.trackers import mirrored
 from workers.child.work.devices import take_device
 
+TUNING_NOTE = "looking for the tree that is fastest here"
 TUNING_QUESTIONS = 6
 """Of the built-in set, from its end: evaluations take them from its start."""
 
@@ -24,23 +32,55 @@ TUNING_QUESTIONS = 6
 def run(request: Train, context: Context) -> dict[str, Any]:
     """Train, publish the checkpoint's row, and remove what earlier attempts left."""
     base = context.usable(Base, request.base_id)
-    dataset = context.usable(Dataset, request.dataset_id)
+    sets = [context.usable(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
-    config = config_for(request.method, request.recipe, {"device": context.settings.device, **request.settings})
+    settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
+    config = config_for(request.method, request.recipe, settings)
+    elsewhere = Elsewhere(
+        find_server(context.settings, config), store_folder(context.settings, config.hidden_states_store)
+    )
     folder = context.checkpoint_folder(request.checkpoint_id)
+    bring_states(context, request.checkpoint_id, folder.parent)
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
+    config = batches_of(config, resume)
     take_device(context)
-    info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": dataset.name}
-    known = context.known(base)
-    result = train(config, base.path, dataset.path, folder, resume, context, info, known, context.sums)
-    context.progress(result.step, result.step, "steps")  # also where an attempt resumed at the last step
+    info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in sets)}
+    known, paths = context.known(base), [data.path for data in sets]
+    told = {"base": base.name, "data": info["dataset"], "recipe": request.recipe, **config.to_json()}
+    reached = read_facts(resume)["step"] if resume else -1
+    with keeping_states(context, request.checkpoint_id, folder), mirrored(context, told, reached):
+        result = train(config, base.path, paths, folder, resume, context, info, known, context.sums, elsewhere)
+    follows = "" if config.hidden_states else TUNING_NOTE
+    context.progress(result.step, result.step, "steps", follows)  # also where an attempt resumed at the last step
     publish(context, request.checkpoint_id, base, result)
-    figures = {**result.figures, "tuning": tune_tree(context, base, config.device, result.folder)}
-    publish(context, request.checkpoint_id, base, replace(result, figures=figures))
+    figures = result.figures
+    if config.hidden_states:
+        context.log("No tree was tuned: the base runs elsewhere.")
+    else:
+        figures = {**figures, **tune_tree(context, base, config.device, result.folder)}
+        publish(context, request.checkpoint_id, base, replace(result, figures=figures))
     for path in earlier:
         shutil.rmtree(path, ignore_errors=True)
+    drop_states(context, request.checkpoint_id)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
+
+
+def batches_of(config: TrainConfig, resume: Path | None) -> TrainConfig:
+    """The settings with the batches that the training began with: earlier versions had others where none were asked
+    for."""
+    if resume is None or config.batch_tokens is not None:
+        return config
+    return config.model_copy(update={"batch_tokens": read_facts(resume)["config"]["batch_tokens"]})
+
+
+def given_draft(request: Train, context: Context) -> dict[str, str]:
+    """The draft that is trained further, on this machine: a checkpoint of ours, or a folder."""
+    if not (path := request.settings.get("draft_path")):
+        return {}
+    with context.session() as session:
+        row_id = session.scalar(select(Checkpoint.id).where(Checkpoint.path == str(path)))
+    return {"draft_path": context.usable(Checkpoint, row_id).path if row_id else context.files.bring_path(str(path))}
 
 
 def resume_from(folders: tuple[Path, ...], context: Context) -> Path | None:
@@ -51,23 +91,24 @@ def resume_from(folders: tuple[Path, ...], context: Context) -> Path | None:
     return state
 
 
-def tune_tree(context: Context, base: Base, device: str, folder: Path) -> str:
-    """Find the tree that is fastest on this machine and keep it with the checkpoint; returns the finding in words."""
+def tune_tree(context: Context, base: Base, device: str, folder: Path) -> dict[str, Any]:
+    """Find the tree that is fastest on this machine and keep it with the checkpoint; returns figures for its row."""
     from evaluation.questions import built_in
     from evaluation.tuning import can_be_tuned, tune
     from models.base import decoding_dtype, load_base
     from models.checkpoints import load_draft, set_drafting
+    from workers.child.work.tune import figures_of
 
     context.log("Looking for the tree that gives the most tokens per second on this machine.")
     dtype = decoding_dtype(context.settings.dtype, device)
     loaded = load_base(base.path, dtype, device, context.known(base), context.sums)
     draft = load_draft(folder, loaded, base.weights_sha256, sums=context.sums)
     if not can_be_tuned(draft):
-        return ""
+        return {"tuning": ""}
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
-    return tuned.plan.verdict
+    return figures_of(tuned, kept=True, job_id=context.job_id)
 
 
 def publish(context: Context, checkpoint_id: str, base: Base, result: TrainResult) -> None:

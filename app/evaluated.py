@@ -1,0 +1,47 @@
+"""A prompt of an evaluation run again in the Playground, with p and q of every candidate: the way from a figure to the
+steps it is made of. Greedy answers are the same again; the speeds of such a run are not the evaluation's."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app import inference
+from speculoos.errors import BadInput, NotFound, SpeculoosError
+from speculoos.settings import Settings
+from tracking import queries, runs
+from tracking.db import writing
+from tracking.tables import Base, Checkpoint, Evaluation, new_id
+
+GONE = "This prompt is not kept with the evaluation; measure again, or ask it in the Playground."
+
+
+def run_again(settings: Settings, evaluation_id: str, number: str) -> tuple[str, str]:
+    """Start it: (id of its chat, why it could not start, "" when it did). Raises NotFound or BadInput."""
+    with writing(settings) as session:
+        row = session.get(Evaluation, evaluation_id)
+        if row is None:
+            raise NotFound("This evaluation is gone; it was deleted, or the address is wrong.")
+        request = request_of(row, number)
+        base, draft = session.get(Base, row.base_id or ""), session.get(Checkpoint, row.checkpoint_id or "")
+        if base is None or (row.checkpoint_id and draft is None):
+            raise NotFound("What was measured is gone: its base or its checkpoint was deleted.")
+        model = queries.model_name(session, base.id, row.checkpoint_id)
+        run = runs.create_run(session, "chat", model, request, new_id())
+    try:
+        inference.start(settings, run.id)
+    except SpeculoosError as error:
+        return str(run.group_id), str(error)
+    return str(run.group_id), ""
+
+
+def request_of(row: Evaluation, number: str) -> dict[str, Any]:
+    """As the evaluation asked: messages, sampling, drafting. Raises BadInput for a prompt that is not kept."""
+    kept = (row.result or {}).get("per_prompt") or []
+    prompt = kept[int(number)] if number.isdecimal() and int(number) < len(kept) else {}
+    if not isinstance(prompt, Mapping) or not prompt.get("messages"):
+        raise BadInput(GONE)
+    config = row.config or {}
+    sampling = {"max_tokens": row.result.get("max_tokens") or 128, "temperature": row.temperature, "seed": 0}
+    if row.top_p != 1:
+        sampling["top_p"] = row.top_p
+    speculation = {**(config.get("drafting") or {}), "probabilities": True}
+    return {"messages": prompt["messages"], **sampling, "speculation": speculation}

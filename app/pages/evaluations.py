@@ -1,0 +1,247 @@
+"""The evaluations page: every measurement as a leaderboard that sorts and narrows, and what measures more. What is
+shown is in the address; `?id=` opens one, `?clone=` fills a form in as it was for a job."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import gradio as gr
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.evaluated import run_again
+from app.evaluation_forms import cloned
+from app.links import go
+from app.views import evaluation_view, leaderboard
+from app.views.manage import Manage
+from app.views.matrix_form import MatrixForm, ServerForm
+from app.widgets.accordion import closed_accordion
+from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header
+from app.widgets.fields import dropdown
+from app.widgets.hidden import hidden
+from app.widgets.picker import KEEP_FOCUS, pick, picker
+from app.widgets.text import safe
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import leaderboard as board
+from tracking.db import reading
+from tracking.leaderboard import BEST, View
+from tracking.paging import page as page_of
+from tracking.tables import Evaluation, Job
+
+LEAD = (
+    "Acceptance and speed of drafts on suites of questions, with intervals. The address of a view shows it to others."
+)
+FILTERS = {
+    "base": "Base",
+    "checkpoint": "Checkpoint",
+    "suite": "Questions",
+    "temperature": "Temperature",
+    "tree": "Tree",
+    "machine": "Machine",
+    "source": "Measured by",
+}
+SORTS = {
+    BEST: "Speedup",
+    "-tau": "τ",
+    "-speed": "Tokens a second",
+    "-made": "Newest",
+    "model": "Model",
+    "suite": "Questions",
+}
+ALL = [("All", "")]
+REMEMBER = "(to) => { if (to) history.pushState({}, '', to); }"
+STEPS = """
+element.addEventListener('click', (event) => {
+  const button = event.target.closest('button[data-steps]');
+  if (button) trigger('steps', {wanted: button.dataset.steps});
+});
+"""
+NOW = "(_, ...rest) => [window.location.search, ...rest]"
+
+
+def now(session: Session, row_id: str) -> str:
+    """What a page remembers of what it shows."""
+    shown = board.signature(session)
+    if row_id:
+        query = select(Evaluation.state, Job.version).outerjoin(Job, Job.id == Evaluation.job_id)
+        shown += f".{session.execute(query.where(Evaluation.id == row_id)).one_or_none()}"
+    return f"{row_id}|{shown}"
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Evaluations", LEAD)
+    EvaluationsPage(settings).wire()
+
+
+class EvaluationsPage:
+    """The components. Everything that is shown follows from the address."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.chosen, self.seen = hidden("evaluations-chosen"), hidden("evaluations-seen")
+        self.search, self.address = hidden("evaluations-search"), hidden("evaluations-address")
+        self.shown = hidden("evaluations-shown")
+        self.problem = block(elem_id="evaluations-problem")
+        with gr.Column(elem_id="evaluations-listing") as self.list:
+            self.matrix, self.server = MatrixForm(settings), ServerForm(settings)
+            with gr.Row(elem_classes="sp-filters"):
+                self.filters = {key: self._filter(key, label) for key, label in FILTERS.items()}
+                self.sort = self._filter("sort", "Order")
+            self.away = block(elem_id="evaluations-away")
+            self.table = picker("evaluations-table", main=True)
+            self.chart = block(elem_id="evaluations-chart")
+        with gr.Column(visible=False, elem_id="evaluations-detail") as self.detail:
+            self.back = picker("evaluations-back")
+            self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
+            self.steps_said = block(elem_id="evaluation-steps-said")
+            self.steps_target = hidden("evaluation-steps-target")
+            with closed_accordion("Name, note, delete", elem_id="evaluation-manage"):
+                self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
+        self.boxes = [*self.filters.values(), self.sort]
+        self.live = [self.seen, self.away, self.table, self.chart, self.one]
+        self.frame = [self.chosen, self.shown, self.problem, self.list, self.detail, self.back, *self.live]
+
+    @staticmethod
+    def _filter(key: str, label: str) -> gr.Dropdown:
+        return dropdown([], label=label, elem_id=f"evaluations-by-{key}", min_width=130)
+
+    def wire(self) -> None:
+        """Opening, clicks, filters, the poll, and what Manage does."""
+        outputs = [*self.frame, *self.boxes]
+        on_load(self.open_address, None, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
+        for listed in (self.table, self.back):
+            listed.pick(
+                self.pick, self.search, [*outputs, *self.manage.outputs], js=NOW, trigger_mode="always_last", **QUIET
+            )
+        gr.on(
+            [box.input for box in self.boxes],
+            self.narrow,
+            [self.search, *self.boxes],
+            [*outputs, self.address],
+            js=NOW,
+            trigger_mode="always_last",
+            **QUIET,
+        ).then(None, self.address, None, js=REMEMBER, api_visibility="private")
+        seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
+        on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
+        self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)
+        self.one.steps(self.show_steps, self.chosen, [self.steps_said, self.steps_target], **QUIET).then(
+            None, self.steps_target, None, js=go(), api_visibility="private"
+        )
+
+    def open_address(self, request: gr.Request) -> list[Any]:
+        """What the address asks for, with the choices of the forms."""
+        query = {key: str(value) for key, value in request.query_params.items()}
+        try:
+            with reading(self.settings) as session:
+                return [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)]
+        except SpeculoosError as error:
+            forms = len(self.matrix.opens) + len(self.server.opens)
+            return self._broken(error, len(self.boxes) + forms + len(self.manage.outputs))
+
+    def _forms(self, session: Session, query: Mapping[str, str]) -> list[Any]:
+        """What there is to measure; `?clone=` fills the form in as it was for that job."""
+        job = session.get(Job, query["clone"][:64]) if query.get("clone") else None
+        form, values = (cloned(job.kind, job.request) if job else None) or ("", None)
+        matrix = self.matrix.opened(session, values if form == "matrix" else None)
+        return [*matrix, *self.server.opened(session, values if form == "served" else None)]
+
+    def pick(self, search: str) -> list[Any]:
+        """What the address says after a click, or after the browser's back button."""
+        query = _fields(search)
+        try:
+            with reading(self.settings) as session:
+                return [*view_of(session, query), *self._managed(session, query)]
+        except SpeculoosError as error:
+            return self._broken(error, len(self.boxes) + len(self.manage.outputs))
+
+    def narrow(self, search: str, *values: Any) -> list[Any]:
+        """What the filters say, from its beginning, and its address."""
+        chosen = {key: str(value or "") for key, value in zip((*FILTERS, "sort"), values, strict=True)}
+        view = View.of({**_fields(search), **chosen})
+        try:
+            with reading(self.settings) as session:
+                return [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)]
+        except SpeculoosError as error:
+            return self._broken(error, len(self.boxes) + 1)
+
+    def redraw(self, row_id: str, shown: str) -> list[Any]:
+        """After saving or deleting."""
+        query = {**_fields(shown), "id": row_id}
+        try:
+            with reading(self.settings) as session:
+                return view_of(session, query)
+        except SpeculoosError as error:
+            return self._broken(error, len(self.boxes))
+
+    def poll(self, row_id: str, shown: str, seen: str) -> Any:
+        """What changed since `seen`."""
+        try:
+            with reading(self.settings) as session:
+                if now(session, row_id) == seen:
+                    return gr.skip()
+                return drawn(session, {**_fields(shown), "id": row_id})
+        except SpeculoosError:
+            return gr.skip()
+
+    def show_steps(self, row_id: str, event: gr.EventData) -> tuple[str, str]:
+        """Run one of its prompts again, with the model's probabilities: (what went wrong, where to see it)."""
+        try:
+            chat, refused = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
+        except SpeculoosError as error:
+            return notice(str(error), "bad"), ""
+        return notice(refused, "bad") if refused else "", "" if refused else f"/playground?chat={chat}"
+
+    def _managed(self, session: Session, query: Mapping[str, str]) -> list[Any]:
+        return self.manage.view(row_of(session, query))
+
+    def _broken(self, error: SpeculoosError, more: int) -> list[Any]:
+        """The sentence, and nothing else changed."""
+        return ["", "", notice(str(error), "bad"), *[gr.skip()] * (len(self.frame) - 3 + more)]
+
+
+def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:
+    """Values of the frame and of the boxes."""
+    view, row = View.of(query), row_of(session, query)
+    lost = bool(query.get("id")) and row is None
+    problem = notice("This evaluation is gone; it was deleted, or the address is wrong.", "warn") if lost else ""
+    place = query.get("from", "")[:64]
+    back = leaderboard.address(view, **{"from": place})
+    head = [row.id if row else "", view.query(**{"from": place}), problem]
+    head += [gr.Column(visible=row is None), gr.Column(visible=row is not None)]
+    head += [pick("evaluations", "", safe("← All evaluations"), class_="sp-back", href=back)]
+    return [*head, *drawn(session, query), *_boxes(session, view)]
+
+
+def drawn(session: Session, query: Mapping[str, str]) -> list[Any]:
+    """Values of `live`."""
+    view, row = View.of(query), row_of(session, query)
+    seen = now(session, row.id if row else "")
+    if row:
+        return [seen, gr.skip(), gr.skip(), gr.skip(), evaluation_view.view(session, row)]
+    shown = page_of(session, view.select(), query.get("from", "")[:64])
+    names = leaderboard.names_of(session, shown.rows)
+    listed = leaderboard.leaderboard(shown, names, view)
+    return [seen, leaderboard.take_away(view, shown.total), listed, leaderboard.chart(shown.rows, names, view), ""]
+
+
+def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:
+    return session.get(Evaluation, query["id"][:64]) if query.get("id") else None
+
+
+def _boxes(session: Session, view: View) -> list[Any]:
+    """The filters with what there is to narrow to; what the address asks for is a choice too."""
+    found = board.choices(session)
+    boxes = [_box(ALL + found[key], getattr(view, key)) for key in FILTERS]
+    return [*boxes, _box([(words, key) for key, words in SORTS.items()], view.sort)]
+
+
+def _box(choices: list[tuple[str, str]], value: str) -> gr.Dropdown:
+    known = value in {each for _, each in choices}
+    return gr.Dropdown(choices if known else [*choices, (value, value)], value=value)
+
+
+def _fields(search: str) -> dict[str, str]:
+    return dict(parse_qsl(str(search)[:4000].removeprefix("?")))

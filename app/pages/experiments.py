@@ -1,0 +1,105 @@
+"""The experiments page: named groups of jobs that people make; `?id=` opens one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app.links import go
+from app.views import experiment_rows, shell
+from app.views.manage import SMALL, Manage, sentence
+from app.widgets.accordion import closed_accordion
+from app.widgets.bulk import Action, on_bulk
+from app.widgets.elements import QUIET, block, notice, page_header, section
+from app.widgets.hidden import hidden
+from app.widgets.list_page import Listing, ListPage
+from app.widgets.picker import live, picker
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import experiments
+from tracking.db import writing
+from tracking.tables import Experiment
+
+LEAD = "Jobs that belong together: their figures, what came of what, and what more data would buy."
+EXPERIMENTS = Listing(
+    "experiments",
+    Experiment,
+    "experiment",
+    experiment_rows.experiments_table,
+    experiments.signature,
+    row_signature=experiments.row_signature,
+)
+
+
+class ExperimentPanel:
+    """One experiment."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings = settings
+        self.head = live("experiment-head")
+        with closed_accordion("Name, note, delete", elem_id="experiment-manage"):
+            self.manage = Manage(settings, Experiment, "experiment", "experiment", chosen)
+        self.figures = live("experiment-figures")
+        section("Learning curve")
+        self.curves = live("experiment-curves")
+        section("What came of what")
+        self.lineage = live("experiment-lineage")
+        section("Jobs")
+        self.said = block(elem_id="experiment-bulk-said")
+        self.jobs = picker("experiment-jobs", bulk=True)
+        self.live = [self.head, self.figures, self.curves, self.lineage, self.jobs]
+        self.outputs = [*self.live, self.said, *self.manage.outputs]
+
+    def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        """Wire the actions; `redraw` shows what came of them."""
+        self.manage.wire(redraw, inputs, outputs)
+        gone = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
+        on_bulk(self.jobs, {"remove": gone}, self.said).then(redraw, inputs, outputs, **QUIET)
+
+    def live_view(self, session: Session, row: Experiment) -> list[Any]:
+        """Values of `live`."""
+        return experiment_rows.parts(session, row)
+
+    def view(self, session: Session, row: Experiment | None, query: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs` for a newly opened experiment."""
+        shown = self.live_view(session, row) if row else [""] * len(self.live)
+        return [*shown, "", *self.manage.view(row)]
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Experiments", LEAD)
+    shell.tabs("/experiments")
+    page = ListPage(settings, EXPERIMENTS)
+    with page.listing():
+        build_form(settings)
+    with page.opened():
+        panel = ExperimentPanel(settings, page.chosen)
+    page.wire(panel)
+    panel.wire(*page.again)
+
+
+def build_form(settings: Settings) -> None:
+    """A name and a button."""
+    with gr.Row(elem_classes="sp-find"):
+        name = gr.Textbox(label="New experiment", max_lines=1, max_length=200, elem_id="experiments-name", scale=3)
+        make = gr.Button("Make it", elem_id="experiments-make", **SMALL)
+    said, target = block(elem_id="experiments-said"), hidden("experiments-target")
+
+    def create(text: str) -> tuple[str, str]:
+        """Make the row: (notice, where to go)."""
+        try:
+            with writing(settings) as session:
+                return "", f"/experiments?id={experiments.create(session, text or '').id}"
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad"), ""
+
+    for event in (make.click, name.submit):
+        event(create, name, [said, target], **QUIET).then(None, target, None, js=go(), api_visibility="private")
+
+
+def remove(settings: Settings, job_id: str) -> None:
+    """Take a job out of its experiment."""
+    with writing(settings) as session:
+        experiments.remove(session, job_id)

@@ -1,0 +1,170 @@
+"""The planner: which drafting pays on this machine or another, before anything is trained; `?id=` opens a plan."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app.links import go
+from app.views import choices, plan_view
+from app.views.asking import command_of, started
+from app.views.manage import SMALL, sentence
+from app.widgets.accordion import closed_accordion
+from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
+from app.widgets.fields import dropdown
+from app.widgets.hidden import hidden
+from app.widgets.list_page import Listing, ListPage
+from app.widgets.picker import live
+from speculoos.errors import BadInput, SpeculoosError
+from speculoos.settings import Settings
+from tracking import queries
+from tracking.db import reading
+from tracking.tables import Base, Job
+from workers.ask.command_line import MOST_BATCH, MOST_LAYERS, parse_counts
+from workers.ask.requests import Plan
+
+LEAD = (
+    "Which drafting pays: measured costs of a step and what a draft gets right, as predicted speed over shapes and "
+    "sequences at once."
+)
+NO_DRAFT = ("None: standalone drafts that could be cut from it", "")
+FIGURES = "JSON that `speculoos plan --keep FILE` wrote on the other machine. Empty: measured here."
+LONGEST = 200_000
+PLANS = Listing("plans", Job, "plan", plan_view.plans_table, plan_view.signature)
+
+
+class PlanForm:
+    """What to plan for, inside the current Blocks."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        with gr.Row(equal_height=True):
+            self.base = dropdown([], label="Base model", elem_id="plans-base", min_width=240)
+            self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
+        with closed_accordion("Sequences, layers, another machine", elem_id="plans-more"):
+            with gr.Row():
+                self.batches = gr.Textbox(
+                    "1, 2, 4, 8, 16", label="Sequences at once", elem_id="plans-batches", max_lines=1
+                )
+                self.layers = gr.Textbox(
+                    "2, 4, 8", label="Layers of standalone drafts", elem_id="plans-layers", max_lines=1
+                )
+            self.figures = gr.Textbox(
+                label="Figures of another machine", info=FIGURES, lines=3, max_lines=8, elem_id="plans-figures"
+            )
+        self.review = block(elem_id="plans-review")
+        self.said = block(elem_id="plans-said")
+        with gr.Row(elem_classes="sp-buttons"):
+            self.start = gr.Button("Plan", variant="primary", elem_id="plans-submit", **SMALL)
+        self.target = hidden("plans-target")
+        self.values = [self.base, self.draft, self.batches, self.layers, self.figures]
+        self._wire()
+
+    def _wire(self) -> None:
+        on_load(self.open_address, None, [self.base, self.draft, self.review])
+        again = (self.review_now, self.values, self.review)
+        self.base.input(self.choose_base, self.base, self.draft, **QUIET).then(*again, **QUIET)
+        on_typing((self.draft, self.batches, self.layers, self.figures), *again)
+        self.start.click(self.submit, self.values, [self.said, self.target], **QUIET).then(
+            None, self.target, None, js=go(), api_visibility="private"
+        )
+
+    def open_address(self, request: gr.Request) -> list[Any]:
+        """The choices; `?base=` and `?checkpoint=` name what to plan for."""
+        try:
+            with reading(self.settings) as session:
+                bases = choices.bases(session)
+                base = choices.first(bases, str(request.query_params.get("base", ""))[:64])
+                wish = str(request.query_params.get("checkpoint", ""))[:64]
+                drafts = draft_choices(session, base or "")
+                draft = choices.first(drafts, wish) or ""
+        except SpeculoosError as error:
+            return [gr.skip(), gr.skip(), notice(sentence(error), "bad")]
+        return [
+            gr.Dropdown(bases, value=base),
+            gr.Dropdown(drafts, value=draft),
+            self.review_now(base or "", draft, "1,2,4,8,16", "2,4,8", ""),
+        ]
+
+    def choose_base(self, base: str) -> Any:
+        """Another base: its drafts."""
+        with reading(self.settings) as session:
+            drafts = draft_choices(session, base or "")
+        return gr.Dropdown(drafts, value=drafts[0][1])
+
+    def review_now(self, *values: Any) -> str:
+        """The command that does the same, or what is wrong."""
+        return command_of(self.settings, lambda: plan_request(*values))
+
+    def submit(self, *values: Any) -> tuple[str, str]:
+        """Queue the job: (notice, where to go)."""
+        return started(self.settings, lambda: plan_request(*values), "plans")
+
+
+def draft_choices(session: Session, base_id: str) -> list[tuple[str, str]]:
+    """Checkpoints of a base, newest first, then none."""
+    base = session.get(Base, base_id)
+    rows = queries.checkpoints(session, base.id, ready_only=True) if base else []
+    return [*((row.name, row.id) for row in rows), NO_DRAFT]
+
+
+def plan_request(base: str, draft: str, batches: str, layers: str, figures: str) -> Plan:
+    """What the form asks for. Raises BadInput with the control's name."""
+    if not base:
+        raise BadInput("Base model: there is none yet; add one on the Models page.")
+    return Plan(
+        base_id=base,
+        checkpoint_id=draft or "",
+        batches=parse_counts("Sequences at once", batches or "", MOST_BATCH),
+        layers=parse_counts("Layers of standalone drafts", layers or "", MOST_LAYERS),
+        costs=figures_of(figures),
+    )
+
+
+def figures_of(text: str) -> dict[str, Any]:
+    """Another machine's figures; {} for an empty box. The job says which key is wrong."""
+    if not (text or "").strip():
+        return {}
+    if len(text) > LONGEST:
+        raise BadInput(f"Figures of another machine: more than {LONGEST:,} characters.")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or "target_ms" not in found:
+        raise BadInput("Figures of another machine: expected the JSON object that `speculoos plan --keep FILE` wrote.")
+    return found
+
+
+class PlanPanel:
+    """One plan."""
+
+    def __init__(self) -> None:
+        self.head = live("plan-head")
+        self.pictures = block(elem_id="plans-pictures")
+        self.shapes = block(elem_id="plans-shapes")
+        self.standalone = block(elem_id="plans-standalone")
+        self.conditions = block(elem_id="plans-conditions")
+        self.live = self.outputs = [self.head, self.pictures, self.shapes, self.standalone, self.conditions]
+
+    def live_view(self, session: Session, job: Job) -> list[Any]:
+        """Values of `live`."""
+        drawn = (plan_view.pictures, plan_view.shapes_table, plan_view.standalone_table, plan_view.conditions)
+        return [plan_view.head(session, job), *(draw(job) for draw in drawn)]
+
+    def view(self, session: Session, job: Job | None, query: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs` for a newly opened plan."""
+        return self.live_view(session, job) if job else [""] * len(self.live)
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Plans", LEAD)
+    page = ListPage(settings, PLANS)
+    with page.listing():
+        PlanForm(settings)
+    with page.opened():
+        panel = PlanPanel()
+    page.wire(panel)

@@ -1,0 +1,134 @@
+"""Trainings compared: curves over each other, figures side by side, the settings that differ. `?ids=a,b` names the
+jobs, `?over=` and `?smooth=` say how the curves are drawn: the address shows the same to everyone."""
+
+import json
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app.views import shell, trainings_tables, trainings_view
+from app.views.trainings_view import OVER, SMOOTHEST, View
+from app.widgets.accordion import closed_accordion
+from app.widgets.elements import QUIET, block, empty_state, notice, on_change, on_load, page_header
+from app.widgets.hidden import hidden
+from app.widgets.list_page import DRAWN, changed_parts
+from app.widgets.picker import live
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import downsampling, trainings
+from tracking.db import reading
+
+PAGE = "trainings"
+LEAD = "Curves over each other, figures side by side, and only the settings that differ."
+NOTHING = empty_state(
+    "Nothing to compare yet",
+    "On the list of jobs tick two or more trainings, then press Compare trainings.",
+    "/jobs",
+    "Go to Jobs",
+)
+WRITE = """(ids, over, smooth, seen) => {
+  const address = new URL(location.href);
+  for (const [key, value] of Object.entries({over: OVER[over] || '', smooth: smooth || ''})) {
+    if (value) address.searchParams.set(key, value); else address.searchParams.delete(key);
+  }
+  history.replaceState(history.state, '', address.href.replaceAll('%2C', ','));
+  return [ids, over, smooth, seen];
+}""".replace("OVER[over]", f"{json.dumps(OVER)}[over]")
+
+
+def now(session: Session, ids: str) -> str:
+    """What the page remembers of what it shows."""
+    return f"{ids}|{trainings.signature(session, View.of({'ids': ids}).ids)}"
+
+
+def build(settings: Settings) -> None:
+    """Wire the page inside the current Blocks."""
+    page_header("Compare trainings", LEAD)
+    shell.tabs(f"/{PAGE}")
+    TrainingsPage(settings).wire()
+
+
+class TrainingsPage:
+    """The components. All that is shown follows from the address and the rows."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.ids, self.seen = hidden("trainings-ids"), hidden("trainings-seen")
+        self.problem = block(elem_id="trainings-problem")
+        with gr.Column(visible=False, elem_id="trainings-shown") as self.column:
+            self.differ = block(elem_id="trainings-settings")
+            with gr.Row(elem_classes="sp-find", elem_id="trainings-how"):
+                self.over = gr.Radio(list(OVER), value=next(iter(OVER)), label="Curves over", elem_id="trainings-over")
+                self.smooth = gr.Slider(
+                    0, SMOOTHEST, 0, step=0.05, label="Smoothing of training curves", elem_id="trainings-smooth"
+                )
+            self.axis = block(elem_id="trainings-axis")
+            self.charts = block(elem_id="trainings-charts")
+            with closed_accordion("All other curves", elem_id="trainings-more"):
+                self.more = block(elem_id="trainings-more-charts")
+            self.bars = block(elem_id="trainings-bars")
+            self.figures = live("trainings-figures")
+        shown = [self.differ, self.axis, self.charts, self.more, self.bars, self.figures]
+        self.live = [self.problem, self.column, *shown]
+
+    def wire(self) -> None:
+        """Opening, the two controls, the poll."""
+        on_load(self.open_address, None, [self.ids, self.over, self.smooth, self.seen, *self.live])
+        shown = [self.ids, self.over, self.smooth, self.seen]
+        gr.on(
+            [self.over.input, self.smooth.release, self.smooth.input],
+            self.redraw,
+            shown,
+            [self.seen, *self.live],
+            js=WRITE,
+            trigger_mode="always_last",
+            **QUIET,
+        )
+        on_change(PAGE, self.poll, shown, [self.seen, *self.live], chosen="trainings-ids", seen="trainings-seen")
+
+    def open_address(self, request: gr.Request) -> list[Any]:
+        """What the address asks for."""
+        view = View.of({key: str(value) for key, value in request.query_params.items()})
+        over = next(words for words, key in OVER.items() if key == view.over)
+        return [",".join(view.ids), over, view.smooth, *self.redraw(",".join(view.ids), over, view.smooth, "")]
+
+    def redraw(self, ids: str, over: str, smooth: float, seen: str) -> list[Any]:
+        """What changed since `seen`, which is not asked whether anything did."""
+        try:
+            with reading(self.settings) as session:
+                return changed_parts(seen, now(session, ids), drawn(session, view_of(ids, over, smooth)))
+        except SpeculoosError as error:
+            return ["", notice(str(error), "bad"), *[gr.skip()] * (len(self.live) - 1)]
+
+    def poll(self, ids: str, over: str, smooth: float, seen: str) -> Any:
+        """What changed since `seen`."""
+        try:
+            with reading(self.settings) as session:
+                known = now(session, ids) == seen.partition(DRAWN)[0]
+        except SpeculoosError:
+            return gr.skip()
+        return gr.skip() if known else self.redraw(ids, over, smooth, seen)
+
+
+def view_of(ids: str, over: str, smooth: float) -> View:
+    """What the components say."""
+    return View.of({"ids": ids, "over": OVER.get(over, ""), "smooth": smooth})
+
+
+def drawn(session: Session, view: View) -> list[Any]:
+    """Values of `live`."""
+    found = trainings.find(session, view.ids)
+    named = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)
+    metrics = {label: downsampling.metrics(session, each.job.id) for label, each in named}
+    first, more = trainings_view.charts(metrics, view.over, view.smooth)
+    return [
+        trainings_view.said(found) if view.ids else NOTHING,
+        gr.Column(visible=bool(found.trainings)),
+        trainings_tables.settings_table(found.trainings),
+        trainings_view.without_axis(metrics, view.over),
+        first,
+        more,
+        trainings_tables.bars(found.trainings),
+        trainings_tables.figures_table(found.trainings, metrics, view),
+    ]

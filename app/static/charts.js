@@ -1,0 +1,140 @@
+// Charts (app/widgets/charts.py): the values under the pointer or the arrow keys, the picture as PNG, the numbers as CSV.
+import { el } from "./dom.js";
+import { onMatch } from "./shell.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const SCALE = 2;  // pixels of the PNG for one of the picture
+const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-size", "font-family"];
+
+// A number as app/widgets/charts.py writes it, with a digit more.
+function words(value, percent) {
+  if (percent) return `${(100 * value).toFixed(1)}%`;
+  if (value && (Math.abs(value) < 0.001 || Math.abs(value) >= 100000)) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+class Chart {
+  constructor(figure) {
+    Object.assign(this, { figure, data: JSON.parse(figure.dataset.chart), svg: figure.querySelector(":scope > svg") });
+    this.steps = [...new Set(this.data.points.flat().map(([x]) => x))].sort((a, b) => a - b);
+    this.at = -1;
+    this.tip = el("p", { class: "sp-chart-tip", role: "status", hidden: true });
+    this.mark = document.createElementNS(SVG, "g");
+    this.mark.setAttribute("class", "sp-chart-mark");
+    this.svg.append(this.mark);
+    this.svg.setAttribute("tabindex", "0");
+    this.source = figure.dataset.chart;
+    this.over = new AbortController();
+    const hear = (kind, run) => this.svg.addEventListener(kind, run, { signal: this.over.signal });
+    const button = (text, title, run) => el("button", { type: "button", class: "sp-link-button", title, on: { click: run } }, text);
+    this.tools = el("span", { class: "sp-chart-tools" },
+      button("PNG", "The picture as a file", () => this.picture()), button("CSV", "The numbers as a file", () => this.table()));
+    figure.querySelector("figcaption").append(this.tools);
+    figure.append(this.tip);
+    for (const kind of ["pointermove", "pointerdown"]) hear(kind, (event) => this.point(event));
+    for (const kind of ["pointerleave", "blur"]) hear(kind, () => this.show(-1));
+    hear("keydown", (event) => this.key(event));
+  }
+
+  // Whether Gradio wrote another chart over this one, which takes away what was added here.
+  get isGone() { return this.source !== this.figure.dataset.chart || !this.tip.isConnected || !this.tools.isConnected || !this.mark.isConnected; }
+
+  // The chart that is there now, with the step marked that was.
+  renewed() {
+    const step = this.steps[this.at];
+    this.over.abort();
+    for (const node of [this.tip, this.tools, this.mark]) node.remove();
+    const chart = new Chart(this.figure);
+    chart.show(step === undefined ? -1 : chart.steps.indexOf(step));
+    return chart;
+  }
+
+  x(step) { const [low, high] = this.data.x; return this.data.left + ((step - low) / (high - low || 1)) * (this.data.right - this.data.left); }
+
+  y(value) { const [low, high] = this.data.y; return this.data.bottom - ((value - low) / (high - low || 1)) * (this.data.bottom - this.data.top); }
+
+  point(event) {
+    const box = this.svg.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * this.svg.viewBox.baseVal.width;
+    const far = (step) => Math.abs(this.x(step) - at);
+    this.show(this.steps.reduce((best, step, i) => (far(step) < far(this.steps[best]) ? i : best), 0));
+  }
+
+  key(event) {
+    const last = this.steps.length - 1;
+    const to = { ArrowLeft: Math.max(0, this.at - 1), ArrowRight: Math.min(last, this.at + 1), Home: 0, End: last, Escape: -1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.show(to);
+  }
+
+  // Marks the step number `at` and says its values; -1 marks none.
+  show(at) {
+    this.at = at;
+    this.tip.hidden = at < 0;
+    this.mark.replaceChildren();
+    if (at < 0) return;
+    const step = this.steps[at], { names, points, percent, unit, across, styles } = this.data;
+    const found = names.map((name, i) => ({ name, style: styles[i], point: this.value(points[i], step) })).filter(({ point }) => point);
+    const said = found.map(({ name, point }) => `${name} ${words(point[1], percent)}${unit ? ` ${unit}` : ""}`);
+    this.tip.textContent = `${across} ${step.toLocaleString("en")}: ${said.join(", ")}`;
+    const x = this.x(step);
+    this.mark.append(this.shape("line", { class: "sp-chart-line", x1: x, x2: x, y1: this.data.top, y2: this.data.bottom }),
+      ...found.map(({ style, point }) => this.shape("circle", { class: style, cx: this.x(point[0]), cy: this.y(point[1]), r: 4 })));
+  }
+
+  // The point of a line at `step`; lines that share no steps say their closest one, as far as they go.
+  value(line, step) {
+    const own = line.find(([x]) => x === step);
+    if (own || !this.data.near || !line.length || step < line[0][0] || step > line.at(-1)[0]) return own;
+    return line.reduce((best, point) => (Math.abs(point[0] - step) < Math.abs(best[0] - step) ? point : best));
+  }
+
+  shape(name, attributes) {
+    const node = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    return node;
+  }
+
+  table() {
+    const { points, across, behind } = this.data, names = [...this.data.names, ...(behind ? this.data.names.map((name) => `${name} (not smoothed)`) : [])];
+    const cell = (text) => (/[",\n]/.test(text) ? `"${String(text).replace(/"/g, '""')}"` : text);
+    const columns = [...points, ...(behind || [])].map((line) => new Map(line));
+    const rows = this.steps.map((step) => [step, ...columns.map((column) => column.get(step) ?? "")]);
+    const text = [[across, ...names].map((name) => cell(/^[=+\-@]/.test(name) ? `'${name}` : name)), ...rows].map((row) => row.join(",")).join("\n");
+    this.give(new Blob([`${text}\n`], { type: "text/csv" }), "csv");
+  }
+
+  // Draws a copy whose colours are written out, as a picture by itself knows no style sheet.
+  async picture() {
+    const copy = this.svg.cloneNode(true), { width, height } = this.svg.viewBox.baseVal;
+    copy.querySelector(".sp-chart-mark").remove();
+    const from = this.svg.querySelectorAll("text, line:not(.sp-chart-line), polyline, circle"), to = copy.querySelectorAll("text, line, polyline, circle");
+    const shown = [...from].filter((node) => !node.closest(".sp-chart-mark"));
+    shown.forEach((node, i) => { for (const key of DRAWN) to[i].style.setProperty(key, getComputedStyle(node)[key]); });
+    copy.setAttribute("xmlns", SVG);
+    copy.setAttribute("width", width * SCALE);
+    copy.setAttribute("height", height * SCALE);
+    const image = new Image();
+    image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+    await image.decode();
+    const canvas = el("canvas", { width: width * SCALE, height: height * SCALE }), context = canvas.getContext("2d");
+    context.fillStyle = getComputedStyle(this.figure).backgroundColor;
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.drawImage(image, 0, 0);
+    canvas.toBlob((blob) => this.give(blob, "png"));
+  }
+
+  give(blob, kind) {
+    const name = this.data.title.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "") || "chart";
+    const link = el("a", { href: URL.createObjectURL(blob), download: `${name}.${kind}` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+}
+
+onMatch(".sp-chart[data-chart]", (figure) => {
+  let chart = new Chart(figure);
+  const look = () => { if (figure.dataset.chart && chart.isGone) chart = chart.renewed(); };
+  new MutationObserver(look).observe(figure, { childList: true, subtree: true, attributes: true, attributeFilter: ["data-chart"] });
+});

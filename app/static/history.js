@@ -1,0 +1,150 @@
+// The chats that are stored: a list to search, names, deletion. Also how the answers below are read.
+import { el, notice } from "./dom.js";
+import { keep, kept } from "./keep.js";
+import { onElement } from "./shell.js";
+import { ask } from "./stream.js";
+
+const VIEWS = [["tokens", "Tokens", "Every token, marked by where it came from"], ["text", "Text", "The answer to be read: Markdown, code, tables"]];
+const PAUSE_MS = 250;
+
+function ago(iso) {
+  const seconds = (Date.now() - new Date(iso).getTime()) / 1000;
+  const [unit, size] = [["day", 86400], ["hour", 3600], ["minute", 60]].find(([, length]) => seconds >= length) || [];
+  if (!unit) return "just now";
+  const count = Math.floor(seconds / size);
+  return `${count} ${unit}${count > 1 ? "s" : ""} ago`;
+}
+
+// A button that asks once more on itself before it does what cannot be undone.
+function sureButton(label, question, act) {
+  const button = el("button", { type: "button", class: "sp-link-button" }, label);
+  button.addEventListener("click", () => {
+    if (button.dataset.sure) return act();
+    button.dataset.sure = "yes";
+    button.textContent = question;
+  });
+  button.addEventListener("blur", () => { delete button.dataset.sure; button.textContent = label; });
+  return button;
+}
+
+class History {
+  constructor(root) {
+    this.open = el("button", { type: "button", class: "sp-small-button", id: "chats-open", "aria-expanded": "false", "aria-controls": "chats",
+      on: { click: () => this.toggle() } }, "Chats");
+    this.title = el("span", { class: "sp-history-title" });
+    this.find = el("input", { type: "search", id: "chats-find", placeholder: "Search names, questions, answers", "aria-label": "Search chats" });
+    this.list = el("ul", { class: "sp-history-list" });
+    this.more = el("button", { type: "button", class: "sp-small-button", hidden: true, on: { click: () => this.load(true) } }, "Older chats");
+    this.problem = el("div", {});
+    this.panel = el("section", { class: "sp-history-panel", id: "chats", hidden: true, "aria-label": "Chats" }, this.find, this.problem, this.list, this.more);
+    this.asked = 0;
+    this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), PAUSE_MS); });
+    this.panel.addEventListener("keydown", (event) => this.key(event));
+    root.replaceChildren(el("div", { class: "sp-history-bar" }, this.open, this.title, this.views()), this.panel);
+    document.addEventListener("speculoos:chat", (event) => this.showTitle(event.detail.title));
+  }
+
+  // Tokens or text, as it was left.
+  views() {
+    const now = kept("view") === "text" ? "text" : "tokens";
+    document.documentElement.dataset.view = now;
+    const buttons = VIEWS.map(([value, label, title]) => el("button", { type: "button", title, "data-view": value,
+      "aria-pressed": String(value === now), on: { click: () => this.choose(value) } }, label));
+    this.viewButtons = el("div", { class: "sp-views", role: "group", "aria-label": "How answers are shown" }, ...buttons);
+    return this.viewButtons;
+  }
+
+  choose(view) {
+    keep("view", view);
+    document.documentElement.dataset.view = view;
+    for (const button of this.viewButtons.children) button.setAttribute("aria-pressed", String(button.dataset.view === view));
+    document.dispatchEvent(new CustomEvent("speculoos:view"));
+  }
+
+  showTitle(title) { this.title.textContent = title; }
+
+  toggle(open = this.panel.hidden) {
+    this.panel.hidden = !open;
+    this.open.setAttribute("aria-expanded", String(open));
+    if (open) { this.load(); this.find.focus(); } else this.open.focus();
+  }
+
+  key(event) {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    this.toggle(false);
+  }
+
+  // The list for what is looked for now, or what comes after it.
+  async load(older = false) {
+    const asked = ++this.asked;
+    const query = new URLSearchParams({ find: this.find.value, before: older ? this.last : "" });
+    try {
+      const found = await ask(`/api/chats?${query}`);
+      if (asked !== this.asked) return;
+      this.problem.replaceChildren();
+      if (!older) this.list.replaceChildren();
+      this.list.append(...found.chats.map((chat) => this.row(chat)));
+      this.last = found.chats.length ? found.chats[found.chats.length - 1].at : this.last;
+      this.more.hidden = !found.more;
+      if (!this.list.children.length) this.list.append(el("li", { class: "sp-hint" }, this.find.value ? "Nothing found." : "No chats yet; ask something below."));
+    } catch (error) {
+      this.problem.replaceChildren(notice(error.message, "bad"));
+    }
+  }
+
+  row(chat) {
+    const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": chat.id === window.speculoos.chat?.chat ? "true" : undefined });
+    link.textContent = chat.title;
+    const note = el("span", { class: "sp-row-note" });
+    note.textContent = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${ago(chat.at)}`;
+    const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, note));
+    row.append(el("span", { class: "sp-history-actions" },
+      el("button", { type: "button", class: "sp-link-button", on: { click: () => this.rename(chat, row) } }, "Rename"),
+      sureButton("Delete", "Delete for good?", () => this.remove(chat, row))));
+    return row;
+  }
+
+  // A field in the row's place: Enter or leaving it keeps the name, Esc does not.
+  rename(chat, row) {
+    const field = el("input", { type: "text", maxlength: "120", "aria-label": "Name of this chat" });
+    field.value = chat.title;
+    let done = false;
+    const end = async (name) => {
+      if (done) return;
+      done = true;
+      const saved = name === null || name === chat.title ? chat : await this.save(chat, name);
+      const fresh = this.row(saved);
+      row.replaceWith(fresh);
+      if (document.activeElement === document.body) fresh.querySelector("a").focus();
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") end(field.value);
+      if (event.key === "Escape") { event.stopPropagation(); end(null); }
+    });
+    field.addEventListener("blur", () => end(field.value));
+    row.replaceChildren(field);
+    field.select();
+  }
+
+  async save(chat, name) {
+    try {
+      const { name: title } = await ask(`/api/chats/${chat.id}`, "PUT", { name });
+      if (!title) { setTimeout(() => this.load()); return chat; }
+      if (chat.id === window.speculoos.chat?.chat) this.showTitle(title);
+      return { ...chat, title };
+    } catch (error) {
+      this.problem.replaceChildren(notice(error.message, "bad"));
+      return chat;
+    }
+  }
+
+  async remove(chat, row) {
+    try { await ask(`/api/chats/${chat.id}`, "DELETE"); } catch (error) { this.problem.replaceChildren(notice(error.message, "bad")); return; }
+    row.remove();
+    if (chat.id === window.speculoos.chat?.chat) document.querySelector("#new-chat")?.click();
+    this.find.focus();
+  }
+}
+
+onElement("history", (root) => { new History(root); });

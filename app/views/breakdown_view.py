@@ -1,0 +1,111 @@
+"""Where an evaluated draft does well: lengths of accepted paths, τ by place, drafted tokens by kind, the worst prompts.
+Pure functions over the row."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from app.widgets.bars import bars
+from app.widgets.picker import table
+from app.widgets.text import safe, tag
+from tracking.replays import is_replay
+from tracking.tables import Evaluation
+
+SHOWN = 12
+"""Prompts in the table, the worst ones."""
+LONGEST = 120
+"""Characters of a prompt there."""
+HOW = "Its steps: the same prompt again in the Playground, with p and q of every candidate."
+ANSWERED_HERE = "Its steps: the prompt asked again here, in the Playground; this answer may differ from the one judged."
+OF_SERVERS = "By place in the answer and by kind of token: not known, since no server says which tokens it had drafted."
+ONE_BY_ONE = "Worst prompts: not known, since this server says nothing of single answers."
+BEFORE = (
+    "By place, by kind of token and worst prompts: not known; this was measured before they were kept. Measure again."
+)
+
+
+def parts(row: Evaluation, again: bool = True) -> str:
+    """All of them, and why some are not there; "" where nothing was drafted. `again`: prompts have a button, which the
+    evaluation's own page knows what to do with."""
+    result = row.result or {}
+    drawn = lengths(result) + by_position(result) + by_class(result)
+    why = tag("p", safe(said), class_="sp-hint") if (said := missing(row)) else ""
+    return (tag("div", drawn, class_="sp-charts") if drawn else "") + worst(row, again) + why
+
+
+def missing(row: Evaluation) -> str:
+    """Why parts are not there, in a sentence or two."""
+    result = row.result or {}
+    if not result.get("mean_accepted_length"):
+        return ""
+    if row.source:
+        return OF_SERVERS if result.get("per_prompt") else f"{OF_SERVERS} {ONE_BY_ONE}"
+    return BEFORE if row.checkpoint_id and not result.get("by_position") else ""
+
+
+def lengths(result: Mapping[str, Any]) -> str:
+    """How many steps gave how many tokens."""
+    counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
+    total = sum(counts)
+    rows = [(_tokens(n), count / total, f"{count / total:.0%}") for n, count in enumerate(counts, 1) if total]
+    return bars("Tokens a step gave", rows, f"Of {total:,} steps; τ is their mean.")
+
+
+def by_position(result: Mapping[str, Any]) -> str:
+    """τ along the answers."""
+    spans = result.get("by_position") or []
+    if not spans:
+        return ""
+    most = max(span["tau"] for span in spans)
+    ends = [*(later["from"] for _, later in pairwise(spans)), None]
+    rows = [
+        (f"{span['from']} – {end - 1}" if end else f"from {span['from']}", span["tau"] / most, f"{span['tau']:.2f}")
+        for span, end in zip(spans, ends, strict=True)
+    ]
+    return bars("τ by place in the answer", rows, "Tokens of the answer that were there before the step.")
+
+
+def by_class(result: Mapping[str, Any]) -> str:
+    """Which kinds of token the draft had right."""
+    rows = []
+    for each in result.get("by_class") or ():
+        share = each["drafted"] / each["tokens"] if each["tokens"] else 0.0
+        rows.append((f"{each['class']} ({each['tokens']:,})", share, f"{share:.0%}"))
+    return bars("Drafted, by kind of token", rows, "Share of the tokens of a kind that the draft had written.")
+
+
+def worst(row: Evaluation, again: bool = True) -> str:
+    """The prompts with the lowest τ, and the way to their steps."""
+    prompts = (row.result or {}).get("per_prompt") or []
+    if not prompts:
+        return ""
+    columns = ["Prompt", "τ", "Tokens", "Steps", ""]
+    here = again and row.base_id is not None
+    rows = [_prompt(number, prompt, here) for number, prompt in enumerate(prompts[:SHOWN])]
+    how = ANSWERED_HERE if row.source or is_replay(row.result) else HOW
+    head = tag("h3", "Worst prompts")
+    head += tag("p", safe(how), class_="sp-hint") if any(cells[-1] for cells in rows) else ""
+    return tag("section", head + table(columns, rows, "Worst prompts", wide_first=True, named=columns[1:4]))
+
+
+def _prompt(number: int, prompt: Mapping[str, Any], here: bool) -> list[str]:
+    messages = prompt.get("messages") or ()
+    text = str(messages[-1].get("content", "")) if messages else ""
+    turn = f"turn {prompt['turn'] + 1}" if prompt.get("turn") else ""
+    named = " · ".join(filter(None, [str(prompt.get("id") or ""), str(prompt.get("category") or ""), turn]))
+    shown = f"{text[:LONGEST].strip()}…" if len(text) > LONGEST else text
+    name = tag("div", safe(shown or named)) + (tag("span", safe(named), class_="sp-row-note") if shown else "")
+    button = tag(
+        "button",
+        "Show its steps",
+        type="button",
+        class_="sp-small-button sp-one-line",
+        data_steps=number,
+        aria_label=f"Show its steps: prompt {number + 1}",
+    )
+    numbers = [f"{prompt.get('tau', 0):.2f}", f"{prompt.get('tokens', 0):,}", f"{prompt.get('steps', 0):,}"]
+    return [name, *map(safe, numbers), button if messages and here else ""]
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count} tokens"

@@ -1,0 +1,76 @@
+"""The sets that come with the workbench, for who has no file at hand: what each is for, and a button that adds it."""
+
+from typing import Any
+
+import gradio as gr
+from sqlalchemy import select
+
+from app import visitor
+from app.links import go
+from app.views.manage import SMALL, sentence
+from app.widgets.accordion import closed_accordion
+from app.widgets.elements import QUIET, badge, block, notice, on_load
+from app.widgets.hidden import hidden
+from app.widgets.text import safe, tag
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.tables import Dataset
+from workers.ask import builtin
+from workers.ask.builtin import BUILT_IN, BuiltIn
+
+
+class BuiltInSets:
+    """The components, inside the current Blocks; unfolded for who has no data set yet."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.words: dict[str, gr.HTML] = {}
+        self.buttons: dict[str, gr.Button] = {}
+        with closed_accordion("To begin with: sets that come along", elem_id="data-builtin") as self.box:
+            for name, built_in in BUILT_IN.items():
+                with gr.Row(elem_classes="sp-offer"):
+                    self.words[name] = block(offer(built_in), elem_id=f"data-offer-{name}")
+                    self.buttons[name] = gr.Button("Add", elem_id=f"data-add-{name}", **SMALL)
+            self.said = block(elem_id="data-said-builtin")
+            self.target = hidden("data-builtin-target")
+        self._wire()
+
+    def _wire(self) -> None:
+        on_load(self.opened, None, [self.box, *self.words.values()])
+        for name, button in self.buttons.items():
+            button.click(lambda name=name: self.add(name), None, [self.said, self.target], **QUIET).then(
+                None, self.target, None, js=go(), api_visibility="private"
+            )
+
+    def opened(self) -> list[Any]:
+        """What is here already."""
+        try:
+            with reading(self.settings) as session:
+                here, has_data = builtin.here(session), session.scalar(select(Dataset.id).limit(1))
+        except SpeculoosError:
+            return [gr.skip()] * (1 + len(self.words))
+        words = [offer(built_in, here.get(name, "")) for name, built_in in BUILT_IN.items()]
+        return [gr.skip() if has_data else gr.Accordion(open=True), *words]
+
+    def add(self, name: str) -> tuple[str, str]:
+        """Add it, once: (notice, where to go)."""
+        try:
+            added = builtin.add(name, user=visitor.user(), settings=self.settings)
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad"), ""
+        place = f"/data?id={added.dataset_id}"
+        if added.job:
+            return "", place
+        return notice(f"“{name}” is here already.", "info", place, "Open it"), ""
+
+
+def offer(built_in: BuiltIn, dataset_id: str = "") -> str:
+    """What a set is, and whether it is here."""
+    state = tag("a", "Open it", href=f"/data?id={dataset_id}") if dataset_id else ""
+    count = tag("span", safe(f"{built_in.rows:,} rows, {built_in.name}"), class_="sp-row-note")
+    here = badge("Here", "good") if dataset_id else ""
+    head = tag(
+        "div", tag("h2", safe(built_in.title), class_="sp-offer-title") + count + here + state, class_="sp-link-row"
+    )
+    return tag("div", head + tag("p", safe(built_in.lead), class_="sp-lead"))

@@ -1,0 +1,94 @@
+"""The form that has further prompts of its set answered into a data set that is there; `?more=` says how many."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import visitor
+from app.forms import whole
+from app.links import go
+from app.views.manage import SMALL, row, sentence
+from app.widgets.elements import QUIET, block, notice, on_typing
+from app.widgets.hidden import hidden
+from app.widgets.review import review
+from speculoos.errors import BadInput, SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.tables import Dataset
+from workers.ask.command_line import extend_command
+from workers.ask.estimates import estimate
+from workers.ask.extend import answered, extend, made_by, prompts_left
+
+MORE = "More answers"
+
+
+class ExtendForm:
+    """The controls, inside the current Blocks. `chosen` holds the data set's id."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings, self.chosen = settings, chosen
+        with gr.Accordion("Generate more answers", open=True, elem_id="extend", visible=False) as self.box:
+            self.lead = block(elem_id="extend-lead")
+            self.more = gr.Textbox(label=MORE, info="Empty: all that are left.", elem_id="extend-more", max_lines=1)
+            self.review = block(elem_id="extend-review")
+            self.said = block(elem_id="extend-said")
+            self.start = gr.Button("Generate more", variant="primary", elem_id="extend-start", **SMALL)
+            self.target = hidden("extend-target")
+        self.live = [self.box]
+        self.outputs = [self.box, self.lead, self.more, self.review, self.said]
+        on_typing([self.more], self._review, [chosen, self.more], self.review)
+        self.start.click(self._start, [chosen, self.more], [self.said, self.target], **QUIET).then(
+            None, self.target, None, js=go(), api_visibility="private"
+        )
+
+    def live_view(self, session: Session, data: Dataset) -> list[Any]:
+        """Values of `live`."""
+        return [gr.Accordion(visible=bool(data.state == "ready" and prompts_left(session, data)))]
+
+    def view(self, session: Session, data: Dataset | None, query: Mapping[str, str]) -> list[Any]:
+        """Values of `outputs` for a newly opened data set."""
+        left = prompts_left(session, data) if data is not None and data.state == "ready" else None
+        if not left:
+            return [gr.Accordion(visible=False), "", "", "", ""]
+        asked = query.get("more", "")
+        number = str(min(int(asked), left)) if asked.isascii() and asked.isdigit() and int(asked) else ""
+        lead = f"{left:,} prompts of its set are not answered yet. What is here stays as it is."
+        shown = gr.Accordion(visible=True, open=bool(number))
+        return [shown, notice(lead, "info"), number, self._reviewed(session, data, number), ""]
+
+    def _review(self, data_id: str, more: str) -> str:
+        if not data_id:
+            return ""
+        try:
+            with reading(self.settings) as session:
+                return self._reviewed(session, row(session, Dataset, "data set", data_id), more)
+        except SpeculoosError as error:
+            return notice(sentence(error), "warn")
+
+    def _reviewed(self, session: Session, data: Dataset, more: str) -> str:
+        try:
+            limit = limit_for(session, data, more)
+            asked = replace(made_by(data), limit=limit - answered(session, data))
+            return review(estimate(session, asked, self.settings.home), extend_command(data.name, limit))
+        except SpeculoosError as error:
+            return notice(sentence(error), "warn")
+
+    def _start(self, data_id: str, more: str) -> tuple[str, str]:
+        try:
+            with reading(self.settings) as session:
+                limit = limit_for(session, row(session, Dataset, "data set", data_id), more)
+            job = extend(data_id, limit=limit, user=visitor.user(), settings=self.settings)
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad"), ""
+        return "", f"/jobs?id={job.id}"
+
+
+def limit_for(session: Session, data: Dataset, more: str) -> int:
+    """How many prompts shall be answered when `more` are added. Raises BadInput."""
+    left = prompts_left(session, data)
+    if not left:
+        raise BadInput(f"Every prompt of “{data.name}” is answered; import more of them on the Data page.")
+    return answered(session, data) + min(whole(MORE, more, low=1, default=left) or left, left)

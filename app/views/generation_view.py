@@ -1,0 +1,104 @@
+"""A running generation as its page shows it: rows, tokens, speeds, what was left out and why, the room it will take,
+and the first answers. From rows alone; what models and people wrote is shown as text."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.views.job_view import reached
+from app.widgets.elements import tiles
+from app.widgets.formatting import duration, size
+from app.widgets.picker import table
+from app.widgets.text import safe, tag
+from tracking import generations
+from tracking.generations import ANSWERS, ROWS_LEFT_OUT, Going
+from tracking.states import JobState
+from tracking.tables import Job
+
+KINDS = ("generate_data", "generate_shard")
+WHY = {
+    "failed": "The model or its server refused it",
+    "empty": "The answer is empty",
+    "cut": "The answer was cut",
+    "duplicate": "It is there twice",
+}
+FIRST = 6
+"""Answers that are shown, and examples of what was left out."""
+
+
+def part(session: Session, job: Job, home: Path | None = None) -> str:
+    """What stands below a generation's progress; "" for other jobs, and before the first rows."""
+    if job.kind not in KINDS or job.state == JobState.QUEUED:
+        return ""
+    now = generations.going(session, job.id)
+    if not now.counts:
+        return ""
+    shown = tiles(figures(job, now)) + speeds(now) + room(job, now, home)
+    if now.left_out:
+        shown += left_out(now.left_out, generations.samples(session, job.id, ROWS_LEFT_OUT, 4 * FIRST))
+    return tag("section", shown, class_="sp-stack", aria_label="This generation")
+
+
+def figures(job: Job, now: Going) -> list[tuple[str, object, str]]:
+    """Rows, tokens, speed, and the time left while it runs."""
+    of = f"of {job.total:,}" if job.total else ""
+    counted = [("Rows", f"{max(reached(job), now.rows):,}", of), ("Tokens", f"{now.tokens:,}", "generated")]
+    if job.state != JobState.RUNNING:
+        return counted
+    eta = duration(job.eta_seconds) if job.eta_seconds is not None else "–"
+    return [*counted, ("Speed", f"{now.speed:,.0f}", "tokens a second"), ("Time left", eta, "")]
+
+
+def speeds(now: Going) -> str:
+    """Tokens a second of each worker and each server; nothing where that is one and the same."""
+    rows = [[safe(name), "worker", f"{speed:,.0f}"] for name, speed in sorted(now.workers.items())]
+    rows += [[safe(name), "server", f"{speed:,.0f}"] for name, speed in sorted(now.servers.items())]
+    columns = ["Who", "What", "Tokens a second"]
+    return table(columns, rows, "Speeds", wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
+
+
+def room(job: Job, now: Going, home: Path | None) -> str:
+    """How much of the disk it takes, and will take at the size of the rows so far."""
+    if not now.rows or job.state != JobState.RUNNING:
+        return ""
+    words = f"{size(now.bytes)} of rows so far"
+    if job.total and job.total > now.rows:
+        words += f", about {size(now.bytes / now.rows * job.total)} when it is done"
+    if home is not None and home.exists():
+        words += f"; {size(shutil.disk_usage(home).free)} of the disk are free"
+    return tag("p", safe(f"{words}."), class_="sp-lead")
+
+
+def left_out(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:
+    """Why rows were left out, how many, and one of each."""
+    by_kind = {str(each.get("kind")): each for each in reversed(examples)}
+    rows = [[safe(WHY.get(kind, kind)), f"{counts[kind]:,}", _example(by_kind.get(kind))] for kind in sorted(counts)]
+    return table(["Left out because", "Rows", "For example"], rows, "Rows left out", wide_first=True, named=("Rows",))
+
+
+def first_answers(session: Session, job: Job) -> str:
+    """The first answers, as they arrived; "" for other jobs, and while there is none."""
+    if job.kind not in KINDS:
+        return ""
+    return "".join(map(_answer, generations.samples(session, job.id, ANSWERS, FIRST)))
+
+
+def _example(record: Mapping[str, Any] | None) -> str:
+    if record is None:
+        return "–"
+    words = f"{record.get('id', '')}: {record.get('reason', '')}"
+    text = shorten(str(record.get("text") or record.get("prompt") or ""), 120, placeholder=" …")
+    return safe(words) + " " + tag("span", safe(text), class_="sp-row-note")
+
+
+def _answer(record: Mapping[str, Any]) -> str:
+    ended = "cut at its limit" if record.get("finish") == "length" else "ended by itself"
+    head = tag("h3", safe(f"{record.get('id', '')} · {ended}"))
+    prompt = tag("p", safe(record.get("prompt", "")), class_="sp-sample-prompt")
+    return tag(
+        "section", head + prompt + tag("div", safe(record.get("text", "")), class_="sp-sample"), class_="sp-sample-card"
+    )

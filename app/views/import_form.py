@@ -1,0 +1,233 @@
+"""The form that imports a file, or a data set on the hub: what to read, what to keep of it, what would be fetched."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gradio as gr
+
+from app import visitor
+from app.forms import hub_location, import_file, import_request
+from app.links import go
+from app.views import choices, data_view
+from app.views.manage import SMALL, sentence
+from app.widgets.accordion import closed_accordion
+from app.widgets.elements import QUIET, block, notice
+from app.widgets.fields import dropdown, upload_box
+from app.widgets.formatting import size
+from app.widgets.hidden import hidden
+from app.widgets.picker import table
+from app.widgets.text import safe, tag
+from models.hub import Listing
+from models.hub_data import beginning, look_up
+from speculoos.errors import BadInput, SpeculoosError
+from speculoos.limited import ChildError, Overrun, run_limited
+from speculoos.settings import Settings
+from speculoos.suites import SUITES
+from tracking.db import reading
+from workers.ask.submit import submit
+
+TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz"]
+PROMPTS_ONLY = "The prompts: a model answers them here"
+ANSWERED = "The answers too: data to train on"
+SUITE = "A suite's questions: to measure drafts on"
+KINDS = (PROMPTS_ONLY, ANSWERED, SUITE)
+FORMS = "Its own file; without one it is fetched from the hub, where that has it."
+EQUAL = "The model that wrote the answers, or one equal to it: a draft learns to guess its words."
+SHAPES = (
+    "conversations with from/value or role/content, messages, prompt, question, "
+    "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
+)
+SHOWN_FILES = 12
+LOOK, LOOK_SECONDS, LOOK_MEMORY = "corpus.first_look:look", 10.0, 2 << 30
+"""What reads the first rows, in a child of its own with limits: foreign files are read."""
+STRICT = "A suite is read in its own form, line by line; its import says where a file is another one."
+RECOGNISED = "recognised by itself"
+FIELDS = {"prompt": "The prompt is in", "answer": "The answer is in", "messages": "The messages are in"}
+"""What a column of the file may be said to be (corpus.mapping)."""
+
+
+class ImportForm:
+    """The components, inside the current Blocks."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        with closed_accordion("Import a file, or a data set on the hub", elem_id="data-import"):
+            block(tag("p", safe(f"Understood: {SHAPES}. At most {settings.max_upload_mb} MB."), class_="sp-lead"))
+            self._build_source()
+            with gr.Row(equal_height=True):
+                self.kind = gr.Radio(
+                    list(KINDS), value=PROMPTS_ONLY, label="What to keep", elem_id="data-kind", scale=2
+                )
+                self.base = gr.Dropdown([], label="Answered by", elem_id="data-answered-by", visible=False, info=EQUAL)
+                self.suite = dropdown(
+                    [(each.title, each.name) for each in SUITES.values()],
+                    value=next(iter(SUITES)),
+                    label="Suite",
+                    elem_id="data-suite",
+                    visible=False,
+                    info=FORMS,
+                )
+            with gr.Row(visible=False, elem_id="data-fields") as self.mapping:
+                self.fields = [
+                    dropdown([(RECOGNISED, "")], value="", label=words, elem_id=f"data-field-{name}", min_width=180)
+                    for name, words in FIELDS.items()
+                ]
+            self.said = block(elem_id="data-said-import")
+            with gr.Row(elem_classes="sp-buttons"):
+                self.start = gr.Button("Import", variant="primary", elem_id="data-submit", **SMALL)
+                self.first = gr.Button("Show the first rows", elem_id="data-first", **SMALL)
+                self.look = gr.Button("Show the hub's files", elem_id="data-look", **SMALL)
+            self.target = hidden("data-target")
+        self._wire()
+
+    def _build_source(self) -> None:
+        with gr.Row():
+            self.upload = upload_box(label="Upload a file", file_types=TYPES, elem_id="data-upload", height=230)
+            with gr.Column():
+                self.path = gr.Textbox(
+                    label="or a file on this server",
+                    placeholder="/path/to/prompts.jsonl",
+                    elem_id="data-path",
+                    max_lines=1,
+                )
+                self.hub = gr.Textbox(
+                    label="or a data set on the hub",
+                    placeholder="owner/name, or owner/name:train",
+                    elem_id="data-hub",
+                    max_lines=1,
+                )
+                with gr.Row():
+                    self.name = gr.Textbox(
+                        label="Name (optional)", max_lines=1, max_length=200, elem_id="data-new-name"
+                    )
+                    self.limit = gr.Textbox(
+                        label="Rows at most", placeholder="all", elem_id="data-limit", min_width=110
+                    )
+
+    def _wire(self) -> None:
+        self.kind.change(self.chosen, self.kind, [self.base, self.suite, self.mapping], **QUIET)
+        form = [self.upload, self.path, self.limit, self.name, self.kind, self.base, self.hub, self.suite, *self.fields]
+        source = [self.upload, self.path, self.hub, self.kind, *self.fields]
+        seen = [self.said, self.mapping, *self.fields]
+        gr.on([self.first.click, self.path.submit], self.first_rows, source, seen, **QUIET)
+        self.upload.upload(self.first_rows, source, seen, **QUIET)
+        changes = [field.input for field in (self.kind, *self.fields)]
+        gr.on(changes, self.first_again, source, self.said, **QUIET, trigger_mode="always_last")
+        self.start.click(self.submitted, form, [self.said, self.target], **QUIET).then(
+            None, self.target, None, js=go(), api_visibility="private"
+        )
+        gr.on([self.look.click, self.hub.submit], self.files, self.hub, self.said, **QUIET)
+
+    def chosen(self, kind: str) -> tuple[Any, Any, Any]:
+        """The boxes of base models and of suites; a suite's columns are what they are."""
+        mapping = gr.Row(visible=False) if kind == SUITE else gr.skip()
+        return self.answerers(kind), gr.Dropdown(visible=kind == SUITE), mapping
+
+    def answerers(self, kind: str) -> Any:
+        """The box of base models, shown where answers are kept."""
+        if kind != ANSWERED:
+            return gr.Dropdown(visible=False)
+        with reading(self.settings) as session:
+            options = choices.bases(session)
+        return gr.Dropdown(options, value=choices.first(options), visible=True)
+
+    def first_rows(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> list[Any]:
+        """The first rows as they would be read, and the file's columns to choose from; of a data set on the hub those
+        of its first file."""
+        if kind == SUITE:
+            return [notice(STRICT, "info"), gr.Row(visible=False), *[gr.skip()] * len(FIELDS)]
+        try:
+            found = self._look(upload, path, hub, kind, fields)
+        except SpeculoosError as error:
+            return [notice(sentence(error), "warn"), *[gr.skip()] * (1 + len(FIELDS))]
+        options = [(RECOGNISED, ""), *((name, name) for name in found["columns"])]
+        chosen = [field if field in found["columns"] else "" for field in fields]
+        shown = gr.Row(visible=bool(found["columns"]) and kind != SUITE)
+        return [first_look(found), shown, *(gr.Dropdown(options, value=value) for value in chosen)]
+
+    def first_again(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> str:
+        """The same rows, read otherwise; nothing while there is no file."""
+        return self.first_rows(upload, path, hub, kind, *fields)[0] if upload or path.strip() or hub.strip() else ""
+
+    def _look(
+        self, upload: str | None, path: str, hub: str, kind: str, fields: tuple[str | None, ...]
+    ) -> dict[str, Any]:
+        if upload or path.strip() or not hub.strip():
+            return self._rows(import_file(self.settings, upload, path), kind, fields)
+        token = self.settings.hf_token
+        name, content = beginning(look_up(hub_location(hub), token), token)
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / f"first-file{Path(name).suffix.lower()}"
+            file.write_bytes(content)
+            return self._rows(file, kind, fields)
+
+    def _rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> dict[str, Any]:
+        given = (str(file), kind == ANSWERED, mapping_of(fields))
+        try:
+            return run_limited(LOOK, *given, seconds=LOOK_SECONDS, memory=LOOK_MEMORY)
+        except (Overrun, ChildError):
+            raise BadInput(
+                f"{file.name}: its first rows cannot be shown in time; the import may still read it."
+            ) from None
+
+    def files(self, hub: str) -> str:
+        """What would be fetched; nothing is yet."""
+        try:
+            return fetched(look_up(hub_location(hub), self.settings.hf_token))
+        except SpeculoosError as error:
+            return notice(sentence(error), "warn")
+
+    def submitted(
+        self,
+        upload: str | None,
+        path: str,
+        limit: str,
+        name: str,
+        kind: str,
+        base_id: str | None,
+        hub: str = "",
+        suite: str | None = None,
+        *fields: str | None,
+    ) -> tuple[str, str]:
+        """Submit the job: (notice, where to go)."""
+        answered_by = (base_id or "") if kind == ANSWERED else None
+        try:
+            named = (suite or "") if kind == SUITE else ""
+            request = import_request(self.settings, upload, path, limit, answered_by, hub, named, mapping_of(fields))
+            job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad"), ""
+        return "", f"/data?id={job.request['dataset_id']}"
+
+
+def mapping_of(fields: tuple[str | None, ...]) -> dict[str, str]:
+    """What was said of the file's columns."""
+    return {name: column for name, column in zip(FIELDS, fields, strict=False) if column}
+
+
+def first_look(found: dict[str, Any]) -> str:
+    """The first rows as they would be read, those that would be left out with the reason."""
+    bad = sum("reason" in row for row in found["rows"])
+    words = f"The first {len(found['rows'])} rows as they would be read"
+    said = notice(f"{words}; {bad} of them would be left out." if bad else f"{words}.", "warn" if bad else "info")
+    return tag("div", said + "".join(map(_first_row, found["rows"])), class_="sp-stack", id="data-first-rows")
+
+
+def _first_row(row: dict[str, Any]) -> str:
+    if "reason" in row:
+        return notice(f"Line {row['line']}: {row['reason']}", "bad")
+    return data_view.plain_row({**row, "id": f"line {row['line']}"})
+
+
+def fetched(listing: Listing) -> str:
+    """Files and sizes."""
+    files = [[safe(name), safe(size(bytes_))] for name, (bytes_, _) in listing.files.items()]
+    count = "one file" if len(files) == 1 else f"{len(files):,} files"
+    said = f"{listing.repo} at {listing.revision[:12]}: {count}, {size(listing.size)}. {ONE_BY_ONE}"
+    more = f"… and {len(files) - SHOWN_FILES:,} more." if len(files) > SHOWN_FILES else ""
+    rows = table(["File", "Size"], files[:SHOWN_FILES], "Files that would be fetched", named=("Size",))
+    return tag("div", notice(said, "info") + rows + tag("p", safe(more), class_="sp-lead"), class_="sp-stack")
+
+
+ONE_BY_ONE = "The job fetches them one by one, until it has the rows that are wanted, and removes them once read."

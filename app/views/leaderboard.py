@@ -1,0 +1,212 @@
+"""The leaderboard as people see it and take it away: its rows as HTML, bars, CSV. Pure functions over rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.widgets import spreadsheet
+from app.widgets.elements import empty_state
+from app.widgets.formatting import ago, figure
+from app.widgets.intervals import Bar, interval_chart
+from app.widgets.picker import table
+from app.widgets.text import safe, tag
+from speculoos.errors import BadInput
+from speculoos.suites import title
+from tracking.leaderboard import View
+from tracking.paging import Page
+from tracking.replays import is_replay
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation
+from workers.ask.command_line import command_for
+from workers.ask.requests import Evaluate, Replay, from_json
+
+COLUMNS = {
+    "Model": "model",
+    "Questions": "suite",
+    "T": "temperature",
+    "Tree": "tree",
+    "Speedup": "speedup",
+    "τ": "tau",
+    "Tokens/s": "speed",
+    "Measured on": "machine",
+    "When": "made",
+}
+"""Heads of the list, and what a click on each sorts by."""
+NAMED = tuple(COLUMNS)[1:]
+CSV = (
+    *("id", "name", "base", "checkpoint", "suite", "questions", "temperature", "top_p", "tree", "dtype", "source"),
+    *("machine", "speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high"),
+    *("tokens_per_second", "plain_tokens_per_second", "prompts", "max_tokens", "created_at", "note", "command"),
+)
+Names = Mapping[str, str]
+
+
+def names_of(session: Session, rows: Sequence[Evaluation]) -> dict[str, str]:
+    """id → name of their bases, checkpoints and question sets: three queries, however many rows."""
+    data = {str((row.config or {}).get("dataset_id") or "") for row in rows}
+    ids = ((Base, {row.base_id for row in rows}), (Checkpoint, {row.checkpoint_id for row in rows}), (Dataset, data))
+    found = [(kind, known - {None, ""}) for kind, known in ids]
+    queries = [select(kind.id, kind.name).where(kind.id.in_(known)) for kind, known in found if known]
+    return {row_id: name for query in queries for row_id, name in session.execute(query)}
+
+
+def model_words(row: Evaluation, names: Names) -> str:
+    """`starter@my-heads`, as the rows are called now; of a server's model that is not known here, what it was asked
+    for."""
+    base, checkpoint = names.get(row.base_id or "", ""), names.get(row.checkpoint_id or "", "")
+    return f"{base}@{checkpoint}" if base and checkpoint else base or row.name
+
+
+def leaderboard(shown: Page[Evaluation], names: Names, view: View) -> str:
+    """A page of the list, with heads that sort."""
+    if not shown.rows:
+        return nothing(view)
+    heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
+    rows = [_row(row, names, view) for row in shown.rows]
+    return table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads) + pager(shown, view)
+
+
+def nothing(view: View) -> str:
+    if view != View(sort=view.sort):
+        return empty_state(
+            "None of these", "No evaluation is so; choose “All” in a filter.", "/evaluations", "Show all"
+        )
+    return empty_state(
+        "No evaluation yet",
+        "Measure checkpoints on suites of questions above; every figure has its interval and the command that "
+        "reproduces it.",
+    )
+
+
+def chart(rows: Sequence[Evaluation], names: Names, view: View) -> str:
+    """Bars of the figure that the list is sorted by."""
+    return interval_chart(*bars(rows, names, view))
+
+
+def bars(rows: Sequence[Evaluation], names: Names, view: View) -> tuple[str, list[Bar], str]:
+    """(title, bars, unit) of τ where the list is sorted by it, else of the speedup."""
+    key = "tau" if view.sort.endswith("tau") else "speedup"
+    words, unit = {"tau": ("Tokens per verification τ", ""), "speedup": ("Speed against plain", " ×")}[key]
+    made = [
+        Bar(
+            model_words(row, names), settings_words(row), value, getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
+        )
+        for row in rows
+        if (value := getattr(row, key)) is not None
+    ]
+    return words, made, unit
+
+
+def settings_words(row: Evaluation) -> str:
+    """`GSM8K · T 0 · chain 4 · at team`."""
+    parts = [row.questions, f"T {row.temperature:g}", row.tree or ("" if row.source else "its own tree")]
+    return " · ".join([*filter(None, parts), *([f"at {row.source}"] if row.source else [])])
+
+
+def pager(shown: Page[Evaluation], view: View) -> str:
+    """The ways to the rows before and after."""
+    if shown.newer is None and shown.older is None:
+        return ""
+    where = f"{shown.first:,}–{shown.first + len(shown.rows) - 1:,} of {shown.total:,}"
+    ways = _way("← Before", shown.newer, view) + tag("span", safe(where)) + _way("After →", shown.older, view)
+    return tag("nav", ways, class_="sp-pager", aria_label="Pages of this list")
+
+
+def take_away(view: View, total: int) -> str:
+    """Downloads of what is shown, and its address."""
+    query = view.query()
+    links = (
+        (f"/api/evaluations.csv?{query}", f"CSV of {total:,}", True),
+        (f"/api/evaluations.png?{query}", "PNG of the chart", True),
+        (address(view), "Link to this view", None),
+    )
+    if not total:
+        return ""
+    anchors = "".join(
+        tag("a", safe(words), href=to.rstrip("?"), download=save, class_="sp-button sp-quiet")
+        for to, words, save in links
+    )
+    return tag("div", anchors, class_="sp-links")
+
+
+def address(view: View, **more: str) -> str:
+    """Of the page that shows it."""
+    return f"/evaluations?{query}" if (query := view.query(**more)) else "/evaluations"
+
+
+def records(rows: Sequence[Evaluation], names: Names) -> list[dict[str, Any]]:
+    """Each evaluation as its row says it, with the command that measures it again."""
+    return [_record(row, names) for row in rows]
+
+
+def as_csv(rows: Sequence[Evaluation], names: Names) -> str:
+    """The records as CSV."""
+    return spreadsheet.as_csv(CSV, records(rows, names))
+
+
+def command(row: Evaluation, names: Names) -> str:
+    """The command that measures it again; "" where the row does not say how it was measured."""
+    try:
+        request = from_json("replay" if is_replay(row.result) else "evaluate", row.config or {})
+    except (BadInput, TypeError):
+        return ""
+    assert isinstance(request, Evaluate | Replay)
+    said = request.base_id or (isinstance(request, Evaluate) and request.endpoint)
+    return command_for(request, names) if said else ""
+
+
+def _record(row: Evaluation, names: Names) -> dict[str, Any]:
+    own = {key: getattr(row, key) for key in CSV if hasattr(Evaluation, key)}
+    result = row.result or {}
+    return {
+        **own,
+        "base": names.get(row.base_id or "", ""),
+        "checkpoint": names.get(row.checkpoint_id or "", ""),
+        "suite": title(row.suite) or row.suite,
+        "prompts": result.get("prompts"),
+        "max_tokens": result.get("max_tokens"),
+        "created_at": row.created_at.isoformat(),
+        "command": command(row, names),
+    }
+
+
+def _head(column: str, key: str, view: View) -> str:
+    """A link that sorts; the arrow says how it is sorted now."""
+    sign = {key: " ↑", f"-{key}": " ↓"}.get(view.sort, "")
+    words = {key: "ascending", f"-{key}": "descending"}.get(view.sort, "")
+    to = address(view.sorted_by(key))
+    return tag("a", safe(column + sign), href=to, data_pick="", title=f"Sort by {column}, now {words or 'by another'}")
+
+
+def _row(row: Evaluation, names: Names, view: View) -> list[str]:
+    name = tag(
+        "a", safe(model_words(row, names)), href=address(view, id=row.id), data_pick=row.id, class_="sp-row-name"
+    )
+    note = tag("span", safe(row.note), class_="sp-row-note") if row.note else ""
+    return [
+        name + note,
+        safe(row.questions or "–"),
+        safe(f"{row.temperature:g}"),
+        safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
+        _figure(row.speedup, row.speedup_low, row.speedup_high, " ×"),
+        _figure(row.tau, row.tau_low, row.tau_high),
+        safe(figure(row.tokens_per_second, 1)),
+        safe(f"server {row.source}" if row.source else row.machine or "–"),
+        safe(ago(row.created_at)),
+    ]
+
+
+def _figure(value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
+    if value is None:
+        return "–"
+    known = low is not None and high is not None
+    between = tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between") if known else ""
+    return tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + between
+
+
+def _way(words: str, place: str | None, view: View) -> str:
+    if place is None:
+        return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
+    to = address(view, **{"from": place})
+    return tag("a", safe(words), href=to, data_place=place, class_="sp-small-button")

@@ -1,0 +1,201 @@
+"""The forms that measure: a matrix of models, suites, temperatures and trees, and a suite asked of a server."""
+
+from typing import Any
+
+import gradio as gr
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
+from app.links import go
+from app.views.asking import command_of, started
+from app.views.choices import Choices
+from app.views.manage import SMALL, sentence
+from app.widgets.accordion import closed_accordion
+from app.widgets.elements import QUIET, block, notice
+from app.widgets.fields import dropdown
+from app.widgets.hidden import hidden
+from app.widgets.review import review
+from app.widgets.text import safe, tag
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from speculoos.suites import BUILT_IN as BUILT_IN_SUITE
+from speculoos.suites import title
+from tracking import queries
+from tracking.db import reading
+from tracking.tables import Base, Checkpoint, Dataset
+from upkeep.homes import names
+from workers.ask import estimates, matrix
+from workers.ask.command_line import command_for
+from workers.ask.outputs import suite_of
+
+TREES = (
+    "own: as the checkpoint is tuned · chain 4 · tree 4x2x1 · ngram (a base alone) · or options as JSON. One a line."
+)
+SERVER = (
+    "The same questions to a server that the operator named in settings.toml: vLLM, SGLang, TensorRT-LLM or another of "
+    "ours. Its acceptance is what it publishes; say what it serves, and both stand side by side."
+)
+
+
+class MatrixForm:
+    """A matrix: what to combine, what it takes, and the start."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        with closed_accordion("Measure checkpoints on suites", elem_id="matrix") as self.box:
+            with gr.Row():
+                self.models = dropdown([], multiselect=True, label="Models", elem_id="matrix-models")
+                self.suites = dropdown([], multiselect=True, label="Suites", elem_id="matrix-suites")
+            with gr.Row():
+                self.temperatures = gr.Textbox(
+                    "0", label="Temperatures", info="0 is greedy; several: 0, 1", elem_id="matrix-temperatures"
+                )
+                self.limit = gr.Number(10, label="Questions of a suite at most", precision=0, elem_id="matrix-limit")
+                self.tokens = gr.Number(64, label="Most tokens of a turn", precision=0, elem_id="matrix-tokens")
+            self.trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")
+            self.review = block(elem_id="matrix-review")
+            self.said = block(elem_id="matrix-said")
+            self.start = gr.Button("Start measuring", variant="primary", elem_id="matrix-start", **SMALL)
+            self.target = hidden("matrix-target")
+        fields = [self.models, self.suites, self.temperatures, self.trees, self.limit, self.tokens]
+        self.opens = [self.box, *fields, self.said]
+        changed = [field.change for field in fields]  # a pasted text is no `input`
+        gr.on(changed, self._review, fields, self.review, **QUIET, trigger_mode="always_last")
+        ask = lambda *values: started(settings, lambda: matrix_request(*values))  # noqa: E731
+        self.start.click(ask, fields, [self.said, self.target], **QUIET).then(
+            None, self.target, None, js=go(), api_visibility="private"
+        )
+
+    @staticmethod
+    def opened(session: Session, values: list[Any] | None) -> list[Any]:
+        """Values of `opens`: what there is to choose, and `values` of a job that is cloned."""
+        models, suites = model_choices(session), suite_choices(session)
+        if values is None:
+            best = [value for _, value in models if not value.endswith(PAIR)][:1]
+            chosen = [
+                gr.Dropdown(models, value=best, multiselect=True),
+                gr.Dropdown(suites, value=[BUILT_IN], multiselect=True),
+            ]
+            return [gr.skip(), *chosen, *[gr.skip()] * 5]
+        (here, there), (known, lost) = _parted(models, values[0]), _parted(suites, values[1])
+        boxes = [_several(models, here), _several(suites, known)]
+        return [gr.Accordion(open=True), *boxes, *values[2:], gone(there + lost)]
+
+    def _review(self, *values: Any) -> str:
+        try:
+            request = matrix_request(*values)
+            with reading(self.settings) as session:
+                matrix.check(session, request)
+                found, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
+                estimate = estimates.estimate(session, request, self.settings.home)
+                command = command_for(request, names(session))
+        except SpeculoosError as error:
+            return notice(sentence(error), "warn")
+        left = f"; {missing:,} combinations that cannot be are left out" if missing else ""
+        words = tag("p", safe(f"{found:,} evaluation{'' if found == 1 else 's'}{left}."), class_="sp-lead")
+        return words + review(estimate, command)
+
+
+class ServerForm:
+    """A suite asked of an endpoint."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        with closed_accordion("Measure a server", elem_id="served") as self.box:
+            block(tag("p", safe(SERVER), class_="sp-lead"))
+            with gr.Row():
+                self.endpoint = dropdown([], label="Server", elem_id="served-endpoint")
+                self.model = gr.Textbox(
+                    label="Model there",
+                    info="Empty: the one named in settings.toml.",
+                    max_lines=1,
+                    elem_id="served-model",
+                )
+                self.plain = gr.Textbox(
+                    label="The same without a draft",
+                    info="For a speedup, where the server has it.",
+                    max_lines=1,
+                    elem_id="served-plain",
+                )
+            with gr.Row():
+                self.serves = dropdown([], label="What it serves", elem_id="served-serves")
+                self.suite = dropdown([], label="Suite", elem_id="served-suite")
+                self.limit = gr.Number(10, label="Questions at most", precision=0, elem_id="served-limit")
+                self.tokens = gr.Number(64, label="Most tokens of a turn", precision=0, elem_id="served-tokens")
+            self.review = block(elem_id="served-review")
+            self.said = block(elem_id="served-said")
+            self.start = gr.Button("Ask it", variant="primary", elem_id="served-start", **SMALL)
+            self.target = hidden("served-target")
+        fields = [self.endpoint, self.model, self.plain, self.serves, self.suite, self.limit, self.tokens]
+        self.opens = [self.box, *fields, self.said]
+        changed = [field.change for field in fields]  # a pasted text is no `input`
+        gr.on(changed, self._review, fields, self.review, **QUIET, trigger_mode="always_last")
+        ask = lambda *values: started(settings, lambda: served_request(*values))  # noqa: E731
+        self.start.click(ask, fields, [self.said, self.target], **QUIET).then(
+            None, self.target, None, js=go(), api_visibility="private"
+        )
+
+    def opened(self, session: Session, values: list[Any] | None) -> list[Any]:
+        """Values of `opens`: what there is to choose, and `values` of a job that is cloned."""
+        endpoints = [(name, name) for name in self.settings.endpoints]
+        serves, suites = [("not known here", ""), *model_choices(session)], suite_choices(session)
+        if values is None:
+            first = gr.Dropdown(endpoints, value=endpoints[0][1] if endpoints else None)
+            boxes = [first, *[gr.skip()] * 2, gr.Dropdown(serves, value=""), gr.Dropdown(suites, value=BUILT_IN)]
+            return [gr.skip(), *boxes, *[gr.skip()] * 3]
+        server, model, plain, served, suite, *rest = values
+        first, *others = boxes = [_box(endpoints, server), _box(serves, served), _box(suites, suite)]
+        lost = sum(box.value is None for box in boxes)
+        return [gr.Accordion(open=True), first, model, plain, *others, *rest, gone(lost)]
+
+    def _review(self, *values: Any) -> str:
+        return command_of(self.settings, lambda: served_request(*values))
+
+
+def model_choices(session: Session) -> Choices:
+    """Every base that is ready, with its checkpoints below it."""
+    query = select(Checkpoint.id, Checkpoint.name, Checkpoint.base_id).where(Checkpoint.state == "ready")
+    drafts: dict[str, list[tuple[str, str]]] = {}
+    for row_id, name, base_id in session.execute(query.order_by(Checkpoint.created_at.desc(), Checkpoint.id)):
+        drafts.setdefault(base_id, []).append((name, row_id))
+    found: Choices = []
+    for base in session.scalars(queries.base_query().where(Base.state == "ready")):
+        found.append((f"{base.name}, no draft", f"{base.id}{PAIR}"))
+        found += [(f"{base.name}@{name}", f"{base.id}{PAIR}{row_id}") for name, row_id in drafts.get(base.id, ())]
+    return found
+
+
+def suite_choices(session: Session) -> Choices:
+    """The built-in questions (once, also where they were added as a data set), suites that were imported, and every
+    prompt set."""
+    sets = queries.datasets(session, "prompts", ready_only=True)
+    found = [(words(data), data.id) for data in sets if suite_of(data) != BUILT_IN_SUITE]
+    return [(title(BUILT_IN_SUITE), BUILT_IN), *found]
+
+
+def words(data: Dataset) -> str:
+    known = title((data.config or {}).get("suite") or "")
+    name = f"{known} ({data.name})" if known and known != data.name else data.name
+    return f"{name} · {data.rows:,} questions"
+
+
+def _parted(choices: Choices, wanted: list[str]) -> tuple[list[str], int]:
+    """Of `wanted` what there still is, and how many there are not."""
+    known = {value for _, value in choices}
+    here = [value for value in wanted if value in known]
+    return here, len(wanted) - len(here)
+
+
+def _several(choices: Choices, values: list[str]) -> gr.Dropdown:
+    return gr.Dropdown(choices, value=values, multiselect=True)
+
+
+def _box(choices: Choices, wanted: str) -> gr.Dropdown:
+    return gr.Dropdown(choices, value=wanted if _parted(choices, [wanted])[0] else None)
+
+
+def gone(count: int) -> str:
+    """What a cloned job had and this home has not."""
+    words = "one thing that it chose is" if count == 1 else f"{count} things that it chose are"
+    return notice(f"As the job was asked, but {words} not here any more.", "warn") if count else ""

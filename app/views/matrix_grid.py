@@ -1,0 +1,113 @@
+"""A matrix as its page shows it: a grid of cells, models and trees down, suites and temperatures across."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.views.job_view import STATES
+from app.views.leaderboard import address
+from app.widgets.text import breakable, safe, tag
+from methods import trees
+from speculoos.suites import BUILT_IN, title
+from tracking import shards
+from tracking.leaderboard import View
+from tracking.tables import Base, Checkpoint, Dataset, Job
+
+MARKS = {"RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
+Names = Mapping[str, str]
+
+
+def part(session: Session, job: Job) -> str:
+    """What stands on a matrix's page below its progress."""
+    columns = (Job.id, Job.state, Job.done, Job.total, Job.request, Job.result, Job.error)
+    found = session.execute(select(*columns).where(Job.parent_id == job.id).order_by(Job.number)).all()
+    tally = shards.tally(session, job.id)
+    board = tag(
+        "a", "The measured ones on the leaderboard", href=address(View(matrix=job.id)), class_="sp-button sp-quiet"
+    )
+    said = "" if job.progress_note else tag("p", safe(f"{tally.words(job.kind)}."), class_="sp-lead")
+    words = said + tag("div", board, class_="sp-link-row")
+    return tag("section", words + grid(found, _names(session, found)), class_="sp-shards", aria_label="Cells")
+
+
+def grid(cells: Sequence[Any], names: Names) -> str:
+    """One cell a combination; what cannot be combined is empty."""
+    rows, columns = _unique(cells, _row), _unique(cells, _column)
+    placed = {(_key(_row(cell)), _key(_column(cell))): cell for cell in cells}
+    head = tag("td") + "".join(tag("th", _column_words(c, names), scope="col") for c in columns)
+    body = "".join(
+        tag("tr", tag("th", _row_words(row, names), scope="row") + "".join(_place(placed, row, c) for c in columns))
+        for row in rows
+    )
+    made = tag("table", tag("thead", tag("tr", head)) + tag("tbody", body), class_="sp-matrix", aria_label="Cells")
+    return tag("div", made, class_="sp-matrix-wrap", tabindex="0")
+
+
+def _row(cell: Any) -> tuple[Any, ...]:
+    asked = cell.request
+    return asked.get("base_id", ""), asked.get("checkpoint_id", ""), trees.words(asked.get("drafting") or {})
+
+
+def _column(cell: Any) -> tuple[Any, ...]:
+    asked = cell.request
+    return asked.get("dataset_id", ""), asked.get("temperature", 0.0), asked.get("top_p", 1.0), asked.get("dtype", "")
+
+
+def _key(values: tuple[Any, ...]) -> str:
+    return repr(values)
+
+
+def _unique(cells: Sequence[Any], place: Any) -> list[tuple[Any, ...]]:
+    return list({_key(place(cell)): place(cell) for cell in cells}.values())
+
+
+def _row_words(row: tuple[Any, ...], names: Names) -> str:
+    base, checkpoint, tree = row
+    model = names.get(base, base) + (f"@{names.get(checkpoint, checkpoint)}" if checkpoint else "")
+    note = tree or ("its own tree" if checkpoint else "no draft")
+    return tag("b", breakable(model)) + tag("span", safe(note), class_="sp-row-note")
+
+
+def _column_words(column: tuple[Any, ...], names: Names) -> str:
+    suite, temperature, top_p, dtype = column
+    settings = [f"T {temperature:g}", *([f"top-p {top_p:g}"] if top_p != 1 else []), *([dtype] if dtype else [])]
+    name = names.get(suite, suite) if suite else title(BUILT_IN)
+    return tag("b", breakable(name)) + tag("span", safe(" · ".join(settings)), class_="sp-row-note")
+
+
+def _place(placed: Mapping[tuple[str, str], Any], row: tuple[Any, ...], column: tuple[Any, ...]) -> str:
+    cell = placed.get((_key(row), _key(column)))
+    return tag("td", _cell(cell)) if cell is not None else tag("td", "", class_="sp-no-cell")
+
+
+def _cell(cell: Any) -> str:
+    """A link with the figures once it is measured, else with how it is."""
+    word, tone = STATES.get(cell.state, (cell.state, ""))
+    kind = f"sp-cell sp-{tone}" if tone else "sp-cell"
+    if cell.state == "SUCCEEDED":
+        return _measured(cell.result or {}, kind)
+    counted = f"{cell.done:,} of {cell.total:,}" if cell.total and cell.state == "RUNNING" else ""
+    said = f"{word}: {cell.error}" if cell.error else word
+    words = tag("span", safe(MARKS.get(cell.state, "·")), aria_hidden="true") + tag("span", safe(counted or word))
+    return tag("a", words, href=f"/jobs?id={cell.id}", class_=kind, title=said)
+
+
+def _measured(result: Mapping[str, Any], kind: str) -> str:
+    speedup, tau = result.get("speedup"), result.get("mean_accepted_length")
+    large = f"{speedup:.2f} ×" if isinstance(speedup, int | float) else "–"
+    small = f"τ {tau:.2f}" if isinstance(tau, int | float) else ""
+    words = tag("b", safe(large)) + tag("span", safe(small))
+    return tag("a", words, href=f"/evaluations?id={result.get('evaluation_id', '')}", class_=kind)
+
+
+def _names(session: Session, cells: Sequence[Any]) -> dict[str, str]:
+    """id → name of what the cells are about; a suite's is its title."""
+    ids = {str(value) for cell in cells for value in (cell.request or {}).values() if isinstance(value, str)}
+    found: dict[str, str] = {}
+    for kind in (Base, Checkpoint):
+        found |= {i: name for i, name in session.execute(select(kind.id, kind.name).where(kind.id.in_(ids)))}
+    for data in session.scalars(select(Dataset).where(Dataset.id.in_(ids))):
+        found[data.id] = title((data.config or {}).get("suite") or "") or data.name
+    return found

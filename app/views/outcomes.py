@@ -1,0 +1,82 @@
+"""What a finished job came to, in a few words for the list: rows, answers, loss and τ, τ × speedup. From its row."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from app.widgets.formatting import size
+from methods import METHODS
+from tracking.evaluations import number
+from tracking.tables import Job
+
+Result = Mapping[str, Any]
+
+
+def outcome(job: Job) -> str:
+    """In words; "" while nothing came of it."""
+    say = SAID.get(job.kind)
+    return say(job.result) if say and job.state == "SUCCEEDED" and job.result else ""
+
+
+def _rows(result: Result) -> str:
+    bad = f", {result['bad_rows']:,} left out" if result.get("bad_rows") else ""
+    return f"{result['rows']:,} rows{bad}" if isinstance(result.get("rows"), int) else ""
+
+
+def _answers(result: Result) -> str:
+    tokens = result.get("tokens")
+    counted = f" · {tokens:,} tokens" if isinstance(tokens, int) and tokens else ""
+    return f"{result['rows']:,} answers{counted}" if isinstance(result.get("rows"), int) else ""
+
+
+def _trained(result: Result) -> str:
+    tau, loss = number(result.get("mean_accepted_length")), number(result.get("loss"))
+    said = [f"τ {tau:.2f} held out" if tau else "", f"loss {loss:.3f}" if loss is not None else ""]
+    return " · ".join(filter(None, said)) or _steps(result)
+
+
+def _steps(result: Result) -> str:
+    return f"{result['step']:,} steps" if isinstance(result.get("step"), int) else ""
+
+
+def _measured(result: Result) -> str:
+    tau, speedup = number(result.get("mean_accepted_length") or result.get("tau")), number(result.get("speedup"))
+    return " · ".join(filter(None, (f"τ {tau:.2f}" if tau else "", f"{speedup:.2f} ×" if speedup else "")))
+
+
+def _replayed(result: Result) -> str:
+    tau, speedup = number(result.get("tau")), number(result.get("projected_speedup"))
+    return " · ".join(filter(None, (f"τ {tau:.2f}" if tau else "", f"{speedup:.2f} × projected" if speedup else "")))
+
+
+def _matrix(result: Result) -> str:
+    return f"{result['cells']:,} cells" if isinstance(result.get("cells"), int) else ""
+
+
+def _verdict(result: Result) -> str:
+    return str(result.get("verdict") or "")
+
+
+def _export(result: Result) -> str:
+    return f"{result.get('format', '')}, {size(result['bytes'])}" if number(result.get("bytes")) else ""
+
+
+def _draft(result: Result) -> str:
+    method = str(result.get("method") or "")
+    return METHODS[method].title if method in METHODS else method
+
+
+SAID: dict[str, Callable[[Result], str]] = {
+    "import_prompts": _rows,
+    "import_answered": _rows,
+    "generate_data": _answers,
+    "generate_shard": _answers,
+    "train": _trained,
+    "evaluate": _measured,
+    "matrix": _matrix,
+    "plan": _verdict,
+    "tune": _verdict,
+    "replay": _replayed,
+    "export": _export,
+    "import_draft": _draft,
+    "fetch_model": lambda result: "added",
+}

@@ -1,0 +1,153 @@
+"""Plans as people see them: the list, and one's verdict, surface and tables. Pure functions over rows of jobs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.views import job_rows, job_view
+from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.charts import line_chart
+from app.widgets.elements import empty_state, facts, notice
+from app.widgets.formatting import ago
+from app.widgets.picker import pager, pick, table
+from app.widgets.surface import surface
+from app.widgets.text import safe, tag
+from tracking import listing
+from tracking.paging import page
+from tracking.tables import Job
+
+COLUMNS = ["Plan", "Verdict", "When"]
+PLAIN = "plain"
+
+
+def query() -> Any:
+    """Plans, newest first."""
+    return select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
+
+
+def signature(session: Session) -> str:
+    """A text that changes when a plan does."""
+    count, version = session.execute(select(func.count(), func.sum(Job.version)).where(Job.kind == "plan")).one()
+    return f"{count}.{version}"
+
+
+def plans_table(session: Session, which: str = "", place: str = "") -> str:
+    """A page of the list, for what was asked (app/widgets/asked.py)."""
+    shown = page(session, narrowed(query(), which), place)
+    if not shown.rows and is_narrowed(which):
+        return empty_state("None of these", "No plan is called or noted so; look for other words.")
+    if not shown.rows:
+        return empty_state(
+            "No plan yet",
+            "A plan measures what a step costs here and says which drafting pays, before anything is trained.",
+        )
+    return table(COLUMNS, [_row(job) for job in shown.rows], "Plans") + pager("plans", shown, which)
+
+
+def _row(job: Job) -> list[str]:
+    done = job.state == "SUCCEEDED" and job.result.get("verdict")
+    words = safe(job.result["verdict"]) if done else job_view.state_badge(job)
+    return [pick("plans", job.id, safe(job.name), class_="sp-row-name"), words, safe(ago(job.created_at))]
+
+
+def head(session: Session, job: Job) -> str:
+    """Name, progress while it is made, and the verdict."""
+    result = job.result or {}
+    if job.kind != "plan":
+        return notice("This job is no plan.", "warn", f"/jobs?id={job.id}", "Open it")
+    parts = [job_rows.title(job)]
+    if job.state == "SUCCEEDED":
+        tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
+        parts.append(notice(result.get("verdict") or "Nothing was planned.", tone))
+    else:
+        waits = job_rows.waits_words(listing.Queues(session), job)
+        parts += [job_view.progress(job), job_view.banner(job, waits)]
+    parts.append(tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead"))
+    return tag("div", "".join(parts), class_="sp-stack", data_state=job.state)
+
+
+def pictures(job: Job) -> str:
+    """The surface of speedups over shape and sequences, and tokens a second by sequences."""
+    result = _result(job)
+    if not result:
+        return ""
+    batches = list(result["plain"]["by_batch"])
+    rows = {shape["name"]: [shape["by_batch"][b]["speedup"] for b in batches] for shape in result["shapes"]}
+    hint = "× plain decoding of as many sequences at once; framed: the fastest of a column."
+    drawn = [surface("Speed by what is drafted and sequences at once", rows, batches, hint) if rows else ""]
+    drawn.append(
+        line_chart(
+            "Tokens a second by sequences at once", _lines(result, batches), unit="tokens/s", across="sequences at once"
+        )
+    )
+    return tag("div", "".join(drawn), class_="sp-charts")
+
+
+def _lines(result: Mapping[str, Any], batches: list[str]) -> dict[str, list[tuple[float, float]]]:
+    """Plain decoding, the best chain and the best tree for one sequence."""
+    chosen = {PLAIN: result["plain"]}
+    for kind in ("chain", "tree"):
+        shapes = [shape for shape in result["shapes"] if shape["kind"] == kind]
+        if shapes:
+            best = max(shapes, key=lambda shape: shape["by_batch"]["1"]["speedup"])
+            chosen[best["name"]] = best
+    return {
+        name: [(float(b), shape["by_batch"][b]["tokens_per_second"]) for b in batches] for name, shape in chosen.items()
+    }
+
+
+def shapes_table(job: Job) -> str:
+    """What each shape was predicted to give for one sequence."""
+    result = _result(job)
+    if not result:
+        return ""
+    columns = ["Drafting", "τ", "Step ms", "of it drafting", "Tokens a second", "× plain"]
+    return table(
+        columns, [_shape(shape) for shape in (result["plain"], *result["shapes"])], "Shapes", named=columns[1:]
+    )
+
+
+def _shape(shape: Mapping[str, Any]) -> list[str]:
+    one = shape["by_batch"]["1"]
+    numbers = (f"{shape['tau']:.2f}", f"{one['step_ms']:.1f}", f"{one['draft_ms']:.1f}")
+    return [safe(w) for w in (shape["name"], *numbers, f"{one['tokens_per_second']:.1f}", f"{one['speedup']:.2f}×")]
+
+
+def standalone_table(job: Job) -> str:
+    """Drafts that could be cut from the base: what they need to pay."""
+    rows = _result(job).get("standalone") or []
+    if not rows:
+        return ""
+    columns = ["Layers kept", "A token", "Must be accepted", *(f"at {share}" for share in rows[0]["speedups"])]
+    words = (
+        "Standalone drafts cut from this base, width kept: the share of drafted tokens that must hold to break even, "
+    )
+    words += "and the speed at which shares."
+    lead = tag("p", safe(words), class_="sp-hint")
+    return lead + table(columns, [_cut(row) for row in rows], "Standalone drafts", named=columns[1:])
+
+
+def _cut(row: Mapping[str, Any]) -> list[str]:
+    needed = row["needed_acceptance"]
+    words = "cannot pay" if needed is None else f"{needed:.0%}"
+    speeds = (f"{at['speedup']:.2f}×" for at in row["speedups"].values())
+    return [safe(w) for w in (row["layers"], f"{row['token_ms']:.2f} ms", words, *speeds)]
+
+
+def conditions(job: Job) -> str:
+    """Where the costs were measured, and how many verifications the acceptance rests on."""
+    result = _result(job)
+    if not result:
+        return ""
+    acceptance = result.get("acceptance") or {}
+    rests = f"{acceptance['verifications']} verifications" if acceptance.get("verifications") else ""
+    named = [(key.replace("_", " ").capitalize(), value) for key, value in (result.get("machine") or {}).items()]
+    return facts([("Costs", result.get("basis", "")), ("Acceptance from", rests), *named])
+
+
+def _result(job: Job) -> Mapping[str, Any]:
+    """What a finished plan says; nothing of other jobs."""
+    found = job.result or {}
+    return found if job.kind == "plan" and "plain" in found else {}

@@ -1,0 +1,61 @@
+"""On a checkpoint's page: judge it on recorded answers, those of a data set, without measuring anything anew."""
+
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import visitor
+from app.views import manage
+from app.views.choices import data_words
+from app.views.manage import SMALL
+from app.widgets.elements import QUIET, block, notice
+from app.widgets.fields import dropdown
+from speculoos.errors import BadInput, SpeculoosError
+from speculoos.settings import Settings
+from tracking import queries
+from tracking.db import reading
+from tracking.tables import Checkpoint
+from workers.ask.requests import Replay
+from workers.ask.submit import submit
+
+INFO = "Answers that this base wrote, or a file of recorded ones imported on the Data page as answered conversations."
+
+
+class ReplayForm:
+    """The components, inside the current Blocks; `outputs` are drawn when a checkpoint is opened."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings = settings
+        with gr.Row(equal_height=True):
+            self.data = dropdown([], label="Recorded answers", info=INFO, elem_id="checkpoint-replay-data", scale=3)
+        self.start = gr.Button("Replay them", elem_id="checkpoint-replay", **SMALL)
+        self.said = block(elem_id="checkpoint-replay-said")
+        self.outputs = [self.data, self.start, self.said]
+        self.start.click(self.submit, [chosen, self.data], self.said, **QUIET)
+
+    def view(self, session: Session, row: Checkpoint | None) -> list[Any]:
+        """Values of `outputs`."""
+        found = recorded(session, row) if row and row.state == "ready" else []
+        value = found[0][1] if found else None
+        shown = bool(found)
+        return [gr.Dropdown(found, value=value, visible=shown), gr.Button(visible=shown), ""]
+
+    def submit(self, checkpoint_id: str, dataset_id: str) -> str:
+        """Queue the job; what came of it, as HTML."""
+        try:
+            if not dataset_id:
+                raise BadInput("Recorded answers: choose a data set.")
+            with reading(self.settings) as session:
+                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+            request = Replay(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
+            job = submit(request, user=visitor.user(), settings=self.settings)
+        except SpeculoosError as error:
+            return notice(manage.sentence(error), "bad")
+        return notice("Queued: the draft along 50 recorded answers.", "good", f"/jobs?id={job.id}", "See the job")
+
+
+def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:
+    """(words, id) of the data sets with answers by this checkpoint's base."""
+    rows = queries.datasets(session, "conversations", ready_only=True)
+    return [(data_words(data), data.id) for data in rows if data.base_id == row.base_id]

@@ -1,0 +1,82 @@
+"""The rows of a data set, a few at a time, looked through for words."""
+
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import arrivals, previews
+from app.views import data_view
+from app.views.manage import SMALL, row, sentence
+from app.widgets.elements import QUIET, block, notice
+from app.widgets.hidden import hidden_json
+from app.widgets.text import safe, tag
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.tables import Dataset
+
+FIRST = ""
+"""The place where rows begin."""
+MOST_PLACES = 10_000
+LONGEST_WORDS = 200
+
+
+class RowsBrowser:
+    """The components, inside the current Blocks. `chosen` holds the data set's id; `live` is drawn again when that
+    changes."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings = settings
+        self.find = gr.Textbox(label="Search the rows", max_lines=1, max_length=LONGEST_WORDS, elem_id="dataset-find")
+        self.preview = block(elem_id="dataset-preview")
+        with gr.Row(elem_classes="sp-buttons"):
+            self.before = gr.Button("← Before", elem_id="dataset-before", visible=False, **SMALL)
+            self.after = gr.Button("After →", elem_id="dataset-after", visible=False, **SMALL)
+        self.places = hidden_json("dataset-places", [])
+        self.live = [self.preview, self.before, self.after, self.places]
+        asked, shown = [chosen, self.find, self.places], self.live
+        gr.on([self.find.input], self._search, asked[:2], shown, **QUIET, trigger_mode="always_last")
+        self.after.click(self._on, asked, shown, **QUIET)
+        self.before.click(self._back, asked, shown, **QUIET)
+
+    def live_view(self, session: Session, data: Dataset) -> list[Any]:
+        """Values of `live`: the first rows."""
+        return self._drawn(session, data, "", [])
+
+    def _search(self, data_id: str, words: str) -> list[Any]:
+        return self._shown(data_id, words, [])
+
+    def _on(self, data_id: str, words: str, places: Any) -> list[Any]:
+        return self._shown(data_id, words, places)
+
+    def _back(self, data_id: str, words: str, places: Any) -> list[Any]:
+        return self._shown(data_id, words, places[:-2] if isinstance(places, list) else [])
+
+    def _shown(self, data_id: str, words: str, places: Any) -> list[Any]:
+        try:
+            with reading(self.settings) as session:
+                data = row(session, Dataset, "data set", data_id)
+                return self._drawn(session, data, words or "", places)
+        except SpeculoosError as error:
+            return [notice(sentence(error), "bad"), gr.skip(), gr.skip(), gr.skip()]
+
+    def _drawn(self, session: Session, data: Dataset, words: str, places: Any) -> list[Any]:
+        """The rows after the last of `places`, which were seen before, and the ways on and back."""
+        if data.state == "ready" and (waits := arrivals.awaited(session, self.settings, data)):
+            return [notice(waits, "info"), *self._ways([], ""), []]
+        known = [place for place in places if isinstance(place, str)][:MOST_PLACES] if isinstance(places, list) else []
+        folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
+        found = previews.rows_from(folder, known[-1] if known else FIRST, words[:LONGEST_WORDS])
+        masks = {} if words.strip() or known else previews.masked_rows(folder)
+        html = data_view.preview(found.rows, masks, words) + _early(found)
+        return [html, *self._ways(known, found.next), [*known, found.next]]
+
+    def _ways(self, known: list[str], after: str) -> tuple[Any, Any]:
+        return gr.Button(visible=bool(known)), gr.Button(visible=bool(after))
+
+
+def _early(found: previews.Rows) -> str:
+    """That the rest was not looked through yet."""
+    words = f"Looked through {previews.MOST_READ >> 20} MB; “After” looks further."
+    return "" if found.whole else tag("p", safe(words), class_="sp-lead")

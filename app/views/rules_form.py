@@ -1,0 +1,57 @@
+"""Rules to be changed on the Settings page while everything runs: what is kept for how long, and limits of work."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from app.forms import whole
+from app.views.manage import SMALL, sentence
+from app.widgets.elements import QUIET, block, notice, on_load, section
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from tracking import rules
+from tracking.db import reading
+from tracking.rules import Rule
+
+
+class RulesForm:
+    """The fields of some rules, inside the current Blocks. `then` says from when on what was kept counts."""
+
+    def __init__(self, settings: Settings, name: str, some: Mapping[str, Rule], title: str, lead: str, then: str):
+        self.settings, self.rules, self.then = settings, some, then
+        section(title, lead)
+        with gr.Row(elem_classes="sp-settings"):
+            self.fields = [self._field(rule, each.label) for rule, each in some.items()]
+        self.said = block(elem_id=f"{name}-said")
+        self.save = gr.Button(f"Keep these {name}", variant="primary", elem_id=f"{name}-save", **SMALL)
+        on_load(self.values, None, self.fields)
+        self.save.click(self.kept, self.fields, self.said, **QUIET)
+
+    def _field(self, name: str, label: str) -> gr.Textbox:
+        outside = getattr(self.settings, name)
+        words = f"{outside:,} from outside" if outside or name in rules.KEEPING else UNSET.get(name, "")
+        return gr.Textbox(label=label, placeholder=words, max_lines=1, elem_id=f"rule-{name}", min_width=220)
+
+    def values(self) -> list[str]:
+        """What people chose, "" where they did not."""
+        with reading(self.settings) as session:
+            found = rules.chosen(session)
+        return [str(found.get(name, "")) for name in self.rules]
+
+    def kept(self, *values: Any) -> str:
+        """Keep what is in the fields."""
+        try:
+            asked = dict(zip(self.rules, values, strict=True))
+            rules.keep(self.settings, {name: whole(self.rules[name].label, value) for name, value in asked.items()})
+        except SpeculoosError as error:
+            return notice(sentence(error), "bad")
+        return notice(f"Kept; they count {self.then}.", "good")
+
+
+UNSET = {
+    "job_memory_mb": "what the machine has",
+    "min_disk_mb": "1,024, less on small disks",
+    "min_memory_mb": "512, less on small machines",
+}
+"""What holds where a limit was set neither here nor from outside."""

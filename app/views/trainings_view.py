@@ -1,0 +1,187 @@
+"""Trainings over each other: one chart a metric, a line for each, over steps, tokens or time, smoothed or not. Pure
+over rows."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from app.views.metrics_view import AXES, FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
+from app.widgets.charts import Look, Points, line_chart
+from app.widgets.elements import notice
+from app.widgets.text import tag
+from tracking.trainings import MOST, Found, Training
+
+Metrics = Mapping[str, Mapping[str, Points]]
+"""A training's label → its metrics."""
+OVER = {"Steps": "", "Tokens seen": "tokens", "Time": "time"}
+"""What lines are drawn over, and how the address calls it."""
+SMOOTHEST = 0.95
+LONGEST = 60 * 33
+"""Characters of ids in an address that are read: more than a page of a list has rows."""
+NAMED = 3
+TIMES = ((3.0, "seconds", 60.0), (180.0, "minutes", 1.0), (float("inf"), "hours", 1 / 60))
+"""Up to so many minutes, the unit and how many of it a minute has."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What is compared, and how the curves are drawn. An address holds all of it."""
+
+    ids: tuple[str, ...] = ()
+    over: str = ""
+    smooth: float = 0.0
+
+    @classmethod
+    def of(cls, query: Mapping[str, Any]) -> "View":
+        """What an address asks for; what it does not know is left out."""
+        ids = str(query.get("ids") or "")[:LONGEST].split(",")
+        over = str(query.get("over") or "")
+        known = tuple(dict.fromkeys(row_id.strip()[:64] for row_id in ids if row_id.strip()))
+        return cls(known, over if over in OVER.values() else "", smoothing(query.get("smooth")))
+
+    @property
+    def address(self) -> str:
+        said = {"ids": ",".join(self.ids), "over": self.over, "smooth": f"{self.smooth:g}" if self.smooth else ""}
+        query = urlencode({key: value for key, value in said.items() if value}, safe=",")
+        return f"/trainings?{query}" if query else "/trainings"
+
+    def without(self, row_id: str) -> "View":
+        """The same of the others."""
+        return View(tuple(each for each in self.ids if each != row_id), self.over, self.smooth)
+
+
+def smoothing(value: Any) -> float:
+    """A share of what came before, from 0 to SMOOTHEST; 0 for what is none."""
+    try:
+        share = round(float(value or 0), 2)
+    except (TypeError, ValueError):
+        return 0.0
+    return min(share, SMOOTHEST) if share > 0 else 0.0
+
+
+def labels(trainings: Sequence[Training]) -> list[str]:
+    """What each is called in charts and tables: its name, with a number where several have it."""
+    names = [training.name for training in trainings]
+    places = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    made = [name if names.count(name) == 1 else f"{name} · {at}" for name, at in zip(names, places, strict=True)]
+    if len(set(made)) == len(made):
+        return made
+    return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
+
+
+def said(found: Found) -> str:
+    """What of the address is not shown, and why."""
+    words = []
+    if found.others:
+        words.append(f"{_quoted(found.others)} {_are(found.others)} no training, so there are no curves to compare.")
+    if found.missing:
+        gone = "One of these jobs is" if found.missing == 1 else f"{found.missing} of these jobs are"
+        words.append(f"{gone} not here: deleted, or the address is wrong.")
+    if found.surplus:
+        words.append(
+            f"{MOST} trainings at once can be told apart; {_quoted(found.surplus)} {_are(found.surplus)} left out."
+        )
+    if len(found.trainings) == 1:
+        words.append("One training alone; choose two or more on the list of jobs.")
+    return notice(" ".join(words), "warn", "/jobs", "Choose on Jobs") if words else ""
+
+
+def charts(metrics: Metrics, over: str, smooth: float) -> tuple[str, str]:
+    """(the charts people look at first, the others), as HTML."""
+    names = list(metrics)
+    drawn: dict[bool, str] = {True: "", False: ""}
+    for metric in ordered({name for found in metrics.values() for name in found}):
+        series = {label: found[metric] for label, found in metrics.items() if metric in found}
+        drawn[is_first(metric)] += _chart(metric, series, metrics, names, over, smooth)
+    first, more = (tag("div", html, class_="sp-charts") if html else "" for html in (drawn[True], drawn[False]))
+    return first, more
+
+
+def without_axis(metrics: Metrics, over: str) -> str:
+    """Which trainings cannot be drawn over what was asked for."""
+    missing = [label for label, found in metrics.items() if over and found and AXES[over] not in found]
+    if not missing:
+        return ""
+    words = f"{' and '.join(f'“{label}”' for label in missing)}: what was seen and how long it took was not kept then."
+    return notice(f"{words} Over steps they are shown.", "info")
+
+
+def ordered(metrics: set[str]) -> list[str]:
+    """What people look at first comes first."""
+    found: dict[str, Points] = {name: () for name in metrics}
+    by_place = {chart_of(name): name for name in found}
+    return [by_place[chart, series] for chart, lines in groups_of(found).items() for series in lines]
+
+
+def is_first(metric: str) -> bool:
+    """Losses, τ and what the first head or depth gets right; the rest is folded."""
+    split, _, rest = metric.rpartition("/")
+    match = NUMBERED.match(rest)
+    assert match
+    return match["what"] in FIRST and (match["number"] is None or (match["number"] == "1" and split != "train"))
+
+
+def title(metric: str) -> str:
+    """`eval/top1_head2` → "Top-1 accuracy, held out, head 2"."""
+    chart, series = chart_of(metric)
+    head = title_of(chart)
+    return head if head == series else f"{head}, {series}"
+
+
+def smoothed(points: Points, share: float) -> list[tuple[float, float]]:
+    """Each value as a mean of itself and those before, weighted by `share` a point of distance (an exponential moving
+    average that its first points do not pull to zero)."""
+    made, last, weight = [], 0.0, 0.0
+    for x, y in points:
+        last, weight = share * last + (1 - share) * y, share * weight + (1 - share)
+        made.append((x, last / weight))
+    return made
+
+
+def over_axis(points: Points, axis: Points) -> list[tuple[float, float]]:
+    """The points over what `axis` says of their steps: in proportion between two of its steps, nothing at step 0."""
+    known = [(0.0, 0.0), *((step, value) for step, value in axis if step > 0)]
+    return [(_at(known, step), value) for step, value in points]
+
+
+def _at(known: Sequence[tuple[float, float]], step: float) -> float:
+    place = bisect_right(known, step, key=lambda point: point[0])
+    if place == len(known):
+        return known[-1][1]
+    (x0, y0), (x1, y1) = known[place - 1], known[place]
+    return y0 + (step - x0) / (x1 - x0) * (y1 - y0)
+
+
+def _chart(
+    metric: str, series: Mapping[str, Points], metrics: Metrics, order: Sequence[str], over: str, smooth: float
+) -> str:
+    lines, across = _placed(series, metrics, over)
+    smooth = smooth if metric.startswith("train/") else 0.0  # what is measured on held-out data is few, and no noise
+    drawn = {label: smoothed(points, smooth) for label, points in lines.items()} if smooth else lines
+    what = chart_of(metric)[0].partition(",")[0]
+    look = Look(behind=lines if smooth else {}, order=order, near=True)
+    return line_chart(title(metric), drawn, what.startswith(SHARES), UNITS.get(what, ""), across, look)
+
+
+def _placed(series: Mapping[str, Points], metrics: Metrics, over: str) -> tuple[dict[str, Points], str]:
+    """The lines over what was asked for, and what that is called."""
+    if not over:
+        return dict(series), "step"
+    axes = {label: metrics[label][AXES[over]] for label in series if AXES[over] in metrics[label]}
+    lines = {label: over_axis(series[label], axis) for label, axis in axes.items()}
+    if over == "tokens":
+        return {label: [(round(x), y) for x, y in line] for label, line in lines.items()}, "tokens seen"
+    most = max((x for line in lines.values() for x, _ in line), default=0.0)
+    unit, times = next((unit, times) for bound, unit, times in TIMES if most <= bound)
+    return {label: [(x * times, y) for x, y in line] for label, line in lines.items()}, unit
+
+
+def _quoted(jobs: Sequence[Any]) -> str:
+    more = f" and {len(jobs) - NAMED} more" if len(jobs) > NAMED else ""
+    return ", ".join(f"“{job.name}”" for job in jobs[:NAMED]) + more
+
+
+def _are(jobs: Sequence[Any]) -> str:
+    return "is" if len(jobs) == 1 else "are"

@@ -1,0 +1,108 @@
+"""On a checkpoint's page: tune its tree on a machine here, and see what any tree is expected to give."""
+
+from typing import Any
+
+import gradio as gr
+from sqlalchemy.orm import Session
+
+from app import visitor
+from app.views import manage, tree_view
+from app.views.job_panel import names
+from app.views.manage import SMALL
+from app.widgets.elements import QUIET, block, notice, on_typing, section
+from app.widgets.fields import dropdown
+from app.widgets.formatting import rounded
+from app.widgets.review import command_box
+from app.widgets.text import safe, tag
+from speculoos.errors import BadInput, SpeculoosError
+from speculoos.settings import DTYPES, Settings
+from tracking.db import reading
+from tracking.tables import Checkpoint
+from workers.ask import estimates
+from workers.ask.command_line import command_for
+from workers.ask.requests import Tune
+from workers.ask.submit import submit
+
+USUAL = [("As the settings say", ""), *((name, name) for name in DTYPES if name != "auto")]
+EDITOR = (
+    "What a tree would give, from how often each place was right and what steps cost: chain 4, tree 4x2x1, or paths as "
+    "Medusa and TensorRT-LLM write them."
+)
+
+
+class TreeForm:
+    """The components, inside the current Blocks; `live` follow the rows, `outputs` are drawn when one is opened."""
+
+    def __init__(self, settings: Settings, chosen: gr.Textbox):
+        self.settings = settings
+        self.found = block(elem_id="checkpoint-tuned")
+        with gr.Row(equal_height=True):
+            self.dtype = dropdown(USUAL, value="", label="Precision", elem_id="checkpoint-tune-dtype", min_width=180)
+            self.keep = gr.Checkbox(
+                True, label="Draft with the tree it finds from now on, where it pays", elem_id="checkpoint-tune-keep"
+            )
+        self.review = block(elem_id="checkpoint-tune-review")
+        self.start = gr.Button("Tune on this machine", elem_id="checkpoint-tune", **SMALL)
+        self.said = block(elem_id="checkpoint-tune-said")
+        section("What a tree would give", EDITOR)
+        self.tree = gr.Textbox(label="Tree", lines=1, max_lines=6, elem_id="checkpoint-tree")
+        self.reckoned = block(elem_id="checkpoint-reckoned")
+        self.live = [self.found]
+        self.outputs = [self.review, self.start, self.said, self.tree, self.reckoned]
+        asked = [chosen, self.dtype, self.keep]
+        self.start.click(self.submit, asked, self.said, **QUIET)
+        on_typing((self.dtype, self.keep), self.review_now, asked, self.review)
+        on_typing((self.tree,), self.reckon, [chosen, self.tree], self.reckoned)
+
+    def live_view(self, row: Checkpoint) -> list[Any]:
+        """Values of `live`."""
+        return [tree_view.finding(row)]
+
+    def view(self, session: Session, row: Checkpoint | None) -> list[Any]:
+        """Values of `outputs`."""
+        if row is None or row.state != "ready":
+            return ["", gr.Button(visible=False), "", "", ""]
+        tree = tree_view.first_tree(session, row)
+        drawn = tree_view.reckoned(session, row, tree or "chain 1")
+        return [self._reviewed(session, tune_request(row, "", True)), gr.Button(visible=True), "", tree, drawn]
+
+    def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
+        """What it takes, and the command that does the same."""
+        try:
+            with reading(self.settings) as session:
+                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+                return self._reviewed(session, tune_request(row, dtype, keep))
+        except SpeculoosError as error:
+            return notice(manage.sentence(error), "bad")
+
+    def _reviewed(self, session: Session, request: Tune) -> str:
+        found = estimates.estimate(session, request, self.settings.home)
+        time = f"Takes about {rounded(found.seconds)}, from {found.basis}." if found.seconds else ""
+        warnings = "".join(notice(text, "warn") for text in found.warnings)
+        return tag("p", safe(time), class_="sp-hint") + warnings + command_box(command_for(request, names(session)))
+
+    def submit(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
+        """Queue the job; what came of it, as HTML."""
+        try:
+            with reading(self.settings) as session:
+                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+            job = submit(tune_request(row, dtype, keep), user=visitor.user(), settings=self.settings)
+        except SpeculoosError as error:
+            return notice(manage.sentence(error), "bad")
+        return notice("Queued: the verdict comes here.", "good", f"/jobs?id={job.id}", "See the job")
+
+    def reckon(self, checkpoint_id: str, text: str) -> str:
+        """What the typed tree would give, as HTML."""
+        try:
+            with reading(self.settings) as session:
+                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+                return tree_view.reckoned(session, row, text or "")
+        except SpeculoosError as error:
+            return notice(manage.sentence(error), "bad")
+
+
+def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:
+    """What the form says. Raises BadInput."""
+    if dtype and dtype not in DTYPES:
+        raise BadInput(f"Precision: expected one of {', '.join(DTYPES)}.")
+    return Tune(base_id=row.base_id, checkpoint_id=row.id, dtype=dtype or "", keep=bool(keep))

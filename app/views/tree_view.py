@@ -1,0 +1,145 @@
+"""A checkpoint's tree: what a tuning found, and what any other tree is expected to give. Pure functions."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from sqlalchemy.orm import Session
+
+from app.views.checkpoint_rows import best_figures
+from app.widgets.charts import line_chart
+from app.widgets.elements import facts, notice, tiles
+from app.widgets.formatting import figure
+from app.widgets.text import tag
+from app.widgets.tree_picture import tree_picture
+from methods import trees
+from methods.expectation import Expected, Measured, expected, suggested
+from speculoos.errors import BadInput
+from tracking.evaluations import machine_words
+from tracking.tables import Base, Checkpoint
+
+FASTER = "Plain decoding would be faster here: no tree of this draft pays on this machine."
+NOTHING = (
+    "Nothing says yet how often this draft is right at which place: tune it, or evaluate it, and any tree can be "
+    "reckoned."
+)
+
+SHAPES = 'Give a tree with a fixed shape: "chain 4", "tree 4x2x1", or paths such as [[0], [0, 0]].'
+
+
+def tuned(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """What the last tuning found; {} where there was none, or one of an earlier version that kept words alone."""
+    found = (checkpoint.figures or {}).get("tuned")
+    return found if isinstance(found, Mapping) else {}
+
+
+def verdict(checkpoint: Checkpoint) -> str:
+    """One strip; "" where nothing was tuned."""
+    words, found = (checkpoint.figures or {}).get("tuning"), tuned(checkpoint)
+    if found.get("plain_is_faster"):
+        return notice(f"{FASTER} {where(found)}", "warn")
+    if not words:
+        return ""
+    kept = "" if not found or found.get("kept") else " It is not kept with the checkpoint."
+    return notice(f"Tuned: {words}{kept} {where(found)}".strip(), "good")
+
+
+def where(found: Mapping[str, Any]) -> str:
+    """The machine and the precision it was tuned on."""
+    parts = [machine_words(found), str(found.get("dtype") or ""), str(found.get("at") or "")[:10]]
+    words = ", ".join(filter(None, parts))
+    return f"({words})" if words else ""
+
+
+def finding(checkpoint: Checkpoint) -> str:
+    """The verdict, what it rests on, and the curve it was chosen from."""
+    found = tuned(checkpoint)
+    if not found:
+        return verdict(checkpoint) or tag("p", "Not tuned yet.", class_="sp-hint")
+    rows = [
+        ("Tree", trees.words(found.get("drafting") or {}) or "none: plain decoding"),
+        ("Expected τ", figure(found.get("expected_tau"))),
+        ("Expected speed", figure(found.get("expected_speedup"), unit="× plain")),
+        ("Machine", machine_words(found)),
+        ("Precision", found.get("dtype")),
+        ("Questions", found.get("questions")),
+        ("Verifications", found.get("verifications")),
+    ]
+    sizes = [(float(nodes), speedup) for nodes, _, speedup in found.get("sizes") or ()]
+    title = "Expected speed by nodes"
+    chart = line_chart(title, {"the best tree of a size": sizes}, unit="× plain", across="nodes with the root")
+    drawn = tag("div", chart, class_="sp-charts") if len(sizes) > 1 else ""
+    return tag("div", verdict(checkpoint) + facts(rows) + drawn, class_="sp-stack")
+
+
+def measured_of(session: Session, checkpoint: Checkpoint) -> Measured | None:
+    """Of its tuning, else of its last evaluation (which says nothing of costs)."""
+    return Measured.of(tuned(checkpoint)) or Measured.of(best_figures(session, checkpoint))
+
+
+def first_tree(session: Session, checkpoint: Checkpoint) -> str:
+    """What the editor begins with: the tuned tree, else the one that is reckoned best."""
+    own = (tuned(checkpoint).get("drafting") or {}).get("tree")
+    if own:
+        return written(own)
+    measured = measured_of(session, checkpoint)
+    return written(suggested(measured)) if measured else ""
+
+
+def written(tree: list[list[int]]) -> str:
+    """As a person types it: in words where that says all."""
+    words = trees.words({"tree": tree})
+    return words if words.startswith(("chain", "tree ")) and not words.startswith("tree of") else str(tree)
+
+
+def reckoned(session: Session, checkpoint: Checkpoint, text: str) -> str:
+    """What a tree is expected to give, drawn; or in one sentence why not."""
+    measured = measured_of(session, checkpoint)
+    if measured is None:
+        return notice(NOTHING, "info")
+    try:
+        tree = trees.parse(text).get("tree")
+    except BadInput as error:
+        return notice(str(error), "warn")
+    if not tree:
+        return notice(SHAPES, "warn")
+    found = expected(tree, measured)
+    base = session.get_one(Base, checkpoint.base_id)
+    drawn = figures(found) + warnings(found) + tree_picture(found.chances) + links(base, checkpoint, text)
+    return tag("div", drawn, class_="sp-stack")
+
+
+def figures(found: Expected) -> str:
+    """τ, cost and speed."""
+    timed = "" if found.step_ms is not None else "not timed: tune it here"
+    return tiles(
+        (
+            ("Expected τ", figure(found.tau), "places taken as independent"),
+            ("A step", figure(found.step_ms, 1, "ms"), timed or "drafting and verification"),
+            ("Expected speed", figure(found.speedup, unit="×"), timed or "against plain"),
+            ("Nodes", len(found.chances), f"{max(map(len, found.chances))} deep, the root left out"),
+        )
+    )
+
+
+def warnings(found: Expected) -> str:
+    """What the figures leave out, and where plain decoding is faster."""
+    said = ""
+    if found.speedup is not None and found.speedup < 1:
+        said += notice("Plain decoding would be faster here than with this tree.", "warn")
+    if found.unknown:
+        nodes = "node lies" if found.unknown == 1 else "nodes lie"
+        said += notice(
+            f"{found.unknown:,} {nodes} where nothing was measured and count as never accepted: τ is at least this.",
+            "info",
+        )
+    return said
+
+
+def links(base: Base, checkpoint: Checkpoint, text: str) -> str:
+    """Where the tree can be tried."""
+    to = "/playground?" + urlencode({"model": f"{base.name}@{checkpoint.name}", "tree": text})
+    pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}", "tree": text})
+    made = tag("a", "Try it in the Playground", href=to, class_="sp-button sp-quiet")
+    made += tag("a", "Compare it with plain", href=pair, class_="sp-button sp-quiet")
+    return tag("div", made, class_="sp-link-row")

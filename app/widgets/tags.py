@@ -1,0 +1,20 @@
+"""Tags: words of a note that begin with #. Each leads to the rows of its list whose notes have it."""
+
+import re
+
+from app.widgets.asked import Asked, address
+from app.widgets.text import safe, tag
+
+TAG = re.compile(r"(?<!\S)#[^\s#,;.]{1,40}")
+MOST = 8
+
+
+def tags_of(note: str) -> list[str]:
+    """`#good` and `#paper` of “a #good one for the #paper”, each once, in order."""
+    return list(dict.fromkeys(TAG.findall(note or "")))[:MOST]
+
+
+def tag_links(page: str, note: str) -> str:
+    """The tags of a note as links into the list on `page`; "" without any."""
+    links = (tag("a", safe(each), href=address(page, "", Asked("", each)), class_="sp-tag") for each in tags_of(note))
+    return " ".join(links)

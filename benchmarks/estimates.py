@@ -1,0 +1,199 @@
+"""Whether estimates hold: every kind of job in a fresh home, what was said before it began beside what it took.
+
+    python -m benchmarks.estimates --json FILE
+
+`speculoos up` in an empty home; when it has probed the machine, every job of the first round, one after the other, then
+a second round with other amounts, for which the first is the past. Claimed is a factor of at most 2 at first, and of
+at most 1.3 after one job of a kind. Nothing else may run on the machine; about twenty minutes. Needs a clone: it uses
+the tests' tools.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import conditions, finish, load_average
+from models.starter import starter_path
+from runtime.speed import WAITS
+from speculoos.settings import CLONE, Settings
+from tests.tools.running import Up, wait_for
+from tracking import db, queries
+from tracking.names import STARTER
+from tracking.states import FINISHED
+from tracking.tables import Job
+from workers.ask.pace import PROBE
+from workers.ask.requests import (
+    Evaluate,
+    Export,
+    GenerateData,
+    ImportAnswered,
+    ImportDraft,
+    ImportPrompts,
+    Matrix,
+    Plan,
+    Replay,
+    Request,
+    Train,
+)
+from workers.ask.submit import submit
+
+PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
+HEAD = CLONE / "models" / "starter_head"
+ALLOWED = (2.0, 1.3)
+"""Factors between estimate and time in the first and the second round."""
+JOB_SECONDS = 1800.0
+SMALL = {"draft_vocab_size": 8192, "epochs": 1, "held_out": 0.05, "max_held_out": 4}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "medusa": {**SMALL, "medusa_tie_lm_head": True},
+    "eagle": {"epochs": 1, "held_out": 0.05, "max_held_out": 4},
+    "eagle3": SMALL,
+    "draft": {"epochs": 1, "held_out": 0.05, "max_held_out": 4},
+}
+
+
+class Home:
+    """A running workbench and the ids of what its jobs made."""
+
+    def __init__(self, settings: Settings, folder: Path):
+        self.settings, self.folder = settings, folder
+        with db.reading(settings) as session:
+            self.base = queries.find_base(session, STARTER).id
+            self.head = queries.checkpoints(session, self.base, ready_only=True)[0].id
+
+    def do(self, kind: str, request: Request) -> dict[str, Any]:
+        """One job to its end: its row of the table."""
+        job = submit(request, settings=self.settings)
+        deadline = time.monotonic() + JOB_SECONDS
+        while job.state not in FINISHED and time.monotonic() < deadline:
+            time.sleep(0.2)
+            with db.reading(self.settings) as session:
+                job = session.get_one(Job, job.id)
+        if job.state != "SUCCEEDED":
+            raise SystemExit(f"{job.name} is {job.state}: {job.error}")
+        took = (job.finished_at - job.started_at).total_seconds()
+        return {"kind": kind, "estimated": job.estimated_seconds, "took": round(took, 2), "request": job.request}
+
+
+def requests(home: Home, number: int) -> Iterator[tuple[str, Any]]:
+    """(kind, request) of round `number`, 1 or 2; what a job made comes back as the value of the yield."""
+    prompts = yield "import prompts", ImportPrompts(path=str(prompt_file(home.folder, 20_000 * number)))
+    data = prompts["dataset_id"]
+    wanted = {"limit": 40 + 40 * number, "max_tokens": 64 + 32 * number, "batch_size": 32}
+    made = yield "generate data", GenerateData(source_id=data, base_id=home.base, **wanted)
+    answers = made["dataset_id"]
+    file = conversation_file(home.folder, home.settings, answers, 4_000 * number)
+    yield "import answered", ImportAnswered(path=str(file), base_id=home.base)
+    checkpoints = {}
+    for method, settings in TRAININGS.items():
+        trained = yield f"train {method}", Train(method, home.base, answers, settings)
+        checkpoints[method] = trained["checkpoint_id"]
+    yield "import draft", ImportDraft("folder", str(HEAD), home.base)
+    yield "evaluate", Evaluate(home.base, home.head, limit=2 + 4 * number, max_tokens=64)
+    trees = [{}, {"depth": 3}]
+    model = {"base_id": home.base, "checkpoint_id": home.head}
+    yield "matrix", Matrix([model], drafting=trees, limit=2 + 2 * number, max_tokens=48)
+    yield "replay", Replay(home.base, home.head, answers, limit=10 + 10 * number)
+    yield "plan", Plan(home.base, home.head, limit=2 + 2 * number, batches=[1, 4])
+    yield "export", Export(checkpoints["eagle3"] if number == 1 else checkpoints["medusa"], "own")
+
+
+def prompt_file(folder: Path, rows: int) -> Path:
+    """The built-in prompts, again and again with a number, so that none is a duplicate."""
+    prompts = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    file = folder / f"prompts-{rows}.jsonl"
+    with file.open("w", encoding="utf-8") as out:
+        for number in range(rows):
+            row = prompts[number % len(prompts)]
+            again = f" ({number // len(prompts)})" if number >= len(prompts) else ""
+            out.write(json.dumps({**row, "prompt": row["prompt"] + again}) + "\n")
+    return file
+
+
+def conversation_file(folder: Path, settings: Settings, dataset_id: str, rows: int) -> Path:
+    """Answers that a job made, as a file of `rows` conversations of another tool."""
+    from corpus.shards import read_rows
+    from tracking.tables import Dataset
+
+    with db.reading(settings) as session:
+        path = session.get_one(Dataset, dataset_id).path
+    chats = [row["messages"] for row in read_rows(path)]
+    file = folder / f"chats-{rows}.jsonl"
+    with file.open("w", encoding="utf-8") as out:
+        for number in range(rows):
+            messages = [dict(turn) for turn in chats[number % len(chats)]]
+            messages[0]["content"] += f" ({number})"
+            out.write(json.dumps({"messages": messages}) + "\n")
+    return file
+
+
+@contextmanager
+def workbench(folder: Path) -> Iterator[Home]:
+    """`speculoos up` in an empty home with the starter and all cores, probed; ended at the end."""
+    own = {"SPECULOOS_STARTER": str(starter_path()), "OMP_NUM_THREADS": str(os.cpu_count())}
+    up = Up(folder / "home", **own)
+    try:
+        up.start()
+        wait_for((up.home / PROBE).exists, "the probe of the machine")
+        time.sleep(sum(WAITS) + len(WAITS))  # it goes on, and the best counts
+        yield Home(up.settings, folder)
+    finally:
+        up.end()
+        shutil.rmtree(up.settings.run_dir, ignore_errors=True)
+
+
+def factor(row: dict[str, Any]) -> float:
+    """How far the estimate was off, either way; none counts as never."""
+    estimated, took = row["estimated"], row["took"]
+    return max(estimated / took, took / estimated) if estimated else float("inf")
+
+
+def measure(home: Home) -> list[dict[str, Any]]:
+    rows = []
+    for number in (1, 2):
+        jobs, answer = requests(home, number), None
+        try:
+            while True:
+                kind, request = jobs.send(answer)
+                row = {"round": number, **home.do(kind, request)}
+                answer = row.pop("request")
+                rows.append({**row, "factor": round(factor(row), 2)})
+                print(f"{number} {kind}: {row['estimated']} s said, {row['took']} s taken", file=sys.stderr)
+        except StopIteration:
+            pass
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| job | first: said, took | factor | second: said, took | factor |", "| --- | --- | --- | --- | --- |"]
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        cells = [
+            f"{row['estimated'] or 0:.1f} s, {row['took']:.1f} s | {row['factor']:.2f}"
+            for row in rows
+            if row["kind"] == kind
+        ]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    before = load_average()
+    with tempfile.TemporaryDirectory() as folder, workbench(Path(folder)) as home:
+        rows = measure(home)
+    off = [row for row in rows if row["factor"] > ALLOWED[row["round"] - 1]]
+    finish({"jobs": rows, "off": off, **conditions(before)}, table(rows), options.json)
+    raise SystemExit(1 if off else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Whether the planner's predictions hold: predicted against measured throughput of the starter's head.
+
+    python -m benchmarks.planner --json FILE [--questions FILE]
+    python -m benchmarks.planner --draw FILE docs/images/planner.svg
+
+Acceptance is read off every second question of a category, throughput is measured on the others, since what holds for
+the questions that were asked is no prediction. `--questions`: a file of MT-Bench's form in place of the built-in ones;
+few questions differ more from each other than the planner errs. Measured are plain decoding, chains of 1 to 5,
+trees of 4 to 16 nodes, and standalone drafts of 2, 4 and 8 of the base's layers, untrained. Every question is answered
+by every contender in turn, and between two questions the planner measures its costs once more, so that both meet the
+same weather. A contender's throughput is all its tokens over verifications times the median step of each question.
+Claimed is an error of at most 15 % for the head's shapes, and the right order of the standalone drafts.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.planner_picture import picture
+from benchmarks.report import conditions, finish, load_average
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.generate import generate
+from decoding.step import Step
+from decoding.target import Target, fast_target
+from evaluation.costs import Costs
+from evaluation.estimate import milliseconds
+from evaluation.meter import Meter
+from evaluation.planner import MAX_LENGTH, TEXT, Progress, measure_curves, prompts_of, space_of, steps_of
+from evaluation.questions import BUILT_IN, read_questions, spread
+from evaluation.shapes import Shape, chain_shares
+from models.base import Base, load_base
+from models.checkpoints import load_draft
+from models.eagle3 import Eagle3Draft
+from models.standalone import StandaloneDraft
+from models.starter import starter_path
+from models.tiny import make_tiny_base
+from speculoos.reporting import Silent
+from speculoos.settings import CLONE
+
+HEAD = CLONE / "models" / "starter_head"
+ALLOWED = 0.15
+"""Relative error of a prediction."""
+DEPTHS = (1, 3)
+"""Of the standalone drafts' chains."""
+STANDALONE_TOKENS = 24
+"""Of an answer with one of them: untrained, they only cost."""
+STANDALONE = "standalone"
+
+
+@dataclass
+class Contender:
+    """One way to answer. `layers` and `depth` are those of a standalone draft, 0 otherwise."""
+
+    name: str
+    draft: Any
+    options: dict[str, Any]
+    tau: float
+    layers: int = 0
+    depth: int = 0
+    shape: Shape | None = None
+    answers: list[list[Step]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """What was measured."""
+        counted = [[step for step in answer if step.counted] for answer in self.answers]
+        whole = [steps for steps in counted if steps]
+        medians = [statistics.median(map(milliseconds, steps)) for steps in whole]
+        tokens = sum(len(step.tokens) for steps in whole for step in steps)
+        spent = sum(len(steps) * median for steps, median in zip(whole, medians, strict=True))
+        count = sum(map(len, whole))
+        return {
+            "tokens_per_second": round(tokens / spent * 1e3, 2),
+            "tau": round(tokens / count, 4),
+            "step_ms": round(spent / count, 3),
+        }
+
+
+def contenders(
+    target: Target, head: Any, cuts: dict[int, Any], prompts: Sequence[Sequence[int]], args: argparse.Namespace
+) -> list[Contender]:
+    """Everything that takes part, with the τ that the planner expects."""
+    progress = Progress(Silent(), 1)
+    curves = measure_curves(target, head, space_of(head), prompts, args.max_tokens, progress)
+    shapes = [*curves.chains(), *_longest(curves.trees())]
+    found = [Contender("plain", None, {"drafter": "none"}, 1.0, shape=Shape("plain"))]
+    found += [Contender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
+    for layers, draft in cuts.items():
+        steps = steps_of(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, progress)
+        shares = chain_shares(steps, max(DEPTHS))
+        for depth in DEPTHS:
+            tau = 1 + sum(shares[:depth])
+            name = f"{layers} layers, chain {depth}"
+            found.append(Contender(name, draft, {"depth": depth}, tau, layers, depth))
+    return found
+
+
+def _longest(trees: list[Shape]) -> list[Shape]:
+    """Of each size the tree with the highest expected τ; what is fastest is known only after costs are."""
+    best: dict[int, Shape] = {}
+    for shape in trees:
+        if shape.nodes not in best or shape.tau > best[shape.nodes].tau:
+            best[shape.nodes] = shape
+    return [best[nodes] for nodes in sorted(best)]
+
+
+def race(base: Base, head: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure and predict."""
+    before = load_average()
+    layers = [count for count in args.layers if count < base.num_layers]
+    cuts = {count: StandaloneDraft.from_base(base, count).eval() for count in layers}
+    target = fast_target(base, MAX_LENGTH)
+    rows = spread(read_questions(args.questions), 2 * args.limit)
+    rows.sort(key=lambda row: row.get("category") or "")
+    prompts = prompts_of(base, rows, target.max_length - args.max_tokens)
+    known, asked = prompts[::2], prompts[1::2]
+    entries = contenders(target, head, cuts, known, args)
+    text = (known[0] * TEXT)[: min(TEXT, target.max_length // 2)]
+    meter = Meter(target, text, head, space_of(head), batches=(1,), layers=layers)
+    meter.round()
+    meter.taken.clear()
+    for number, prompt in enumerate(asked, 1):
+        for entry in entries if number % 2 else reversed(entries):
+            target.rewind(0)
+            drafter = make_drafter(target, entry.draft, entry.options)
+            most = min(args.max_tokens, STANDALONE_TOKENS) if entry.layers else args.max_tokens
+            entry.answers.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=most))))
+        meter.round()
+        print(f"{number}/{len(asked)} questions", file=sys.stderr)
+    costs = meter.costs()
+    results = [compared(entry, costs) for entry in entries]
+    return {"contenders": results, **verdict(results), "costs": costs.to_json(), **conditions(before)}
+
+
+def compared(entry: Contender, costs: Costs) -> dict[str, Any]:
+    """A contender's prediction beside what was measured."""
+    measured = entry.figures()
+    step = costs.step(entry.shape) if entry.shape else costs.standalone_step(entry.layers, entry.depth)
+    speed = entry.tau * 1e3 / step
+    return {
+        "name": entry.name,
+        "kind": STANDALONE if entry.layers else "head",
+        "layers": entry.layers,
+        "depth": entry.depth,
+        "predicted": {"tokens_per_second": round(speed, 2), "tau": round(entry.tau, 4), "step_ms": round(step, 3)},
+        "measured": measured,
+        "error": round(speed / measured["tokens_per_second"] - 1, 4),
+        "error_of_step": round(step / measured["step_ms"] - 1, 4),
+    }
+
+
+def verdict(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Whether what is claimed holds."""
+    worst = max(abs(row["error"]) for row in results if row["kind"] != STANDALONE)
+    right = all(_order(results, depth, "predicted") == _order(results, depth, "measured") for depth in DEPTHS)
+    return {"worst_error": worst, "within": worst <= ALLOWED, "order_right": right}
+
+
+def _order(results: Sequence[dict[str, Any]], depth: int, which: str) -> list[int]:
+    """Layers of the standalone drafts, the fastest first."""
+    rows = [row for row in results if row["kind"] == STANDALONE and row["depth"] == depth]
+    return [row["layers"] for row in sorted(rows, key=lambda row: -row[which]["tokens_per_second"])]
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        "| | predicted tokens/s | measured | error | τ predicted | τ measured | step ms predicted | measured |",
+        "| --- " * 8 + "|",
+    ]
+    for row in result["contenders"]:
+        p, m = row["predicted"], row["measured"]
+        cells = (row["name"], p["tokens_per_second"], m["tokens_per_second"], f"{row['error']:+.1%}")
+        lines.append("| " + " | ".join(map(str, (*cells, p["tau"], m["tau"], p["step_ms"], m["step_ms"]))) + " |")
+    words = "right" if result["order_right"] else "WRONG"
+    lines.append(
+        f"\nWorst error of the head's shapes {result['worst_error']:.1%} (allowed {ALLOWED:.0%}); order of the "
+        f"standalone drafts {words}; load {result['load'][0]} before, {result['load'][1]} after."
+    )
+    return "\n".join(lines)
+
+
+def subject(args: argparse.Namespace) -> tuple[Base, Any]:
+    """The starter with its head, or with --tiny a random base and a random EAGLE-3 draft."""
+    if not args.tiny:
+        base = load_base(args.model, dtype=args.dtype, device=args.device)
+        return base, load_draft(args.head, base)
+    torch.manual_seed(0)
+    base = load_base(make_tiny_base(Path(tempfile.mkdtemp())))
+    return base, Eagle3Draft.from_base(base)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=starter_path())
+    parser.add_argument("--head", type=Path, default=HEAD)
+    parser.add_argument("--questions", type=Path, default=BUILT_IN)
+    parser.add_argument("--limit", type=int, default=20, help="questions for acceptance, and as many for throughput")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tiny", action="store_true", help="a random base: whether this runs, not what it says")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("FILE", "PICTURE"), help="a chart of an earlier --json")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if arguments is None else arguments)
+    if args.draw:
+        source, target = args.draw
+        target.write_text(picture(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
+        return 0
+    result = race(*subject(args), args)
+    finish(result, table(result), args.json)
+    return 0 if args.tiny or (result["within"] and result["order_right"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Recorded outputs of a model: what it was asked and what it wrote, for judging drafts without it. Knows no model.
+
+- A data set folder: conversations, whose `token_ids` and `loss_spans`, where there are any, are taken as they are.
+- JSONL, JSON, CSV, parquet: conversations, or prompt and answer (`corpus.answered`), as `speculoos replay record`
+  writes them too.
+- Text of `tensor([[…]])`, as the demo of *Decoding Speculative Decoding* has it: the ids of one output each. Prompts
+  lie in a JSONL of `{"prompt"}` beside it, in the same order, and are gone on with as they are.
+
+A record may bring `prompt_ids`, `token_ids` (of the output), `raw` (the prompt is a text to go on with, no chat) and
+`logprobs`: for each token of the output the likeliest ones with their log-probabilities, as [[token or id, logprob], …]
+or as OpenAI's chat answers have them.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from corpus.answered import ANSWERED_FIELDS, parse
+from corpus.fields import BadRecord, filled, text_of
+from corpus.rows import BadRow, parsed_rows, row_id
+from corpus.shapes import Message, record_of
+from corpus.shards import read_rows
+from speculoos.errors import BadInput
+
+OWN_FIELDS = ANSWERED_FIELDS | {"prompt_ids", "token_ids", "logprobs", "raw"}
+TENSOR = re.compile(r"tensor\(\s*\[\[([^\[\]]*)\]\]")
+MOST_IDS = 1 << 31
+LONGEST_ID = len(str(MOST_IDS))
+LEAST = -1e30
+"""A log-probability below is none, unless it is minus infinity."""
+Likely = list[tuple[str | int, float]]
+"""Tokens, as text or id, with their log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One output. `messages` are what was asked (of a raw one a single user turn that holds the text); ids are None
+    where they are not recorded; `logprobs` has one entry a token, or none at all. `line`, `part`: where it stood."""
+
+    id: str
+    messages: list[Message]
+    output: str = ""
+    prompt_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    logprobs: tuple[Likely, ...] = ()
+    finish: str = "length"
+    raw: bool = False
+    line: int = 0
+    part: int = 0
+
+    @property
+    def prompt(self) -> str:
+        """The last thing that was asked."""
+        return next((m["content"] for m in reversed(self.messages) if m["role"] == "user"), "")
+
+
+def read_recordings(
+    path: str | Path, prompts: str | Path | None = None, limit: int | None = None, raw: bool = False
+) -> Iterator[Recording | BadRow]:
+    """The recordings of a file or data set folder, at most `limit`, and the rows that hold none.
+
+    `prompts` is the file that goes with one of tensors; `raw`: every prompt is a text to go on with. Raises BadInput
+    for a file that cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return islice((r for row in read_rows(path) for r in _of_row(row)), limit)
+    if _holds_tensors(path):
+        return _tensors(path, prompts, limit)
+    if prompts:
+        raise BadInput(f"{path.name}: has its prompts in it; a file of prompts goes with outputs in tensor([[…]]).")
+    return parsed_rows(path, lambda line, value: _record(line, value, raw), OWN_FIELDS, limit)
+
+
+def _record(line: int, value: Any, raw: bool) -> Recording:
+    record = record_of(value)
+    messages, output, finish = _said(line, record)
+    ids, likely = _ids(record, "token_ids"), _logprobs(record.get("logprobs"))
+    if ids is not None and likely and len(likely) != len(ids):
+        raise BadRecord(f"logprobs: {len(likely)} entries for {len(ids)} tokens")
+    name = str(record.get("id") or row_id(line))[:200]
+    raw = raw or record.get("raw") is True
+    return Recording(name, messages, output, _ids(record, "prompt_ids"), ids, likely, finish, raw, line)
+
+
+def _said(line: int, record: dict[str, Any]) -> tuple[list[Message], str, str]:
+    """(what was asked, the output, how it ended); ids may stand in for either text."""
+    try:
+        row = parse(line, record)
+    except BadRecord:
+        if not filled(record.get("token_ids")):
+            raise
+        if not filled(record.get("prompt")) and not filled(record.get("prompt_ids")):
+            raise BadRecord("token_ids without a prompt or prompt_ids") from None
+        return [{"role": "user", "content": text_of(record.get("prompt") or "", "prompt")}], "", "length"
+    return row.messages[:-1], row.messages[-1]["content"], row.finish[-1]
+
+
+def _ids(record: dict[str, Any], key: str) -> list[int] | None:
+    """Token ids; None where there are none."""
+    value = record.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or any(type(i) is not int or not 0 <= i < MOST_IDS for i in value):
+        raise BadRecord(f"{key}: expected a list of token ids")
+    return value
+
+
+def _logprobs(value: Any) -> tuple[Likely, ...]:
+    """Ours, or OpenAI's `{"content": [{"token", "logprob", "top_logprobs"}]}`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    if not filled(value):
+        return ()
+    if not isinstance(value, list):
+        raise BadRecord("logprobs: expected a list, one entry a token")
+    return tuple(_likely(entry) for entry in value)
+
+
+def _likely(entry: Any) -> Likely:
+    if isinstance(entry, dict):
+        others = entry.get("top_logprobs") or []
+        entry = [(e.get("token"), e.get("logprob")) for e in [entry, *others] if isinstance(e, dict)]
+    if not isinstance(entry, list) or not all(_is_likely(pair) for pair in entry):
+        raise BadRecord("logprobs: expected [token, log-probability] pairs for each token")
+    return [(_token(token), float(logprob)) for token, logprob in dict(map(tuple, entry)).items()]
+
+
+def _token(token: str | int) -> str | int:
+    """vLLM writes ids as texts, `token_id:42`, when it is asked for ids."""
+    number = token.removeprefix("token_id:") if isinstance(token, str) else ""
+    return int(number) if _is_id(number) and token != number else token
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= LONGEST_ID
+
+
+def _is_likely(pair: Any) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return False
+    token, logprob = pair
+    known = type(token) in (str, int) and type(logprob) in (int, float)
+    return known and (LEAST < logprob <= 1e-6 or logprob == -math.inf)
+
+
+def _of_row(row: dict[str, Any]) -> Iterator[Recording]:
+    """Every answer of a data set's conversation."""
+    ids, spans = row.get("token_ids"), row.get("loss_spans") or []
+    answers = [number for number, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+    finish = row.get("finish") or []
+    for number, at in enumerate(answers):
+        known = ids is not None and len(spans) == len(answers)
+        start, end = spans[number] if known else (0, 0)
+        yield Recording(
+            id=row["id"] + (f"-{number}" if number else ""),
+            messages=row["messages"][:at],
+            output=row["messages"][at]["content"],
+            prompt_ids=ids[:start] if known else None,
+            token_ids=ids[start:end] if known else None,
+            finish=finish[number] if number < len(finish) else "stop",
+            part=number,
+        )
+
+
+def _holds_tensors(path: Path) -> bool:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(200).lstrip("\ufeff \t\r\n").startswith("tensor(")
+    except OSError as error:
+        raise BadInput(f"{path.name}: cannot be read ({error.strerror or error}).") from None
+
+
+def _tensors(path: Path, prompts: str | Path | None, limit: int | None) -> Iterator[Recording | BadRow]:
+    if not prompts:
+        raise BadInput(
+            f"{path.name}: holds outputs as tensor([[…]]) without prompts; give the JSONL of prompts with --prompts."
+        )
+    asked = [row for row in parsed_rows(prompts, _asked, ("prompt",)) if isinstance(row, Recording)]
+    outputs = TENSOR.findall(path.read_text(encoding="utf-8", errors="replace"))
+    if len(outputs) > len(asked):
+        raise BadInput(f"{path.name}: has {len(outputs)} outputs and {Path(prompts).name} only {len(asked)} prompts.")
+    pairs = islice(zip(asked, outputs, strict=False), limit)
+    return (_tensor(number, row, output) for number, (row, output) in enumerate(pairs, 1))
+
+
+def _tensor(number: int, asked: Recording, output: str) -> Recording | BadRow:
+    """The prompt with the ids between a tensor's brackets."""
+    parts = [part.strip() for part in output.split(",") if part.strip()]
+    if not parts or not all(map(_is_id, parts)):
+        return BadRow(number, "a tensor holds something else than token ids" if parts else "a tensor is empty")
+    return Recording(asked.id, asked.messages, token_ids=list(map(int, parts)), raw=True, line=number)
+
+
+def _asked(line: int, value: Any) -> Recording:
+    """A prompt to go on with."""
+    record = record_of(value)
+    if not filled(record.get("prompt")):
+        raise BadRecord("no prompt: expected an object with a text called prompt")
+    return Recording(row_id(line), [{"role": "user", "content": text_of(record["prompt"], "prompt")}], line=line)

@@ -1,0 +1,150 @@
+"""What drafting and verifying cost on one machine, in milliseconds: measured here, or read from a file of another's.
+
+The file (JSON) is what `speculoos plan --keep FILE` writes; docs/planner.md says what each key means:
+
+    {"machine": {…}, "target_ms": {"1": {"1": 31.0, "4": 32.5}, "8": {…}}, "other_ms": 0.3,
+     "draft_ms": {"chain": {"1": 1.2, "5": 5.9}, "tree": {…}}, "pass_ms": {"1": 1.1, "8": 1.6},
+     "standalone_ms": {"2": {"1": 2.4, "8": 3.0}, "4": {…}}}
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evaluation.shapes import CHAIN, Shape
+from methods.expectation import interpolate
+from speculoos.errors import BadInput
+
+Points = dict[int, float]
+KEY = re.compile("[1-9][0-9]{0,8}")
+MOST_MS = 1e9
+"""A step takes less: eleven days."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds. `target`: sequences → rows of each → one forward. `draft`: chain or tree → depth → drafting for one
+    sequence. `passes`: rows → one pass of the draft network. `standalone`: layers → sequences → one drafted token each.
+    `other`: the rest of a step."""
+
+    target: dict[int, Points]
+    draft: dict[str, Points] = field(default_factory=dict)
+    passes: Points = field(default_factory=dict)
+    standalone: dict[int, Points] = field(default_factory=dict)
+    other: float = 0.0
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> list[int]:
+        """Numbers of sequences that were measured."""
+        return sorted(self.target)
+
+    def verify(self, rows: int, batch: int) -> float:
+        """One forward of `rows` rows of each of `batch` sequences."""
+        return interpolate(self.target[batch], rows)
+
+    def drafting(self, shape: Shape, batch: int) -> float:
+        """Drafting `shape` for each of `batch` sequences: what it costs for one, and what the draft's passes cost more
+        with the others' rows in them."""
+        if shape.depth == 0:
+            return 0.0
+        lines = self.draft.get(shape.kind) or self.draft.get(CHAIN) or {}
+        if not lines:
+            raise BadInput("These figures have no draft_ms, so no draft's speed can be told.")
+        more = sum(self._passing(rows * batch) - self._passing(rows) for rows in shape.levels) if self.passes else 0.0
+        return _along(lines, shape.depth) + max(more, 0.0)
+
+    def _passing(self, rows: int) -> float:
+        return _along(self.passes, rows)
+
+    def step(self, shape: Shape, batch: int = 1) -> float:
+        """A whole step."""
+        return self.verify(shape.nodes, batch) + self.drafting(shape, batch) + self.other
+
+    def standalone_step(self, layers: int, depth: int, batch: int = 1) -> float:
+        """A step with a chain of `depth` from a draft that is `layers` layers of this base."""
+        return self.verify(depth + 1, batch) + depth * self.standalone[layers][batch] + self.other
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's form."""
+        return {
+            "machine": self.machine,
+            "target_ms": _rounded(self.target),
+            "draft_ms": _rounded(self.draft),
+            "pass_ms": _rounded(self.passes),
+            "standalone_ms": _rounded(self.standalone),
+            "other_ms": round(self.other, 4),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, name: str = "the file") -> "Costs":
+        """Raises BadInput that names the key that is wrong."""
+        if not isinstance(data, dict) or "target_ms" not in data:
+            raise BadInput(f"{name}: expected an object with target_ms: sequences → rows of each → milliseconds.")
+        target = {batch: _points(points, f"{name}: target_ms") for batch, points in _table(data, "target_ms", name)}
+        if 1 not in target or 1 not in target[1]:
+            raise BadInput(f'{name}: target_ms needs {{"1": {{"1": …}}}}, a forward of one row of one sequence.')
+        kinds = data.get("draft_ms") or {}
+        if not isinstance(kinds, dict) or set(kinds) - {"chain", "tree"}:
+            raise BadInput(f"{name}: draft_ms has the keys chain and tree, each depth → milliseconds.")
+        if not all(points and min(points.values()) > 0 for points in target.values()):
+            raise BadInput(f"{name}: target_ms: each number of sequences needs forwards that take time.")
+        standalone = {k: _points(points, f"{name}: standalone_ms") for k, points in _table(data, "standalone_ms", name)}
+        if standalone and (len(target[1]) < 2 or not all(1 in points for points in standalone.values())):
+            raise BadInput(f'{name}: standalone_ms needs "1" of each, and target_ms forwards of more rows than one.')
+        machine = data.get("machine") or {}
+        return cls(
+            target,
+            {kind: _points(points, f"{name}: draft_ms") for kind, points in kinds.items()},
+            _points(data.get("pass_ms") or {}, f"{name}: pass_ms"),
+            standalone,
+            _number(data.get("other_ms", 0.0), f"{name}: other_ms"),
+            machine if isinstance(machine, dict) else {"name": str(machine)},
+        )
+
+
+def read_costs(path: str | Path) -> Costs:
+    """Another machine's figures. Raises BadInput for a file that holds none."""
+    path = Path(path).expanduser()
+    try:
+        return Costs.from_json(json.loads(path.read_text(encoding="utf-8")), path.name)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror or error}).") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path.name}: is no JSON ({error}).") from None
+
+
+def _along(points: Mapping[int, float], at: int) -> float:
+    """As `interpolate`; beyond the last point along the straight line of the last two."""
+    known = sorted(points)
+    if at <= known[-1] or len(known) < 2:
+        return interpolate(points, at)
+    a, b = known[-2:]
+    return points[b] + (at - b) * max((points[b] - points[a]) / (b - a), 0.0)
+
+
+def _table(data: dict[str, Any], key: str, name: str) -> list[tuple[int, Any]]:
+    value = data.get(key) or {}
+    if not isinstance(value, dict) or not all(KEY.fullmatch(k) for k in value):
+        raise BadInput(f"{name}: {key}: expected an object whose keys are whole numbers from 1 on.")
+    return [(int(k), v) for k, v in value.items()]
+
+
+def _points(value: Any, where: str) -> Points:
+    if not isinstance(value, dict) or not all(KEY.fullmatch(key) for key in value):
+        raise BadInput(f"{where}: expected an object whose keys are whole numbers from 1 on.")
+    return {int(key): _number(ms, where) for key, ms in value.items()}
+
+
+def _number(value: Any, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < MOST_MS:
+        raise BadInput(f"{where}: expected milliseconds, got {value!r}.")
+    return float(value)
+
+
+def _rounded(table: Mapping[Any, Any]) -> dict[str, Any]:
+    rows = table.items()
+    return {str(k): _rounded(v) if isinstance(v, dict) else round(v, 4) for k, v in rows}

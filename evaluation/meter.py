@@ -1,0 +1,200 @@
+"""Measuring what `evaluation.costs` holds: forwards by rows and sequences, drafting by depth, layers of the base alone.
+
+Every figure is a median of rounds; in a round everything takes its turn, so that a disturbance hits all alike.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.drafters.base import Drafter
+from decoding.drafters.eagle import EagleDrafter
+from decoding.drafters.medusa import MedusaDrafter
+from decoding.drafters.parts import TuningSpace
+from decoding.drafters.standalone import StandaloneDrafter
+from decoding.generate import generate
+from decoding.target import Target
+from decoding.tree import DraftTree, chain_shape
+from decoding.tuning import measure_forward
+from evaluation.costs import Costs
+from evaluation.machine import describe_machine
+from evaluation.shapes import CHAIN, TREE
+from models.base import Base
+from runtime.cache import KVCache
+from runtime.forward import FastForward, fastest
+from runtime.interface import Forward, Inputs, Selection
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+BATCHES = (1, 2, 4, 8, 16)
+PASS_ROWS = (1, 2, 4, 8, 16, 32, 64)
+STEP_TOKENS = 12
+"""Tokens of an answer in which drafting is timed."""
+CHAIN_DEPTH = 3
+"""Of the chains with which layers of the base are timed as a draft."""
+BEST = Selection(best_only=True)
+
+
+class Many:
+    """Sequences with the same text in one cache: what a forward over the first of them takes."""
+
+    def __init__(self, base: Base, text: Sequence[int], batch: int, rows: int, forward: Forward | None = None):
+        self.base, self.text, self.forward = base, list(text), forward or fastest(base)
+        layers = len(getattr(self.forward, "layers", ())) or base.num_layers
+        self.cache = KVCache.for_batch(layers, 2 * len(text) + rows, batch)
+        for _ in range(batch):
+            first = self.cache.admit(1)
+            self.forward(Inputs.batch([self.text], [0], base.device, first), self.cache, Selection(last_only=True))
+            self.cache.stage(len(text), first=first)
+            self.cache.commit_all()
+
+    def milliseconds(self, batch: int, rows: int) -> float:
+        """One greedy forward of `rows` new rows of each of `batch` sequences; they are forgotten again."""
+        new = (self.text * rows)[:rows]
+        inputs = Inputs.batch([new] * batch, [len(self.text)] * batch, self.base.device)
+        return timed(lambda: self.forward(inputs, self.cache, BEST), self.base.device)
+
+
+class Meter:
+    """One target, and a draft where there is one; `round` after `round` the figures get firmer. Standalone drafts are
+    timed as the first layers of a base that our own forward runs; others have none."""
+
+    def __init__(
+        self,
+        target: Target,
+        prompt: Sequence[int],
+        draft: Any = None,
+        space: TuningSpace | None = None,
+        *,
+        rows: Sequence[int] = ROWS,
+        batches: Sequence[int] = BATCHES,
+        layers: Sequence[int] = (),
+    ):
+        self.target, self.prompt = target, list(prompt)
+        self.rows, self.batches = tuple(sorted({1, *rows})), tuple(sorted({1, *batches}))
+        base = target.base
+        self.many = Many(base, prompt, max(self.batches), max(self.rows)) if max(self.batches) > 1 else None
+        self.cuts = self._cuts(base, layers) if isinstance(target.forward, FastForward) else {}
+        self.drafters = _drafters(target, draft, space) if draft is not None and space else {}
+        self.taken: dict[tuple[str, Any, int], list[float]] = defaultdict(list)
+
+    def _cuts(self, base: Base, layers: Sequence[int]) -> dict[int, tuple[Many, StandaloneDrafter]]:
+        cuts = {}
+        for count in (n for n in layers if n < base.num_layers):
+            forward = self.target.forward.cut(count)
+            draft = StandaloneDrafter(
+                Target(base, self.target.max_length, forward), chain_shape(CHAIN_DEPTH), base.vocab_size
+            )
+            cuts[count] = Many(base, self.prompt, max(self.batches), 1, forward), draft
+        return cuts
+
+    def round(self) -> None:
+        """Everything once."""
+        for key, ms in self._once():
+            self.taken[key].append(ms)
+
+    def _once(self) -> Iterator[tuple[tuple[str, Any, int], float]]:
+        self.target.rewind(0)
+        self.target.prefill(self.prompt)
+        for rows, ms in measure_forward(self.target, self.rows, rounds=1).items():
+            yield ("target", 1, rows), ms
+        for batch in self.batches[1:]:
+            for rows in self.rows:
+                yield ("target", batch, rows), self.many.milliseconds(batch, rows)
+        for layers, (many, drafter) in self.cuts.items():
+            yield ("cut", layers, CHAIN_DEPTH), self._drafting(drafter)[0]
+            for batch in self.batches:
+                yield ("standalone", layers, batch), many.milliseconds(batch, 1)
+        for (kind, depth), drafter in self.drafters.items():
+            draft, other = self._drafting(drafter)
+            yield ("draft", kind, depth), draft
+            yield ("other", "", 0), other
+            if kind == CHAIN and depth == 1:
+                for rows, ms in passes(drafter, self.target.base.device):
+                    yield ("pass", "", rows), ms
+        if not self.drafters:
+            yield ("other", "", 0), self._drafting(make_drafter(self.target))[1]
+
+    def _drafting(self, drafter: Drafter) -> tuple[float, float]:
+        """Median milliseconds that drafting, and the rest of a step, take in an answer to the prompt."""
+        self.target.rewind(0)
+        config = GenerateConfig(max_tokens=STEP_TOKENS, eos_ids=frozenset())
+        steps = [s for s in generate(self.target, drafter, self.prompt, config) if s.kind != "prefill"]
+        return statistics.median(s.ms_draft for s in steps), statistics.median(s.ms_other for s in steps)
+
+    def costs(self) -> Costs:
+        """What the rounds so far come to."""
+        medians: dict[str, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for (what, which, at), taken in self.taken.items():
+            medians[what][which][at] = statistics.median(taken)
+        standalone = {
+            layers: _with_overhead(by_batch, medians["cut"][layers][CHAIN_DEPTH])
+            for layers, by_batch in medians["standalone"].items()
+        }
+        return Costs(
+            dict(medians["target"]),
+            dict(medians["draft"]),
+            dict(medians["pass"].get("", {})),
+            standalone,
+            medians["other"][""].get(0, 0.0),
+            describe_machine(self.target.base.device),
+        )
+
+
+def _with_overhead(by_batch: dict[int, float], chain_ms: float) -> dict[int, float]:
+    """A drafted token of each of so many sequences: a forward, and what drafting adds to it for one."""
+    overhead = max(chain_ms / CHAIN_DEPTH - by_batch[1], 0.0)
+    return {batch: ms + overhead for batch, ms in by_batch.items()}
+
+
+def _drafters(target: Target, draft: Any, space: TuningSpace) -> dict[tuple[str, int], Drafter]:
+    """The shallowest and the deepest chain and tree."""
+    found = {}
+    for depth in sorted({1, space.deepest}):
+        found[CHAIN, depth] = make_drafter(target, draft, chain_options(space, depth))
+        if space.at_depth(depth) != chain_options(space, depth):
+            found[TREE, depth] = make_drafter(target, draft, space.at_depth(depth))
+    return found
+
+
+def chain_options(space: TuningSpace, depth: int) -> dict[str, Any]:
+    """Options for a chain of `depth`."""
+    return {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if space.dynamic else {"tree": [[0] * depth]}
+
+
+def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]]:
+    """(rows, milliseconds) of one pass of the draft network, logits included, where the text ended last."""
+    if isinstance(drafter, EagleDrafter):
+        drafter.root(drafter.text[-1])
+        for rows in PASS_ROWS:
+            tokens = drafter.text[-1:] * rows
+            yield rows, timed(lambda tokens=tokens: drafter.add(tokens, [0] * len(tokens)), device)
+            drafter.root(drafter.text[-1])
+    elif isinstance(drafter, MedusaDrafter):
+        for rows in PASS_ROWS:
+            hidden = drafter.hidden.expand(rows, -1).contiguous()
+            yield rows, timed(lambda hidden=hidden: _heads(drafter, hidden), device)
+    elif isinstance(drafter, StandaloneDrafter):
+        own = drafter.draft
+        for rows in (n for n in PASS_ROWS if n <= own.room):
+            tree = DraftTree.chain((own.ids * rows)[:rows])
+            yield rows, timed(lambda tree=tree: own.score(tree), device)
+
+
+@torch.inference_mode()
+def _heads(drafter: MedusaDrafter, hidden: torch.Tensor) -> None:
+    drafter.heads(hidden, drafter.shape.max_depth)
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds."""
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - began) * 1e3

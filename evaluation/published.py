@@ -1,0 +1,191 @@
+"""What servers say of their own acceptance: fields of an answer, or counters and gauges in Prometheus' form.
+
+| server | with each answer | counters | gauge |
+| --- | --- | --- | --- |
+| Speculoos | `speculation_summary` | | |
+| vLLM | `metrics.speculative_decoding` (`--per-request-spec-decode-metrics`) | `vllm:spec_decode_*_total` | |
+| SGLang | `meta_info` of a choice (`return_meta_info`) | | `sglang:spec_accept_length` |
+| TensorRT-LLM | `avg_decoded_tokens_per_iter` of a choice | | `trtllm_spec_decode_acceptance_length` |
+
+All of them count the token that the model itself adds: τ is tokens a verification, as everywhere here.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from speculoos.settings import Endpoint
+
+METRICS = ("/metrics", "/prometheus/metrics")
+"""Where servers have them, beside their `/v1`."""
+POSITION = re.compile("[0-9]{1,2}")
+DEEPEST = 100
+"""Of an answer's acceptance by depth; what lies below is left out."""
+LARGEST, SECONDS = 8 << 20, 10.0
+VLLM = "vllm:spec_decode_num_"
+GAUGES = ("sglang:spec_accept_length", "trtllm_spec_decode_acceptance_length")
+META_INFO = {"return_meta_info": True}
+"""What an SGLang server must be asked for its figures with."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Tokens that came of so many verifications; `accepted` counts drafted tokens that were taken, by depth."""
+
+    tokens: float = 0.0
+    verifications: float = 0.0
+    accepted: tuple[float, ...] = ()
+
+    def __sub__(self, other: "Acceptance") -> "Acceptance":
+        longer = (*other.accepted, *[0.0] * (len(self.accepted) - len(other.accepted)))
+        accepted = tuple(mine - theirs for mine, theirs in zip(self.accepted, longer, strict=False))
+        return Acceptance(self.tokens - other.tokens, self.verifications - other.verifications, accepted)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was verified, in numbers that can be."""
+        return self.verifications > 0 and all(map(math.isfinite, (self.tokens, self.verifications, *self.accepted)))
+
+    @property
+    def tau(self) -> float:
+        return self.tokens / self.verifications if self.verifications else 0.0
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """What a server's metrics say: counters since it began, and τ of its last while."""
+
+    counters: Acceptance | None = None
+    gauge: float | None = None
+
+
+def of_answer(answer: Mapping[str, Any]) -> Acceptance | None:
+    """What a chat completion (as JSON) says of its own drafting; None when it says nothing."""
+    for read in (_speculoos, _vllm, _sglang, _tensorrt):
+        try:
+            found = read(answer)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+            continue
+        if found.is_known:
+            return found
+    return None
+
+
+def scrape(endpoint: Endpoint) -> Scrape:
+    """The metrics of an endpoint's (first) server, asked for with its key and without following it elsewhere; nothing
+    where it has none."""
+    key = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    with httpx.Client(timeout=SECONDS, follow_redirects=False, headers=key) as client:
+        for address in addresses(endpoint.urls[0]):
+            found = read_metrics(_text(client, address))
+            if found != Scrape():
+                return found
+    return Scrape()
+
+
+def addresses(url: str) -> list[str]:
+    """Where the metrics of the server at base URL `url` (…/v1) may be."""
+    parts = urlsplit(url)
+    root = parts.path.rstrip("/").removesuffix("/v1")
+    return [urlunsplit((parts.scheme, parts.netloc, root + path, "", "")) for path in METRICS]
+
+
+def read_metrics(text: str) -> Scrape:
+    """Counters and gauges of Prometheus' text form; nothing of what is not in it."""
+    values: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                values.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except (ValueError, KeyError, IndexError):
+        return Scrape()
+    gauges = [value for name in GAUGES for _, value in values.get(name, ()) if 0 < value < math.inf]
+    return Scrape(_counters(values), sum(gauges) / len(gauges) if gauges else None)
+
+
+def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> Acceptance | None:
+    def total(name: str) -> float | None:
+        found = values.get(f"{VLLM}{name}_total")
+        return sum(value for _, value in found) if found else None
+
+    drafts, accepted = total("drafts"), total("accepted_tokens")
+    if drafts is None or accepted is None:
+        return None
+    by_depth: dict[int, float] = {}
+    for labels, value in values.get(f"{VLLM}accepted_tokens_per_pos_total", ()):
+        if POSITION.fullmatch(position := labels.get("position", "")):
+            by_depth[int(position)] = by_depth.get(int(position), 0.0) + value
+    depths = range(max(by_depth, default=-1) + 1)
+    return Acceptance(drafts + accepted, drafts, tuple(by_depth.get(depth, 0.0) for depth in depths))
+
+
+def _text(client: httpx.Client, address: str) -> str:
+    """A page of at most LARGEST bytes; "" where there is none."""
+    try:
+        with client.stream("GET", address) as answer:
+            if answer.status_code != 200:
+                return ""
+            return b"".join(_bounded(answer.iter_bytes())).decode("utf-8", "replace")
+    except httpx.HTTPError:
+        return ""
+
+
+def _bounded(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    left = LARGEST
+    for piece in pieces:
+        yield piece[: max(0, left)]
+        left -= len(piece)
+        if left <= 0:
+            return
+
+
+def _speculoos(answer: Mapping[str, Any]) -> Acceptance:
+    summary = answer["speculation_summary"]
+    verifications, rates = _count(summary["verifications"]), summary.get("acceptance_by_depth") or ()
+    taken, accepted = verifications, []
+    for rate in rates[:DEEPEST]:  # each of those whose parent was accepted; of trees, of those that had children
+        taken *= float(rate)
+        accepted.append(taken)
+    return Acceptance(verifications * float(summary["mean_accepted_length"]), verifications, tuple(accepted))
+
+
+def _vllm(answer: Mapping[str, Any]) -> Acceptance:
+    found = answer["metrics"]["speculative_decoding"]
+    steps, accepted = _count(found["num_spec_steps"]), _count(found["num_accepted_draft_tokens"])
+    return Acceptance(steps + accepted, steps, _by_depth(found.get("acceptance_histogram")))
+
+
+def _sglang(answer: Mapping[str, Any]) -> Acceptance:
+    meta = answer["choices"][0]["meta_info"]
+    tokens = meta.get("completion_tokens", answer["usage"]["completion_tokens"])
+    return Acceptance(_count(tokens), _count(meta["spec_verify_ct"]))
+
+
+def _tensorrt(answer: Mapping[str, Any]) -> Acceptance:
+    tokens, each = (
+        _count(answer["usage"]["completion_tokens"]),
+        float(answer["choices"][0]["avg_decoded_tokens_per_iter"]),
+    )
+    return Acceptance(tokens, tokens / each if each > 0 else 0.0)
+
+
+def _by_depth(histogram: Any) -> tuple[float, ...]:
+    """Steps that accepted at least d tokens, from those that accepted exactly so many (a list, or by their number)."""
+    if isinstance(histogram, list):
+        histogram = dict(enumerate(histogram))
+    counts = {int(accepted): float(steps) for accepted, steps in (histogram or {}).items()}
+    deepest = min(max(counts, default=0), DEEPEST)
+    return tuple(sum(steps for taken, steps in counts.items() if taken >= depth) for depth in range(1, deepest + 1))
+
+
+def _count(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(value)
+    return number

@@ -1,0 +1,157 @@
+"""Recording a model's greedy answers, for replay: from a base here, or from an OpenAI-compatible endpoint."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from corpus.endpoints import Pool, plain_reason
+from decoding.target import fast_target
+from evaluation.questions import turns
+from models.base import Base
+from models.chat import render
+from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
+from speculoos.files import new_file
+from speculoos.reporting import Reporter, check_stop
+from speculoos.settings import Endpoint
+
+MAX_LENGTH = 4096
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer; ids and probabilities where they are known."""
+
+    text: str
+    finish: str
+    prompt_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    logprobs: Any = None
+
+
+Answerer = Callable[[Messages], Answer]
+
+
+def record(
+    answer: Answerer,
+    questions: Sequence[dict[str, Any]],
+    path: Path,
+    reporter: Reporter,
+    model: str,
+    at_once: int = 1,
+) -> int:
+    """Write the answers to all turns of `questions`, a JSON line each (`corpus.recordings`); how many there are.
+
+    The file appears whole or not at all. A question that fails is logged and left out; raises Unavailable when all do.
+    """
+    written, first = 0, ""
+    with new_file(path) as lines, ThreadPoolExecutor(at_once) as threads:
+        asked = threads.map(lambda row: _answered(answer, row, model, reporter), questions)
+        for number, (rows, problem) in enumerate(asked, 1):
+            first = first or problem
+            lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            written += len(rows)
+            reporter.progress(number, len(questions), "questions")
+        if not written:
+            check_stop(reporter)
+            raise Unavailable(f"Nothing was recorded. The first question: {first}")
+    return written
+
+
+def _answered(
+    answer: Answerer, row: dict[str, Any], model: str, reporter: Reporter
+) -> tuple[list[dict[str, Any]], str]:
+    """(lines of all turns that were answered, what went wrong)."""
+    system, users = turns(row)
+    messages: Messages = [{"role": "system", "content": system}] if system else []
+    made: list[dict[str, Any]] = []
+    try:
+        for number, user in enumerate(users):
+            check_stop(reporter)
+            messages = [*messages, {"role": "user", "content": user}]
+            said = answer(messages)
+            messages = [*messages, {"role": "assistant", "content": said.text}]
+            made.append(_line(row, number, messages, said, model))
+    except Cancelled:
+        raise
+    except SpeculoosError as error:
+        reporter.log(f"{row.get('id')}: left out, {error}", "warning")
+        return made, str(error)
+    return made, ""
+
+
+def _line(row: dict[str, Any], number: int, messages: Messages, said: Answer, model: str) -> dict[str, Any]:
+    name = f"{row.get('id', '')}" + (f"-{number}" if number else "")
+    line = {"id": name, "messages": messages, "finish": said.finish, "source": {"model": model}}
+    known = {"prompt_ids": said.prompt_ids, "token_ids": said.token_ids, "logprobs": said.logprobs}
+    known["category"] = row.get("category")
+    return line | {key: value for key, value in known.items() if value}
+
+
+def of_base(base: Base, max_tokens: int, logprobs: int = 0) -> Answerer:
+    """Answers of a base here, plain and greedy; the `logprobs` likeliest tokens beside each. Not for two threads."""
+    target = fast_target(base, MAX_LENGTH)
+
+    def answer(messages: Messages) -> Answer:
+        prompt = render(base.tokenizer, messages)
+        target.rewind(0)
+        ids: list[int] = []
+        likely = []
+        for row in _rows(target, prompt, ids, min(max_tokens, target.max_length - len(prompt))):
+            ids.append(int(row.argmax()))
+            if logprobs:
+                likely.append(_likeliest(row, logprobs))
+        text = base.tokenizer.decode(ids, skip_special_tokens=True)
+        return Answer(text, "stop" if ids[-1] in base.eos_ids else "length", prompt, ids, likely)
+
+    return answer
+
+
+def _rows(target: Any, prompt: list[int], ids: list[int], most: int) -> Iterator[torch.Tensor]:
+    """Logits [V] after the prompt and each of `ids`, which the caller adds to, until it ends."""
+    yield target.prefill(prompt).logits[-1]
+    while len(ids) < most and ids[-1] not in target.base.eos_ids:
+        yield target.extend(ids[-1:], last_only=True).logits[-1]
+
+
+def _likeliest(row: torch.Tensor, count: int) -> list[list[float]]:
+    best = row.float().log_softmax(-1).topk(min(count, len(row)))
+    return [[int(i), round(float(v), 5)] for v, i in zip(best.values, best.indices, strict=True)]
+
+
+def of_endpoint(endpoint: Endpoint, max_tokens: int, logprobs: int = 0, model: str = "") -> tuple[Answerer, int]:
+    """(answers of a server, temperature 0, how many may be asked for at once). Servers that give no log-probabilities
+    ignore the wish or refuse it, which says so."""
+    pool = Pool([endpoint], model)
+    wish = {"logprobs": True, "top_logprobs": min(logprobs, 20)} if logprobs else {}
+
+    def answer(messages: Messages) -> Answer:
+        try:
+            reply, _ = pool.ask(threading.Event(), messages=messages, max_tokens=max_tokens, temperature=0.0, **wish)
+            said = reply.body["choices"][0].get("logprobs") or {}
+            likely = [_pairs(entry) for entry in said.get("content") or ()]
+        except SpeculoosError:
+            raise
+        except Exception as error:
+            raise Unavailable(plain_reason(error)) from None
+        return Answer(reply.text, reply.finish, logprobs=likely)
+
+    return answer, pool.slots
+
+
+def _pairs(entry: dict[str, Any]) -> list[list[Any]]:
+    return [[each["token"], round(each["logprob"], 5)] for each in (entry, *(entry.get("top_logprobs") or ()))]
+
+
+def check_empty(path: Path) -> Path:
+    """A file that is not there yet. Raises BadInput."""
+    path = path.expanduser()
+    if path.exists():
+        raise BadInput(f"{path}: is there already; give another name, or remove it first.")
+    return path

@@ -1,0 +1,291 @@
+"""What a server makes of a suite: the speed that a client sees, and the acceptance that the server publishes. No torch.
+
+Questions are asked one after the other, so that counters before and after an answer are that answer's. Somebody else
+who uses the server meanwhile is counted too; answers that carry their own figures are not disturbed by that.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import openai
+
+from corpus.conversations import Conversation, conversation
+from corpus.endpoints import Pool, plain_reason
+from corpus.seeds import row_seed
+from evaluation.breakdown import Prompt, worst_first
+from evaluation.estimate import DRAWS, LEVEL, SEED
+from evaluation.published import META_INFO, Acceptance, Scrape, of_answer, scrape
+from speculoos.errors import BadInput, Unavailable
+from speculoos.reporting import Reporter, check_stop
+from speculoos.settings import Endpoint
+
+SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM", "speculoos": "Speculoos"}
+"""Whom a server says its models are owned by."""
+SILENT = "This server says nothing of its acceptance; its speed alone is measured."
+FAILED_IN_A_ROW = 3
+CLOSE = 0.01
+"""How far the tokens that a server counts by depth may be from those it counts in all, as a share."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How every question is asked."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass
+class Answered:
+    """One prompt: tokens and seconds with and (where it was asked for) without a draft."""
+
+    category: str
+    tokens: int
+    seconds: float
+    acceptance: Acceptance | None
+    by: str = ""
+    """What that comes from: `answers` or `counters`."""
+    plain_tokens: int = 0
+    plain_seconds: float = 0.0
+    same: bool | None = None
+    id: str = ""
+    turn: int = 0
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class _Session:
+    """One server being measured."""
+
+    endpoint: Endpoint
+    drafting: Pool
+    plain: Pool | None
+    asked: Asked
+    reporter: Reporter
+    server: str = ""
+    before: Scrape = Scrape()
+    done: list[Answered] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+
+
+def evaluate_served(
+    endpoint: Endpoint,
+    questions: Sequence[dict[str, Any]],
+    reporter: Reporter,
+    asked: Asked | None = None,
+    *,
+    model: str = "",
+    plain_model: str = "",
+) -> dict[str, Any]:
+    """Ask `endpoint` (the first of its addresses) every question; the result has the keys of
+    `evaluation.acceptance.evaluate`, None for what the server does not say, and `source` (who was asked, and what its
+    figures come from: `answers`, `counters`, `gauge` or nothing). `plain_model` is the same base without a draft.
+
+    Raises Unavailable where it does not answer, BadInput without a question, Cancelled between prompts.
+    """
+    if not questions:
+        raise BadInput("There is no question to evaluate on.")
+    endpoint, asked = replace(endpoint, url=endpoint.urls[0]), asked or Asked()
+    plain = Pool([endpoint], plain_model) if plain_model else None
+    session = _Session(endpoint, Pool([endpoint], model), plain, asked, reporter)
+    session.server = _server(session)
+    _warm_up(session)
+    session.before = scrape(endpoint)
+    for number, row in enumerate(questions, 1):
+        _question(session, row)
+        reporter.progress(number, len(questions), "questions")
+        check_stop(reporter)
+    if not session.done:
+        raise Unavailable(f"{endpoint.name} answered no question: {session.failed[0]['reason']}")
+    return _result(session)
+
+
+def _server(session: _Session) -> str:
+    """A name of SERVERS, "" where nothing is known of it."""
+    try:
+        models = session.drafting.servers[0].client.models.list().data
+    except openai.OpenAIError as error:
+        session.reporter.log(f"{session.endpoint.name} does not list its models ({plain_reason(error)}).", "warning")
+        return ""
+    owners = [str(getattr(each, "owned_by", "") or "").lower().replace("-", "_") for each in models]
+    return next((name for owner in owners for name in SERVERS if name == owner), "")
+
+
+def _warm_up(session: _Session) -> None:
+    """Each model once, unmeasured: connections are made, and what loads at the first request is loaded. What a server
+    refuses here is said of the first question."""
+    for pool in (session.drafting, session.plain):
+        if pool is not None:
+            with suppress(openai.OpenAIError, ValueError):
+                _ask(session, pool, Conversation("warm-up", ["Say hello."]))
+
+
+def _question(session: _Session, row: dict[str, Any]) -> None:
+    """All turns of one question. One that is refused is left out and said."""
+    chat = conversation(row)
+    try:
+        while not chat.complete:
+            _turn(session, chat)
+            check_stop(session.reporter)
+    except (openai.OpenAIError, ValueError) as error:  # or an answer that is none
+        reason = plain_reason(error)
+        session.failed.append({"id": chat.id, "reason": reason})
+        session.reporter.log(f"{chat.id}: left out, {reason}", "warning")
+        if not session.done and len(session.failed) >= FAILED_IN_A_ROW:
+            raise Unavailable(
+                f"{session.endpoint.name} does not answer: {reason}", "See its log, then retry."
+            ) from None
+
+
+def _turn(session: _Session, chat: Conversation) -> None:
+    text, tokens, seconds, answer = _ask(session, session.drafting, chat)
+    own = of_answer(answer)
+    acceptance = own or _counted(session)
+    by = ("answers" if own else "counters") * bool(acceptance)
+    answered = Answered(chat.category, tokens, seconds, acceptance, by)
+    answered.id, answered.turn, answered.messages = chat.id, len(chat.answers), chat.messages()
+    if session.plain:
+        plain, answered.plain_tokens, answered.plain_seconds, _ = _ask(session, session.plain, chat)
+        answered.same = plain == text if session.asked.temperature == 0 else None
+        session.before = scrape(session.endpoint) if session.before.counters else session.before
+    session.done.append(answered)
+    chat.answers.append(text)
+    chat.finish.append("stop")
+
+
+def _ask(session: _Session, pool: Pool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
+    """(text, tokens, seconds of the request that was answered, the whole answer)."""
+    asked = session.asked
+    extra: dict[str, Any] = {"top_p": asked.top_p} if asked.top_p < 1 else {}
+    if asked.temperature > 0:
+        extra["seed"] = row_seed(asked.seed, chat.id, len(chat.answers)) & 0x7FFFFFFF
+    if session.server == "sglang":
+        extra["extra_body"] = META_INFO
+    given = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, **extra}
+    reply, _ = pool.ask(threading.Event(), messages=chat.messages(), **given)
+    return reply.text, reply.tokens, reply.seconds, reply.body
+
+
+def _counted(session: _Session) -> Acceptance | None:
+    """What the server's counters grew by since the last look."""
+    if session.before.counters is None:
+        return None
+    now = scrape(session.endpoint)
+    found = now.counters - session.before.counters if now.counters else None
+    session.before = now
+    return found if found and found.is_known else None
+
+
+def _result(session: _Session) -> dict[str, Any]:
+    done, asked = session.done, session.asked
+    gauge = None if any(each.acceptance for each in done) else scrape(session.endpoint).gauge
+    by = ", ".join(sorted({each.by for each in done} - {""})) or ("gauge" if gauge is not None else "")
+    if not by:
+        session.reporter.log(SILENT, "warning")
+    categories = sorted({each.category for each in done if each.category})
+    figures = _figures(done)
+    if gauge is not None:
+        figures["mean_accepted_length"] = round(gauge, 4)
+    pool = session.drafting.config()
+    return {
+        **figures,
+        "acceptance_by_depth": _by_depth(done),
+        **_breakdown(done),
+        "identical_to_plain": _same(done),
+        "per_category": {name: _figures([each for each in done if each.category == name]) for name in categories},
+        "failed": session.failed[:100],
+        "max_tokens": asked.max_tokens,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "seed": asked.seed,
+        "source": {**pool, "server": SERVERS.get(session.server, ""), "by": by},
+    }
+
+
+def _breakdown(done: Sequence[Answered]) -> dict[str, Any]:
+    """How long accepted paths are and the worst prompts, as far as the server says it of each answer. It does not say
+    which tokens it had drafted."""
+    known = [each for each in done if each.acceptance]
+    prompts = [
+        Prompt(
+            {"id": each.id, "turn": each.turn, "category": each.category},
+            each.acceptance.tau,
+            each.tokens,
+            round(each.acceptance.verifications),
+            each.messages,
+        )
+        for each in known
+    ]
+    found = {"per_prompt": worst_first(prompts)} if prompts else {}
+    return found | ({"lengths": lengths} if (lengths := _lengths([each.acceptance for each in known])) else {})
+
+
+def _lengths(known: Sequence[Acceptance]) -> list[int]:
+    """How many verifications gave 1, 2, … tokens: those that took one at a depth less those that took one at the next.
+    Nothing where depths are not published, or do not add up to the tokens (shares of a tree's depths need not)."""
+    if not known or not all(each.accepted for each in known):
+        return []
+    taken = [sum(each.verifications for each in known)]
+    taken += map(sum, zip_longest(*(each.accepted for each in known), fillvalue=0.0))
+    counts = [round(now - after) for now, after in zip(taken, [*taken[1:], 0.0], strict=True)]
+    given, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(each.tokens for each in known)
+    return counts if min(counts) >= 0 and abs(given - tokens) <= CLOSE * tokens else []
+
+
+def _same(done: Sequence[Answered]) -> bool | None:
+    known = [each.same for each in done if each.same is not None]
+    return all(known) if known else None
+
+
+def _figures(done: Sequence[Answered]) -> dict[str, Any]:
+    """Totals over prompts, with percentiles of a bootstrap over them."""
+    known = np.array([(a.acceptance.tokens, a.acceptance.verifications) for a in done if a.acceptance]).reshape(-1, 2)
+    times = np.array([(a.tokens, a.seconds, a.plain_tokens, a.plain_seconds) for a in done], dtype=float)
+    tokens, seconds, plain_tokens, plain_seconds = times.sum(0)
+    compared = bool(plain_tokens and tokens and plain_seconds and seconds)
+    return {
+        "mean_accepted_length": _ratio(*known.sum(0)) if len(known) else None,
+        "mean_accepted_length_interval": _interval(known, lambda sums: sums[:, 0] / sums[:, 1]),
+        "speedup": round((tokens / seconds) / (plain_tokens / plain_seconds), 3) if compared else None,
+        "speedup_interval": _interval(times if compared else times[:0], _speedups),
+        "tokens_per_second": _ratio(tokens, seconds),
+        "plain_tokens_per_second": _ratio(plain_tokens, plain_seconds) if compared else None,
+        "prompts": len(done),
+        "tokens": int(tokens),
+    }
+
+
+def _ratio(over: float, under: float) -> float | None:
+    return round(float(over / under), 4) if under else None
+
+
+def _speedups(sums: np.ndarray) -> np.ndarray:
+    """[draws] from [draws, (tokens, seconds, plain tokens, plain seconds)]."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3])
+
+
+def _interval(rows: np.ndarray, figure: Any) -> list[float] | None:
+    """95 % of `figure` over prompts drawn with replacement; None with fewer than two."""
+    if len(rows) < 2:
+        return None
+    drawn = np.random.default_rng(SEED).integers(len(rows), size=(DRAWS, len(rows)))
+    values = figure(rows[drawn].sum(1))
+    values = values[np.isfinite(values)]
+    return [round(float(value), 4) for value in np.percentile(values, LEVEL)] if len(values) else None
+
+
+def _by_depth(done: Sequence[Answered]) -> list[float]:
+    """Accepted of those whose parent was accepted, by depth."""
+    known = [each.acceptance for each in done if each.acceptance and each.acceptance.accepted]
+    deepest = max((len(each.accepted) for each in known), default=0)
+    taken = [sum(each.verifications for each in known)]
+    taken += [sum(each.accepted[depth] for each in known if depth < len(each.accepted)) for depth in range(deepest)]
+    return [round(after / before, 4) for before, after in zip(taken, taken[1:], strict=False) if before]

@@ -1,0 +1,119 @@
+"""What a step may draft, and how much of it holds: chains and trees with their expected τ, read off traces."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from decoding.drafters.parts import WIDE
+from decoding.step import Step
+from decoding.tuning import Choice, best_choices, expected_tau, lengths_by_size, values_from_steps
+from speculoos.errors import BadInput
+
+CHAIN, TREE, PLAIN = "chain", "tree", "plain"
+CHAINS = (1, 2, 3, 4, 5)
+TREES = (4, 6, 8, 10, 12, 16)
+"""Nodes, with the root."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`nodes` with the root, `tau` expected tokens a verification, `levels` rows of each of the draft's passes for one
+    sequence, `options` what `make_drafter` takes."""
+
+    kind: Literal["plain", "chain", "tree"]
+    nodes: int = 1
+    depth: int = 0
+    tau: float = 1.0
+    levels: tuple[int, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`chain 3`, `tree of 8`, `plain`."""
+        return {CHAIN: f"chain {self.depth}", TREE: f"tree of {self.nodes}"}.get(self.kind, PLAIN)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a draft gets right: `chain` P(first d tokens hold), d from 1; of trees either `values` by choice (static) or
+    `sizes`: depth → nodes → τ (cut by score)."""
+
+    chain: tuple[float, ...]
+    sizes: dict[int, dict[int, float]] = field(default_factory=dict)
+    values: dict[Choice, float] = field(default_factory=dict)
+    one_pass: bool = False
+    """Whether all depths are drafted in one pass, as Medusa's heads do."""
+    dynamic: bool = True
+    verifications: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"chain": [round(share, 4) for share in self.chain], "verifications": self.verifications}
+
+    def chains(self) -> list[Shape]:
+        """A chain of every depth."""
+        found = []
+        for depth in range(1, len(self.chain) + 1):
+            tree = {"tree": [[0] * depth]}
+            options = {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if self.dynamic else tree
+            levels = (1,) if self.one_pass else (1,) * depth
+            found.append(Shape(CHAIN, depth + 1, depth, 1 + sum(self.chain[:depth]), levels, options))
+        return found
+
+    def trees(self, sizes: Sequence[int] = TREES) -> list[Shape]:
+        """Every size at every depth that it has room for."""
+        return [*self._static(sizes), *self._dynamic(sizes)]
+
+    def _dynamic(self, sizes: Sequence[int]) -> Iterable[Shape]:
+        for depth, by_size in self.sizes.items():
+            levels = (1, *[WIDE["top_k"]] * (depth - 1))
+            for nodes in (n for n in sizes if n in by_size and depth < n <= most_nodes(depth)):
+                options = {"depth": depth - 1, "top_k": WIDE["top_k"], "nodes": nodes}
+                yield Shape(TREE, nodes, depth, by_size[nodes], levels, options)
+
+    def _static(self, sizes: Sequence[int]) -> Iterable[Shape]:
+        for depth in range(1, max(map(len, self.values), default=0) + 1):
+            for nodes in sizes:
+                choices = best_choices(self.values, nodes, depth)
+                if len(choices) == nodes - 1 and max(map(len, choices)) == depth:
+                    levels = (1,) if self.one_pass else (1, *[WIDE["top_k"]] * (depth - 1))
+                    options = {"tree": [list(choice) for choice in choices]}
+                    yield Shape(TREE, nodes, depth, expected_tau(self.values, choices), levels, options)
+
+
+def most_nodes(depth: int, width: int = WIDE["top_k"]) -> int:
+    """Nodes that a dynamic tree of this depth can have: the root, its children, and `width` children of each of the
+    `width` best of every further level."""
+    return 1 + width + (depth - 1) * width * width
+
+
+def chain_shares(steps: Iterable[Step], depth: int) -> tuple[float, ...]:
+    """P(first d drafted tokens hold) for d up to `depth`, of the counted verifications of a chain."""
+    counted = [step for step in steps if step.counted and step.kind == "verify"]
+    if not counted:
+        raise BadInput("No verification was whole: longer answers or more prompts are needed.")
+    return tuple(sum(len(step.accepted) >= d for step in counted) / len(counted) for d in range(1, depth + 1))
+
+
+def curves_of_trace(steps: Sequence[Step]) -> Curves:
+    """What a recorded trace tells of chains and of trees within the tree that was drafted, cut by score."""
+    counted = [step for step in steps if step.counted and step.kind == "verify"]
+    if not counted:
+        raise BadInput("This trace has no whole verification.")
+    values = values_from_steps(steps)
+    deepest = max(max(step.drafted.depths, default=0) for step in counted)
+    chain = tuple(values.get((0,) * depth, 0.0) for depth in range(1, deepest + 1))
+    largest = max(len(step.drafted.tokens) for step in counted) + 1
+    sizes = [size for size in TREES if size <= largest]
+    by_depth = {depth: lengths_by_size(steps, sizes, depth) for depth in range(1, deepest + 1)}
+    return Curves(chain, by_depth, verifications=len(counted))
+
+
+def curves_of_shares(by_depth: Sequence[float]) -> Curves:
+    """Chains alone, of an evaluation's acceptance by depth, each given the one before."""
+    return Curves(tuple(math.prod(by_depth[:depth]) for depth in range(1, len(by_depth) + 1)))
+
+
+def expected_chain(acceptance: float, depth: int) -> float:
+    """τ of a chain whose every token holds with probability `acceptance` (Leviathan et al. 2023, equation 1)."""
+    return 1.0 + sum(acceptance**d for d in range(1, depth + 1))

@@ -1,0 +1,168 @@
+"""What is drafted, in short words that people type and lists show: `own`, `chain 4`, `tree 4x2x1`, `ngram`, paths as
+Medusa, TensorRT-LLM and vLLM write them, or JSON.
+
+A chain or a tree is drafted by every method that has a checkpoint; other options (`depth`, `top_k`, `nodes`) by those
+that take them.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from itertools import accumulate, product
+from math import prod
+from operator import mul
+from typing import Any
+
+from speculoos.errors import BadInput
+
+OWN = "own"
+"""As the checkpoint is tuned, or its method's default."""
+WITHOUT_DRAFT = "ngram"
+CHAIN, TREE = re.compile(r"chain[ :]?(\d{1,2})"), re.compile(r"tree[ :]?(\d{1,2}(?:x\d{1,2})*)")
+MOST_LEAVES = 256
+MOST_NODES = 1024
+"""Of a static tree, the root left out: what one forward would score at once."""
+DEEPEST = 32
+BRACKETS, LAST_COMMA = str.maketrans("()", "[]"), re.compile(r",\s*(?=\])")
+"""What makes a list of vLLM's tuples one of JSON's lists."""
+LONGEST = 20_000
+"""Characters of a tree that is typed."""
+EXPECTED = (
+    'expected own, "chain 4", "tree 4x2x1", ngram, paths such as [[0], [0, 0], [1]], or options, such as '
+    '"depth 4, top_k 8, nodes 32"'
+)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Options of `decoding.drafters.make_drafter`. Raises BadInput."""
+    text = text.strip()
+    if text in ("", OWN):
+        return {}
+    if len(text) > LONGEST:
+        raise BadInput(f"A tree of {len(text):,} characters is longer than the {LONGEST:,} that are read.")
+    if text.startswith("["):
+        return {"tree": _paths(text)}
+    if chain := CHAIN.fullmatch(text):
+        return {"tree": _leaves(text, [1] * int(chain[1]) or [0])}
+    if tree := TREE.fullmatch(text):
+        return {"tree": _leaves(text, [int(width) for width in tree[1].split("x")])}
+    return _options(text)
+
+
+def words(drafting: Mapping[str, Any]) -> str:
+    """The same in words; "" for the checkpoint's own."""
+    rest = dict(drafting)
+    name = [str(rest.pop("drafter"))] if "drafter" in rest else []
+    tree = [_tree_words(rest.pop("tree"))] if "tree" in rest else []
+    return ", ".join([*name, *tree, *(f"{key} {json.dumps(value)}" for key, value in sorted(rest.items()))])[:200]
+
+
+def fits(drafting: Mapping[str, Any], method: str, known: tuple[str, ...]) -> bool:
+    """Whether a draft of `method` ("" for none), whose drafter takes the options `known`, can be asked for this."""
+    drafter = drafting.get("drafter", method)
+    if not method:
+        return not drafting or drafter in (WITHOUT_DRAFT, "none")
+    return drafter == method and set(drafting) - {"drafter"} <= set(known)
+
+
+def check(tree: Any) -> None:
+    """Raises BadInput for what is no list of paths, or more than one forward may score. Cheap, whatever is given."""
+    if not isinstance(tree, list | tuple) or not all(isinstance(path, list | tuple) for path in tree):
+        raise BadInput("tree: expected a list of choices, such as [[0], [0, 0], [1]].")
+    if not all(path and all(map(_is_rank, path)) for path in tree):
+        raise BadInput("tree: every choice is one or more ranks counted from 0, such as [0, 1].")
+    if deep := next((len(path) for path in tree if len(path) > DEEPEST), 0):
+        raise BadInput(f"tree: a path of {deep:,} ranks cannot be drafted; a tree is at most {DEEPEST} deep.")
+    if len(tree) > MOST_NODES or any(max(path) >= MOST_NODES for path in tree) or len(nodes(tree)) > MOST_NODES:
+        raise BadInput(f"tree: more than {MOST_NODES} nodes or ranks cannot be drafted.")
+
+
+def nodes(tree: Any) -> set[tuple[int, ...]]:
+    """All nodes of a tree given as paths: those and what they begin with, the root left out."""
+    return {tuple(path[:depth]) for path in tree for depth in range(1, len(path) + 1)}
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _leaves(text: str, widths: list[int]) -> list[list[int]]:
+    if len(widths) > DEEPEST:
+        raise BadInput(f"{text[:80]}: is {len(widths):,} deep; a tree is at most {DEEPEST}.")
+    if not 1 <= (count := prod(widths)) <= MOST_LEAVES:
+        raise BadInput(f"{text}: has {count:,} leaves; a tree has 1 to {MOST_LEAVES}.")
+    if (count := sum(accumulate(widths, mul))) > MOST_NODES:
+        raise BadInput(f"{text}: has {count:,} nodes; a tree has at most {MOST_NODES:,}.")
+    return [list(path) for path in product(*map(range, widths))]
+
+
+def _paths(text: str) -> list[list[int]]:
+    """Lists of Medusa and TensorRT-LLM, or tuples of vLLM: `[(0,), (0, 1)]`."""
+    plain = LAST_COMMA.sub("", text.translate(BRACKETS))
+    try:
+        tree = json.loads(plain)
+    except (ValueError, RecursionError):
+        raise BadInput(f"Tree {text[:80]!r}: {EXPECTED}.") from None
+    check(tree)
+    if not tree:
+        raise BadInput("An empty tree drafts nothing; give at least one path, such as [[0]].")
+    return [list(path) for path in tree]
+
+
+def _options(text: str) -> dict[str, Any]:
+    options = _json(text) if text.startswith("{") else _pairs(text)
+    if not isinstance(options, dict):
+        raise BadInput(f"Tree {text[:80]!r}: {EXPECTED}.")
+    if "tree" in options:
+        check(options["tree"])
+    return options
+
+
+def _pairs(text: str) -> dict[str, Any] | None:
+    """`ngram, depth 3` or `depth 4, top_k 8`, as `words` writes options."""
+    options: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.strip().partition(" ")
+        if key == WITHOUT_DRAFT and not value:
+            options["drafter"] = key
+        elif not key.isidentifier() or (read := _json(value)) is None:
+            return None
+        else:
+            options[key] = read
+    return options
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tree_words(tree: Any) -> str:
+    """`chain 4`, `tree 4x2x1`, else the number of nodes with a few signs that tell trees apart."""
+    try:
+        leaves = _without_stems([tuple(int(rank) for rank in choice) for choice in tree])
+        widths = [max(column) + 1 for column in zip(*leaves, strict=True)]
+    except (TypeError, ValueError, OverflowError):
+        leaves, widths = [], []
+    if widths and prod(widths) == len(leaves) and sorted(leaves) == sorted(product(*map(range, widths))):
+        return f"chain {len(widths)}" if len(leaves) == 1 else f"tree {'x'.join(map(str, widths))}"
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:6]
+    return f"tree of {len(tree) if isinstance(tree, list | tuple) else '?'} choices ({digest})"
+
+
+def _without_stems(choices: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The choices that are no beginning of another: Medusa lists every node, some list leaves alone."""
+    stems = {choice[:length] for choice in choices for length in range(1, len(choice))}
+    return [choice for choice in dict.fromkeys(choices) if choice not in stems]
+
+
+def typed(options: Mapping[str, Any]) -> str:
+    """Options as `parse` reads them back: in words where those say all of it, else as JSON."""
+    said = words(options) or OWN
+    try:
+        return said if parse(said) == options else json.dumps(dict(options))
+    except BadInput:
+        return json.dumps(dict(options))

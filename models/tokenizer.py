@@ -1,0 +1,51 @@
+"""The tokenizer of a model folder, and which of its tokens end a turn. No torch at import: processes that only turn
+texts into tokens do without."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from models import foreign
+from models.identity import read_json
+from speculoos.errors import BadInput
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The folder's tokenizer. Raises BadInput when there is none that can be read."""
+    with foreign.shown(path, weights=False) as view:
+        return read_tokenizer(view, Path(path))
+
+
+def read_tokenizer(view: Path, folder: Path) -> Any:
+    """The tokenizer of `folder`, of which transformers is shown `view`."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)
+    except BaseException as error:  # a panic of the tokenizers' Rust is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise BadInput(f"{folder}: its tokenizer could not be read ({first_line(error, view)}).") from None
+    tokenizer.name_or_path = str(folder)
+    return tokenizer
+
+
+def read_eos_ids(folder: str | Path, tokenizer: Any) -> frozenset[int]:
+    """`Base.eos_ids` of a model folder, read from its files: no weights are loaded."""
+    files = (read_json(Path(folder) / name) for name in ("generation_config.json", "config.json"))
+    return token_ids([*(file.get("eos_token_id") for file in files), tokenizer.eos_token_id])
+
+
+def token_ids(values: Iterable[Any]) -> frozenset[int]:
+    """Token ids out of settings that hold one, several or none. Raises BadInput for what is no token id."""
+    lists = [value if isinstance(value, list | tuple) else [value] for value in values if value is not None]
+    ids = [i for some in lists for i in some]
+    if wrong := [i for i in ids if type(i) is not int]:
+        raise BadInput(f"eos_token_id: expected a token id or a list of them, got {str(wrong[0])[:40]!r}.")
+    return frozenset(ids)
+
+
+def first_line(error: BaseException, view: Path) -> str:
+    """What transformers said first, without the name of the folder it was shown."""
+    text = str(error).replace(f"{view}/", "").replace(str(view), "the folder").strip().splitlines()
+    return text[0].rstrip(".")[:300] if text else type(error).__name__

@@ -1,0 +1,42 @@
+"""speculoos tune: the tree with which a checkpoint gives the most tokens a second here, found by a job."""
+
+from typing import Annotated
+
+import typer
+
+from speculoos.console import Json, finish, table
+from speculoos.errors import BadInput
+from speculoos.settings import DTYPES
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="BASE@CHECKPOINT.")],
+    questions: Annotated[str, typer.Option(help="A data set's name; default the end of the built-in set.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Most questions.")] = 6,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Most new tokens of an answer.")] = 48,
+    dtype: Annotated[str, typer.Option(help="Precision of base and draft; default SPECULOOS_DTYPE.")] = "",
+    keep: Annotated[bool, typer.Option(help="Draft with the tree from now on, where it pays.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Find the tree that is fastest on this machine, and whether plain decoding is faster than any."""
+    from speculoos.follow import run_jobs
+    from speculoos.people import account
+    from tracking import queries
+    from tracking.db import reading
+    from upkeep.homes import open_home
+    from workers.ask.requests import Tune
+    from workers.ask.submit import submit
+
+    if dtype and dtype not in DTYPES:
+        raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}.")
+    settings = open_home()
+    with reading(settings) as session:
+        base, draft = queries.find_model(session, model)
+        if draft is None:
+            raise BadInput(f"{model}: name the draft too, as BASE@CHECKPOINT.")
+        data = queries.find_dataset(session, questions).id if questions else ""
+    request = Tune(base.id, draft.id, data, limit, max_tokens, dtype, keep)
+    (job,) = run_jobs(settings, lambda: [submit(request, user=account(), settings=settings)], ("gpu",), wait=True)
+    sizes = [(nodes, f"{tau:.2f}", f"{speedup:.2f} ×") for nodes, tau, speedup in job.result["sizes"]]
+    heads = ("nodes", "expected τ", "expected speedup")
+    finish({"model": model, **job.result}, as_json, "\n\n".join([table(sizes, heads), job.result["verdict"]]))

@@ -1,0 +1,50 @@
+"""Suites of questions by name: what they are called, in which files people have them, and where the hub has them."""
+
+from dataclasses import dataclass
+
+BUILT_IN, OWN = "built_in", "own"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite. `form` says which file it is read from; `hub` is (data set, file) there, None where it has none."""
+
+    name: str
+    title: str
+    form: str
+    hub: tuple[str, str] | None = None
+
+
+TURNS = "`turns`, a list of texts"
+KNOWN = (
+    Suite(
+        "mt_bench",
+        "MT-Bench",
+        f"question.jsonl: `question_id`, `category` and {TURNS}",
+        ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl"),
+    ),
+    Suite(
+        "humaneval",
+        "HumanEval",
+        f"HumanEval.jsonl(.gz): `task_id` and `prompt`; or a file with {TURNS}",
+        ("openai/openai_humaneval", "openai_humaneval/test-00000-of-00001.parquet"),
+    ),
+    Suite(
+        "gsm8k",
+        "GSM8K",
+        f"test.jsonl: `question` and `answer`; or a file with {TURNS}",
+        ("openai/gsm8k", "main/test-00000-of-00001.parquet"),
+    ),
+    Suite(
+        "spec_bench", "Spec-Bench", f"question.jsonl: `question_id`, `category` of one of the six tasks, and {TURNS}"
+    ),
+)
+SUITES = {suite.name: suite for suite in KNOWN}
+"""Those that are imported from a file. The built-in questions and any prompt set are suites too."""
+
+
+def title(name: str) -> str:
+    """`mt_bench` → "MT-Bench"; of a prompt set of one's own, "" (it has a name)."""
+    if name == BUILT_IN:
+        return "Built-in questions"
+    return SUITES[name].title if name in SUITES else ""

@@ -1,0 +1,136 @@
+"""Pages on a machine that has none of the files: it says that they are coming, fetches them, and shows them."""
+
+import io
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app import arrivals
+from app.downloads import routes
+from app.events import answer_error
+from app.views import export_rows
+from models.starter import installed
+from models.tiny import make_tiny_base
+from speculoos.errors import SpeculoosError
+from speculoos.settings import Settings
+from speculoos.store import open_store
+from tests.tools.homes import add_base
+from tests.workers.conftest import wait_until
+from tracking import changes, db, jobs, stored
+from tracking.stored import Files
+from tracking.tables import Checkpoint, Dataset, new_id
+from workers.ask.requests import Export
+from workers.ask.submit import submit
+from workers.child.context import Context
+from workers.child.work import export
+from workers.timing import Timing
+
+
+@pytest.fixture
+def maker(home: Settings, tmp_path: Path) -> Settings:
+    """The machine that made everything. `home` has the same database, and a store of its own setting."""
+    return replace(home, home=tmp_path / "maker", store=f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def pages(home: Settings, maker: Settings) -> Settings:
+    """The machine with the pages."""
+    return replace(home, store=maker.store)
+
+
+@pytest.fixture
+def heads(maker: Settings, tmp_path: Path) -> str:
+    """A checkpoint that the other machine has trained and delivered."""
+    from models.base import load_base
+    from models.checkpoints import save_draft
+    from models.eagle3 import Eagle3Draft
+
+    base_folder = make_tiny_base(maker.home / "models" / "tiny", num_hidden_layers=8)
+    base_id, row_id = add_base(maker, base_folder), new_id()
+    draft = Eagle3Draft.from_base(load_base(base_folder))
+    folder = save_draft(maker.home / "checkpoints" / row_id / "attempt-1", draft, {"base": "tiny"})
+    with db.writing(maker) as session:
+        values = {"method": "eagle3", "state": "ready", "path": str(folder)}
+        session.add(Checkpoint(id=row_id, name="heads", base_id=base_id, **values))
+    deliver(maker, "models", base_id, base_folder)
+    deliver(maker, "checkpoints", row_id, folder)
+    return row_id
+
+
+def deliver(maker: Settings, kind: str, row_id: str, folder: Path) -> None:
+    kept = Files(maker, installed).deliver(kind, row_id, folder)
+    with db.writing(maker) as session:
+        stored.keep(session, kind, row_id, kept)
+
+
+def client(settings: Settings) -> TestClient:
+    app = FastAPI()
+    app.include_router(routes(settings))
+    app.add_exception_handler(SpeculoosError, answer_error)
+    return TestClient(app)
+
+
+def page(settings: Settings, checkpoint_id: str) -> str:
+    with db.reading(settings) as session:
+        return export_rows.exports_table(session, settings, session.get_one(Checkpoint, checkpoint_id))
+
+
+def test_a_checkpoint_of_another_machine_is_fetched_beside_the_visitor(pages: Settings, heads: str) -> None:
+    before = arrivals.signature()
+    assert "are coming from the store" in page(pages, heads)
+    assert arrivals.signature() != before, "pages that wait are drawn again"
+    wait_until(lambda: "are coming" not in page(pages, heads), 30, "the files")
+    assert "Can be made for" in page(pages, heads) and arrivals.signature() == before
+    assert (pages.home / "checkpoints" / heads / "attempt-1" / "model.safetensors").exists()
+
+
+def test_its_zip_is_made_of_what_comes(pages: Settings, heads: str) -> None:
+    answer = client(pages).get(f"/api/checkpoints/{heads}/download")
+    assert answer.status_code == 200
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert any(name.endswith("model.safetensors") for name in archive.namelist())
+
+
+def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
+    pages: Settings, maker: Settings, heads: str
+) -> None:
+    job = submit(Export(heads, "vllm"), settings=maker)
+    with db.writing(maker) as session:
+        attempt = jobs.claim(session, job.id, "test", 60)
+    result = export.run(Export(heads, "vllm"), Context(maker, job.id, attempt, Timing()))
+    with db.writing(maker) as session:
+        jobs.succeed(session, job.id, attempt, result)
+    page(pages, heads)
+    wait_until(lambda: "are coming" not in page(pages, heads), 30, "the files")
+    assert f"/api/checkpoints/{heads}/exports/vllm" in page(pages, heads)
+    assert not (pages.home / "exports").exists()
+    answer = client(pages).get(f"/api/checkpoints/{heads}/exports/vllm")
+    made = maker.home / "exports" / heads / "vllm.zip"
+    assert answer.status_code == 200 and answer.content == made.read_bytes()
+    assert client(pages).get(f"/api/checkpoints/{heads}/exports/trtllm").status_code == 404
+    with db.writing(pages) as session:
+        paths = changes.delete(session, pages, session.get_one(Checkpoint, heads), force=True)
+    changes.remove_files(paths)
+    assert not [name for name in open_store(pages.store).names() if heads in name]
+
+
+def test_files_that_do_not_come_are_said(pages: Settings) -> None:
+    with db.writing(pages) as session:
+        row = Dataset(name="lost", kind="prompts", state="ready", path=str(pages.home / "datasets" / "lost"), rows=1)
+        session.add(row)
+
+    def said() -> str:
+        with db.reading(pages) as session:
+            return arrivals.awaited(session, pages, session.get_one(Dataset, row.id))
+
+    wait_until(lambda: "neither on this machine nor in the store" in said(), 20, "the reason")
+
+
+def test_without_a_store_nothing_is_awaited(home: Settings) -> None:
+    with db.reading(home) as session:
+        assert arrivals.awaited(session, home, Dataset(id="x", path="/nowhere")) == ""
+    assert arrivals.signature() == ""

@@ -1,0 +1,110 @@
+"""What a list is asked for: found in names and notes, in the order of the address; several rows done at once."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select
+
+from app.pages import checkpoints, data, jobs, models, plans
+from app.views.checkpoint_rows import checkpoints_table
+from app.widgets.asked import Asked, address, is_narrowed, narrowed, of_address
+from app.widgets.bulk import Action, bar, box, do
+from app.widgets.picker import pager
+from speculoos.errors import Conflict
+from speculoos.settings import Settings
+from tracking.db import reading, writing
+from tracking.paging import Page
+from tracking.tables import Base, Job, now
+
+FILTERS = ("All", "Done")
+
+
+@pytest.fixture
+def filled(home: Settings) -> Settings:
+    with writing(home) as session:
+        for number, (name, note) in enumerate([("beta 100%", ""), ("alpha", "of the Beta kind"), ("gamma_1", "")]):
+            job = Job(name=name, note=note, kind="train", queue="gpu", state="SUCCEEDED")
+            job.created_at = now() + timedelta(seconds=number)
+            session.add(job)
+    return home
+
+
+def names(home: Settings, words: str = "", order: str = "") -> list[str]:
+    with reading(home) as session:
+        query = select(Job).order_by(Job.created_at.desc())
+        return [job.name for job in session.scalars(narrowed(query, Asked("All", words, order)))]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("beta", ["alpha", "beta 100%"]),
+        ("BETA kind", ["alpha"]),
+        ("%", ["beta 100%"]),
+        ("_", ["gamma_1"]),
+        ("' or 1=1", []),
+        ("  ", ["gamma_1", "alpha", "beta 100%"]),
+    ],
+)
+def test_every_word_is_looked_for_in_names_and_notes_as_it_is(filled: Settings, words: str, found: list[str]) -> None:
+    assert names(filled, words) == found
+
+
+def test_lists_can_be_ordered(filled: Settings) -> None:
+    assert names(filled, order="name") == ["alpha", "beta 100%", "gamma_1"]
+    assert names(filled, order="oldest") == ["beta 100%", "alpha", "gamma_1"]
+    assert names(filled, order="; drop") == names(filled) == ["gamma_1", "alpha", "beta 100%"]
+
+
+def test_an_address_and_what_it_asks_for() -> None:
+    asked = of_address({"show": "Done", "find": " a&b ", "order": "name"}, FILTERS)
+    assert (asked, asked.words, asked.order, asked.order_words) == ("Done", "a&b", "name", "By name")
+    assert address("jobs", "50.x", asked) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
+    assert of_address({"show": "Nonsense", "order": "no"}, FILTERS).values == ["All", "", ""]
+    assert address("jobs", "", Asked("All")) == address("jobs") == "/jobs"
+    assert Asked.of(asked.values, FILTERS).values == asked.values
+    assert Asked.of([], FILTERS) == Asked.of([None, None], FILTERS) == "All"
+
+
+def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
+    html = pager("jobs", Page([], 51, 120, "", "100.x"), Asked("Done", "x", "name"))
+    assert "/jobs?show=Done&amp;find=x&amp;order=name&amp;from=100.x" in html and "After →" in html
+
+
+@pytest.mark.parametrize(
+    "table", [jobs.table, data.table, models.table, checkpoints_table, checkpoints.CHECKPOINTS.html, plans.PLANS.html]
+)
+def test_an_empty_search_says_so(filled: Settings, table) -> None:
+    with reading(filled) as session:
+        assert "None of these" in table(session, Asked("All", "nobody is called so"), "")
+    assert is_narrowed(Asked("All", "x")) and is_narrowed("Done") and not is_narrowed("All")
+
+
+def test_a_job_list_has_a_box_before_each_row(filled: Settings) -> None:
+    with reading(filled) as session:
+        html = jobs.table(session, "All")
+    assert html.count("data-choose=") == 3 and "Delete for good?" in html
+    assert "<img" not in box("x", "<img src=x>") and "hidden" in bar({"delete": ("Delete", "Sure?")})
+
+
+def test_models_can_be_looked_for(home: Settings) -> None:
+    with writing(home) as session:
+        for name in ("llama", "smol"):
+            session.add(Base(name=name, source="folder", location="/x", path="/x", state="ready"))
+    with reading(home) as session:
+        html = models.table(session, Asked("All", "smo"))
+    assert "smol" in html and "llama" not in html
+
+
+def test_several_rows_are_done_and_reasons_are_said_once() -> None:
+    done: list[str] = []
+
+    def act(row_id: str) -> None:
+        if row_id.startswith("bad"):
+            raise Conflict("It is in use.", "Stop it first.")
+        done.append(row_id)
+
+    said = do(Action("Deleted", act), ["a", "bad 1", "b", "bad 2"])
+    assert done == ["a", "b"]
+    assert "Deleted: 2." in said and "Not done: 2. It is in use. Stop it first." in said
+    assert said.count("It is in use") == 1

@@ -1,0 +1,191 @@
+"""Conversations over our routes, branches made by asking, and Markdown that is shown and does nothing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from app import chats as routes
+from app import events, rendered, turns
+from app.pages import playground
+from app.widgets import fields
+from speculoos.errors import BadInput, Conflict, SpeculoosError
+from speculoos.settings import Settings, load
+from tracking import chats, runs
+from tracking.db import reading, upgrade, writing
+from tracking.tables import Run, new_id
+
+
+@pytest.fixture
+def home(tmp_path) -> Settings:
+    """A home whose inference server answers nothing, so that turns fail and can be filled by hand."""
+    made = replace(load({"SPECULOOS_HOME": str(tmp_path / "home")}), inference_url="http://127.0.0.1:9")
+    upgrade(made)
+    return made
+
+
+@pytest.fixture
+def client(home: Settings) -> TestClient:
+    app = FastAPI()
+    app.include_router(routes.routes(home))
+    app.add_exception_handler(SpeculoosError, events.answer_error)
+    return TestClient(app)
+
+
+def asked(home: Settings, prompt: str, chat: str = "", answer: str = "well", after: str | None = None, **filled) -> Run:
+    """A turn made as the page does, then answered by hand."""
+    run, _ = turns.next_turn(home, chat, "tiny", prompt, turns.Sampling(), after=after)
+    with writing(home) as rows:
+        stored = runs.get_run(rows, run.id)
+        stored.state, stored.text, stored.error = "SUCCEEDED", answer, ""
+        stored.summary = {"finish": "stop"}
+        for name, value in filled.items():
+            setattr(stored, name, value)
+    return run
+
+
+def contents(run: Run) -> list[str]:
+    return [message["content"] for message in run.request["messages"]]
+
+
+def test_an_edited_question_forgets_what_followed_the_old_one_and_the_old_way_remains(home: Settings) -> None:
+    first = asked(home, "one", answer="1")
+    chat = str(first.group_id)
+    second = asked(home, "two", chat, answer="2")
+    edited = asked(home, "zwei", chat, answer="II", after=first.id)
+    anew = asked(home, "uno", chat, after="")
+    assert contents(second) == ["one", "1", "two"] and contents(edited) == ["one", "1", "zwei"]
+    assert contents(anew) == ["uno"]
+    assert contents(asked(home, "three", chat, after=second.id)) == ["one", "1", "two", "2", "three"]
+    view = routes.chat_view(home, chat, edited.id)
+    assert [turn["id"] for turn in view["turns"]] == [first.id, edited.id]
+    assert view["turns"][1]["versions"] == [second.id, edited.id]
+
+
+def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
+    """A chat alone means after its last turn; with a slash, after that turn, or anew."""
+
+    def sent(place: str) -> tuple[str, list[str]]:
+        chat, _, _ = playground.send_turn(home, place, "tiny", "", "next", turns.Sampling())
+        with reading(home) as rows:
+            return chat, contents(max(runs.group_runs(rows, chat), key=lambda run: run.created_at))
+
+    first = asked(home, "one", answer="1")
+    chat = str(first.group_id)
+    asked(home, "two", chat, answer="2")
+    assert sent(f"{chat}/{first.id}") == (chat, ["one", "1", "next"])
+    assert sent(f"{chat}/") == (chat, ["next"])
+    assert sent("")[0] != chat
+    with pytest.raises(BadInput, match="Write a question"):
+        playground.send_turn(home, f"{chat}/{first.id}", "tiny", "", " ", turns.Sampling())
+
+
+def test_a_seed_is_a_whole_number_or_nothing() -> None:
+    assert [fields.sampling_of(8, 1, seed, "").seed for seed in ("", None, " 7 ", 7, "-3")] == [None, None, 7, 7, -3]
+    for wrong in ("1.5", "seven", "9" * 30, "٣"):
+        with pytest.raises(BadInput, match="Seed: a whole number"):
+            fields.sampling_of(8, 1, wrong, "")
+
+
+def test_going_on_needs_an_answer_that_was_cut(home: Settings) -> None:
+    whole = asked(home, "one")
+    with pytest.raises(Conflict, match="ended by itself"):
+        turns.continue_turn(home, whole.id)
+
+
+def test_what_was_gone_on_with_is_one_answer_for_the_next_question(home: Settings) -> None:
+    cut = asked(home, "one", answer="first half", summary={"finish": "length"})
+    with pytest.raises(SpeculoosError, match="does not answer"):
+        turns.continue_turn(home, cut.id)
+    with writing(home) as rows:
+        gone_on = runs.group_runs(rows, str(cut.group_id))[-1]
+        assert gone_on.request["messages"] == cut.request["messages"]
+        gone_on.state, gone_on.text = "SUCCEEDED", ", second half"
+    third = asked(home, "and?", str(cut.group_id))
+    assert contents(third) == ["one", "first half, second half", "and?"]
+    assert routes.whole_answer(home, gone_on.id) == "first half, second half"
+
+
+def test_a_turn_that_others_follow_stays(home: Settings) -> None:
+    first = asked(home, "one")
+    asked(home, "two", str(first.group_id))
+    with pytest.raises(Conflict, match="Other turns follow"):
+        turns.remove_turn(home, first.id)
+
+
+def test_the_list_is_searched_and_chats_are_named_and_deleted(home: Settings, client: TestClient) -> None:
+    first = asked(home, "bees <b>\n\nand more")
+    asked(home, "planets")
+    found = client.get("/api/chats", params={"find": "bees"}).json()
+    assert [chat["title"] for chat in found["chats"]] == ["bees <b> and more"] and found["more"] is False
+    path = f"/api/chats/{first.group_id}"
+    assert client.put(path, json={"name": "  my\nname "}).json()["name"] == "my name"
+    assert [chat["title"] for chat in client.get("/api/chats").json()["chats"]] == ["planets", "my name"]
+    second = asked(home, "more", str(first.group_id))
+    assert chats.told(second)["name"] == "my name"
+    assert client.delete(path).json()["removed"]
+    assert client.get(path).json()["turns"] == [] and client.delete(path).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "half \ud83d"])
+def test_a_name_that_cannot_be_is_refused_in_a_sentence(home: Settings, name: str) -> None:
+    with pytest.raises(BadInput):
+        routes.called(home, new_id(), name)
+
+
+@pytest.mark.parametrize("before", ["yesterday", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])
+def test_a_strange_place_in_the_list_is_one_sentence(client: TestClient, before: str) -> None:
+    answer = client.get("/api/chats", params={"before": before})
+    assert answer.status_code == 400 and "is no time" in answer.json()["error"]["message"]
+
+
+def test_markdown_comes_from_the_steps_while_the_answer_goes_on(home: Settings, client: TestClient) -> None:
+    run = asked(home, "one", state="RUNNING", text="")
+    with writing(home) as rows:
+        runs.add_steps(rows, run.id, [{"index": 0, "tokens": [{"id": 1, "text": "**so"}, {"id": 2, "text": " far**"}]}])
+    assert client.get(f"/api/runs/{run.id}/markdown").json()["nodes"] == [
+        {"tag": "p", "children": [{"tag": "strong", "children": ["so far"]}]}
+    ]
+    assert client.get(f"/api/runs/{'f' * 32}/markdown").status_code == 404
+
+
+KNOWN = {*rendered.TAGS.values(), "pre", "code", "heading", "a", "span"}
+
+
+def walked(nodes: list) -> list[dict]:
+    elements = [node for node in nodes if isinstance(node, dict)]
+    return elements + [below for node in elements for below in walked(node["children"])]
+
+
+def test_html_links_and_pictures_of_an_answer_do_nothing() -> None:
+    nasty = (
+        "<script>alert(1)</script>\n\n<img src=x onerror=alert(1)> [a](javascript:alert(1)) [b](data:text/html,x) "
+        '![c](http://elsewhere/x.png) [d](/settings) <javascript:alert(1)> [e](https://fine.example "t")\n\n```a" b\nx'
+    )
+    elements = walked(rendered.nodes(nasty))
+    assert {element["tag"] for element in elements} <= KNOWN
+    assert {e["href"] for e in elements if e["tag"] == "a"} == {"http://elsewhere/x.png", "https://fine.example"}
+    assert "<img src=x onerror=alert(1)>" in json.dumps(rendered.nodes(nasty))
+
+
+def test_lists_tables_code_and_headings_are_elements() -> None:
+    text = (
+        "# Title\n\n1. one\n   - two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nx = '<b>'\n```\n\n    indented\n"
+    )
+    elements = walked(rendered.nodes(text))
+    tags = [element["tag"] for element in elements]
+    assert {"heading", "ol", "ul", "li", "table", "tr", "th", "td", "pre"} <= set(tags)
+    code = [element for element in elements if element["tag"] == "pre"]
+    string = {"tag": "span", "kind": "string", "children": ["'<b>'"]}
+    told = [("python", ["x = ", string, "\n"]), ("", ["indented\n"])]
+    assert [(c["language"], c["children"]) for c in code] == told
+
+
+def test_a_very_long_answer_and_deep_nesting_are_shown_as_text() -> None:
+    assert rendered.nodes("*a*" * 100_000)[0]["tag"] == "pre"
+    assert walked(rendered.nodes("> " * 3000 + "deep"))
+    for times in (130, 5000):
+        assert rendered.nodes("*a " * times + "a*" * times)[0]["tag"] == "pre"
+    assert rendered.nodes("a *b **c** d*")[0]["tag"] == "p"

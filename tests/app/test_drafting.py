@@ -1,0 +1,93 @@
+"""What a page asks of drafting: read from its fields, checked in one sentence, stored with the run, shown again."""
+
+import pytest
+
+from app import turns
+from app.drafting import LOOKUP, Drafting
+from app.pages import compare, playground
+from app.widgets.fields import drafting_of, drafting_values
+from speculoos.errors import BadInput
+from speculoos.settings import Settings, load
+from tracking import runs
+from tracking.db import reading, upgrade, writing
+from tracking.tables import Base, Checkpoint
+
+
+@pytest.fixture
+def home(tmp_path) -> Settings:
+    """A base and Medusa heads; no inference server answers."""
+    made = load({"SPECULOOS_HOME": str(tmp_path / "home"), "SPECULOOS_INFERENCE_PORT": "9"})
+    upgrade(made)
+    with writing(made) as rows:
+        rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready", weights_sha256="w"))
+        rows.flush()
+        rows.add(Checkpoint(id="new", name="new", method="medusa", state="ready", base_id="base", base_sha256="w"))
+    return made
+
+
+WARM = turns.Sampling(temperature=0.7)
+
+
+def speculation_of(settings, run_id: str) -> dict:
+    with reading(settings) as rows:
+        return runs.get_run(rows, run_id).request.get("speculation", {})
+
+
+def asked(settings, model: str, drafting: Drafting, drafter: str = "", sampling: turns.Sampling = WARM) -> dict:
+    run, _ = turns.next_turn(settings, "", model, "hello", sampling, drafter, drafting)
+    return speculation_of(settings, run.id)
+
+
+def test_fields_are_read_and_written_back():
+    for fields in (["own", "exact", False], ["chain 4", "typical", True]):
+        assert drafting_values(drafting_of(*fields)) == fields
+    assert drafting_of(None, "anything", None) == Drafting()
+    assert drafting_of("own", "exact", False).speculation() == {}
+
+
+def test_what_was_asked_is_stored_with_the_run(home):
+    assert asked(home, "tiny@new", Drafting("chain 2", "typical", True)) == {
+        "tree": "chain 2",
+        "acceptance": "typical",
+        "probabilities": True,
+    }
+    assert asked(home, "tiny", Drafting("chain 2", "typical")) == {}, "a base alone drafts nothing"
+    assert asked(home, "tiny", Drafting("depth 3"), LOOKUP) == {"drafter": LOOKUP, "tree": "depth 3"}
+    assert asked(home, "tiny@new", Drafting("own")) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "drafter", "drafting", "why"),
+    [
+        ("tiny@new", "", Drafting("fast"), "expected own"),
+        ("tiny@new", "", Drafting("chain 40"), "40 deep"),
+        ("tiny@new", "", Drafting("tree 99x99"), "9,801 leaves"),
+        ("tiny@new", "", Drafting("depth 4, top_k 8"), "takes tree, not depth, top_k"),
+        ("tiny@new", "", Drafting("ngram"), "not ngram"),
+        ("tiny", LOOKUP, Drafting("chain 3"), "prompt lookup takes"),
+        ("tiny@new", "", Drafting(acceptance="typical"), "temperature above 0"),
+    ],
+)
+def test_what_cannot_be_drafted_is_said_in_one_sentence(home, model, drafter, drafting, why):
+    sampling = turns.Sampling() if drafting.acceptance == "typical" else WARM
+    with pytest.raises(BadInput, match=why):
+        turns.next_turn(home, "", model, "hello", sampling, drafter, drafting)
+    if not drafter:
+        with pytest.raises(BadInput, match=why):
+            playground.send_turn(home, "", *model.partition("@")[::2], "hello", sampling, drafting)
+
+
+def test_a_comparison_leaves_plain_columns_as_they_are_and_shows_what_it_asked(home):
+    group, _ = turns.new_comparison(home, [("tiny", ""), ("tiny@new", "")], "hello", WARM, Drafting("chain 3"))
+    with reading(home) as rows:
+        assert [run.request.get("speculation") for run in runs.group_runs(rows, group)] == [None, {"tree": "chain 3"}]
+    assert compare.opening(home, {"comparison": group}, [])[2] == Drafting("chain 3")
+    assert compare.opening(home, {"tree": "chain 2"}, [])[2] == Drafting("chain 2")
+
+
+def test_a_chat_is_opened_with_the_drafting_of_its_last_turn(home):
+    run, _ = turns.next_turn(home, "", "tiny@new", "hello", WARM, "", Drafting("chain 2", "typical"))
+    assert playground.opening(home, {"chat": run.group_id}).drafting == Drafting("chain 2", "typical")
+    assert playground.opening(home, {"model": "tiny@new", "tree": "tree 2x1"}).drafting == Drafting("tree 2x1")
+    stored = {"speculation": {"tree": [[0, 0]]}}
+    assert Drafting.of(stored) == Drafting("chain 2")

@@ -1,0 +1,218 @@
+"""How jobs end on the pages: a result in the list, a verdict after a training, a report after an evaluation."""
+
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+from app.pages import checkpoints, jobs
+from app.views import evaluation_view, job_rows, outcomes, verdict
+from app.views.extend_form import limit_for
+from app.views.job_panel import head
+from app.views.verdict import Trained, Ways
+from speculoos.errors import BadInput
+from speculoos.settings import Settings
+from tracking.db import reading, writing
+from tracking.evaluations import columns_of
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+from workers.ask.command_line import extend_command
+from workers.ask.extend import prompts_left
+from workers.ask.requests import KINDS
+
+WAYS = Ways(extend="/extend", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate")
+NONE = Trained(tau=1.5, measured=False)
+
+
+@pytest.mark.parametrize(
+    ("known", "words", "tone", "link"),
+    [
+        (replace(NONE, tau=None), "nothing says how well", "info", "/evaluate"),
+        (replace(NONE, tau=2.0, rows=100, left=900), "held-out", "good", "/chat"),
+        (replace(NONE, rows=100, left=900), "learned from 100 conversations. Generate 900 more", "info", "/extend"),
+        (replace(NONE, rows=2_400, left=9_000), "Generate 2,400 more", "info", "/extend"),
+        (replace(NONE, rows=100, left=0), "Import more prompts", "info", "/data"),
+        (replace(NONE, rows=100, left=None), "Import more prompts", "info", "/data"),
+        (replace(NONE, rows=2_500, left=10, still_learning=True), "train it longer", "info", "/longer"),
+        (replace(NONE, rows=2_500), "EAGLE-3 accepts more", "info", "/method"),
+        (replace(NONE, tau=1.2, rows=2_500), "too little", "warn", "/method"),
+        (
+            replace(NONE, tau=1.9, measured=True, speedup=0.8, slower=True, rows=9_000),
+            "too slow: 0.80 ×",
+            "warn",
+            "/method",
+        ),
+        (replace(NONE, tau=2.4, measured=True, speedup=0.8, slower=True, rows=9_000), "too slow", "warn", "/method"),
+        (replace(NONE, tau=2.4, measured=True, speedup=1.7), "1.70 × the speed", "good", "/chat"),
+    ],
+)
+def test_a_verdict_says_what_it_means_and_what_to_do_next(known: Trained, words: str, tone: str, link: str) -> None:
+    said = verdict.verdict(known, WAYS)
+    assert words in said.words
+    assert (said.tone, said.link) == (tone, link)
+    assert said.button
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "words"),
+    [
+        ("import_prompts", {"rows": 1_200, "bad_rows": 3}, "1,200 rows, 3 left out"),
+        ("import_answered", {"rows": 8, "bad_rows": 0}, "8 rows"),
+        ("generate_data", {"rows": 40, "tokens": 9_000}, "40 answers · 9,000 tokens"),
+        ("train", {"mean_accepted_length": 1.456, "loss": 2.5, "step": 9}, "τ 1.46 held out · loss 2.500"),
+        ("train", {"step": 900}, "900 steps"),
+        ("evaluate", {"mean_accepted_length": 2.1, "speedup": 1.66}, "τ 2.10 · 1.66 ×"),
+        ("evaluate", {"mean_accepted_length": 2.1, "speedup": None}, "τ 2.10"),
+        ("matrix", {"cells": 48}, "48 cells"),
+        ("plan", {"verdict": "A tree of six is fastest."}, "A tree of six is fastest."),
+        ("tune", {"verdict": "6 nodes, depth 2."}, "6 nodes, depth 2."),
+        ("replay", {"tau": 2.0, "projected_speedup": 1.5}, "τ 2.00 · 1.50 × projected"),
+        ("export", {"format": "vllm", "bytes": 2_500_000}, "vllm, 2.5 MB"),
+        ("import_draft", {"method": "eagle3"}, "EAGLE-3"),
+        ("generate_data", {}, ""),
+        ("somebody's own", {"rows": 1}, ""),
+    ],
+)
+def test_every_job_that_is_done_says_its_result(kind: str, result: dict, words: str) -> None:
+    job = Job(name="a", kind=kind, queue="io", state="SUCCEEDED", result=result)
+    assert outcomes.outcome(job) == words
+    job.state = "RUNNING"
+    assert outcomes.outcome(job) == ""
+
+
+def test_no_kind_of_job_is_without_words() -> None:
+    assert outcomes.SAID.keys() == {request.kind for request in KINDS}
+
+
+@pytest.fixture
+def trained(home: Settings) -> Settings:
+    """A training that succeeded on 40 of 3,000 prompts, and its checkpoint."""
+    asked = {"source_id": "prompts", "base_id": "base", "max_tokens": 64, "limit": 40}
+    figures = {"mean_accepted_length": 1.4, "best_step": 10, "step": 12, "loss": 3.0}
+    with writing(home) as rows:
+        rows.add(Base(id="base", name="tiny", source="folder", location="/x", path="/x", state="ready"))
+        rows.add(Dataset(id="prompts", name="prompts", kind="prompts", state="ready", rows=3_000))
+        rows.flush()
+        data = Dataset(id="answers", name="answers", kind="conversations", state="ready", rows=40, base_id="base")
+        data.source_id, data.config = "prompts", asked
+        request = {"method": "medusa", "base_id": "base", "dataset_id": "answers", "checkpoint_id": "heads"}
+        job = Job(id="job", name="Train heads", kind="train", queue="gpu", state="SUCCEEDED", request=request)
+        job.result = {"checkpoint_id": "heads", **figures}
+        rows.add_all([data, job])
+        rows.flush()
+        heads = Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base", job_id="job")
+        heads.dataset_id, heads.figures = "answers", figures
+        rows.add(heads)
+    return home
+
+
+def shown(settings: Settings, job_id: str = "job") -> str:
+    with reading(settings) as rows:
+        return unescape(head(rows, rows.get_one(Job, job_id)))
+
+
+def test_a_training_ends_with_its_verdict_and_the_button(trained: Settings) -> None:
+    html = shown(trained)
+    assert "τ 1.40 on held-out conversations" in html
+    assert 'href="/data?id=answers&more=2000"' in html and "Generate 2,000 more" in html
+
+
+def test_the_evaluation_that_followed_decides_and_is_linked(trained: Settings) -> None:
+    with writing(trained) as rows:
+        pending = Evaluation(id="first", name="e", state="pending", base_id="base", checkpoint_id="heads", job_id="job")
+        pending.suite = "built_in"
+        rows.add(pending)
+    assert "Its evaluation is under way" in shown(trained)
+    result = {"mean_accepted_length": 2.3, "speedup": 1.6, "speedup_interval": [1.5, 1.7]}
+    with writing(trained) as rows:
+        row = rows.get_one(Evaluation, "first")
+        row.state, row.result = "ready", result
+        for name, value in columns_of(result).items():
+            setattr(row, name, value)
+    html = shown(trained)
+    assert "τ 2.30 on questions" in html and "1.60 × the speed" in html
+    assert 'href="/evaluations?id=first"' in html and "under way" not in html
+
+
+def test_a_page_left_open_hears_of_the_evaluation_that_followed(trained: Settings) -> None:
+    """When it was asked for, and when it ended."""
+
+    def signature() -> str:
+        with reading(trained) as session:
+            return jobs.row_signature(session, "job")
+
+    seen = [signature()]
+    with writing(trained) as session:
+        draft = session.query(Checkpoint).filter_by(job_id="job").one()
+        session.add(Evaluation(id="later", name="later", checkpoint_id=draft.id, base_id=draft.base_id))
+    seen.append(signature())
+    with writing(trained) as session:
+        session.get_one(Evaluation, "later").state = "ready"
+    seen.append(signature())
+    assert len({*seen}) == 3 and seen[-1] == signature()
+
+
+def test_a_failed_training_has_no_verdict(trained: Settings) -> None:
+    with writing(trained) as rows:
+        rows.get_one(Job, "job").state = "FAILED"
+    assert 'id="verdict"' not in shown(trained)
+
+
+def test_an_evaluations_job_shows_its_report(trained: Settings) -> None:
+    result = {
+        **{"mean_accepted_length": 2.3, "speedup": 1.6, "speedup_interval": [1.5, 1.7], "identical_to_plain": True},
+        "mean_accepted_length_interval": [2.2, 2.4],
+        "acceptance_by_depth": [0.61, 0.42],
+        "per_category": {"math": {"speedup": 1.9, "prompts": 4}, "prose": {"speedup": 1.2, "prompts": 6}},
+    }
+    with writing(trained) as rows:
+        ready = {
+            "state": "ready",
+            "suite": "built_in",
+            "base_id": "base",
+            "checkpoint_id": "heads",
+            "job_id": "measure",
+        }
+        rows.add(Evaluation(id="e", name="e", **ready, result=result, **columns_of(result)))
+        job = Job(id="measure", name="Evaluate", kind="evaluate", queue="gpu", state="SUCCEEDED", result=result)
+        job.request = {"evaluation_id": "e"}
+        rows.add(job)
+    html = shown(trained, "measure")
+    for words in ("2.20 – 2.40 (95 %)", "1.50 – 1.70 × (95 %)", "61%", "math", "prose"):
+        assert words in html, words
+    with reading(trained) as rows:
+        assert evaluation_view.report_of(rows, rows.get_one(Job, "job")) == ""
+        assert "τ 2.30 · 1.60 ×" in jobs.table(rows, "All")
+
+
+def test_the_list_of_checkpoints_tells_measured_from_estimated(trained: Settings) -> None:
+    with reading(trained) as rows:
+        assert ">estimated<" in checkpoints.CHECKPOINTS.html(rows, "All", "")
+    with writing(trained) as rows:
+        found = {"mean_accepted_length": 2.0, "tokens_per_second": 30.0}
+        rows.add(
+            Evaluation(name="e", state="ready", suite="built_in", base_id="base", checkpoint_id="heads", result=found)
+        )
+    with reading(trained) as rows:
+        html = checkpoints.CHECKPOINTS.html(rows, "All", "")
+        assert ">measured<" in html and ">estimated<" not in html
+
+
+def test_how_many_prompts_are_left_and_what_is_asked_for(trained: Settings) -> None:
+    with reading(trained) as rows:
+        data = rows.get_one(Dataset, "answers")
+        assert prompts_left(rows, data) == 2_960
+        assert prompts_left(rows, rows.get_one(Dataset, "prompts")) is None
+        assert limit_for(rows, data, "2000") == 2_040
+        assert limit_for(rows, data, "") == limit_for(rows, data, "99999") == 3_000
+        with pytest.raises(BadInput, match="More answers: expected a whole number"):
+            limit_for(rows, data, "many")
+    assert extend_command("my answers", 2_040) == "speculoos data extend 'my answers' --limit 2040"
+
+
+def test_a_running_job_has_a_bar_and_a_done_one_its_result(trained: Settings) -> None:
+    job = Job(id="x", name="x", kind="train", queue="gpu", state="RUNNING", done=4, total=10, unit="steps")
+    job.progress_note = ""
+    assert "<progress" in job_rows.jobs_table([job], {})
+    with reading(trained) as rows:
+        html = jobs.table(rows, "All")
+    assert "<progress" not in html and "τ 1.40 held out · loss 3.000" in html

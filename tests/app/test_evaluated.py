@@ -1,0 +1,153 @@
+"""From an evaluation's figure to its worst prompts and their steps: what the page shows, the run a button starts."""
+
+import pytest
+
+from app import turns
+from app.evaluated import GONE, run_again
+from app.pages.evaluations import EvaluationsPage
+from app.views import breakdown_view, evaluation_view
+from speculoos.errors import BadInput, NotFound
+from speculoos.settings import Settings, load
+from tracking import runs
+from tracking.db import reading, upgrade, writing
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+from workers.ask.requests import Replay
+
+NASTY = "<img src=x onerror=alert(1)> ${alert(1)}"
+PROMPTS = [
+    {"id": "q1", "turn": 0, "category": "math", "tau": 1.1, "tokens": 60, "steps": 50,
+     "messages": [{"role": "user", "content": NASTY + " why" * 100}]},
+    {"id": "q2", "turn": 1, "category": "", "tau": 2.5, "tokens": 50, "steps": 20},
+]  # fmt: skip
+RESULT = {
+    "per_prompt": PROMPTS,
+    "max_tokens": 64,
+    "lengths": [5, 3, 2],
+    "by_position": [{"from": 0, "steps": 5, "tau": 2.0}, {"from": 16, "steps": 5, "tau": 1.5}],
+    "by_class": [{"class": "code", "tokens": 40, "drafted": 30}],
+}
+
+
+@pytest.fixture
+def home(tmp_path) -> Settings:
+    """An evaluation of heads; no inference server answers."""
+    made = load({"SPECULOOS_HOME": str(tmp_path / "home"), "SPECULOOS_INFERENCE_PORT": "9"})
+    upgrade(made)
+    with writing(made) as rows:
+        rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready"))
+        rows.flush()
+        rows.add(Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base"))
+        rows.flush()
+        asked = {"config": {"drafting": {"tree": [[0, 0]]}}, "temperature": 0.7, "top_p": 0.9, "suite": "built_in"}
+        links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
+        rows.add(Evaluation(id="one", name="one", result=RESULT, speedup_high=0.8, **links, **asked))
+    return made
+
+
+def row_of(home: Settings) -> Evaluation:
+    with reading(home) as rows:
+        return rows.get_one(Evaluation, "one")
+
+
+def test_a_prompt_is_run_again_as_it_was_asked_with_the_models_probabilities(home):
+    chat, refused = run_again(home, "one", "0")
+    assert "does not answer" in refused
+    with reading(home) as rows:
+        (run,) = runs.group_runs(rows, chat)
+    assert (run.model, run.request["messages"]) == ("tiny@heads", PROMPTS[0]["messages"])
+    assert run.request["speculation"] == {"tree": [[0, 0]], "probabilities": True}
+    assert {key: run.request[key] for key in ("max_tokens", "temperature", "top_p")} == {
+        "max_tokens": 64,
+        "temperature": 0.7,
+        "top_p": 0.9,
+    }
+
+
+def test_a_question_after_a_prompt_of_several_turns_sees_all_of_them(home):
+    said = [("system", "Be brief."), ("user", "one?"), ("assistant", "1"), ("user", "two?")]
+    several = [{"role": role, "content": content} for role, content in said]
+    with writing(home) as rows:
+        rows.get_one(Evaluation, "one").result = {"per_prompt": [{**PROMPTS[0], "messages": several}]}
+    chat, _ = run_again(home, "one", "0")
+    with writing(home) as rows:
+        (shown,) = runs.group_runs(rows, chat)
+        shown.text, shown.state = "2", "SUCCEEDED"
+    asked = turns.next_turn(home, chat, "tiny@heads", "three?", turns.Sampling())[0]
+    answered = [*several, {"role": "assistant", "content": "2"}, {"role": "user", "content": "three?"}]
+    assert asked.request["messages"] == answered
+    again = turns.next_turn(home, chat, "tiny@heads", "two!", turns.Sampling(system="Be long."), after="")[0]
+    assert [m["content"] for m in again.request["messages"]] == ["Be long.", "one?", "1", "two!"], "another version"
+    new = turns.next_turn(home, "", "tiny@heads", "alone?", turns.Sampling())[0]
+    assert [m["content"] for m in new.request["messages"]] == ["alone?"]
+
+
+@pytest.mark.parametrize("number", ["1", "2", "-1", "x", ""])
+def test_a_prompt_that_is_not_kept_is_said_so(home, number):
+    with pytest.raises(BadInput, match=GONE):
+        run_again(home, "one", number)
+
+
+def test_what_was_deleted_is_said_so(home):
+    with writing(home) as rows:
+        rows.get_one(Evaluation, "one").base_id = None
+    for row_id in ("one", "gone"):
+        with pytest.raises(NotFound, match="gone"):
+            run_again(home, row_id, "0")
+
+
+def test_the_page_says_what_went_wrong_and_leads_nowhere(home):
+    class Click:
+        wanted = "0"
+
+    said, target = EvaluationsPage.show_steps(type("Page", (), {"settings": home})(), "one", Click())
+    assert "sp-bad" in said and target == ""
+
+
+def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
+    with reading(home) as rows:
+        html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
+    for words in ("Tokens a step gave", "1 token", "by place in the answer", "0 – 15", "from 16", "code (40)", "75%"):
+        assert words in html
+    assert "<img" not in html and "${" not in html
+    assert html.count("data-steps=") == 1, "only what is kept can be run again"
+    assert html.index("1.10") < html.index("2.50") and "turn 2" in html
+    assert "Plain decoding would be faster here" in html
+
+
+def test_an_evaluation_without_any_of_it_shows_nothing(home):
+    assert breakdown_view.parts(Evaluation(result={}, base_id="base")) == ""
+    assert breakdown_view.parts(Evaluation(result=None, base_id="base")) == ""
+
+
+def test_the_page_says_what_is_not_known_and_why(home):
+    told = {"mean_accepted_length": 2.0, "per_prompt": PROMPTS}
+    links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
+    served = breakdown_view.parts(Evaluation(result=told, source="team", **links))
+    assert breakdown_view.OF_SERVERS in served and breakdown_view.ONE_BY_ONE not in served
+    assert served.count("data-steps=") == 1 and breakdown_view.ANSWERED_HERE in served
+    gauge = breakdown_view.parts(Evaluation(result={"mean_accepted_length": 2.0}, source="team", **links))
+    assert breakdown_view.ONE_BY_ONE in gauge
+    unknown = breakdown_view.parts(Evaluation(result=told, source="team", state="ready"))
+    assert "Worst prompts" in unknown and "data-steps" not in unknown, "whose model is not here"
+    older = breakdown_view.parts(Evaluation(result={"mean_accepted_length": 2.0}, **links))
+    assert "Measure again" in older and "Measure again" not in breakdown_view.parts(row_of(home))
+
+
+def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_buttons(home):
+    replayed = {**RESULT, "mean_accepted_length": 2.5, "mean_accepted_length_interval": [2.0, 3.0]}
+    replayed |= {"replayed": {"file": NASTY, "rows": 12}, "projected_speedup": 1.7}
+    with writing(home) as rows:
+        links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
+        rows.add(Dataset(id="said", name="-said", kind="conversations", state="ready"))
+        asked = Replay("base", "heads", "said", limit=12).to_json()
+        rows.add(Evaluation(id="two", name="two", result=replayed, config=asked, **links))
+        job = Job(kind="replay", queue="gpu", name="two", request={"evaluation_id": "two"})
+        rows.add(job)
+        page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
+        of_job = evaluation_view.report_of(rows, job)
+    for html in (page, of_job):
+        for words in ("2.00 – 3.00 (95 %)", "1.70 ×", "by place in the answer", "Drafted, by kind", "Worst prompts"):
+            assert words in html, words
+        assert "<img" not in html and "Speed against plain" not in html
+        assert "speculoos replay run --draft tiny@heads --limit 12 -- -said" in html
+    assert page.count("data-steps=") == 1 and "data-steps" not in of_job

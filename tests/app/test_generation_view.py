@@ -1,0 +1,91 @@
+"""The page of a running generation, from rows alone: sums over its shards, speeds of what runs, foreign text."""
+
+import pytest
+
+from app.views import generation_view
+from app.views.job_panel import head, no_charts, samples
+from speculoos.settings import Settings
+from tests.app.test_changes import counted
+from tests.app.test_shard_rows import HOSTILE, divided
+from tracking import db, downsampling, generations, jobs, reports, shards
+from tracking.reports import Report
+from tracking.tables import Job
+
+
+def say(settings: Settings, shard: Job, **values: float) -> None:
+    """What a shard's run says of itself."""
+    metrics = {(f"now/{name}", 0): value for name, value in values.items()}
+    answer = {"id": "line-1", "prompt": f"ask {HOSTILE}", "text": f"say {HOSTILE}", "finish": "length"}
+    left = {"id": "line-2", "prompt": "p", "text": HOSTILE, "kind": "cut", "reason": f"cut {HOSTILE}"}
+    with db.writing(settings) as session:
+        reports.write(session, shard.id, 1, Report(metrics=metrics, samples=[(0, answer), (1, left)]))
+
+
+@pytest.fixture
+def job(home: Settings) -> Job:
+    """A generation of five shards, two of which run with two workers, on two servers."""
+    job = divided(home, 5)
+    with db.writing(home) as session:
+        made = shards.of(session, job.id)
+        jobs.claim(session, made[3].id, "other worker", 30)
+    for number, speed in ((2, 40.0), (3, 60.0)):
+        counts = {"rows": 4, "tokens": 400, "bytes": 4000, "left_out/cut": 2, "left_out/empty": 1}
+        say(home, made[number], **counts, **{"speed": speed, "speed/pair 1": speed / 4, "speed/pair 2": speed / 2})
+    return job
+
+
+def test_counters_and_speeds_are_those_of_all_shards(home: Settings, job: Job) -> None:
+    with db.reading(home) as session:
+        now = generations.going(session, job.id)
+        alone = generations.going(session, shards.of(session, job.id)[2].id)
+    assert (now.rows, now.tokens, now.bytes, now.speed) == (8, 800, 8000, 100.0)
+    assert now.workers == {"worker": 40.0, "other worker": 60.0}
+    assert now.servers == {"pair 1": 25.0, "pair 2": 50.0} and now.left_out == {"cut": 4, "empty": 2}
+    assert (alone.rows, alone.speed) == (4, 40.0)
+
+
+def test_speeds_are_of_what_runs_and_counts_of_all(home: Settings, job: Job) -> None:
+    with db.writing(home) as session:
+        jobs.succeed(session, shards.of(session, job.id)[3].id, 1, {})
+        now = generations.going(session, job.id)
+    assert now.workers == {"worker": 40.0} and now.rows == 8
+
+
+def test_the_page_says_it_all_and_shows_foreign_text_as_text(home: Settings, job: Job) -> None:
+    with db.reading(home) as session:
+        row = jobs.get(session, job.id)
+        html, shown = head(session, row, home.home), samples(session, row)
+        assert not no_charts(row).startswith("The first numbers")
+    for words in ("800", "100", "other worker", "pair 2", "The answer was cut", "8.0 kB of rows so far", "are free"):
+        assert words in html, words
+    assert "about 50.0 kB when it is done" in html, "fifty rows like the eight"
+    assert "say &lt;img" in shown and "cut at its limit" in shown and "<img" not in html + shown
+
+
+def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) -> None:
+    few, many = divided(home, 3), divided(home, 60)
+    sent = []
+    for job in (few, many):
+        with db.reading(home) as session:
+            made = shards.of(session, job.id)
+        for shard in made[2:3]:
+            say(home, shard, rows=1, tokens=5, bytes=9, speed=1, **{"left_out/cut": 1})
+        with counted(home) as queries, db.reading(home) as session:
+            row = session.get_one(Job, job.id)
+            assert head(session, row, home.home) and samples(session, row)
+        sent.append(len(queries))
+    assert sent[0] == sent[1] <= 14
+
+
+def test_counters_are_no_charts(home: Settings, job: Job) -> None:
+    with db.writing(home) as session:
+        shard = shards.of(session, job.id)[2]
+        reports.write(session, shard.id, 1, Report(metrics={("generate/tokens_per_second", 7): 40.0}))
+        found = downsampling.metrics(session, shard.id, but=generations.NOW)
+    assert found == {"generate/tokens_per_second": [(7, 40.0)]}
+
+
+def test_other_jobs_show_nothing_of_it(home: Settings) -> None:
+    with db.writing(home) as session:
+        job = jobs.create(session, kind="train", queue="gpu", request={}, name="heads")
+        assert generation_view.part(session, job) == "" and generation_view.first_answers(session, job) == ""

@@ -1,0 +1,425 @@
+"""The leaderboard from rows alone: what it shows, sorts, narrows and gives away; and a matrix's grid of cells."""
+
+import csv
+import io
+import shlex
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from PIL import Image
+from sqlalchemy.orm import Session
+
+from app import evaluation_files
+from app.evaluation_forms import cloned, matrix_request, served_request
+from app.links import clone_form
+from app.pages import evaluations
+from app.views import checkpoint_rows, evaluation_view, leaderboard, matrix_form, matrix_grid, verdict
+from app.views.job_panel import output_links
+from app.views.manage import delete, save
+from app.widgets import intervals
+from app.widgets.intervals import Bar, interval_chart, png
+from speculoos.errors import BadInput
+from speculoos.settings import Endpoint, Settings
+from tracking import changes, db, jobs, shards
+from tracking import leaderboard as board
+from tracking.leaderboard import View
+from tracking.paging import page
+from tracking.shards import Division, Shard
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
+from workers.ask import builtin
+from workers.ask.outputs import evaluation_columns
+from workers.ask.requests import Evaluate, Matrix
+
+HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
+FORMULA = "=1+1"
+
+
+@pytest.fixture
+def filled(home: Settings) -> Settings:
+    """Two checkpoints on two suites, greedy and sampled, one of them asked of a server too."""
+    with db.writing(home) as session:
+        session.add(Base(id="base", name=HOSTILE, source="folder", location="/x", path="/x", state="ready"))
+        session.add(Dataset(id="gsm", name="gsm8k", kind="prompts", state="ready", rows=80, config={"suite": "gsm8k"}))
+        session.flush()
+        session.add(Checkpoint(id="one", name="one", method="medusa", state="ready", base_id="base"))
+        session.add(Checkpoint(id="two", name=FORMULA, method="eagle3", state="ready", base_id="base"))
+        session.flush()
+        made = [
+            measured("a", "one", "Built-in questions", 1.5, 2.0),
+            measured("b", "one", "GSM8K", 1.2, 2.5, temperature=1.0, tree="chain 4"),
+            measured("c", "two", "GSM8K", None, 1.8, source="team", machine="vLLM"),
+            measured("d", "two", "GSM8K", 2.5, 3.0),
+            measured("e", "two", "GSM8K", None, None, state="pending"),
+        ]
+        for number, row in enumerate(made):
+            row.created_at = now() + timedelta(seconds=number)
+        session.add_all(made)
+    return home
+
+
+def measured(
+    row_id: str, checkpoint: str, questions: str, speedup: float | None, tau: float | None, **more: Any
+) -> Evaluation:
+    suite = "gsm8k" if questions == "GSM8K" else "built_in"
+    request = Evaluate(base_id="base", checkpoint_id=checkpoint, dataset_id="gsm" if suite == "gsm8k" else "")
+    values = {"state": "ready", "base_id": "base", "checkpoint_id": checkpoint, "questions": questions, "suite": suite}
+    figures = {"speedup": speedup, "tau": tau, "tokens_per_second": 40.0, "machine": "A processor"}
+    figures |= {"speedup_low": speedup and speedup - 0.1, "speedup_high": speedup and speedup + 0.1}
+    result = {"prompts": 20, "max_tokens": 128, "identical_to_plain": True, "acceptance_by_depth": [0.8, 0.5]}
+    result |= {"per_category": {"x": {"speedup": 1.4, "prompts": 3}, HOSTILE: {"mean_accepted_length": 2.0}}}
+    if more.get("source"):
+        request = Evaluate(**{**request.to_json(), "endpoint": more["source"]})
+        result["source"] = {"endpoint": more["source"], "model": HOSTILE, "server": "vLLM", "by": "counters"}
+    all_values = {**values, **figures, "config": request.to_json(), "result": result, **more}
+    return Evaluation(id=row_id, name=f"base@{checkpoint}", **all_values)
+
+
+def shown(session: Session, **query: str) -> list[str]:
+    """Ids of the rows, in order."""
+    return [row.id for row in session.scalars(View.of(query).select())]
+
+
+def test_rows_are_sorted_with_missing_figures_last_and_unfinished_ones_left_out(filled: Settings) -> None:
+    with db.reading(filled) as session:
+        assert shown(session) == ["d", "a", "b", "c"]
+        assert shown(session, sort="speedup") == ["b", "a", "d", "c"]
+        assert shown(session, sort="-tau") == ["d", "b", "a", "c"]
+        assert shown(session, sort="-made") == ["d", "c", "b", "a"]
+        assert shown(session, sort="id; DROP TABLE") == ["d", "a", "b", "c"], "an unknown order is the usual one"
+
+
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ({"checkpoint": "one"}, ["a", "b"]),
+        ({"suite": "GSM8K"}, ["d", "b", "c"]),
+        ({"temperature": "1"}, ["b"]),
+        ({"temperature": "warm"}, []),
+        ({"tree": "own"}, ["d", "a", "c"]),
+        ({"tree": "chain 4"}, ["b"]),
+        ({"source": "here"}, ["d", "a", "b"]),
+        ({"source": "team", "machine": "vLLM"}, ["c"]),
+        ({"base": "other"}, []),
+        ({"nonsense": "x"}, ["d", "a", "b", "c"]),
+    ],
+)
+def test_filters_narrow(filled: Settings, query: dict[str, str], ids: list[str]) -> None:
+    with db.reading(filled) as session:
+        assert shown(session, **query) == ids
+
+
+def test_a_finished_evaluation_leads_to_its_page(filled: Settings) -> None:
+    """Also one that was asked of a server, whose form leads to the job."""
+    request = Evaluate(endpoint="team", evaluation_id="c").to_json()
+    with db.writing(filled) as session:
+        job = jobs.create(session, kind="evaluate", queue="io", request=request, name="Evaluate team")
+        assert output_links(session, job) == ""
+        job.state = "SUCCEEDED"
+        assert "/evaluations?id=c" in output_links(session, job)
+
+
+def test_the_address_of_a_view_shows_the_same_view(filled: Settings) -> None:
+    from urllib.parse import parse_qsl
+
+    view = View(suite="GSM8K", temperature="0", tree="chain 4", sort="-tau")
+    assert View.of(dict(parse_qsl(view.query()))) == view
+    assert leaderboard.address(View()) == "/evaluations"
+    assert View().sorted_by("tau").sort == "-tau" and View(sort="-tau").sorted_by("tau").sort == "tau"
+    assert View().sorted_by("model").sort == "model"
+
+
+def test_the_list_shows_names_as_text_intervals_and_ways_to_sort(filled: Settings) -> None:
+    with db.reading(filled) as session:
+        view = View()
+        rows = page(session, view.select())
+        names = leaderboard.names_of(session, rows.rows)
+        html = leaderboard.leaderboard(rows, names, view) + leaderboard.chart(rows.rows, names, view)
+    assert "<img" not in html and "${" not in html and "&lt;img" in html
+    assert "2.50 ×" in html and "2.40 – 2.60" in html and "server team" in html
+    assert 'href="/evaluations?sort=-tau"' in html and 'data-pick="d"' in html
+    assert "95 % from 2.40 to 2.60" in html
+
+
+def test_the_csv_says_what_the_rows_say(filled: Settings) -> None:
+    app = FastAPI()
+    app.include_router(evaluation_files.routes(filled))
+    with TestClient(app) as client:
+        answer = client.get("/api/evaluations.csv?suite=GSM8K&sort=-tau")
+        picture = client.get("/api/evaluations.png?sort=-tau")
+    assert "attachment" in answer.headers["content-disposition"]
+    found = list(csv.DictReader(io.StringIO(answer.content.decode("utf-8-sig"))))
+    with db.reading(filled) as session:
+        rows = list(session.scalars(View(suite="GSM8K", sort="-tau").select()))
+        assert [line["id"] for line in found] == [row.id for row in rows] == ["d", "b", "c"]
+        for line, row in zip(found, rows, strict=True):
+            for key in ("speedup", "speedup_low", "speedup_high", "tau", "tokens_per_second", "temperature", "top_p"):
+                assert line[key] == ("" if getattr(row, key) is None else str(getattr(row, key))), key
+            for key in ("name", "questions", "tree", "source", "machine", "dtype", "note"):
+                assert line[key] == getattr(row, key), key
+            assert (
+                line["base"] == HOSTILE
+                and line["suite"] == "GSM8K"
+                and line["created_at"] == row.created_at.isoformat()
+            )
+    assert found[0]["checkpoint"] == f"'{FORMULA}", "a spreadsheet shows the name and runs nothing"
+    image = Image.open(io.BytesIO(picture.content))
+    assert image.format == "PNG" and image.width == 1200
+
+
+def test_each_figure_has_the_command_that_measures_it_again(filled: Settings) -> None:
+    with db.reading(filled) as session:
+        row = session.get_one(Evaluation, "d")
+        words = shlex.split(leaderboard.command(row, leaderboard.names_of(session, [row])))
+        assert words[:2] == ["speculoos", "evaluate"]
+        assert words[words.index("--questions") + 1] == "gsm8k" and words[words.index("--checkpoint") + 1] == FORMULA
+        served = session.get_one(Evaluation, "c")
+        assert "--endpoint team" in leaderboard.command(served, {})
+        row.config = {"strange": 1}
+        assert leaderboard.command(row, {}) == ""
+        row.config = {}
+        assert leaderboard.command(row, {}) == ""
+
+
+def test_one_evaluation_stands_beside_what_the_server_gets(filled: Settings) -> None:
+    with db.reading(filled) as session:
+        html = evaluation_view.view(session, session.get_one(Evaluation, "d"))
+        alone = evaluation_view.view(session, session.get_one(Evaluation, "a"))
+        assert [row.id for row in board.counterparts(session, session.get_one(Evaluation, "c"))] == ["d", "c"]
+    assert evaluation_view.TRAINED in html and "What your server gets: team" in html
+    assert evaluation_view.GETS not in alone
+    depths = alone[alone.index("sp-depths") :]
+    assert "80%" in depths and "50%" in depths
+    assert "<img" not in html + alone and "speculoos evaluate" in html
+
+
+def test_an_evaluation_is_noted_renamed_and_deleted(filled: Settings) -> None:
+    assert save(filled, Evaluation, "a", "my figure", "why") == "Saved."
+    with db.reading(filled) as session:
+        assert "why" in evaluation_view.view(session, session.get_one(Evaluation, "a"))
+        before = evaluations.now(session, "")
+    assert delete(filled, Evaluation, "evaluation", "a").startswith("Deleted “my figure”")
+    with db.reading(filled) as session:
+        assert "a" not in shown(session) and evaluations.now(session, "") != before
+        gone = evaluations.view_of(session, {"id": "a"})
+    assert "This evaluation is gone" in gone[2]
+
+
+def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Settings) -> None:
+    with db.reading(filled) as session:
+        found = board.choices(session)
+        boxes = evaluations._boxes(session, View(suite="Poems"))
+    assert found["suite"] == [("Built-in questions", "Built-in questions"), ("GSM8K", "GSM8K")]
+    assert found["temperature"] == [("0", "0"), ("1", "1")] and ("its own", "own") in found["tree"]
+    assert found["source"] == [("this engine", "here"), ("team", "team")] and found["base"] == [(HOSTILE, "base")]
+    assert boxes[2].value == "Poems" and ("Poems", "Poems") in boxes[2].choices
+
+
+def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
+    with db.reading(home) as session:
+        assert "No evaluation yet" in leaderboard.leaderboard(page(session, View().select()), {}, View())
+        narrowed = View(suite="x")
+        assert "None of these" in leaderboard.leaderboard(page(session, narrowed.select()), {}, narrowed)
+        assert all(found == [] for found in board.choices(session).values())
+
+
+@pytest.mark.parametrize("fonts", [None, ()])
+def test_charts_need_no_figure_and_no_font_and_bound_their_text(
+    fonts: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fonts is not None:
+        monkeypatch.setattr(intervals, "FONTS", fonts)
+    assert intervals._english("τ 2 × – 名") == "tau 2 x - ?"
+    assert interval_chart("x", []) == ""
+    for bars in ([], [Bar("名" * 90, HOSTILE, 0.0)], [Bar("a", "b", 2.0, 1.0, 3.0)] * 40):
+        assert Image.open(io.BytesIO(png("Speed", bars))).width == 1200
+    assert interval_chart("x", [Bar("a", "b", 1.0)] * 40).count("<li>") == 20
+
+
+# --- the grid of a matrix --------------------------------------------------------------------------------------------
+
+
+def test_the_grid_has_a_place_for_each_combination(filled: Settings) -> None:
+    cells = [
+        Evaluate(base_id="base", checkpoint_id=checkpoint, dataset_id=suite, temperature=temperature, drafting=drafting)
+        for checkpoint in ("one", "two")
+        for suite in ("", "gsm")
+        for temperature in (0.0, 1.0)
+        for drafting in ({}, {"tree": [[0, 0]]})
+    ][:-1]
+    with db.writing(filled) as session:
+        job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="all")
+        jobs.claim(session, job.id, "worker", 30)
+        shards.divide(
+            session, job.id, 1, Division("evaluate", "gpu", "questions", [Shard(c.to_json(), 5) for c in cells])
+        )
+        first, second, third = shards.of(session, job.id)[:3]
+        for cell in (first, second, third):
+            jobs.claim(session, cell.id, "worker", 30)
+        jobs.succeed(session, first.id, 1, {"evaluation_id": "d", "speedup": 1.42, "mean_accepted_length": 2.31})
+        jobs.fail(session, second.id, 1, "bad_input", HOSTILE)
+        shards.gather(session)
+    with db.reading(filled) as session:
+        found = session.get_one(Job, job.id)
+        assert found.progress_note == "1 of 15 cells done, 1 running, 1 failed"
+        found.progress_note = ""
+        html = matrix_grid.part(session, found)
+    assert html.count('class="sp-cell') == 15 and html.count("sp-no-cell") == 1
+    assert html.count('scope="row"') == 4 and html.count('scope="col"') == 4
+    assert 'href="/evaluations?id=d"' in html and "1.42 ×" in html and "τ 2.31" in html
+    assert "1 of 15 cells done, 1 running, 1 failed." in html and f"/evaluations?matrix={job.id}" in html
+    assert "<img" not in html and "@<wbr>one" in html and "GSM8K" in html and "T 1" in html and "chain 2" in html
+
+
+# --- the forms -------------------------------------------------------------------------------------------------------
+
+
+def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
+    """Deleting a matrix keeps what was measured, like any job's; a greedy cell of few questions does not become what
+    lists and verdicts say of its checkpoint."""
+    with db.writing(filled) as session:
+        job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="all")
+        session.add(measured("cell", "two", "GSM8K", 9.9, 9.9, matrix_id=job.id, created_at=now() + timedelta(hours=1)))
+        session.flush()
+        cell, two = session.get_one(Evaluation, "cell"), session.get_one(Checkpoint, "two")
+        assert f"/jobs?id={job.id}" in evaluation_view.view(session, cell)
+        jobs.request_cancel(session, job.id)
+        session.flush()
+        changes.delete(session, filled, job)
+        session.expire_all()
+        cell = session.get_one(Evaluation, "cell")
+        assert verdict.evaluation_of(session, two).id == "d"
+        assert "speedup" not in checkpoint_rows.last_measured(session, ["two"]).get("two", {})
+        assert shown(session, matrix=job.id) == ["cell"], "the leaderboard still shows the cells together"
+        html = evaluation_view.view(session, cell)
+    assert f"/jobs?id={job.id}" not in html and f"matrix={job.id}" in html
+
+
+def test_the_built_in_questions_have_one_name(home: Settings) -> None:
+    """Asked for as they are, or as the data set that the Data page makes of them."""
+    added = builtin.add(builtin.QUESTIONS, settings=home).dataset_id
+    own = {"original_name": "mine.jsonl", "path": "/x/mine.jsonl"}
+    with db.writing(home) as session:
+        session.get_one(Dataset, added).state = "ready"
+        session.add(Dataset(id="mine", name=builtin.QUESTIONS + "-2", kind="prompts", state="ready", config=own))
+        session.flush()
+        asked = [evaluation_columns(session, Evaluate(base_id="", dataset_id=data)) for data in ("", added, "mine")]
+        offered = [value for _, value in matrix_form.suite_choices(session)]
+    assert [(each["suite"], each["questions"]) for each in asked] == [
+        ("built_in", "Built-in questions"),
+        ("built_in", "Built-in questions"),
+        ("own", "built-in-questions-2"),
+    ]
+    assert offered == ["built-in", "mine"]
+
+
+def test_a_form_is_the_matrix_it_says() -> None:
+    made = matrix_request(["b:c", "b:"], ["built-in", "d"], "0, 0.7", "own\nchain 4\n\nown", 5, 64)
+    assert made.models == [{"base_id": "b", "checkpoint_id": "c"}, {"base_id": "b", "checkpoint_id": ""}]
+    assert (made.suites, made.temperatures, made.limit, made.max_tokens) == (["", "d"], [0.0, 0.7], 5, 64)
+    assert made.drafting == [{}, {"tree": [[0, 0, 0, 0]]}]
+    served = served_request("team", " m ", "", "b:c", "d", 5, None)
+    assert (served.endpoint, served.endpoint_model, served.base_id, served.checkpoint_id) == ("team", "m", "b", "c")
+    assert (served.dataset_id, served.limit, served.max_tokens) == ("d", 5, 128)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ((None, ["d"], "0", "", 5, 64), "Models: choose"),
+        ((["b:"], [], "0", "", 5, 64), "Suites: choose"),
+        ((["b:"], ["d"], "warm", "", 5, 64), "Temperatures: expected a number"),
+        ((["b:"], ["d"], "", "", 5, 64), "Temperatures: expected one number or several"),
+        ((["b:"], ["d"], "9", "", 5, 64), "Temperatures: expected 0 to 5"),
+        ((["b:"], ["d"], "0", "oak", 5, 64), "Tree 'oak'"),
+        ((["b:"], ["d"], "0", "", 0, 64), "Questions of a suite at most"),
+    ],
+)
+def test_a_form_that_says_nothing_is_told_what_it_lacks(values: tuple[Any, ...], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        matrix_request(*values)
+
+
+def test_forms_offer_models_with_their_checkpoints_and_sets_of_questions(filled: Settings) -> None:
+    with db.reading(filled) as session:
+        models, suites = matrix_form.model_choices(session), matrix_form.suite_choices(session)
+    assert [value for _, value in models] == ["base:", "base:two", "base:one"] or len(models) == 3
+    assert suites == [("Built-in questions", "built-in"), ("GSM8K (gsm8k) · 80 questions", "gsm")]
+
+
+MODELS = [{"base_id": "base", "checkpoint_id": ""}, {"base_id": "base", "checkpoint_id": "one"}]
+TREES = [{}, {"tree": [[0, 0, 0, 0]]}, {"drafter": "ngram"}, {"tree": [[0], [0, 1]], "depth": 3}]
+FULL = Matrix(MODELS, ["", "gsm"], [0.0, 0.7], TREES, limit=5, max_tokens=48)
+SERVED = Evaluate("base", "two", "gsm", 7, 32, endpoint="team", endpoint_model="m", plain_model="p")
+ONE = Evaluate("base", "one", "gsm", 7, 32, {"tree": [[0], [1]]}, temperature=0.5, evaluation_id="e", matrix_id="m")
+
+
+def job_of(settings: Settings, request: Evaluate | Matrix) -> Job:
+    with db.writing(settings) as session:
+        return jobs.create(session, kind=request.kind, queue="gpu", request=request.to_json(), name="measured")
+
+
+def test_a_measurement_is_cloned_through_its_form(filled: Settings) -> None:
+    for request, form in ((FULL, "matrix"), (ONE, "matrix"), (SERVED, "served")):
+        job = job_of(filled, request)
+        assert clone_form(job) == f"/evaluations?clone={job.id}"
+        assert cloned(job.kind, job.request)[0] == form
+    assert matrix_request(*cloned("matrix", FULL.to_json())[1]) == FULL
+    assert served_request(*cloned("evaluate", SERVED.to_json())[1]) == SERVED
+    one = matrix_request(*cloned("evaluate", ONE.to_json())[1])
+    assert (one.models, one.suites, one.temperatures) == ([MODELS[1]], ["gsm"], [0.5])
+    assert (one.drafting, one.limit, one.max_tokens) == ([{"tree": [[0], [1]]}], 7, 32)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        replace(ONE, seed=3),
+        replace(ONE, top_p=0.9),
+        replace(ONE, dtype="bfloat16"),
+        replace(FULL, top_ps=[0.9, 1.0]),
+        replace(FULL, temperatures=[0.1234567]),
+        replace(SERVED, temperature=1.0),
+    ],
+)
+def test_what_a_form_cannot_say_is_cloned_as_it_was(filled: Settings, request_: Evaluate | Matrix) -> None:
+    assert clone_form(job_of(filled, request_)) == ""
+
+
+def opened(settings: Settings, **query: str) -> dict[str, Any]:
+    """What the page puts into the fields of its forms, by their elem_id."""
+    with gr.Blocks():
+        shown = evaluations.EvaluationsPage(settings)
+    values = shown.open_address(SimpleNamespace(query_params=query))
+    outputs = [*shown.frame, *shown.boxes, *shown.matrix.opens, *shown.server.opens, *shown.manage.outputs]
+    assert len(values) == len(outputs)
+    return {each.elem_id: value for each, value in zip(outputs, values, strict=True)}
+
+
+def test_the_page_opens_with_the_form_of_a_cloned_job(filled: Settings) -> None:
+    filled = replace(filled, endpoints={"team": Endpoint("team", "http://127.0.0.1:9/v1")})
+    shown = opened(filled, clone=job_of(filled, FULL).id)
+    assert shown["matrix"].open and shown["matrix-models"].value == ["base:", "base:one"]
+    assert shown["matrix-suites"].value == ["built-in", "gsm"] and shown["matrix-temperatures"] == "0, 0.7"
+    assert shown["matrix-trees"].splitlines()[:3] == ["own", "chain 4", "ngram"] and shown["matrix-limit"] == 5
+    assert shown["matrix-said"] == ""
+    served = opened(filled, clone=job_of(filled, SERVED).id)
+    assert served["served-endpoint"].value == "team" and served["served-serves"].value == "base:two"
+    assert served["served-model"] == "m" and served["served-suite"].value == "gsm" and served["served-said"] == ""
+    assert "value" not in served["matrix-temperatures"], "the other form stays as it is"
+
+
+def test_what_a_cloned_job_chose_and_is_gone_is_said(filled: Settings) -> None:
+    lost = opened(filled, clone=job_of(filled, replace(FULL, models=[*MODELS, {**MODELS[0], "base_id": "x"}])).id)
+    assert lost["matrix-models"].value == ["base:", "base:one"] and "one thing" in lost["matrix-said"]
+    assert "one thing that it chose" in opened(filled, clone=job_of(filled, SERVED).id)["served-said"]
+    with db.writing(filled) as session:
+        old = jobs.create(session, kind="matrix", queue="gpu", request={}, name="of another version")
+    assert clone_form(old) == ""
+    for nothing in ("", "gone", "<img>", old.id):
+        assert "open" not in str(opened(filled, clone=nothing)["matrix"])

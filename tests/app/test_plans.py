@@ -1,0 +1,168 @@
+"""The plans page from rows: what is asked for, what is drawn, and names that are markup."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from app.pages import plans
+from app.views import plan_view
+from app.views.checkpoint_rows import evaluations_table, last_measured
+from app.views.replay_form import ReplayForm, recorded
+from app.widgets.surface import surface
+from speculoos.errors import BadInput
+from speculoos.settings import Settings
+from tests.app.test_changes import counted
+from tests.tools.planned import cut, shape
+from tracking import replays
+from tracking.db import reading, writing
+from tracking.jobs import create
+from tracking.runs import group_runs, steps_after
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
+from workers.ask.command_line import command_for
+from workers.ask.requests import Plan, from_json
+
+HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
+
+
+RESULT = {
+    "plain": shape("plain", "plain", 1.0, 1.0),
+    "shapes": [shape("chain 3", "chain", 1.4, 0.7), shape("tree of 8", "tree", 1.6, 0.5)],
+    "best": {"1": "tree of 8", "8": "plain"},
+    "stops_at": 8,
+    "standalone": [cut(2, 1.5, 0.42, 1.1, 2.2), cut(8, 9.0, None, 0.6, 0.9)],
+    "acceptance": {"chain": [0.6], "verifications": 77},
+    "machine": {"processor": HOSTILE},
+    "basis": "measured here",
+    "verdict": "For one sequence a tree of 8 is fastest.",
+}
+
+
+@pytest.fixture
+def filled(home: Settings) -> Settings:
+    """A base, a checkpoint and a finished plan of them."""
+    with writing(home) as rows:
+        rows.add(Base(id="base", name="tiny", source="folder", location="/x", path="/x", state="ready"))
+        rows.flush()
+        rows.add(Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base"))
+        job = create(rows, kind="plan", queue="gpu", request=Plan("base", "heads").to_json(), name=HOSTILE)
+        job.id, job.state, job.result = "plan", "SUCCEEDED", RESULT
+    return home
+
+
+def test_a_plan_shows_its_verdict_its_surface_and_what_standalone_drafts_need(filled):
+    with reading(filled) as rows:
+        job = rows.get(Job, "plan")
+        parts = [value for value in plans.PlanPanel.live_view(None, rows, job) if isinstance(value, str)]
+        html = "".join([*parts, plan_view.plans_table(rows)])
+    assert "a tree of 8 is fastest" in html and "1.60×" in html and "sp-heat-best" in html
+    assert "cannot pay" in html and "42%" in html and "77 verifications" in html
+    assert "<img" not in html and "${" not in html
+
+
+def test_the_best_of_each_column_is_framed_and_losses_have_their_own_colour():
+    html = surface("Speed", {"chain": [1.4, 0.7], "tree": [1.6, 0.5]}, ["1", "8"])
+    assert html.count('class="sp-heat-best"') == 2 and html.count("sp-heat-loss") == 2
+    assert surface("Speed", {}, ["1"]) == ""
+
+
+def test_another_kind_of_job_is_no_plan(filled):
+    with writing(filled) as rows:
+        rows.get(Job, "plan").kind = "train"
+    with reading(filled) as rows:
+        job = rows.get(Job, "plan")
+        assert "no plan" in plan_view.head(rows, job)
+        assert plan_view.pictures(job) == plan_view.shapes_table(job) == plan_view.standalone_table(job) == ""
+        assert "No plan yet" in plan_view.plans_table(rows)
+
+
+def test_the_list_takes_as_few_queries_for_many_plans_as_for_one(filled):
+    def queries() -> int:
+        with counted(filled) as sent, reading(filled) as rows:
+            plan_view.plans_table(rows), plans.PLANS.now(rows, "")
+        return len(sent)
+
+    few = queries()
+    with writing(filled) as rows:
+        for _ in range(60):
+            create(rows, kind="plan", queue="gpu", request={}, name="p")
+    assert queries() <= few + 1 <= 6
+
+
+def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
+    good = plans.plan_request("base", "", "8, 1,1", "2", "")
+    assert (good.batches, good.layers, good.costs) == ([1, 8], [2], {})
+    assert plans.plan_request("base", "", "1", "", '{"target_ms": {"1": {"1": 3}}}').costs
+    for values, word in (
+        (("", "", "1", "2", ""), "Base model"),
+        (("base", "", "1,x", "2", ""), "Sequences at once"),
+        (("base", "", "1,65", "2", ""), "Sequences at once"),
+        (("base", "", "9" * 5000, "2", ""), "Sequences at once"),
+        (("base", "", "1", "0", ""), "Layers"),
+        (("base", "", "1", "2", "{"), "Figures"),
+        (("base", "", "1", "2", "[1]"), "Figures"),
+        (("base", "", "1", "2", "x" * 200_001), "200,000"),
+    ):
+        with pytest.raises(BadInput, match=word):
+            plans.plan_request(*values)
+
+
+def test_the_command_beside_the_button_is_the_request(home):
+    request = Plan("base", "heads", batches=[1, 4], layers=[2], costs={"target_ms": {}})
+    words = command_for(request, {"base": "tiny", "heads": "mine"})
+    assert words == "speculoos plan tiny@mine --machine FILE --batches 1,4 --layers 2"
+    assert from_json("plan", json.loads(json.dumps(request.to_json()))) == request
+
+
+def test_the_choices_of_a_draft_are_its_base_s(filled):
+    with reading(filled) as rows:
+        assert plans.draft_choices(rows, "base") == [("heads", "heads"), plans.NO_DRAFT]
+        assert plans.draft_choices(rows, "gone") == [plans.NO_DRAFT]
+
+
+def test_a_replay_is_an_evaluation_but_no_measurement_and_its_outputs_are_chats(filled):
+    summary = {"tokens": 3, "mean_accepted_length": 3.0, "notices": ["Replayed from said.jsonl"]}
+    record = {"index": 0, "kind": "prefill", "tokens": [], "draft": {}, "accepted": [], "counted": False}
+    with writing(filled) as rows:
+        rows.add(Evaluation(name="real", state="ready", base_id="base", checkpoint_id="heads", result={"speedup": 1.5}))
+        rows.flush()
+        found = {"mean_accepted_length": 9.0, replays.KEY: {"file": "said.jsonl"}}
+        replays.keep(rows, "on said.jsonl", "base", "heads", {"replay": "said.jsonl"}, found)
+        (run,) = replays.show(
+            rows, "tiny@heads", [{"messages": [], "records": [record], "text": "text", "summary": summary}]
+        )
+        group = run.group_id
+    with reading(filled) as rows:
+        assert last_measured(rows, ["heads"])["heads"] == {"speedup": 1.5}
+        (chat,) = group_runs(rows, group)
+        assert (chat.state, chat.text, chat.kind) == ("SUCCEEDED", "text", "chat")
+        assert len(steps_after(rows, chat.id)) == 1
+
+
+def test_recorded_answers_of_the_base_are_offered_and_replayed_by_a_job(filled):
+    form = SimpleNamespace(settings=filled)
+    with writing(filled) as rows:
+        rows.add(Base(id="other", name="other", source="folder", location="/y", path="/y", state="ready"))
+        rows.flush()
+        for name, base in (("mine", "base"), ("theirs", "other")):
+            rows.add(Dataset(id=name, name=name, kind="conversations", state="ready", rows=3, base_id=base))
+    with reading(filled) as rows:
+        assert [row_id for _, row_id in recorded(rows, rows.get(Checkpoint, "heads"))] == ["mine"]
+    assert "choose a data set" in ReplayForm.submit(form, "heads", None)
+    assert "is gone" in ReplayForm.submit(form, "gone", "mine")
+    assert "/jobs?id=" in ReplayForm.submit(form, "heads", "mine")
+    with reading(filled) as rows:
+        job = rows.query(Job).filter(Job.kind == "replay").one()
+        assert job.name == "Replay tiny@heads on mine"
+        assert rows.get(Evaluation, job.request["evaluation_id"]).state == "pending"
+        words = command_for(from_json("replay", job.request), {"base": "tiny", "heads": "heads", "mine": "mine"})
+        assert words == "speculoos replay run mine --draft tiny@heads --limit 50"
+
+
+def test_replays_are_marked_where_a_checkpoint_s_evaluations_are_listed(filled):
+    found = {"mean_accepted_length": 2.0, "projected_speedup": 1.4, replays.KEY: {"file": HOSTILE, "rows": 7}}
+    with writing(filled) as rows:
+        replays.keep(rows, "tiny@heads on x", "base", "heads", {}, found)
+    with reading(filled) as rows:
+        html = evaluations_table(rows, rows.get(Checkpoint, "heads"))
+    assert "replayed: 7 answers" in html and "1.40×" in html and "projected" in html and "<img" not in html

@@ -1,0 +1,137 @@
+"""The Tree tab of a checkpoint: what a tuning found, what other trees would give, the job a button starts."""
+
+import pytest
+
+from app.pages.checkpoints import signature
+from app.views import checkpoint_rows, tree_view
+from app.views.tree_form import TreeForm, tune_request
+from app.widgets.tree_picture import MOST_NODES, tree_picture
+from methods.trees import parse
+from speculoos.errors import BadInput
+from speculoos.settings import Settings, load
+from tracking import jobs
+from tracking.db import reading, upgrade, writing
+from tracking.tables import Base, Checkpoint, Evaluation, Job
+
+TUNED = {
+    "verdict": "4 nodes, depth 2: expected τ 2.1, 1.54 × plain.",
+    "plain_is_faster": False,
+    "drafting": {"tree": [[0], [0, 0], [1]]},
+    "nodes": 4,
+    "depth": 2,
+    "expected_tau": 2.1,
+    "expected_speedup": 1.54,
+    "sizes": [[2, 1.6, 1.3], [4, 2.1, 1.54]],
+    "by_rank": [[0.6, 0.2], [0.5]],
+    "forward_ms": {"1": 10.0, "4": 12.0, "64": 60.0},
+    "draft_ms": [1.0, 2.0],
+    "other_ms": 1.0,
+    "machine": {"processor": "A processor", "device": "cpu"},
+    "dtype": "bfloat16",
+    "kept": True,
+    "at": "2026-11-23T00:00:00+00:00",
+}
+
+
+@pytest.fixture
+def home(tmp_path) -> Settings:
+    made = load({"SPECULOOS_HOME": str(tmp_path / "home")})
+    upgrade(made)
+    with writing(made) as rows:
+        card = {"parameters": 10**6}
+        rows.add(Base(id="base", name="tiny", source="folder", location="", state="ready", card=card))
+        rows.flush()
+        rows.add(Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base", path="/x"))
+    return made
+
+
+def figures(home: Settings, **given) -> None:
+    with writing(home) as rows:
+        rows.get_one(Checkpoint, "heads").figures = given
+
+
+def of(home: Settings, draw) -> str:
+    with reading(home) as rows:
+        return draw(rows, rows.get_one(Checkpoint, "heads"))
+
+
+def test_a_tuning_is_shown_with_its_tree_machine_and_precision(home):
+    figures(home, tuning=TUNED["verdict"], tuned=TUNED)
+    html = of(home, lambda _, row: tree_view.finding(row))
+    for words in ("Tuned: 4 nodes", "A processor", "bfloat16", "2026-11-23", "2.10", "1.54 × plain", "sp-chart"):
+        assert words in html
+    assert "tree of 3 choices" in html and "sp-good" in html
+
+
+def test_where_plain_decoding_is_faster_the_page_says_so_first(home):
+    figures(home, tuning="Plain …", tuned={**TUNED, "plain_is_faster": True, "drafting": {}})
+    assert "Plain decoding would be faster here" in of(home, lambda _, row: tree_view.finding(row))
+    assert "Plain decoding would be faster here" in of(home, checkpoint_rows.head)
+
+
+def test_a_tuning_of_an_earlier_version_is_words_alone(home):
+    figures(home, tuning="8 nodes, depth 3: …")
+    assert "Tuned: 8 nodes" in of(home, lambda _, row: tree_view.finding(row))
+    figures(home)
+    assert "Not tuned yet" in of(home, lambda _, row: tree_view.finding(row))
+
+
+def test_any_tree_is_reckoned_and_drawn(home):
+    figures(home, tuned=TUNED)
+    html = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 2x1"))
+    assert "2.20" in html and html.count("<circle") == 5
+    assert "<svg" in html and "0 · 60%" in html and "tree=tree+2x1" in html
+    assert "1 node lies where nothing was measured" not in html
+    wide = of(home, lambda rows, row: tree_view.reckoned(rows, row, "chain 4"))
+    assert "2 nodes lie where nothing was measured" in wide
+    slow = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 1x1x32"))
+    assert "Plain decoding would be faster here than with this tree" in slow
+
+
+@pytest.mark.parametrize("text", ["fast", "chain 99", "own", "", "depth 4, top_k 2", "ngram", "[[0.5]]"])
+def test_what_is_no_fixed_tree_is_said_in_one_sentence(home, text):
+    figures(home, tuned=TUNED)
+    html = of(home, lambda rows, row: tree_view.reckoned(rows, row, text))
+    assert html.count("sp-notice") == 1 and "<svg" not in html
+
+
+def test_without_a_tuning_an_evaluation_tells_tau_alone(home):
+    assert "Nothing says yet" in of(home, lambda rows, row: tree_view.reckoned(rows, row, "chain 1"))
+    with writing(home) as rows:
+        result = {"acceptance_by_rank": [[0.5, 0.25]]}
+        rows.add(Evaluation(name="e", state="ready", base_id="base", checkpoint_id="heads", result=result))
+    html = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 2"))
+    assert "1.75" in html and "not timed" in html
+    assert of(home, tree_view.first_tree) == "tree 2"
+
+
+def test_the_editor_begins_with_the_tuned_tree(home):
+    figures(home, tuned=TUNED)
+    assert of(home, tree_view.first_tree) == "[[0], [0, 0], [1]]"
+    figures(home, tuned={**TUNED, "drafting": {"depth": 3, "top_k": 4, "nodes": 8}})
+    assert parse(of(home, tree_view.first_tree))["tree"]
+
+
+def test_the_form_says_time_and_command_and_queues_the_job(home):
+    form = object.__new__(TreeForm)
+    form.settings = home
+    html = form.review_now("heads", "bfloat16", False)
+    assert "speculoos tune tiny@heads --dtype bfloat16 --no-keep" in html and "Takes about" in html
+    with reading(home) as rows:
+        before = signature(rows)
+    assert "See the job" in form.submit("heads", "", True)
+    with writing(home) as rows:
+        (job,) = rows.query(Job).all()
+        assert (job.kind, job.request["checkpoint_id"], job.request["keep"]) == ("tune", "heads", True)
+        assert job.name == "Tune tiny@heads"
+        jobs.claim(rows, job.id, "worker", 30)
+        jobs.succeed(rows, job.id, 1, TUNED)
+        assert signature(rows) != before, "the page is drawn anew"
+    assert "sp-bad" in form.submit("gone", "", True) and "sp-bad" in form.review_now("gone", "", True)
+    with pytest.raises(BadInput, match="Precision"), reading(home) as rows:
+        tune_request(rows.get_one(Checkpoint, "heads"), "int3", True)
+
+
+def test_a_tree_too_large_to_draw_is_counted_only():
+    assert f"{MOST_NODES + 1} nodes" in tree_picture({(rank,): 0.1 for rank in range(MOST_NODES + 1)})
+    assert tree_picture({}) == ""

@@ -1,0 +1,228 @@
+"""A workbench in which every page has something to show: rows of each kind, in each state, with real files beside them.
+
+Only the web server runs, so nothing changes while a page is looked at.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+from tests.browser.trainings import add_trainings
+from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
+from tests.tools.homes import add_answers
+from tests.tools.planned import wide_plan
+from tracking import experiments, jobs, reports, runs, shards
+from tracking.db import writing
+from tracking.evaluations import columns_of
+from tracking.shards import Division, Shard
+from tracking.states import FINISHED
+from tracking.tables import Dataset, Evaluation, Job, new_id, now
+from workers.ask.requests import Evaluate, Plan
+
+STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "INTERRUPTED")
+FIGURES = {"mean_accepted_length": 2.31, "speedup": 1.52, "speedup_interval": [1.4, 1.6], "acceptance_by_depth": [0.7]}
+BREAKDOWN = {
+    "lengths": [40, 25, 20, 10, 5],
+    "by_position": [{"from": at, "steps": 20, "tau": 2.6 - at / 100} for at in (0, 16, 32, 64)],
+    "by_class": [
+        {"class": name, "tokens": 90, "drafted": n} for name, n in (("code", 70), ("words", 44), ("names", 9))
+    ],
+    "per_prompt": [
+        {
+            **{"id": f"q{n}", "turn": 0, "category": "math", "tau": 1.2 + n / 10, "tokens": 64, "steps": 40},
+            "messages": [{"role": "user", "content": f"What is {n} + {n}, and how did you find it? " * 3}],
+        }
+        for n in range(4)
+    ],
+}
+TUNED = {
+    **{"verdict": "6 nodes, depth 3: expected τ 2.10, 1.54 × plain.", "plain_is_faster": False, "kept": True},
+    **{"drafting": {"tree": [[0], [0, 0], [1], [0, 0, 0], [2]]}, "nodes": 6, "depth": 3, "dtype": "bfloat16"},
+    **{"expected_tau": 2.1, "expected_speedup": 1.54, "questions": 6, "verifications": 140},
+    **{"sizes": [[2, 1.6, 1.3], [4, 1.9, 1.46], [6, 2.1, 1.54], [12, 2.3, 1.5], [32, 2.5, 1.2]]},
+    **{"by_rank": [[0.6, 0.15, 0.05], [0.5, 0.1], [0.4]], "forward_ms": {"1": 10.0, "8": 12.0, "64": 60.0}},
+    **{"draft_ms": [1.0, 1.2, 1.4], "other_ms": 0.5, "at": "2026-11-23T00:00:00+00:00"},
+    "machine": {"processor": "A processor", "device": "cpu"},
+}
+
+
+@dataclass
+class Furnished:
+    """The workbench, and addresses of single things in it."""
+
+    bench: Workbench
+    things: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return self.bench.url
+
+
+def furnish(home: Path) -> Furnished:
+    """Make the home with its rows and start the web server."""
+    bench = make_workbench(home)
+    base = add_base(bench)
+    heads = add_heads(bench, base, "heads", figures={**FIGURES, "tuning": TUNED["verdict"], "tuned": TUNED})
+    result = {**FIGURES, **BREAKDOWN}
+    told = {"state": "ready", "base_id": base, "checkpoint_id": heads, "result": result, **columns_of(FIGURES)}
+    asked = {
+        "suite": "built_in",
+        "questions": "Built-in questions",
+        "config": {"base_id": base, "checkpoint_id": heads},
+    }
+    measured = bench.add(Evaluation(name="measured", **told, **asked))
+    served = {**asked, "source": "team", "machine": "vLLM"}
+    bench.add(Evaluation(name="measured there", **{**told, **served}))
+    answers, made = add_answers(bench.settings, base), add_jobs(bench)
+    prompts = bench.add(left_out())
+    bench.start("web")
+    things = {
+        "a base": f"/models?id={base}",
+        "answers": f"/data?id={answers}",
+        "prompts with bad rows": f"/data?id={prompts}",
+        "a checkpoint": f"/checkpoints?id={heads}",
+        "a storage entry": f"/storage?id={heads}",
+        "a chat": f"/playground?chat={add_chat(bench)}",
+        "a comparison": f"/compare?comparison={add_comparison(bench)}",
+        "an evaluation": f"/evaluations?id={measured}",
+        "a matrix": f"/jobs?id={add_matrix(bench, base, heads, measured)}",
+        "a plan": f"/plans?id={add_plan(bench, base, heads)}",
+        "an experiment": f"/experiments?id={add_experiment(bench)}",
+        "trainings compared": f"/trainings?ids={made['SUCCEEDED']},{made['FAILED']}&smooth=0.5",
+        "the training form": f"/train?base={base}",
+        **{f"a job {state.lower()}": f"/jobs?id={row_id}" for state, row_id in made.items()},
+    }
+    return Furnished(bench, things)
+
+
+def add_experiment(bench: Workbench) -> str:
+    """Three trainings with a learning curve and a lineage."""
+    with writing(bench.settings) as session:
+        made = experiments.create(session, "rates")
+        made.note = "How fast may it learn?"
+    trainings = add_trainings(bench)
+    with writing(bench.settings) as session:
+        for job_id in trainings:
+            experiments.add(session, job_id, "rates")
+    return made.id
+
+
+def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
+    """A matrix of six cells: one is measured, one failed, one runs, the others wait; its id."""
+    asked = [
+        Evaluate(base_id=base, checkpoint_id=heads, temperature=temperature, drafting=drafting).to_json()
+        for temperature in (0.0, 0.7, 1.0)
+        for drafting in ({}, {"tree": [[0, 0]]})
+    ]
+    with writing(bench.settings) as session:
+        job = jobs.create(session, kind="matrix", queue="gpu", request={}, name="Measure 1 model on 1 suite")
+        jobs.claim(session, job.id, "worker", 30)
+        shards.divide(session, job.id, 1, Division("evaluate", "gpu", "questions", [Shard(each, 5) for each in asked]))
+        first, second, third = shards.of(session, job.id)[:3]
+        for cell in (first, second, third):
+            jobs.claim(session, cell.id, "worker", 30)
+        jobs.succeed(session, first.id, 1, {**FIGURES, "evaluation_id": measured})
+        jobs.fail(session, second.id, 1, "unavailable", "The machine was busy.")
+        shards.gather(session)
+        return job.id
+
+
+def add_plan(bench: Workbench, base: str, heads: str) -> str:
+    """A plan that has ended."""
+    job = Job(name="Plan tiny@heads", kind="plan", queue="gpu", state="SUCCEEDED", request=Plan(base, heads).to_json())
+    job.result, job.attempt, job.started_at, job.finished_at = wide_plan(), 1, now(), now()
+    return bench.add(job)
+
+
+def open_page(page: Page, url: str) -> None:
+    """Open it and wait until it is drawn and quiet."""
+    page.goto(url)
+    wait_drawn(page)
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(300)
+
+
+def wait_drawn(page: Page) -> None:
+    """Wait until the curtain is away that covers a page while its rows are asked for."""
+    page.wait_for_function("document.querySelector('.sp-page h1') && !document.documentElement.matches('.sp-drawing')")
+
+
+def left_out() -> Dataset:
+    """A failed import that says which rows it could not use."""
+    bad = [{"line": n, "reason": "This line is no JSON."} for n in range(1, 40)]
+    return Dataset(name="prompts", kind="prompts", state="failed", rows=0, bad_rows=60, report={"bad": bad})
+
+
+def add_jobs(bench: Workbench) -> dict[str, str]:
+    """A training in each state, each with a long log, metrics and samples; returns their ids."""
+    return {state: add_job(bench, number, state) for number, state in enumerate(STATES)}
+
+
+def add_job(bench: Workbench, number: int, state: str) -> str:
+    """Written while it runs, then put into its state."""
+    job = Job(name=f"Train heads {number}", kind="train", queue="gpu", state="RUNNING", done=40 + number, total=200)
+    job.unit, job.attempt, job.created_at = "steps", 1, now() - timedelta(minutes=30 - number)
+    row_id = bench.add(job)
+    with writing(bench.settings) as session:
+        reports.write(session, row_id, 1, training_report())
+        job = session.get_one(Job, row_id)
+        job.state, job.error = state, "The disk is full." if state == "FAILED" else ""
+        job.started_at = None if state == "QUEUED" else now() - timedelta(minutes=20)
+        job.finished_at = now() - timedelta(minutes=5) if state in FINISHED else None
+    return row_id
+
+
+def training_report() -> reports.Report:
+    """What a training of 40 steps wrote."""
+    report = reports.Report()
+    for step in range(40):
+        report.metrics[("loss", step)] = 4.0 / (step + 1)
+        report.metrics[("heads.0.accuracy", step)] = step / 60
+        report.logs.append((now(), "info", f"Step {step}: the loss is {4.0 / (step + 1):.3f}."))
+    tokens = [{"text": "Bees ", "origin": "target"}, {"text": "fly home", "origin": "draft"}]
+    report.samples.append((20, {"prompt": "How do bees fly?", "tokens": tokens, "mean_accepted_length": 1.5}))
+    return report
+
+
+def add_chat(bench: Workbench) -> str:
+    """A chat of one answered turn."""
+    with writing(bench.settings) as session:
+        run = runs.create_run(session, "chat", "tiny@heads", asked("How do bees find home?"), new_id())
+        finish(session, run.id)
+        return run.group_id
+
+
+def add_comparison(bench: Workbench) -> str:
+    """Two columns, measured."""
+    with writing(bench.settings) as session:
+        made = runs.create_comparison(session, [("tiny", asked("race")), ("tiny@heads", asked("race"))])
+        for run in made:
+            finish(session, run.id)
+        return made[0].group_id
+
+
+def asked(prompt: str) -> dict:
+    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": 8}
+
+
+def finish(session, run_id: str) -> None:
+    """Two steps: the prompt's, then one with a drafted tree of which one token was accepted."""
+    runs.start_run(session, run_id)
+    later = step(1, ["fly ", "home."], ["draft", "target"], [0])
+    runs.add_steps(session, run_id, [step(0, ["Bees "], ["target"], []), later])
+    runs.finish_run(session, run_id, "Bees fly home.", {"decode_tokens_per_second": 20.0, "mean_accepted_length": 2.0})
+
+
+def step(index: int, texts: list[str], origins: list[str], accepted: list[int]) -> dict:
+    tokens = [
+        {"id": 5 + i, "text": text, "origin": origin, "depth": int(origin == "draft"), "rank": 0}
+        for i, (text, origin) in enumerate(zip(texts, origins, strict=True))
+    ]
+    tree = {"tokens": [5, 6], "texts": ["fly ", "walk "], "parents": [-1, -1], "depths": [1, 1], "ranks": [0, 1]}
+    none = {"tokens": [], "texts": [], "parents": [], "depths": [], "ranks": [], "logprobs": []}
+    draft = {**tree, "logprobs": [-0.2, -2.0]} if accepted else none
+    ms = {"draft": 1.0, "verify": 20.0, "other": 0.5}
+    made = {"index": index, "kind": "verify" if index else "prefill", "tokens": tokens, "draft": draft}
+    return {**made, "accepted": accepted, "counted": bool(index), "finish": None, "ms": ms}

@@ -1,0 +1,110 @@
+"""Experiments in a real browser: made, filled from the list of jobs, read, taken away, renamed and deleted."""
+
+import csv
+import json
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+from sqlalchemy import select
+
+from tests.browser.furnished import open_page
+from tests.browser.test_trainings_page import gone
+from tests.browser.trainings import add_trainings
+from tests.browser.workbench import Workbench
+from tracking.changes import rename
+from tracking.db import reading, writing
+from tracking.tables import Experiment, Job
+
+pytestmark = pytest.mark.browser
+NAME = "<b>rates</b> ${1}"
+
+
+@pytest.fixture
+def three(workbench: Workbench) -> Iterator[list[str]]:
+    ids = add_trainings(workbench)
+    before = known(workbench)
+    yield ids
+    gone(workbench, ids)
+    with writing(workbench.settings) as session:  # others' experiments have jobs of theirs
+        session.query(Experiment).filter(Experiment.id.not_in(before)).delete()
+
+
+def known(workbench: Workbench) -> list[str]:
+    """Ids of the experiments of other tests."""
+    with reading(workbench.settings) as session:
+        return list(session.scalars(select(Experiment.id)))
+
+
+def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench, three: list[str]) -> None:
+    open_page(page, f"{workbench.url}/jobs")
+    page.get_by_role("navigation", name="Jobs and experiments").get_by_role("link", name="Experiments").click()
+    page.locator("#experiments-name input, #experiments-name textarea").fill(NAME)
+    page.get_by_role("button", name="Make it").click()
+    page.wait_for_url("**/experiments?id=*")
+    expect(page.locator("#experiment-head h2")).to_have_text(NAME)
+    expect(page.locator("#experiment-jobs")).to_contain_text("No job in it yet")
+    address = page.url
+    open_page(page, f"{workbench.url}/jobs")
+    for name in ("slow", "quick", "wild"):
+        page.get_by_role("checkbox", name=f"Choose Train {name}", exact=True).check()
+    field = page.get_by_role("combobox", name="Experiment, known or new")
+    field.press_sequentially(NAME[:5])
+    with writing(workbench.settings) as session:
+        rename(session, session.get_one(Job, three[0]), "Train slow again")
+    expect(page.get_by_role("checkbox", name="Choose Train slow again", exact=True)).to_be_checked()
+    page.keyboard.type(NAME[5:])  # the list was drawn anew meanwhile
+    expect(field).to_have_value(NAME)
+    page.get_by_role("button", name="Add to experiment").click()
+    expect(page.locator("#jobs-bulk-said")).to_contain_text("Added to the experiment: 3.")
+    open_page(page, address)
+    expect(page.locator("#experiment-figures tbody tr")).to_have_count(3)
+    expect(page.locator("#experiment-curves")).to_contain_text("Twice the data: τ")
+    expect(page.locator("#experiment-lineage a")).to_have_count(7)
+    page.get_by_role("link", name="Compare its trainings").click()
+    expect(page.locator("#trainings-charts figure")).to_have_count(3)
+
+
+def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workbench, three: list[str]) -> None:
+    made = workbench.add(Experiment(name="sizes"))
+    with writing(workbench.settings) as session:
+        for job_id in three:
+            session.get_one(Job, job_id).experiment_id = made
+    open_page(page, f"{workbench.url}/experiments?id={made}")
+    with page.expect_download() as caught:
+        page.get_by_role("link", name="CSV", exact=True).click()
+    assert caught.value.suggested_filename == "sizes.csv"
+    rows = list(csv.DictReader(caught.value.path().read_text("utf-8-sig").splitlines()))
+    assert {row["job_id"] for row in rows} == set(three) and len(rows) == 6
+    with page.expect_download() as caught:
+        page.get_by_role("link", name="JSON", exact=True).click()
+    assert json.loads(caught.value.path().read_text())["experiment"]["name"] == "sizes"
+    page.get_by_role("checkbox", name="Choose Train wild", exact=True).check()
+    page.get_by_role("button", name="Remove from the experiment").click()
+    page.get_by_role("button", name="The jobs stay; remove them?").click()
+    expect(page.locator("#experiment-bulk-said")).to_contain_text("Removed from the experiment: 1.")
+    expect(page.locator("#experiment-figures tbody tr")).to_have_count(2)
+    page.locator("#experiment-manage button").first.click()
+    page.locator("#experiment-note textarea").fill("<i>longer</i> is better")
+    page.get_by_role("button", name="Save name and note").click()
+    expect(page.locator("#experiment-head .sp-note")).to_have_text("<i>longer</i> is better")
+    page.get_by_role("button", name="Delete this experiment").click()
+    expect(page.locator("#experiment-question")).to_contain_text("Its jobs, data sets and checkpoints stay.")
+    page.get_by_role("button", name="Delete for good").click()
+    page.wait_for_url("**/experiments")
+    expect(page.locator("#experiments-table")).not_to_contain_text("sizes")
+    with reading(workbench.settings) as session:
+        assert session.scalars(select(Job.experiment_id).where(Job.id.in_(three))).all() == [None] * 3
+
+
+def test_a_training_is_started_in_an_experiment(page: Page, workbench: Workbench) -> None:
+    made = workbench.add(Experiment(name="amounts"))
+    try:
+        open_page(page, f"{workbench.url}/train?experiment={made}")
+        expect(page.locator("#train-experiment input")).to_have_value("amounts")
+        open_page(page, f"{workbench.url}/experiments?id={made}")
+        page.get_by_role("link", name="Train another").click()
+        page.wait_for_url(f"**/train?experiment={made}")
+    finally:
+        with writing(workbench.settings) as session:
+            session.query(Experiment).filter_by(id=made).delete()

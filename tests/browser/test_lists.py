@@ -1,0 +1,116 @@
+"""Lists in a real browser: looked through, ordered, kept in the address; several rows cancelled and deleted at once."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.furnished import Furnished, open_page
+from tests.browser.workbench import Workbench, add_heads
+from tracking import queries
+from tracking.db import reading, writing
+from tracking.tables import Checkpoint, Job, now
+
+pytestmark = pytest.mark.browser
+MATRIX = "Measure 1 model on 1 suite"
+
+
+def rows(page: Page, name: str = "jobs"):
+    return page.locator(f"#{name}-table a[data-pick]")
+
+
+def test_what_a_list_is_asked_for_is_in_the_address(page: Page, furnished: Furnished) -> None:
+    open_page(page, f"{furnished.url}/jobs")
+    expect(rows(page)).to_have_count(11)
+    page.locator("#jobs-find input, #jobs-find textarea").press_sequentially("heads 3")
+    expect(rows(page)).to_have_count(1)
+    page.wait_for_url("**/jobs?find=heads+3")
+    rows(page).first.click()
+    expect(page.locator("#job-head h2")).to_have_text("Train heads 3")
+    page.locator("#jobs-back a").click()
+    expect(rows(page)).to_have_count(1)
+    page.wait_for_url("**/jobs?find=heads+3")
+    page.reload()
+    expect(rows(page)).to_have_count(1)
+    expect(page.locator("#jobs-find input, #jobs-find textarea")).to_have_value("heads 3")
+    page.locator("#jobs-find input, #jobs-find textarea").fill("nobody")
+    expect(page.locator("#jobs-table .sp-empty")).to_contain_text("None of these")
+    page.locator("#jobs-find input, #jobs-find textarea").fill("heads 33")
+    page.keyboard.press("End")
+    page.keyboard.press("Backspace")
+    expect(rows(page)).to_have_count(1)
+    page.keyboard.press("Backspace")
+    expect(rows(page)).to_have_count(7)
+
+
+def test_a_filter_and_an_order_open_with_the_address(page: Page, furnished: Furnished) -> None:
+    open_page(page, f"{furnished.url}/jobs?show=Active&order=oldest")
+    expect(rows(page)).to_have_text(["Train heads 0", "Train heads 1", "Train heads 5", MATRIX])
+    expect(page.locator("#jobs-filter input:checked")).to_have_attribute("value", "Active")
+    expect(page.locator("#jobs-order input")).to_have_value("Oldest first")
+    page.locator("#jobs-order input").click()
+    page.get_by_role("option", name="Newest first").click()
+    expect(rows(page)).to_have_text([MATRIX, "Train heads 5", "Train heads 1", "Train heads 0"])
+    page.wait_for_url("**/jobs?show=Active")
+
+
+@pytest.fixture
+def three(workbench: Workbench) -> Iterator[list[str]]:
+    """Two jobs that ended and one that waits for one that never will."""
+    old = now() - timedelta(days=3)
+    with writing(workbench.settings) as session:
+        first = Job(name="bulk failed", kind="train", queue="gpu", state="FAILED", created_at=old)
+        session.add(first)
+        session.flush()
+        made = [
+            first,
+            Job(name="bulk done", kind="train", queue="gpu", state="SUCCEEDED", created_at=old),
+            Job(name="bulk waits", kind="train", queue="gpu", state="QUEUED", created_at=old, after_id=first.id),
+        ]
+        session.add_all(made)
+        session.flush()
+        ids = [job.id for job in made]
+    yield ids
+    with writing(workbench.settings) as session:
+        for job_id in reversed(ids):
+            if row := session.get(Job, job_id):
+                session.delete(row)
+                session.flush()
+
+
+def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbench, three: list[str]) -> None:
+    open_page(page, f"{workbench.url}/jobs?find=bulk")
+    bar, said = page.locator(".sp-bulk"), page.locator("#jobs-bulk-said")
+    expect(rows(page)).to_have_count(3)
+    expect(bar).to_be_hidden()
+    page.get_by_label("Choose bulk waits").check()
+    expect(bar).to_contain_text("1 chosen")
+    bar.get_by_role("button", name="Cancel").click()
+    expect(said).to_contain_text("Asked to stop: 1.")
+    expect(page.locator("#jobs-table", has_text="Cancelled")).to_be_visible()
+    page.get_by_label("Choose bulk done").check()
+    bar.get_by_role("button", name="All on this page").click()
+    expect(bar).to_contain_text("3 chosen")
+    bar.get_by_role("button", name="Delete").click()
+    with reading(workbench.settings) as session:
+        assert session.get(Job, three[0]) is not None, "it asks first"
+    bar.get_by_role("button", name="Delete for good?").click()
+    expect(said).to_contain_text("Deleted: 3.")
+    expect(page.locator("#jobs-table .sp-empty")).to_be_visible()
+    with reading(workbench.settings) as session:
+        assert all(session.get(Job, job_id) is None for job_id in three)
+
+
+def test_checkpoints_are_deleted_together(page: Page, workbench: Workbench) -> None:
+    with reading(workbench.settings) as session:
+        base = queries.find_base(session, "tiny").id
+    ids = [add_heads(workbench, base, f"doomed {n}") for n in range(2)]
+    open_page(page, f"{workbench.url}/checkpoints?find=doomed")
+    page.locator(".sp-bulk button", has_text="All on").evaluate("(node) => node.click()")
+    page.locator(".sp-bulk").get_by_role("button", name="Delete").click()
+    page.locator(".sp-bulk").get_by_role("button", name="Delete for good").click()
+    expect(page.locator("#checkpoints-bulk-said")).to_contain_text("Deleted: 2.")
+    with reading(workbench.settings) as session:
+        assert all(session.get(Checkpoint, row_id) is None for row_id in ids)
+    assert not any((workbench.settings.home / "checkpoints" / row_id).exists() for row_id in ids)

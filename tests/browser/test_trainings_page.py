@@ -1,0 +1,114 @@
+"""Trainings compared in a real browser: three clicks from Jobs, the same in every browser, followed while one runs."""
+
+import csv
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.furnished import open_page
+from tests.browser.trainings import add_trainings
+from tests.browser.workbench import Workbench
+from tracking import reports
+from tracking.changes import delete
+from tracking.db import writing
+from tracking.tables import Checkpoint, Evaluation, Job
+
+pytestmark = pytest.mark.browser
+SHOWN = ("trainings-settings", "trainings-charts", "trainings-bars", "trainings-figures")
+
+
+@pytest.fixture
+def three(workbench: Workbench) -> Iterator[list[str]]:
+    """Three trainings, the last one running."""
+    ids = add_trainings(workbench, running="wild")
+    yield ids
+    gone(workbench, ids)
+
+
+def gone(workbench: Workbench, ids: list[str]) -> None:
+    """Take them out again, with their drafts and evaluations."""
+    with writing(workbench.settings) as session:
+        for job_id in ids:
+            session.get_one(Job, job_id).state = "FAILED"
+            for draft in session.query(Checkpoint).filter_by(job_id=job_id).all():
+                session.query(Evaluation).filter_by(checkpoint_id=draft.id).delete()
+                session.delete(draft)
+            session.flush()
+            delete(session, workbench.settings, session.get_one(Job, job_id), force=True)
+
+
+def shown(page: Page) -> list[str]:
+    page.wait_for_function("!document.documentElement.matches('.sp-drawing')")
+    return [page.locator(f"#{part}").inner_text() for part in SHOWN]
+
+
+def test_three_clicks_from_jobs_lead_to_the_same_view_everywhere(
+    page: Page, browser: Browser, workbench: Workbench, three: list[str]
+) -> None:
+    open_page(page, f"{workbench.url}/jobs")
+    compare = page.get_by_role("button", name="Compare trainings")
+    page.get_by_role("checkbox", name="Choose Train slow", exact=True).check()
+    expect(compare).to_be_disabled()
+    page.get_by_role("checkbox", name="Choose Train quick", exact=True).check()
+    compare.click()
+    page.wait_for_url("**/trainings?ids=*,*")
+    expect(page.locator("#trainings-charts figure")).to_have_count(3)
+    expect(page.locator("#trainings-settings tbody td:first-child")).to_have_text(["lr"])
+    first = shown(page)
+    assert "0.0003" in first[0] and "slow" in first[1] and "2.00" in first[3]
+    page.reload()
+    expect(page.locator("#trainings-charts figure")).to_have_count(3)
+    assert shown(page) == first
+    with browser.new_context() as context:
+        other = context.new_page()
+        open_page(other, page.url)
+        assert shown(other) == first
+
+
+def test_curves_are_read_and_drawn_anew(page: Page, workbench: Workbench, three: list[str]) -> None:
+    open_page(page, f"{workbench.url}/trainings?ids={','.join(three)}")
+    chart = page.locator("#trainings-charts figure", has_text="Loss")
+    chart.locator("svg").first.focus()
+    page.keyboard.press("End")
+    expect(chart.locator(".sp-chart-tip")).to_contain_text("step 120: slow ")
+    expect(chart.locator(".sp-chart-tip")).to_contain_text("wild ")
+    page.get_by_role("radio", name="Time").check()
+    page.wait_for_url("**&over=time")
+    expect(chart.locator(".sp-axis").first).to_have_text("minutes")
+    page.locator("#trainings-smooth input[type=number]").fill("0.6")
+    page.keyboard.press("Tab")
+    page.wait_for_url("**&over=time&smooth=0.6")
+    expect(chart.locator("polyline.sp-faint")).to_have_count(3)
+    with page.expect_download() as caught:
+        chart.get_by_role("button", name="CSV").click()
+    rows = list(csv.reader(caught.value.path().read_text().splitlines()))
+    assert rows[0] == ["minutes", "slow", "quick", "wild", *(f"{n} (not smoothed)" for n in ("slow", "quick", "wild"))]
+    page.reload()
+    expect(page.get_by_role("radio", name="Time")).to_be_checked()
+    expect(page.locator("#trainings-smooth input[type=number]")).to_have_value("0.6")
+
+
+def test_a_running_training_is_followed_and_one_can_be_left_out(
+    page: Page, workbench: Workbench, three: list[str]
+) -> None:
+    open_page(page, f"{workbench.url}/trainings?ids={','.join(three)}")
+    figures = page.locator("#trainings-figures")
+    expect(figures).to_contain_text("120 of 120 steps")
+    page.locator("#trainings-settings summary").click()
+    with writing(workbench.settings) as session:
+        report = reports.Report(metrics={("train/loss", 121): 0.5, ("train/tokens", 121): 999_999})
+        reports.write(session, three[-1], 1, report)
+    expect(figures).to_contain_text("999,999")
+    expect(page.locator("#trainings-settings dl")).to_be_visible()  # what did not change is not drawn anew
+    page.get_by_role("link", name="Leave wild out").click()
+    page.wait_for_url(f"**/trainings?ids={three[0]},{three[1]}")
+    expect(page.locator("#trainings-charts figure").first.locator("li")).to_have_count(2)
+
+
+def test_an_address_that_names_nothing_says_so(page: Page, workbench: Workbench) -> None:
+    open_page(page, f"{workbench.url}/trainings?ids=nowhere,<b>x</b>")
+    expect(page.locator("#trainings-problem")).to_contain_text("2 of these jobs are not here")
+    expect(page.locator("#trainings-shown")).to_be_hidden()
+    open_page(page, f"{workbench.url}/trainings")
+    expect(page.locator("#trainings-problem")).to_contain_text("Nothing to compare yet")

@@ -1,0 +1,107 @@
+"""A local server that says token ids as other projects' servers do, field for field: vLLM's, SGLang's of today and of
+before July 2026, OpenAI's (which refuses what it does not know) and one that ignores it. Answers repeat the last user
+turn; a turn that says "think" is answered with reasoning before it, one that says "nothing" with an empty text.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from models.chat import render
+
+THOUGHT = "<think>\nhm, well\n</think>\n\n"
+
+
+class LabellingServer:
+    """Use as a context manager. `form` is the project, `lie` what is wrong in its answers."""
+
+    def __init__(self, tokenizer: Any, form: str, lie: str = ""):
+        self.tokenizer, self.form, self.lie = tokenizer, form, lie
+        self.eos = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self.bodies: list[dict[str, Any]] = []
+        handler = type("Handler", (_Handler,), {"owner": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __enter__(self) -> "LabellingServer":
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def respond(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.bodies.append(body)
+        if self.form == "openai" and (unknown := {"return_token_ids", "return_meta_info"} & body.keys()):
+            said = f"Unrecognized request argument supplied: {min(unknown)}"
+            return 400, {"error": {"message": said, "type": "invalid_request_error", "param": None, "code": None}}
+        chat = path.endswith("/chat/completions")
+        prompt = render(self.tokenizer, body["messages"]) if chat else body["prompt"]
+        last = body["messages"][-1]["content"] if chat else self._last_turn(prompt)
+        words = "" if "nothing" in last else f"you said: {last}"
+        whole = THOUGHT + words if "think" in last else words
+        ids = [*self.tokenizer(whole, add_special_tokens=False)["input_ids"], self.eos]
+        finish = "stop" if len(ids) <= body["max_tokens"] else "length"
+        ids = ids[: body["max_tokens"]]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return 200, self._answer(chat, prompt, ids, text, finish, body)
+
+    def _last_turn(self, prompt: list[int]) -> str:
+        return self.tokenizer.decode(prompt).rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+
+    def _answer(
+        self, chat: bool, prompt: list[int], ids: list[int], text: str, finish: str, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
+        if chat:
+            reasoning, mark, rest = text.partition("</think>")
+            said = {"content": rest.strip(), "reasoning_content": reasoning.removeprefix("<think>").strip()}
+            choice["message"] = {"role": "assistant", **(said if mark else {"content": text}), "tool_calls": []}
+        else:
+            choice["text"] = text
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
+        kind = "chat.completion" if chat else "text_completion"
+        answer = {"id": "x", "object": kind, "created": 1, "model": body["model"], "choices": [choice], "usage": usage}
+        ids, prompt = self._lied(ids, prompt)
+        if self.form == "vllm" and body.get("return_token_ids"):
+            choice["token_ids"] = ids
+            (answer if chat else choice)["prompt_token_ids"] = prompt
+        if self.form == "sglang" and body.get("return_token_ids"):
+            choice |= {"token_ids": ids, "prompt_token_ids": prompt, "matched_stop": self.eos}
+        if self.form == "sglang before" and body.get("return_meta_info") and body.get("logprobs"):
+            choice["meta_info"] = {
+                "output_token_logprobs": [[-0.5, i, None] for i in ids],
+                "completion_tokens": len(ids),
+            }
+            choice |= {"prompt_token_ids": prompt} if body.get("return_prompt_token_ids") else {}
+        return answer
+
+    def _lied(self, ids: list[int], prompt: list[int]) -> tuple[list[int], list[int]]:
+        if self.lie == "unknown ids":
+            return [10**6, *ids[1:]], prompt
+        if self.lie == "ids of another text":
+            return ids[::-1], prompt
+        return ids, prompt[1:] if self.lie == "ids of another prompt" else prompt
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: LabellingServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, value = self.owner.respond(self.path, body)
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_args: object) -> None:
+        pass

@@ -1,0 +1,188 @@
+"""Options of a generation: temperatures, system prompts, what is left out, rates; and the keys that shards keep."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus.conversations import GenerateOptions, conversation, to_answer
+from corpus.endpoints import Pool
+from corpus.generate_local import generate_local
+from corpus.generate_remote import generate_remote
+from corpus.importing import import_prompts
+from corpus.sharding import plan
+from corpus.shards import read_rows, read_summary
+from models.base import load_base, load_tokenizer
+from models.damage import dataset_damage
+from speculoos.errors import BadInput
+from speculoos.reporting import Silent
+from speculoos.settings import Endpoint
+from tests.corpus.labelling_server import LabellingServer
+from workers.ask.requests import GenerateData, from_json
+from workers.ask.submit import check_generation
+
+MIX = (0.0, 0.3, 0.7)
+SYSTEM = [{"role": "system", "content": "own"}, {"role": "user", "content": "fox"}]
+
+
+class Keeping(Silent):
+    def __init__(self) -> None:
+        self.now: dict[str, float] = {}
+        self.samples: list[tuple[int, dict[str, Any]]] = []
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        self.now |= values
+
+    def sample(self, step: int, record: dict[str, Any]) -> None:
+        self.samples.append((step, record))
+
+
+def prompt_set(folder: Path, rows: list[Any]) -> Path:
+    file = folder / "in.jsonl"
+    file.write_text("".join(json.dumps(row if isinstance(row, dict) else {"prompt": row}) + "\n" for row in rows))
+    import_prompts(file, folder / "prompts", Silent())
+    return folder / "prompts"
+
+
+def answered(server: LabellingServer, source: Path, out: Path, reporter: Silent | None = None, **options: Any) -> dict:
+    endpoint = Endpoint("it", server.url, model="m", concurrency=2, retries=0)
+    return generate_remote(endpoint, "", source, out, GenerateOptions(**options), reporter or Silent())
+
+
+def test_temperatures_are_spread_over_prompts_and_each_sample_has_another() -> None:
+    options = GenerateOptions(temperatures=MIX, samples=3)
+    ids = [f"line-{n:07d}" for n in range(600)]
+    counts = [sum(options.temperature_of(i) == t for i in ids) for t in MIX]
+    assert all(150 < count < 250 for count in counts)
+    for row_id in ids[:20]:
+        assert {options.temperature_of(i) for i in (row_id, f"{row_id}#1", f"{row_id}#2")} == set(MIX)
+    assert GenerateOptions(temperature=0.5).temperature_of("x") == 0.5
+
+
+def test_an_endpoint_is_asked_with_each_rows_own_temperature(tiny_base: Path, tmp_path: Path) -> None:
+    source = prompt_set(tmp_path, [f"fox {n}" for n in range(12)])
+    with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
+        answered(server, source, tmp_path / "out", temperatures=MIX)
+        asked = {body["messages"][-1]["content"]: body for body in server.bodies}
+    options = GenerateOptions(temperatures=MIX)
+    wanted = {row.users[0]: options.temperature_of(row.id) for row in to_answer(source, options, set())}
+    assert {text: body["temperature"] for text, body in asked.items()} == wanted and len(set(wanted.values())) == 3
+    assert all(("seed" in body) == (body["temperature"] > 0) for body in asked.values())
+
+
+def test_the_base_answers_each_row_at_its_temperature_whatever_is_beside_it(tiny_base: Path, tmp_path: Path) -> None:
+    source = prompt_set(tmp_path, [f"the fox {n}" for n in range(9)])
+    mixed = GenerateOptions(temperatures=(0.0, 3.0), max_tokens=8, batch_size=4)
+    generate_local(load_base(tiny_base), source, tmp_path / "mixed", mixed, Silent())
+    for temperature in mixed.temperatures:
+        alone = GenerateOptions(temperature=temperature, max_tokens=8, batch_size=2)
+        generate_local(load_base(tiny_base), source, tmp_path / f"{temperature}", alone, Silent())
+    by = {t: {row["id"]: row["token_ids"] for row in read_rows(tmp_path / f"{t}")} for t in mixed.temperatures}
+    rows = list(read_rows(tmp_path / "mixed"))
+    assert len(rows) == 9 and all(row["token_ids"] == by[mixed.temperature_of(row["id"])][row["id"]] for row in rows)
+    assert by[0.0] != by[3.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "replace", "system"),
+    [("", False, "own"), ("new", False, "own"), ("new", True, "new"), ("", True, "")],
+)
+def test_system_prompts_are_kept_injected_or_replaced(given: str, replace: bool, system: str) -> None:
+    assert conversation({"id": "a", "messages": SYSTEM}, given, replace).system == system
+    assert conversation({"id": "a", "messages": SYSTEM[1:]}, given, replace).system == given
+
+
+def test_what_is_cut_or_empty_is_left_out_and_counted(tiny_base: Path, tmp_path: Path) -> None:
+    source = prompt_set(tmp_path, ["nothing", "fox", "the quick brown fox jumps over the lazy dog", "nothing more"])
+    keeping = Keeping()
+    with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
+        report = answered(server, source, tmp_path / "out", keeping, drop_cut=True, max_tokens=12)
+        kept = answered(server, source, tmp_path / "kept", max_tokens=12)
+    assert [row["messages"][-1]["content"] for row in read_rows(tmp_path / "out")] == ["you said: fox"]
+    assert report["left_out"] == {"empty": 2, "cut": 1} and report["rows"] == 1 and len(report["failed"]) == 3
+    assert kept["left_out"] == {"empty": 2} and kept["rows"] == 2
+    assert keeping.now["now/left_out/empty"] == 2 and keeping.now["now/rows"] == 1
+    told = [record for step, record in keeping.samples if step == 1]
+    assert sorted(record["kind"] for record in told) == ["cut", "empty", "empty"]
+    (shown,) = [record for step, record in keeping.samples if step == 0]
+    assert (shown["prompt"], shown["text"], shown["finish"]) == ("fox", "you said: fox", "stop")
+
+
+def test_conversations_that_are_there_twice_are_taken_out(tiny_base: Path, tmp_path: Path) -> None:
+    source = prompt_set(tmp_path, ["fox", "dog", "fox", "fox"])
+    with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
+        report = answered(server, source, tmp_path / "out", unique=True)
+        again = answered(server, source, tmp_path / "all")
+    rows = list(read_rows(tmp_path / "out"))
+    assert sorted(row["messages"][0]["content"] for row in rows) == ["dog", "fox"] and again["rows"] == 4
+    assert (report["rows"], report["left_out"]) == (2, {"duplicate": 2}) and report["failed"] == []
+    assert read_summary(tmp_path / "out")["rows"] == 2 and dataset_damage(tmp_path / "out") == {}
+
+
+def test_the_local_base_leaves_cut_answers_out_too(tiny_base: Path, tmp_path: Path) -> None:
+    source = prompt_set(tmp_path, [f"the fox {n}" for n in range(6)])
+    base, asked = load_base(tiny_base), {"max_tokens": 6, "batch_size": 3}
+    whole = generate_local(base, source, tmp_path / "all", GenerateOptions(**asked), Silent())
+    report = generate_local(base, source, tmp_path / "out", GenerateOptions(**asked, drop_cut=True), Silent())
+    assert whole["finish"].get("length", 0) == report["left_out"].get("cut", 0) > 0
+    assert report["rows"] == whole["rows"] - report["left_out"]["cut"]
+
+
+def test_keys_of_shards_change_with_what_changes_answers_and_stay_as_they_were_otherwise(tmp_path: Path) -> None:
+    source = prompt_set(tmp_path, ["a", "b", "c"])
+
+    def key(**options: Any) -> str:
+        return plan(source, GenerateOptions(**options), 10, endpoint="it", model="m")[0].key
+
+    assert key() == OLD_KEY, "shards that an earlier version made are still known"
+    assert key(unique=True) == key(temperatures=()) == key(api="chat") == OLD_KEY
+    others = [{"temperatures": MIX}, {"replace_system": True}, {"api": "completions"}, {"drop_cut": True}]
+    assert len({key(), *(key(**option) for option in others)}) == 5
+
+
+OLD_KEY = "fa715078f0dda4e97edf69bd"
+
+
+def test_a_rate_is_kept_for_each_server(tiny_base: Path, tmp_path: Path) -> None:
+    source = prompt_set(tmp_path, [f"fox {n}" for n in range(8)])
+    with LabellingServer(load_tokenizer(tiny_base), "vllm") as server:
+        endpoint = Endpoint("slow", server.url, model="m", concurrency=8, requests_per_minute=1200)
+        began = time.monotonic()
+        generate_remote(endpoint, "", source, tmp_path / "out", GenerateOptions(), Silent())
+    assert time.monotonic() - began >= 7 * 60 / 1200
+
+
+def test_a_rate_spaces_requests_by_the_clock() -> None:
+    pool = Pool(
+        [Endpoint("slow", "http://x/v1", model="m", concurrency=9, requests_per_minute=60)], clock=lambda: 100.0
+    )
+    (server,) = pool.servers
+    server.took(100.0)
+    assert not server.takes(100.9) and server.takes(101.0)
+    server.took(101.0)
+    assert not server.takes(101.9) and server.takes(102.0) and 0 < pool._pause(101.9) < 0.11
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperatures": (0.0, 0.5), "temperature": 0.3}, "one temperature or several"),
+        ({"temperatures": (0.0, 0.0), "samples": 2}, "temperatures above 0"),
+        ({"temperatures": (0.0, 0.7), "samples": 3}, "temperatures above 0"),
+        ({"samples": 2}, "temperatures above 0"),
+        ({"api": "batch"}, "expected chat or completions"),
+        ({"api": "completions"}, "Plain completions need an endpoint"),
+        ({"base_id": "", "endpoint": "e", "api": "completions"}, "Plain completions need an endpoint"),
+    ],
+)
+def test_what_cannot_be_asked_together_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        check_generation(GenerateData(**{"source_id": "s", "base_id": "b", **fields}))
+
+
+def test_a_stored_request_reads_back_equal() -> None:
+    request = GenerateData(source_id="s", base_id="b", temperatures=MIX, samples=3, unique=True)
+    check_generation(request)
+    assert from_json("generate_data", json.loads(json.dumps(request.to_json()))) == request

@@ -1,0 +1,179 @@
+"""Exact labels from endpoints: ids as other projects' servers say them, checked against the base's tokenizer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpus.conversations import GenerateOptions
+from corpus.generate_remote import generate_remote
+from corpus.importing import import_prompts
+from corpus.labels import ServedBase
+from corpus.replies import FORMS, reply_of
+from corpus.shards import read_rows, read_summary
+from models.base import load_tokenizer, read_eos_ids
+from models.chat import render
+from speculoos.errors import BadInput
+from speculoos.reporting import Silent
+from speculoos.settings import Endpoint
+from tests.corpus.labelling_server import LabellingServer
+from training.masks import mask_conversation
+
+SAYING = ("vllm", "sglang", "sglang before")
+TURNS = [{"turns": ["the fox", "lazy dog"]}, {"turns": ["quick"]}]
+
+
+class Listening(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, message: str, level: str = "info") -> None:
+        self.lines.append(f"{level}: {message}")
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base: Path) -> ServedBase:
+    tokenizer = load_tokenizer(tiny_base)
+    return ServedBase(tokenizer, read_eos_ids(tiny_base, tokenizer), "b" * 64, "t" * 64)
+
+
+class Bench:
+    """Prompts, a server and what came of them."""
+
+    def __init__(self, folder: Path, served: ServedBase):
+        self.folder, self.served, self.listening = folder, served, Listening()
+        self.bodies: list[dict[str, Any]] = []
+
+    def answers(self, form: str, rows: list[dict], lie: str = "", served: bool = True, **options: Any) -> list[dict]:
+        source = self.folder / "in.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        import_prompts(source, self.folder / "prompts", Silent())
+        with LabellingServer(self.served.tokenizer, form, lie) as server:
+            endpoint = Endpoint("it", server.url, model="m", concurrency=3, retries=0)
+            asked = (self.folder / "prompts", self.folder / "out", GenerateOptions(**options), self.listening)
+            self.report = generate_remote(endpoint, "", *asked, self.served if served else None)
+            self.bodies = server.bodies
+        return sorted(read_rows(self.folder / "out"), key=lambda row: row["id"])
+
+    def spans(self, row: dict) -> list[str]:
+        decode = self.served.tokenizer.decode
+        return [decode(row["token_ids"][start:end]) for start, end in row["loss_spans"]]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, served: ServedBase) -> Iterator[Bench]:
+    return Bench(tmp_path, served)
+
+
+@pytest.mark.parametrize("form", SAYING)
+def test_ids_are_kept_as_each_project_says_them(bench: Bench, form: str) -> None:
+    two, one = bench.answers(form, TURNS)
+    assert bench.spans(two) == ["you said: the fox<|im_end|>", "you said: lazy dog<|im_end|>"]
+    assert bench.spans(one) == ["you said: quick<|im_end|>"]
+    start = two["loss_spans"][0][0]
+    assert two["token_ids"][:start] == render(bench.served.tokenizer, two["messages"][:1])
+    assert bench.report["labels"] == {"exact": 2} and not any("warning" in line for line in bench.listening.lines)
+    masked = mask_conversation(one, bench.served.tokenizer)
+    assert masked.source == "tokens" and masked.token_ids == one["token_ids"]
+    summary = read_summary(bench.folder / "out")
+    assert (summary["base_sha256"], summary["tokenizer_sha256"]) == ("b" * 64, "t" * 64)
+
+
+@pytest.mark.parametrize("form", ["openai", "ignores"])
+def test_a_server_that_says_none_is_asked_without_and_its_words_are_kept(bench: Bench, form: str) -> None:
+    two, one = bench.answers(form, TURNS)
+    assert "token_ids" not in two and one["messages"][-1]["content"] == "you said: quick"
+    assert bench.report["labels"] == {"no ids said": 2} and bench.report["failed"] == []
+    forms = [body for body in bench.bodies if body.keys() & {"return_token_ids", "return_meta_info"}]
+    assert len(forms) == len(FORMS) and len(bench.bodies) == len(FORMS) + 3, "each form is tried once, on one token"
+    assert sum("says no token ids" in line for line in bench.listening.lines) == 1
+
+
+@pytest.mark.parametrize("lie", ["unknown ids", "ids of another text", "ids of another prompt"])
+def test_ids_that_cannot_be_are_counted_said_once_and_left_to_the_text(bench: Bench, lie: str) -> None:
+    rows = bench.answers("vllm", TURNS, lie)
+    assert all("token_ids" not in row and row["labels"] == lie for row in rows)
+    assert bench.report["labels"] == {lie: 2}
+    assert sum(line.startswith("warning") for line in bench.listening.lines) == 1
+    masked = mask_conversation(rows[1], bench.served.tokenizer)
+    assert masked.source == "prefixes" and any(masked.mask)
+
+
+@pytest.mark.parametrize("form", [*SAYING, "ignores"])
+def test_an_answer_cut_by_its_limit_teaches_no_end_of_turn(bench: Bench, form: str) -> None:
+    (row,) = bench.answers(form, [{"prompt": "the quick brown fox jumps"}], max_tokens=6)
+    assert row["finish"] == ["length"] and ("token_ids" in row) == (form != "ignores")
+    masked = mask_conversation(row, bench.served.tokenizer, bench.served.eos_ids)
+    learned = {i for i, inside in zip(masked.token_ids, masked.mask, strict=True) if inside}
+    assert learned and not learned & bench.served.eos_ids
+
+
+def test_reasoning_is_kept_where_templates_look_for_it_and_learned_as_it_was_written(bench: Bench) -> None:
+    (row,) = bench.answers("vllm", [{"turns": ["think of it"]}])
+    answer = row["messages"][-1]
+    assert (answer["reasoning_content"], answer["content"]) == ("hm, well", "you said: think of it")
+    assert bench.spans(row) == ["<think>\nhm, well\n</think>\n\nyou said: think of it<|im_end|>"]
+
+
+def test_an_earlier_answer_that_the_prompt_does_not_repeat_is_read_and_not_learned(bench: Bench) -> None:
+    """Clients send answers back without their reasoning, so that is what the base saw the second time."""
+    (row,) = bench.answers("vllm", [{"turns": ["think of it", "and now?"]}])
+    assert bench.spans(row) == ["you said: and now?<|im_end|>"] and row["messages"][1]["reasoning_content"]
+    assert "you said: think of it" in bench.served.tokenizer.decode(row["token_ids"][: row["loss_spans"][0][0]])
+
+
+@pytest.mark.parametrize("form", ["vllm", "sglang", "openai"])
+def test_plain_completions_are_asked_with_the_ids_that_the_template_makes_here(bench: Bench, form: str) -> None:
+    two, one = bench.answers(form, TURNS, api="completions")
+    assert [m["content"] for m in two["messages"]][1::2] == ["you said: the fox", "you said: lazy dog"]
+    assert all(isinstance(body["prompt"], list) and "messages" not in body for body in bench.bodies)
+    if form == "openai":
+        assert "token_ids" not in one
+    else:
+        assert bench.spans(two) == ["you said: the fox<|im_end|>", "you said: lazy dog<|im_end|>"]
+
+
+def test_plain_completions_without_the_base_are_refused(bench: Bench) -> None:
+    with pytest.raises(BadInput, match="need the base"):
+        bench.answers("vllm", TURNS, served=False, api="completions")
+
+
+def test_without_a_base_nothing_more_is_asked(bench: Bench) -> None:
+    bench.answers("openai", TURNS, served=False)
+    assert len(bench.bodies) == 3 and bench.report["labels"] == {"text alone": 2}
+
+
+def test_a_prompt_is_told_by_its_length_where_its_ids_are_not_said(served: ServedBase) -> None:
+    from corpus.labels import Trail
+    from corpus.replies import Reply
+
+    ids = [*served.tokenizer("fox", add_special_tokens=False)["input_ids"]]
+    for counted, wrong in ((3, ""), (0, ""), (4, "ids of another prompt")):
+        trail = Trail(served)
+        trail.take([1, 2, 3], Reply("fox", "stop", ids=ids, prompt_tokens=counted))
+        assert trail.wrong == wrong
+
+
+@pytest.mark.parametrize("body", [None, [], {}, {"choices": []}, {"choices": [7]}, {"choices": "x"}])
+def test_an_answer_without_choices_is_an_error(body: Any) -> None:
+    with pytest.raises(ValueError, match="without choices"):
+        reply_of(body)
+
+
+@pytest.mark.parametrize("choice", [{"text": "\ud83d"}, {"text": "x", "finish_reason": "\ud83d"}])
+def test_an_answer_that_no_file_can_hold_is_an_error(choice: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="lone surrogate"):
+        reply_of({"choices": [choice]})
+
+
+def test_more_tokens_than_there_can_be_are_not_counted() -> None:
+    made = reply_of({"choices": [{"text": "x"}], "usage": {"completion_tokens": 10**400, "prompt_tokens": 10**30}})
+    assert (made.tokens, made.prompt_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("ids", ["x", [], [1.5], [True], [None], {"a": 1}])
+def test_what_is_no_list_of_ids_is_none(ids: Any) -> None:
+    made = reply_of({"choices": [{"message": {"content": None}, "token_ids": ids}], "prompt_token_ids": ids})
+    assert made.ids is None and made.prompt_ids is None and made.text == ""

@@ -1,0 +1,116 @@
+"""Columns that a file calls otherwise: what they are read as, what is refused, and the first look at a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from corpus.answered import read_answered
+from corpus.first_look import LONGEST, columns, look
+from corpus.import_answered import AnsweredReport
+from corpus.importing import import_prompts
+from corpus.lengths import count_lengths
+from corpus.mapping import check_mapping, parse_mapping
+from corpus.prompts import read_prompts
+from corpus.rows import BadRow
+from speculoos.errors import BadInput
+from speculoos.limited import run_limited
+from speculoos.reporting import Silent
+
+LINES = [
+    {"Frage": "Wer?", "Antwort": "Ada.", "prompt": "not this one", "category": "who"},
+    {"Frage": "", "Antwort": "Nobody asked."},
+    {"Frage": "Wann?", "Antwort": "Gestern."},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "fragen.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    return path
+
+
+def test_what_is_mapped_decides(file: Path) -> None:
+    good, bad, last = read_prompts(file, mapping={"prompt": "Frage", "answer": "antwort"})
+    assert good.messages == [{"role": "user", "content": "Wer?"}]
+    assert (good.reference, good.category) == (["Ada."], "who")
+    assert isinstance(bad, BadRow) and bad.reason == "no prompt: 'frage' is missing or empty"
+    assert last.messages[0]["content"] == "Wann?"
+
+
+def test_answers_are_kept_by_their_column(file: Path) -> None:
+    first, _, _ = read_answered(file, mapping={"prompt": "Frage", "answer": "Antwort"})
+    assert [m["content"] for m in first.messages] == ["Wer?", "Ada."]
+
+
+def test_messages_may_be_called_otherwise(tmp_path: Path) -> None:
+    chat = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"Dialog": chat}) + "\n")
+    (row,) = read_answered(path, mapping={"messages": "dialog"})
+    assert [m["content"] for m in row.messages] == ["Hi", "Hello"]
+    (bad,) = read_answered(path)
+    assert isinstance(bad, BadRow)
+
+
+def test_columns_of_a_table_are_read_by_their_own_names(tmp_path: Path) -> None:
+
+    import pyarrow.parquet
+
+    path = tmp_path / "t.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"Frage": ["Wer?"], "Antwort": ["Ada."], "other": ["x"]}), path)
+    (row,) = read_prompts(path, mapping={"prompt": "Frage", "answer": "Antwort"})
+    assert (row.messages[0]["content"], row.reference) == ("Wer?", ["Ada."])
+    assert columns(str(path)) == ["Frage", "Antwort", "other"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"), [({"question": "x"}, "'question' is none of"), ({"answer": "x"}, "holds the prompt")]
+)
+def test_what_cannot_be_read_so_is_refused(mapping: dict[str, str], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        check_mapping(mapping)
+
+
+def test_pairs_of_the_command_line_are_read() -> None:
+    assert parse_mapping(["prompt=Frage", "answer=a=b"]) == {"prompt": "frage", "answer": "a=b"}
+    assert parse_mapping([]) == {}
+    with pytest.raises(BadInput, match="--field prompt: expected NAME=COLUMN"):
+        parse_mapping(["prompt"])
+
+
+def test_a_first_look_shows_rows_as_they_would_be_read(file: Path) -> None:
+    found = run_limited("corpus.first_look:look", str(file), False, {}, seconds=20, memory=2 << 30)
+    assert found["columns"] == ["Frage", "Antwort", "prompt", "category"]
+    first, second, _ = found["rows"]
+    assert first["messages"] == [{"role": "user", "content": "not this one"}]
+    assert "no prompt" in second["reason"]
+    mapped = look(str(file), False, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
+    assert [m["role"] for m in mapped["messages"]] == ["user", "reference"]
+    answered = look(str(file), True, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
+    assert [m["role"] for m in answered["messages"]] == ["user", "assistant"]
+
+
+def test_a_first_look_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("prompt\n" + "\n".join("x" * 5_000 for _ in range(50)))
+    found = look(str(path), False, {})
+    assert len(found["rows"]) == 5 and len(found["rows"][0]["messages"][0]["content"]) == LONGEST
+    path.write_text("")
+    with pytest.raises(BadInput, match="empty"):
+        look(str(path), False, {})
+
+
+def test_an_import_keeps_what_was_mapped_and_counts_lengths(file: Path, tmp_path: Path) -> None:
+    report = import_prompts(file, tmp_path / "out", Silent(), mapping={"prompt": "Frage"})
+    assert (report["rows"], report["bad_rows"]) == (2, 1)
+    assert report["lengths_in_characters"] == [(4, 1), (8, 1)]
+    assert "lengths" in AnsweredReport().to_json()
+
+
+def test_lengths_and_cut_answers_are_counted_from_shards(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "token_ids": [1] * n, "finish": ["stop", "length"][: 1 + n % 2]} for n in (3, 4, 9)]
+    (tmp_path / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = count_lengths(tmp_path)
+    assert found == {"lengths": [(4, 2), (16, 1)], "cut_answers": 2}

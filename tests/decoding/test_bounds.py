@@ -1,0 +1,21 @@
+"""What a request may ask of a drafter: no options that fill memory or take minutes a step."""
+
+import pytest
+
+from decoding.drafters.eagle import REFERENCE, DynamicTree
+from decoding.drafters.ngram import NgramDrafter
+from speculoos.errors import BadInput
+
+
+@pytest.mark.parametrize("options", [{"max_ngram": 256}, {"depth": 256}, {"depth": 32, "width": 256}])
+def test_prompt_lookup_is_bounded(options: dict[str, int]) -> None:
+    with pytest.raises(BadInput, match="at most"):
+        NgramDrafter(**options)
+    NgramDrafter(depth=32, width=32, max_ngram=16)
+
+
+@pytest.mark.parametrize(("depth", "top_k"), [(33, 1), (256, 256), (7, 97)])
+def test_a_dynamic_tree_is_bounded(depth: int, top_k: int) -> None:
+    with pytest.raises(BadInput, match="at most"):
+        DynamicTree(depth=depth, top_k=top_k)
+    assert DynamicTree(depth=REFERENCE.depth, top_k=REFERENCE.top_k) == REFERENCE

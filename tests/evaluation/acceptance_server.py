@@ -1,0 +1,113 @@
+"""A process that answers chats and tells of its drafting as other servers do:
+python acceptance_server.py PORT_FILE vllm | vllm_each | sglang | tensorrt_llm | silent [KEY].
+
+Every answer of the model `drafted` is 8 tokens out of 3 verifications, which took 5 drafted tokens: 3 at depth 1 and 2
+at depth 2. The model `plain` drafts nothing and is slower. The text "fail" is refused, with the key in the sentence,
+and "odd" is answered with a page.
+"""
+
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+KIND, KEY = sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else ""
+TOKENS, DRAFTS, ACCEPTED = 8, 3, (3, 2)
+SECONDS = {"drafted": 0.15, "plain": 0.45}
+COUNT = {"drafts": 1000, "other": 0}
+"""It has drafted for others before."""
+LOCK = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            owner = KIND.removesuffix("_each")
+            self.reply(200, {"object": "list", "data": [{"id": "drafted", "object": "model", "owned_by": owner}]})
+        elif self.path == METRICS[KIND]:
+            self.send(200, metrics().encode(), "text/plain; version=0.0.4")
+        else:
+            self.reply(404, {"error": {"message": "nothing here"}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][-1]["content"]
+        if KEY and self.headers.get("Authorization") != f"Bearer {KEY}":
+            self.reply(401, {"error": {"message": "wrong key"}})
+        elif text == "fail":
+            self.reply(400, {"error": {"message": f"refused, {self.headers.get('Authorization')}"}})
+        elif text == "odd":
+            self.send(200, b"<html>", "text/html")
+        else:
+            time.sleep(SECONDS[body["model"]])
+            self.reply(200, answer(body, text))
+
+    def reply(self, status: int, value: dict[str, Any]) -> None:
+        self.send(status, json.dumps(value).encode(), "application/json")
+
+    def send(self, status: int, data: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+METRICS = {
+    "vllm": "/metrics",
+    "vllm_each": "/metrics",
+    "sglang": "/metrics",
+    "tensorrt_llm": "/prometheus/metrics",
+    "silent": "",
+}
+
+
+def answer(body: dict[str, Any], text: str) -> dict[str, Any]:
+    drafted = body["model"] == "drafted"
+    with LOCK:
+        COUNT["drafts"] += DRAFTS * drafted
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+    choice["message"] = {"role": "assistant", "content": f"you said: {text}"}
+    made = {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]}
+    made["usage"] = {"prompt_tokens": 3, "completion_tokens": TOKENS, "total_tokens": TOKENS + 3}
+    if drafted and KIND == "vllm_each":
+        counts = {"num_spec_steps": DRAFTS, "num_accepted_draft_tokens": sum(ACCEPTED), "num_draft_tokens": 9}
+        made["metrics"] = {"speculative_decoding": {**counts, "acceptance_histogram": [0, 1, 2]}}
+    if drafted and KIND == "sglang" and body.get("return_meta_info"):
+        choice["meta_info"] = {"completion_tokens": TOKENS, "spec_verify_ct": DRAFTS, "spec_accept_length": 8 / 3}
+    if drafted and KIND == "tensorrt_llm":
+        choice["avg_decoded_tokens_per_iter"] = TOKENS / DRAFTS
+    return made
+
+
+def metrics() -> str:
+    if KIND == "sglang":
+        return '# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length{tp_rank="0"} 2.5\n'
+    if KIND == "tensorrt_llm":
+        return "# TYPE trtllm_spec_decode_acceptance_length gauge\ntrtllm_spec_decode_acceptance_length 2.5\n"
+    steps = COUNT["drafts"] / DRAFTS
+    lines = []
+    for name, value in (("drafts", COUNT["drafts"]), ("draft_tokens", steps * 9), ("accepted_tokens", steps * 5)):
+        lines += [f"# TYPE vllm:spec_decode_num_{name} counter"]
+        lines += [f'vllm:spec_decode_num_{name}_total{{engine="0",model_name="drafted"}} {value}']
+    lines += ["# TYPE vllm:spec_decode_num_accepted_tokens_per_pos counter"]
+    for position, accepted in enumerate(ACCEPTED):
+        label = f'{{engine="0",model_name="drafted",position="{position}"}}'
+        lines += [f"vllm:spec_decode_num_accepted_tokens_per_pos_total{label} {steps * accepted}"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    temporary = Path(sys.argv[1] + ".part")
+    temporary.write_text(str(server.server_port))
+    temporary.rename(sys.argv[1])
+    server.serve_forever()

@@ -1,0 +1,261 @@
+"""Replaying recorded outputs gives what running gave, step for step; and the forms that recordings come in."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from corpus.recordings import Recording, read_recordings
+from corpus.rows import BadRow
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.generate import generate
+from decoding.stats import summarize
+from decoding.target import Target, fast_target
+from decoding.text import piece_reader
+from evaluation.breakdown import breakdown
+from evaluation.costs import Costs
+from evaluation.drafts import open_draft
+from evaluation.questions import built_in
+from evaluation.record import of_base, record
+from evaluation.replay import ids_of, projected, replay, result
+from models.base import load_base
+from models.chat import render
+from models.checkpoints import load_draft
+from models.eagle import EagleDraft
+from models.eagle3 import Eagle3Draft
+from models.medusa import MedusaConfig, MedusaHeads
+from models.standalone import StandaloneDraft
+from models.starter import starter_path
+from speculoos.errors import BadInput
+from speculoos.reporting import Silent
+from speculoos.settings import CLONE
+
+QUESTIONS = [
+    {"id": f"q{n}", "messages": [{"role": "user", "content": text}]} for n, text in enumerate(("a fox", "1 2 3"))
+]
+SHAPES = {
+    "medusa": ({"tree": [[0, 0]]}, {"tree": [[0, 0], [0, 1], [1, 0], [2]]}),
+    "eagle": ({"depth": 3, "top_k": 1, "nodes": 5}, {"depth": 2, "top_k": 3, "nodes": 8}),
+    "eagle3": ({"depth": 3, "top_k": 1, "nodes": 5}, {"tree": [[0, 0, 0], [1, 0], [2]]}),
+    "draft": ({"depth": 4}, {"tree": [[0, 0, 0], [0, 1], [1]]}),
+}
+
+
+def draft_for(base, method: str):
+    """An untrained draft that hits now and then: a tiny base repeats itself."""
+    torch.manual_seed(0)
+    if method == "medusa":
+        return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 2), base)
+    if method == "draft":
+        return StandaloneDraft.from_base(base, base.num_layers - 1)
+    return (Eagle3Draft if method == "eagle3" else EagleDraft).from_base(base)
+
+
+def facts(steps):
+    """Everything of steps but their times."""
+    return [(s.index, s.kind, s.tokens, s.drafted, s.accepted, s.counted, s.finish) for s in steps]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["chain", "tree"])
+@pytest.mark.parametrize("method", [*SHAPES])
+def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method, which):
+    options = SHAPES[method][which]
+    base = load_base(tiny_base)
+    draft = draft_for(base, method)
+    target = fast_target(base, 512)
+    drafter = make_drafter(target, draft, options)
+    ran = []
+    for row in QUESTIONS:
+        target.rewind(0)
+        prompt = render(base.tokenizer, row["messages"])
+        ran.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=40))))
+    assert record(of_base(base, 40), QUESTIONS, tmp_path / "said.jsonl", Silent(), "tiny") == 2
+    opened = open_draft(base=base, draft=draft, options=options)
+    done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.make, Silent())
+    assert [facts(row.steps) for row in done.rows] == [facts(steps) for steps in ran]
+    found = result(done, base.tokenizer)
+    parts = breakdown(ran, piece_reader(base.tokenizer))
+    assert {key: found[key] for key in parts} == parts, "where it does well is told of a replay as of an evaluation"
+    worst = found["per_prompt"]
+    assert sorted(row["id"] for row in worst) == ["q0", "q1"] and worst[0]["tau"] <= worst[1]["tau"]
+    assert {row["id"]: row["messages"] for row in worst} == {row["id"]: row["messages"] for row in QUESTIONS}
+    want = summarize(step for steps in ran for step in steps)
+    assert found["mean_accepted_length"] == round(want.mean_accepted_length, 4)
+    assert found["mean_accepted_length_interval"][0] <= want.mean_accepted_length
+
+
+@pytest.mark.parametrize("options", [{"depth": 3}, {"tree": [[0, 0], [1]]}], ids=["chain", "tree"])
+def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options):
+    base = load_base(tiny_base)
+    record(of_base(base, 32), QUESTIONS, tmp_path / "said.jsonl", Silent(), "tiny")
+    draft = StandaloneDraft(load_base(tiny_base).model)
+    forced = open_draft(base=base, draft=draft, options=options)
+    alone = open_draft(folder=tiny_base, options=options)
+    steps = [
+        facts(replay(read_recordings(tmp_path / "said.jsonl"), one.target, one.make, Silent()).steps)
+        for one in (forced, alone)
+    ]
+    assert steps[0] == steps[1]
+    assert any(len(accepted) > 1 for *_, accepted, _, _ in steps[1]), "a draft that is the base itself is always right"
+
+
+def test_prompt_lookup_needs_a_tokenizer_alone(tiny_base):
+    opened = open_draft(tokenizer=tiny_base)
+    ids = [5, 6, 7, 8] * 8
+    row = Recording("a", [], prompt_ids=[1, 2, 3], token_ids=ids)
+    done = replay([row], opened.target, opened.make, Silent())
+    assert summarize(done.steps).mean_accepted_length > 3
+    assert [token.id for step in done.steps for token in step.tokens] == ids
+
+
+def test_expected_acceptance_sums_the_recorded_probabilities_of_what_was_drafted(tiny_base):
+    """Prompt lookup drafts 6 after 5: the record says 6 has 0.7 there, and 7 after it 0.2."""
+    opened = open_draft(tokenizer=tiny_base, options={"depth": 2})
+    ids = [5, 6, 7, 5, 6, 7]
+    nothing = [[9, math.log(0.5)]]
+    likely = [nothing] * 4 + [[[6, math.log(0.7)]], [["x", -9.0], [7, math.log(0.2)]]]
+    row = Recording(
+        "a", [], prompt_ids=[1, 2, 3], token_ids=[*ids, 9], logprobs=(*(map(pairs, likely)), pairs(nothing))
+    )
+    done = replay([row], opened.target, opened.make, Silent())
+    found = result(done, opened.target.base.tokenizer)
+    assert found["expected_acceptance_by_depth"] == [0.7, 0.2]
+    assert found["expected_accepted_length"] == pytest.approx(1 + 0.7 + 0.14)
+
+
+def pairs(entry):
+    return [tuple(pair) for pair in entry]
+
+
+def test_the_demo_s_form_imports(tmp_path, tiny_base):
+    """Outputs as `tensor([[…]])` over several lines, prompts beside them in the same order."""
+    outputs, prompts = tmp_path / "out.txt", tmp_path / "prompts.jsonl"
+    outputs.write_text(
+        "tensor([[  5,   6,  7, 8,\n         9, 10]])\ntensor([[  11, 12]], device='cuda:0')\ntensor([[x]])\n"
+        + f"tensor([[{'9' * 5000}]])\n"
+    )
+    prompts.write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("We see a man.", "Two girls", "c", "d"))
+    )
+    rows = list(read_recordings(outputs, prompts))
+    assert [row.token_ids for row in rows[:2]] == [[5, 6, 7, 8, 9, 10], [11, 12]]
+    assert rows[0].raw and rows[0].prompt == "We see a man."
+    assert [isinstance(row, BadRow) for row in rows] == [False, False, True, True]
+    opened = open_draft(folder=tiny_base)
+    done = replay(rows, opened.target, opened.make, Silent())
+    assert [len(row.prompt) for row in done.rows] == [
+        len(opened.target.base.tokenizer(r.prompt)["input_ids"]) for r in rows[:2]
+    ]
+    worst = result(done, opened.target.base.tokenizer)["per_prompt"]
+    assert worst and not any("messages" in row for row in worst), "no chat can go on with a raw text"
+    with pytest.raises(BadInput, match="--prompts"):
+        read_recordings(outputs)
+
+
+def test_forms_that_people_have(tmp_path):
+    lines = [
+        {"prompt": "a?", "output": "b"},
+        {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}], "finish": "stop"},
+        {"prompt": "a", "raw": True, "token_ids": [1, 2]},
+        {"prompt_ids": [1], "token_ids": [2, 3], "logprobs": [[["b", -0.1]], {"token": "token_id:3", "logprob": -0.5}]},
+        {"prompt": "no answer"},
+        {"prompt_ids": [1], "token_ids": [2, 3], "logprobs": [[[2, -0.1]]]},
+        {"prompt_ids": [1], "token_ids": [2, -3]},
+        {"token_ids": [2]},
+        {"prompt_ids": [1], "token_ids": [10**30]},
+        {"prompt_ids": [1], "token_ids": [2], "logprobs": [[[2, -(10**400)]]]},
+    ]
+    path = tmp_path / "said.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = list(read_recordings(path))
+    assert [isinstance(row, BadRow) for row in rows] == [False] * 4 + [True] * 6
+    assert (rows[0].prompt, rows[0].output, rows[0].raw) == ("a?", "b", False)
+    assert rows[1].finish == "stop" and rows[2].raw
+    assert rows[3].logprobs == ([("b", -0.1)], [(3, -0.5)])
+    assert "2 tokens" in rows[5].reason
+    with pytest.raises(BadInput, match="no recording"):
+        replay(rows[4:], None, None, Silent())
+
+
+def test_texts_become_tokens_as_the_base_sees_them(tiny_base):
+    """A chat goes through the template and ends with its end token; a raw prompt is gone on with."""
+    tokenizer = load_base(tiny_base).tokenizer
+    eos = frozenset({tokenizer.eos_token_id})
+    asked = [{"role": "user", "content": "a fox"}]
+    said = tokenizer("the lazy dog", add_special_tokens=False)["input_ids"]
+    assert ids_of(Recording("a", asked, "the lazy dog", finish="stop"), tokenizer, eos) == (
+        render(tokenizer, asked),
+        [*said, tokenizer.eos_token_id],
+    )
+    assert ids_of(Recording("a", asked, "the lazy dog"), tokenizer, eos)[1] == said
+    prompt, output = ids_of(Recording("a", asked, " jumps", raw=True), tokenizer, eos)
+    assert [*prompt, *output] == tokenizer("a fox jumps")["input_ids"]
+
+
+def test_a_recording_of_another_tokenizer_is_left_out_with_the_reason(tiny_base):
+    opened = open_draft(folder=tiny_base)
+    good = Recording("good", [], prompt_ids=[1, 2], token_ids=[3, 4])
+    bad = Recording("bad", [], prompt_ids=[1, 2], token_ids=[3, 10**6])
+    done = replay([bad, good], opened.target, opened.make, Silent())
+    assert done.skipped[0][0] == "bad" and "another family's" in done.skipped[0][1]
+
+
+def test_a_given_machine_tells_the_speed(tiny_base):
+    """Every draft is right: 3 tokens a step of 2 + 2 · 0.5 + 1 ms, against 1 + 1 ms for one plain token."""
+    opened = open_draft(tokenizer=tiny_base, options={"depth": 2})
+    done = replay(
+        [Recording("a", [], prompt_ids=[5, 6, 7] * 3, token_ids=[5, 6, 7] * 4)], opened.target, opened.make, Silent()
+    )
+    costs = Costs({1: {1: 1.0, 3: 2.0}}, {"chain": {1: 0.5, 2: 1.0}}, other=1.0)
+    _, speed = projected(done, costs)
+    assert speed["projected_step_ms"] == pytest.approx(4.0)
+    assert speed["projected_speedup"] == pytest.approx(3 * 2.0 / 4.0)
+
+
+def test_recorded_probabilities_are_those_of_the_base(tmp_path, tiny_base):
+    base = load_base(tiny_base)
+    record(of_base(base, 6, logprobs=3), QUESTIONS[:1], tmp_path / "said.jsonl", Silent(), "tiny")
+    line = json.loads((tmp_path / "said.jsonl").read_text())
+    target = Target(base, 256, base.forward)
+    row = target.prefill(line["prompt_ids"]).logits[-1].float().log_softmax(-1)
+    assert line["logprobs"][0][0][0] == line["token_ids"][0] == int(row.argmax())
+    assert line["logprobs"][0][0][1] == pytest.approx(float(row.max()), abs=1e-4)
+    assert all(len(entry) == 3 for entry in line["logprobs"])
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    """The starter, its head, questions, and the file of its own answers to them."""
+    if not (starter_path() / "config.json").exists():
+        pytest.skip("the starter model is not installed; `make install` converts it")
+    base = load_base(starter_path())
+    head = load_draft(CLONE / "models" / "starter_head", base)
+    questions = [{**row, "messages": row["messages"][:1]} for row in built_in(2)]
+    said = tmp_path_factory.mktemp("starter") / "said.jsonl"
+    record(of_base(base, 48), questions, said, Silent(), "starter")
+    return base, head, questions, said
+
+
+@pytest.mark.real
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "options",
+    [{"depth": 3, "top_k": 1, "nodes": 5}, {"depth": 3, "top_k": 4, "nodes": 8}, {"tree": [[0, 0, 0], [0, 1], [1, 0]]}],
+    ids=["chain", "tree", "static"],
+)
+def test_the_starter_s_outputs_replay_with_the_starter_s_head(starter, options):
+    """Must show of the lab: the same τ as running it, exactly, in greedy float32."""
+    base, draft, questions, said = starter
+    target = fast_target(base, 512)
+    drafter = make_drafter(target, draft, options)
+    ran = []
+    for row in questions:
+        target.rewind(0)
+        prompt = render(base.tokenizer, row["messages"])
+        ran += list(generate(target, drafter, prompt, GenerateConfig(max_tokens=48)))
+    opened = open_draft(base=base, draft=draft, options=options)
+    done = replay(read_recordings(said), opened.target, opened.make, Silent())
+    assert facts(done.steps) == facts(ran)
+    assert summarize(done.steps).mean_accepted_length == summarize(ran).mean_accepted_length > 1.2

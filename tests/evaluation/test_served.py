@@ -1,0 +1,191 @@
+"""A suite asked of servers that are processes of their own: one that tells of its drafting as vLLM does, one as SGLang,
+one as TensorRT-LLM; ours is in tests/workers/test_endpoints_measured.py."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.published import Acceptance, Scrape, addresses, of_answer, read_metrics
+from evaluation.served import Asked, _lengths, evaluate_served
+from speculoos.errors import BadInput, Cancelled, Unavailable
+from speculoos.reporting import Silent
+from speculoos.settings import Endpoint
+from tests.tools.ports import free_ports
+from tests.workers.conftest import wait_until
+
+SERVER = Path(__file__).parent / "acceptance_server.py"
+QUESTIONS = [
+    {"id": "a", "category": "x", "messages": [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]},
+    {"id": "b", "category": "y", "messages": [{"role": "user", "content": "three"}]},
+]
+TAU = 8 / 3
+Start = Callable[..., Endpoint]
+
+
+class Noting(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, message: str, level: str = "info") -> None:
+        self.lines.append(message)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start a server of that kind; the endpoint it is."""
+    processes = []
+
+    def begin(kind: str, key: str = "") -> Endpoint:
+        file = tmp_path / f"port-{kind}"
+        processes.append(subprocess.Popen([sys.executable, str(SERVER), str(file), kind, *([key] if key else [])]))
+        wait_until(file.exists, 20, "the server")
+        monkeypatch.setenv("THEIR_KEY", key)
+        url = f"http://127.0.0.1:{file.read_text()}/v1"
+        return Endpoint("theirs", url, "THEIR_KEY" if key else "", "drafted", timeout=20, retries=0)
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("kind", "server", "by"),
+    [
+        ("vllm", "vLLM", "counters"),
+        ("vllm_each", "vLLM", "answers"),
+        ("sglang", "SGLang", "answers"),
+        ("tensorrt_llm", "TensorRT-LLM", "answers"),
+    ],
+)
+def test_a_server_is_measured_by_what_it_publishes(start: Start, kind: str, server: str, by: str) -> None:
+    found = evaluate_served(start(kind), QUESTIONS, Silent(), Asked(16), plain_model="plain")
+    assert found["source"] == {"endpoint": "theirs", "model": "drafted", "server": server, "by": by}
+    assert found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
+    assert found["mean_accepted_length_interval"] == pytest.approx([TAU, TAU], abs=1e-3)
+    assert (found["prompts"], found["tokens"], found["identical_to_plain"]) == (3, 24, True)
+    assert found["speedup_interval"][0] <= found["speedup"] <= found["speedup_interval"][1] and found["speedup"] > 1
+    assert found["tokens_per_second"] > found["plain_tokens_per_second"] > 0
+    assert set(found["per_category"]) == {"x", "y"} and found["per_category"]["x"]["prompts"] == 2
+    worst = found["per_prompt"]
+    assert {(row["id"], row["turn"]) for row in worst} == {("a", 0), ("a", 1), ("b", 0)}
+    assert [(row["tau"], row["tokens"], row["steps"]) for row in worst] == [(round(TAU, 4), 8, 3)] * 3
+    later = next(row for row in worst if row["turn"])
+    assert [m["role"] for m in later["messages"]] == ["user", "assistant", "user"]
+    assert found.get("lengths") == ([0, 3, 6] if kind.startswith("vllm") else None), "where depths are published"
+    assert "by_position" not in found and "by_class" not in found
+    if kind.startswith("vllm"):
+        assert found["acceptance_by_depth"] == pytest.approx([1.0, 2 / 3], abs=1e-3)
+
+
+def test_depths_that_do_not_add_up_say_nothing_of_lengths() -> None:
+    chain = Acceptance(tokens=17, verifications=10, accepted=(5.0, 2.0))
+    assert _lengths([chain]) == [5, 3, 2]
+    assert _lengths([chain, Acceptance(3, 2, (1.0,))]) == [6, 4, 2]
+    assert _lengths([chain, Acceptance(9, 4)]) == _lengths([]) == [], "one answer whose depths are not known"
+    assert _lengths([Acceptance(20, 10, (5.0, 2.0))]) == [], "shares of a tree's depths"
+    assert _lengths([Acceptance(18, 10, (3.0, 5.0))]) == []
+
+
+def test_without_the_same_base_alone_there_is_no_speedup(start: Start) -> None:
+    found = evaluate_served(start("vllm"), QUESTIONS, Silent())
+    assert found["speedup"] is found["speedup_interval"] is found["plain_tokens_per_second"] is None
+    assert found["identical_to_plain"] is None and found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
+
+
+def test_a_silent_server_is_measured_by_its_speed(start: Start) -> None:
+    noting = Noting()
+    found = evaluate_served(start("silent"), QUESTIONS, noting)
+    assert found["mean_accepted_length"] is None and found["tokens_per_second"] > 0 and found["source"]["by"] == ""
+    assert "per_prompt" not in found
+    assert any("says nothing of its acceptance" in line for line in noting.lines)
+
+
+def test_a_question_that_is_refused_is_left_out_and_said(start: Start) -> None:
+    refused = [{"id": "c", "messages": [{"role": "user", "content": "fail"}]}]
+    found = evaluate_served(start("vllm", "sesame-0815"), [*QUESTIONS, *refused], noting := Noting())
+    assert found["prompts"] == 3 and [row["id"] for row in found["failed"]] == ["c"]
+    assert any(line.startswith("c: left out, 400") for line in noting.lines)
+
+
+def test_an_answer_that_is_none_is_left_out_and_said(start: Start) -> None:
+    odd = [{"id": "c", "messages": [{"role": "user", "content": "odd"}]}]
+    found = evaluate_served(start("vllm"), [*odd, *QUESTIONS], Silent())
+    assert found["prompts"] == 3 and found["failed"] == [{"id": "c", "reason": "an answer that is no JSON"}]
+
+
+def test_a_server_that_refuses_everything_or_is_not_there_is_unavailable(start: Start) -> None:
+    endpoint = start("vllm", "sesame-0815")
+    with pytest.raises(Unavailable, match="theirs answered no question: 401 wrong key"):
+        evaluate_served(Endpoint("theirs", endpoint.url, "", "drafted", retries=0), QUESTIONS, Silent())
+    (port,) = free_ports(1)
+    with pytest.raises(Unavailable, match="no connection"):
+        evaluate_served(Endpoint("gone", f"http://127.0.0.1:{port}/v1", "", "m", retries=0), QUESTIONS, Silent())
+    with pytest.raises(BadInput, match="no question"):
+        evaluate_served(endpoint, [], Silent())
+
+
+def test_a_stop_is_heard_between_prompts(start: Start) -> None:
+    class Stopping(Silent):
+        def stop_requested(self) -> bool:
+            return True
+
+    with pytest.raises(Cancelled):
+        evaluate_served(start("vllm"), QUESTIONS, Stopping())
+
+
+@pytest.mark.parametrize(
+    ("answer", "acceptance"),
+    [
+        (
+            {
+                "speculation_summary": {
+                    "verifications": 4,
+                    "mean_accepted_length": 2.0,
+                    "acceptance_by_depth": [0.5, 0.5],
+                }
+            },
+            Acceptance(8.0, 4.0, (2.0, 1.0)),
+        ),
+        ({"speculation_summary": {"verifications": 0, "mean_accepted_length": 0.0}}, None),
+        ({"speculation_summary": None, "metrics": None, "choices": []}, None),
+        (
+            {"metrics": {"speculative_decoding": {"num_spec_steps": 2, "num_accepted_draft_tokens": 3}}},
+            Acceptance(5.0, 2.0),
+        ),
+        ({"metrics": {"speculative_decoding": {"num_spec_steps": -2, "num_accepted_draft_tokens": 3}}}, None),
+        ({"choices": [{"avg_decoded_tokens_per_iter": 0}], "usage": {"completion_tokens": 8}}, None),
+        ({"choices": [{"avg_decoded_tokens_per_iter": "x"}], "usage": {"completion_tokens": 8}}, None),
+        ({"metrics": {"speculative_decoding": {"num_spec_steps": 10**400, "num_accepted_draft_tokens": 3}}}, None),
+        ({"metrics": {"speculative_decoding": {"num_spec_steps": 1, "num_accepted_draft_tokens": float("inf")}}}, None),
+        ({"speculation_summary": {"verifications": 1, "mean_accepted_length": float("nan")}}, None),
+        ({}, None),
+    ],
+)
+def test_fields_of_answers(answer: dict[str, Any], acceptance: Acceptance | None) -> None:
+    assert of_answer(answer) == acceptance
+
+
+@pytest.mark.parametrize("text", ["", "{}", "<html>", "\x00", "vllm:spec_decode_num_drafts_total x", '{"a": [1]}'])
+def test_what_is_no_metrics_says_nothing(text: str) -> None:
+    assert read_metrics(text) == Scrape()
+
+
+def test_metrics_that_cannot_be_are_left_out() -> None:
+    said = "vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_accepted_tokens_total 2\n"
+    for position in ("²", "9" * 5000, "-1"):
+        at = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 2\n'
+        assert read_metrics(said + at).counters == Acceptance(3.0, 1.0)
+    assert read_metrics("sglang:spec_accept_length +Inf\n") == Scrape()
+    assert not (Acceptance(float("inf"), float("inf")) - Acceptance(3.0, 1.0)).is_known
+
+
+def test_metrics_are_looked_for_beside_the_api() -> None:
+    assert addresses("http://h:1/v1") == ["http://h:1/metrics", "http://h:1/prometheus/metrics"]
+    assert addresses("https://h/team/v1/") == ["https://h/team/metrics", "https://h/team/prometheus/metrics"]

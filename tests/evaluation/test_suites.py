@@ -1,0 +1,137 @@
+"""Suites from the files people have: read whole and strictly, and refused with file, line and field."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from corpus.shards import read_rows, read_summary
+from evaluation import suites
+from evaluation.questions import read_questions, spread, turns
+from evaluation.suites import TASKS, import_suite
+from speculoos.errors import BadInput
+from speculoos.reporting import Silent
+from speculoos.suites import SUITES, title
+from tests.conftest import SHARED_DATA
+
+MT_BENCH = {"question_id": 81, "category": "writing", "turns": ["Write a poem.", "Again, shorter."]}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def f(x):\n    """Return x."""\n',
+    "canonical_solution": "    return x\n",
+    "test": "",
+    "entry_point": "f",
+}
+GSM8K = {"question": "One and one?", "answer": "1 + 1 = 2\n#### 2"}
+
+
+def written(path: Path, *records: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def imported(path: Path, suite: str, **more: Any) -> list[dict[str, Any]]:
+    import_suite(path, path.parent / "out", Silent(), suite, **more)
+    return list(read_rows(path.parent / "out"))
+
+
+def test_mt_bench_keeps_turns_and_categories(tmp_path: Path) -> None:
+    (row,) = imported(written(tmp_path / "question.jsonl", MT_BENCH), "mt_bench")
+    assert turns(row) == ("", MT_BENCH["turns"]) and row["category"] == "writing"
+    assert row["source"]["question_id"] == 81
+    assert read_summary(tmp_path / "out")["suite"] == "mt_bench"
+
+
+def test_humaneval_is_read_packed_as_it_is_published(tmp_path: Path) -> None:
+    path = tmp_path / "HumanEval.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode() + b"\n"))
+    (row,) = imported(path, "humaneval")
+    assert HUMANEVAL["prompt"].strip() in turns(row)[1][0] and row["category"] == "code"
+    assert row["reference"] == [HUMANEVAL["canonical_solution"]] and row["source"]["task_id"] == "HumanEval/0"
+
+
+def test_gsm8k_is_read_from_its_own_file_and_from_the_hubs(tmp_path: Path) -> None:
+    (row,) = imported(written(tmp_path / "test.jsonl", GSM8K), "gsm8k")
+    assert (turns(row)[1], row["category"], row["reference"]) == (["One and one?"], "math", [GSM8K["answer"]])
+    table = pyarrow.Table.from_pylist([GSM8K])
+    pyarrow.parquet.write_table(table, tmp_path / "test-00000-of-00001.parquet")
+    assert imported(tmp_path / "test-00000-of-00001.parquet", "gsm8k") == [row]
+
+
+def test_spec_bench_has_its_six_tasks_as_categories(tmp_path: Path) -> None:
+    asked = [{"question_id": n, "category": name, "turns": [f"q {n}"]} for n, name in enumerate(TASKS)]
+    rows = imported(written(tmp_path / "question.jsonl", *asked), "spec_bench")
+    assert len({row["category"] for row in rows}) == 6 and len(rows) == len(TASKS)
+    assert rows[0]["category"] == "multi-turn conversation"
+
+
+@pytest.mark.parametrize(
+    ("suite", "record", "reason"),
+    [
+        ("mt_bench", {**MT_BENCH, "turns": "one"}, r"turns: expected a list of texts, found text"),
+        ("mt_bench", {**MT_BENCH, "turns": ["one", 2]}, r"turns\[1\]: expected text, found a number"),
+        ("mt_bench", {**MT_BENCH, "turns": [" "]}, r"turns: one of them is empty"),
+        ("mt_bench", GSM8K, r"turns: is missing \(there are answer, question\)"),
+        ("humaneval", {"prompt": "def f():"}, r"task_id: is missing"),
+        ("humaneval", GSM8K, r"task_id: is missing"),
+        ("gsm8k", HUMANEVAL, r"question: is missing"),
+        ("gsm8k", {"question": ["?"]}, r"question: only text parts can be used"),
+        ("spec_bench", {**MT_BENCH, "category": "poetry"}, r"category: 'poetry' is of none of the six tasks"),
+        ("spec_bench", {**MT_BENCH, "category": 7}, r"category: expected text, found a number"),
+        ("mt_bench", ["no object"], r"expected an object, found a list"),
+    ],
+)
+def test_another_form_is_refused_with_file_line_and_field(tmp_path: Path, suite: str, record: Any, reason: str) -> None:
+    good = {"mt_bench": MT_BENCH, "humaneval": HUMANEVAL, "gsm8k": GSM8K, "spec_bench": MT_BENCH}[suite]
+    path = written(tmp_path / "their file.jsonl", good, record)
+    with pytest.raises(BadInput, match=rf"^their file\.jsonl, line 2: {reason}") as refused:
+        imported(path, suite)
+    assert SUITES[suite].form in refused.value.hint
+    assert not (tmp_path / "out").exists(), "nothing is left of a refused suite"
+
+
+def test_a_broken_line_ends_the_import(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text(json.dumps(MT_BENCH) + "\n{\n")
+    with pytest.raises(BadInput, match=r"question\.jsonl, line 2: broken JSON"):
+        imported(path, "mt_bench")
+
+
+def test_what_is_packed_is_bounded_and_must_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, packed = tmp_path / "HumanEval.jsonl.gz", gzip.compress(json.dumps(HUMANEVAL).encode() * 9)
+    path.write_bytes(packed[:-9])
+    with pytest.raises(BadInput, match=r"its packing \(gzip\) is damaged"):
+        imported(path, "humaneval")
+    monkeypatch.setattr(suites, "UNPACKED", 100)
+    path.write_bytes(packed)
+    with pytest.raises(BadInput, match="unpacks to more than"):
+        imported(path, "humaneval")
+
+
+def test_a_name_that_is_no_suites_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="There is no suite 'alpaca'; known are mt_bench, humaneval"):
+        imported(written(tmp_path / "x.jsonl", MT_BENCH), "alpaca")
+
+
+def test_a_limit_takes_of_every_category_in_turn(tmp_path: Path) -> None:
+    asked = [{**MT_BENCH, "question_id": n, "category": "ab"[n // 4]} for n in range(8)]
+    imported(written(tmp_path / "question.jsonl", *asked), "mt_bench")
+    chosen = read_questions(tmp_path / "out", 3)
+    assert [row["source"]["question_id"] for row in chosen] == [0, 1, 4]
+    assert len(read_questions(tmp_path / "out")) == 8
+    assert spread([{"id": n} for n in range(5)], 2) == [{"id": 0}, {"id": 1}]
+
+
+def test_titles() -> None:
+    assert (title("mt_bench"), title("built_in"), title("own")) == ("MT-Bench", "Built-in questions", "")
+
+
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no files of the suites here")
+@pytest.mark.parametrize(("suite", "categories"), [("mt_bench", 8), ("humaneval", 1), ("gsm8k", 1)])
+def test_real_files_are_read(tmp_path: Path, suite: str, categories: int) -> None:
+    report = import_suite(SHARED_DATA / suite / "question.jsonl", tmp_path / "out", Silent(), suite)
+    assert (report["rows"], report["bad_rows"], len(report["categories"])) == (80, 0, categories)

@@ -1,0 +1,54 @@
+"""A process that asks one hub: the hub's library reads its address when it is imported, so each hub has its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CLONE = Path(__file__).parents[2]
+ANSWER = """
+import json, os, sys
+from speculoos.errors import SpeculoosError
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what libraries print is no answer
+for line in sys.stdin:
+    try:
+        answer = work(*json.loads(line))
+    except SpeculoosError as error:
+        answer = {"error": type(error).__name__, "says": f"{error} {error.hint}"}
+    print(json.dumps(answer), file=answers, flush=True)
+"""
+
+
+class HubClient:
+    """`code` defines `work(*words)`, whose result or sentence `ask` gives. What it prints is in `said`."""
+
+    def __init__(self, code: str, hub: str, home: Path, offline: bool = False):
+        home.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": str(int(offline)), "HF_HOME": str(home)}
+        self._said = home / "said"
+        with self._said.open("w") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code + ANSWER],
+                **{"env": env, "cwd": CLONE, "text": True},
+                **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said},
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def ask(self, *words: object) -> dict:
+        self._process.stdin.write(json.dumps(words, default=str) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, self.said
+        return json.loads(answer)
+
+    def __enter__(self) -> "HubClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()

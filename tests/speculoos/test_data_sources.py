@@ -1,0 +1,76 @@
+"""`speculoos data import hub:…` and `data add-builtin`, as people type them: what is said first, what comes in, what is
+refused in a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from launch.supervision import end_survivors
+from speculoos.settings import Settings
+from tests.models.test_fetch import hub  # noqa: F401
+
+SHARDS = ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]
+
+
+@pytest.fixture
+def workbench(home: Settings) -> Iterator[Settings]:
+    yield home
+    end_survivors(home, patience=0)
+
+
+def speculoos(*words: str, **environment: str) -> tuple[int, dict | list, str]:
+    """(exit status, JSON result, what was said)."""
+    command, env = [sys.executable, "-m", "speculoos.cli", *words, "--json"], {**os.environ, **environment}
+    made = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
+    assert "Traceback" not in made.stderr
+    return made.returncode, json.loads(made.stdout.splitlines()[-1]), made.stderr
+
+
+def test_a_dry_run_lists_the_files_and_makes_nothing(workbench: Settings, hub: str) -> None:  # noqa: F811
+    status, found, _ = speculoos("data", "import", "hub:tests/chats", "--dry-run", HF_ENDPOINT=hub, HF_HUB_OFFLINE="0")
+    assert status == 0 and [each["name"] for each in found["files"]] == SHARDS
+    assert found["bytes"] == sum(each["bytes"] for each in found["files"]) > 100 and found["revision"]
+    assert speculoos("data", "list")[1] == []
+
+
+def test_a_set_of_the_hub_comes_in_after_its_files_were_listed(workbench: Settings, hub: str) -> None:  # noqa: F811
+    reached = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(workbench.home / "hf")}
+    status, found, said = speculoos("data", "import", "hub:tests/tables", "--name", "mine", **reached)
+    assert status == 0, said
+    assert (found["name"], found["rows"], found["bad_rows"]) == ("mine", 2, 0)
+    assert "tests/tables at 0123" in said and "data/train-00000-of-00001" in said
+    assert found["config"]["path"] == "hub:tests/tables" and found["report"]["hub"]["repo"] == "tests/tables"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["data", "import", "hub:tests/chats"], "not asked while HF_HUB_OFFLINE is set"),
+        (["data", "import", "hub:tests"], "not asked while HF_HUB_OFFLINE is set"),
+        (["data", "import", "hub:a/b/c"], "not a hub id"),
+        (["data", "import", "x.jsonl", "--dry-run"], "--dry-run is for data sets on the hub"),
+        (["data", "import", "/nowhere.jsonl"], "there is no such file"),
+        (["data", "add-builtin", "nothing"], "There is no built-in set 'nothing'; there are quickstart-prompts and"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(workbench: Settings, words: list[str], says: str) -> None:
+    status, found, said = speculoos(*words, HF_HUB_OFFLINE="1")
+    assert status > 0 and says in said and says in found["error"]["message"]
+    assert len(said.strip().splitlines()) == 1 and speculoos("data", "list")[1] == []
+
+
+def test_a_built_in_set_is_added_once(workbench: Settings) -> None:
+    assert [(each["rows"], each["dataset_id"]) for each in speculoos("data", "add-builtin")[1]] == [
+        (1248, ""),
+        (40, ""),
+    ]
+    status, found, said = speculoos("data", "add-builtin", "built-in-questions")
+    assert (status, found["rows"], found["bad_rows"], found["already"]) == (0, 40, 0, False), said
+    again = speculoos("data", "add-builtin", "built-in-questions")[1]
+    assert again["already"] and again["id"] == found["id"]
+    assert [each["dataset_id"] for each in speculoos("data", "add-builtin")[1]] == ["", found["id"]]
+    assert len(speculoos("data", "list")[1]) == 1

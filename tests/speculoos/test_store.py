@@ -1,0 +1,182 @@
+"""The store: folders arrive whole or not at all, nothing is sent twice, what is damaged is never handed out."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from speculoos.errors import BadInput, Damaged
+from speculoos.settings import load
+from speculoos.store import MARK, Store, StoreAway, files_of, marked, open_store
+from tests.tools.s3 import S3, Missing
+
+PLACE = "datasets/one"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    try:
+        server = S3()
+    except Missing as reason:
+        pytest.skip(str(reason))
+    yield server
+    server.end()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "file":
+        return Store(f"file://{tmp_path}/store")
+    if request.param == "memory":
+        return Store(f"memory://{uuid.uuid4().hex}")
+    server = request.getfixturevalue("s3")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return Store(f"{server.url}/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "made"
+    (made / "inner").mkdir(parents=True)
+    (made / "a.txt").write_text("a")
+    (made / "inner" / "b.bin").write_bytes(os.urandom(70_000))
+    for left_out in (".half", "parts", "state-3"):
+        (made / left_out).mkdir()
+        (made / left_out / "x").write_text("stays here")
+    return made
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in files_of(folder).items()}
+
+
+def test_a_folder_comes_back_as_it_was(store: Store, folder: Path, tmp_path: Path) -> None:
+    kept = store.put_folder(PLACE, folder)
+    assert kept.bytes == 70_001
+    target = tmp_path / "there"
+    store.get_folder(PLACE, kept.key, target)
+    assert contents(target) == contents(folder) and set(contents(target)) == {"a.txt", "inner/b.bin"}
+    assert marked(target) == kept.key and not (target / "parts").exists()
+    assert store.put_folder(PLACE, folder) == kept, "the same content has the same key"
+
+
+def test_a_file_alone_is_a_folder_of_it(store: Store, folder: Path, tmp_path: Path) -> None:
+    kept = store.put_folder(PLACE, folder / "a.txt")
+    store.get_folder(PLACE, kept.key, tmp_path / "there")
+    assert contents(tmp_path / "there") == {"a.txt": b"a"}
+
+
+def test_an_older_folder_becomes_the_newer_one_and_keeps_what_does_not_travel(
+    store: Store, folder: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "there"
+    store.get_folder(PLACE, store.put_folder(PLACE, folder).key, target)
+    (target / "parts").mkdir()
+    (target / "parts" / "work").write_text("mine")
+    same = (target / "inner" / "b.bin").stat().st_ino
+    (folder / "a.txt").unlink()
+    (folder / "c.txt").write_text("new")
+    newer = store.put_folder(PLACE, folder)
+    store.get_folder(PLACE, newer.key, target)
+    assert set(contents(target)) == {"c.txt", "inner/b.bin"} and marked(target) == newer.key
+    assert (target / "inner" / "b.bin").stat().st_ino == same, "what was right already is not fetched again"
+    assert (target / "parts" / "work").read_text() == "mine"
+
+
+def test_what_is_listed_last_makes_the_folder(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(store, "write", killed)
+        store.put_folder(PLACE, folder)
+    assert len(store.names(f"{PLACE}/files")) == 2 and not store.names(f"{PLACE}/folders")
+    kept = store.put_folder(PLACE, folder)
+    assert set(store.listed(PLACE, kept.key)) == {"a.txt", "inner/b.bin"}
+
+
+def test_half_a_file_is_put_again(store: Store, folder: Path, tmp_path: Path) -> None:
+    kept = store.put_folder(PLACE, folder)
+    sha256 = store.listed(PLACE, kept.key)["inner/b.bin"]["sha256"]
+    store.write(f"{PLACE}/files/{sha256}", b"half")
+    with pytest.raises(Damaged, match="damaged"):
+        store.get_folder(PLACE, kept.key, tmp_path / "there")
+    assert not (tmp_path / "there" / "inner" / "b.bin").exists() and marked(tmp_path / "there") == ""
+    store.put_folder(PLACE, folder)
+    store.get_folder(PLACE, kept.key, tmp_path / "there")
+    assert contents(tmp_path / "there") == contents(folder)
+
+
+def test_nothing_is_sent_twice(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put_folder(PLACE, folder)
+    sent: list[str] = []
+    real = store._fs.put_file
+    monkeypatch.setattr(store._fs, "put_file", lambda path, *rest: (sent.append(path), real(path, *rest)))
+    (folder / "c.txt").write_text("more")
+    store.put_folder(PLACE, folder)
+    assert sent == [str(folder / "c.txt")]
+
+
+def test_what_is_gone_or_changed_is_said(store: Store, folder: Path, tmp_path: Path) -> None:
+    kept = store.put_folder(PLACE, folder)
+    store.write(f"{PLACE}/folders/{kept.key}.json", b'{"../../evil": {"sha256": "0", "bytes": 1}}')
+    with pytest.raises(Damaged, match="not whole"):
+        store.listed(PLACE, kept.key)
+    assert store.delete(PLACE) > 70_000 and store.names(PLACE) == {} and store.delete(PLACE) == 0
+    with pytest.raises(Damaged, match="does not hold"):
+        store.get_folder(PLACE, kept.key, tmp_path / "there")
+    assert store.read(f"{PLACE}/nothing") is None
+    with pytest.raises(FileNotFoundError):
+        store.get_file(f"{PLACE}/nothing", tmp_path / "nothing")
+
+
+def test_a_place_is_deleted_without_its_neighbour(store: Store, folder: Path) -> None:
+    store.put_folder("datasets/one", folder)
+    store.put_folder("datasets/one-more", folder)
+    store.delete("datasets/one")
+    assert store.names("datasets/one") == {} and len(store.names("datasets/one-more")) == 3
+
+
+def test_a_list_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    import hashlib
+    import json
+
+    store = Store(f"file://{tmp_path}/store")
+    text = json.dumps({"../../evil": {"sha256": "0", "bytes": 1}}).encode()
+    key = hashlib.sha256(text).hexdigest()
+    store.write(f"{PLACE}/folders/{key}.json", text)
+    with pytest.raises(Damaged, match="outside of its folder"):
+        store.get_folder(PLACE, key, tmp_path / "there")
+
+
+def test_a_mark_is_no_content(tmp_path: Path) -> None:
+    (tmp_path / MARK).write_text("key")
+    assert files_of(tmp_path) == {}
+
+
+def test_a_store_that_cannot_be_is_said_in_one_sentence(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreAway, match="does not answer as it should"):
+        Store(f"file://{tmp_path}/file").put_folder(PLACE, folder)
+    with pytest.raises(BadInput, match="SPECULOOS_STORE"):
+        open_store("nosuch://bucket")
+    for wrong in ("bucket/folder", "s3:bucket", "s3://"):
+        with pytest.raises(BadInput, match="SPECULOOS_STORE: expected a URL"):
+            load({"SPECULOOS_STORE": wrong, "SPECULOOS_HOME": str(tmp_path)})
+    assert open_store("") is None
+    assert load({"SPECULOOS_STORE": "s3://bucket/", "SPECULOOS_HOME": str(tmp_path)}).store == "s3://bucket"
+
+
+def test_an_s3_server_that_is_away_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-4711")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(StoreAway) as said:
+        Store("s3://someone:hidden@bucket/x").read("nothing")
+    assert "hidden" not in str(said.value) and "very-secret" not in str(said.value)

@@ -1,0 +1,107 @@
+"""Messages go where people wanted them, and nowhere into this machine's own network."""
+
+import socket
+from dataclasses import replace
+
+import pytest
+
+from speculoos import outgoing, webhook
+from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable
+from speculoos.settings import Settings
+from tests.tools.receiver import Receiver
+
+SECRET = "/hooks/T0/very-secret-token"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+        *("224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1"),
+        *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::"),
+        *("64:ff9b:1::7f00:1", "fec0::2"),
+    ],
+)
+def test_no_address_of_the_own_network_is_public(address: str) -> None:
+    assert not outgoing.is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101"])
+def test_addresses_of_the_internet_are(address: str) -> None:
+    assert outgoing.is_public(address)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "nonsense", "ftp://example.org/x", "https://", "https:///path", "file:///etc/passwd"),
+        *("https://name:word@example.org/", "http://example.org/", "https://" + "x" * 2000 + ".org", "https://[::1"),
+    ],
+)
+def test_what_is_no_https_address_of_a_host_is_refused(url: str) -> None:
+    with pytest.raises(BadInput):
+        outgoing.check_url(url)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]"])
+def test_the_own_machine_under_any_name_gets_nothing(receiver: Receiver, host: str) -> None:
+    port = receiver.host.rpartition(":")[2]
+    with pytest.raises(SpeculoosError):
+        outgoing.post(f"https://{host}:{port}/", {"text": "hello"})
+    assert not receiver.got
+
+
+def test_a_name_is_asked_for_once_and_connected_to_what_was_looked_at(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server that says a public address first and an internal one the second time."""
+    port, answers = int(receiver.host.rpartition(":")[2]), ["203.0.113.1", "127.0.0.1", "127.0.0.1"]
+
+    def resolve(*_: object, **__: object) -> list[tuple]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(outgoing, "is_public", lambda address: address == "203.0.113.1")
+    parts = outgoing.check_url(f"https://changes.example:{port}/")
+    assert outgoing.reachable(parts) == "203.0.113.1" and len(answers) == 2
+
+
+def test_one_message_goes_to_a_host_that_the_operator_names(home: Settings, receiver: Receiver) -> None:
+    named = replace(home, webhook_hosts=(receiver.host,))
+    webhook.keep(named, f" http://{receiver.host}{SECRET} ")
+    webhook.send(named, {"text": "“train” is done"})
+    assert receiver.got == [(SECRET, receiver.host, {"text": "“train” is done"})]
+
+
+def test_the_address_is_kept_for_its_owner_alone_and_named_by_host(home: Settings, receiver: Receiver) -> None:
+    named = replace(home, webhook_hosts=("127.0.0.1",))
+    webhook.keep(named, f"http://{receiver.host}{SECRET}")
+    assert webhook.file_of(home).stat().st_mode & 0o077 == 0
+    assert webhook.host(named) == "127.0.0.1"
+    webhook.forget(named)
+    webhook.forget(named)
+    assert webhook.address(named) == webhook.host(named) == ""
+    with pytest.raises(NotFound, match="enter one first"):
+        webhook.send(named, {})
+
+
+@pytest.mark.parametrize("status", [301, 307, 404, 500])
+def test_a_refusal_is_one_sentence_without_the_address_and_no_redirect_is_followed(
+    home: Settings, receiver: Receiver, status: int
+) -> None:
+    named = replace(home, webhook_hosts=(receiver.host,))
+    webhook.keep(named, f"http://{receiver.host}{SECRET}")
+    receiver.status = status
+    with pytest.raises(Unavailable, match=f"127.0.0.1 answered {status}") as caught:
+        webhook.send(named, {})
+    assert "secret" not in str(caught.value) and len(receiver.got) == 1
+
+
+def test_a_host_that_is_not_there_is_said(home: Settings) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{closed.getsockname()[1]}"
+    named = replace(home, webhook_hosts=(host,))
+    webhook.keep(named, f"http://{host}/")
+    with pytest.raises(Unavailable, match="could not be reached"):
+        webhook.send(named, {})

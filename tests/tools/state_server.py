@@ -1,0 +1,62 @@
+"""The project's server of hidden states as a process of its own, which can be killed and started again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from speculoos.settings import StateServer
+from tests.tools.ports import free_ports
+
+CLONE = Path(__file__).resolve().parents[2]
+START_SECONDS = 120
+
+
+class StateProcess:
+    """`speculoos features serve FOLDER` on one port for good."""
+
+    def __init__(self, folder: Path, home: Path, *options: str, token: str = ""):
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [sys.executable, "-m", "speculoos.cli", "features", "serve", str(folder)]
+        self._command += ["--port", str(self.port), *options]
+        self._environment = {**os.environ, "SPECULOOS_HOME": str(home), "PYTHONPATH": str(CLONE)}
+        self._environment |= {"SPECULOOS_FEATURES_TOKEN": token} if token else {}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def server(self, name: str = "here", **options: object) -> StateServer:
+        """As settings.toml would name it."""
+        return StateServer(name, self.url, **options)
+
+    def start(self) -> "StateProcess":
+        self.process = subprocess.Popen(self._command, env=self._environment, cwd=CLONE)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.answers():
+            assert self.process.poll() is None, "the server of hidden states ended at its start"
+            assert time.monotonic() < deadline, "the server of hidden states does not answer"
+            time.sleep(0.1)
+        return self
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+    close = kill
+
+    def __enter__(self) -> "StateProcess":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -1,0 +1,113 @@
+"""Figures of evaluations in columns: of new results, and of those that were there before the columns."""
+
+import json
+
+import pytest
+import sqlalchemy as sa
+
+from speculoos.settings import Settings
+from speculoos.suites import BUILT_IN, OWN, title
+from tracking import db
+from tracking.evaluations import columns_of
+from tracking.tables import Base, Dataset, Evaluation
+from workers.ask import builtin
+
+RESULT = {
+    "mean_accepted_length": 2.5,
+    "mean_accepted_length_interval": [2.4, 2.6],
+    "speedup": 1.5,
+    "speedup_interval": [1.4, 1.6],
+    "tokens_per_second": 30.0,
+    "plain_tokens_per_second": 20.0,
+    "dtype": "float32",
+    "machine": {"processor": "A processor", "device": "cpu"},
+}
+COLUMNS = {
+    **{"tau": 2.5, "tau_low": 2.4, "tau_high": 2.6, "speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6},
+    **{"tokens_per_second": 30.0, "plain_tokens_per_second": 20.0, "dtype": "float32", "machine": "A processor"},
+}
+
+
+def test_a_result_fills_its_columns() -> None:
+    assert columns_of(RESULT) == COLUMNS
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {},
+        {"speedup": float("nan"), "speedup_interval": [1.0]},
+        {"speedup": "fast", "speedup_interval": "wide", "machine": 7},
+        {"speedup": None, "speedup_interval": None, "mean_accepted_length": True},
+    ],
+)
+def test_what_a_result_does_not_say_is_empty(strange: dict[str, object]) -> None:
+    columns = columns_of(strange)
+    assert set(columns) == set(COLUMNS)
+    assert all(columns[key] is None for key in columns if key not in ("dtype", "machine"))
+
+
+def test_a_server_is_named_by_its_kind_and_a_gpu_by_its_name() -> None:
+    assert columns_of({"source": {"server": "vLLM"}, "machine": {"gpu": "x"}})["machine"] == "vLLM"
+    assert columns_of({"machine": {"gpu": "A GPU", "processor": "p"}})["machine"] == "A GPU"
+
+
+def test_evaluations_of_earlier_versions_get_their_columns(database: Settings) -> None:
+    with db.writing(database) as session:
+        session.add(Base(id="b", name="b", source="folder", location="/x"))
+        session.add(Dataset(id="d", name="my questions", kind="prompts"))
+    db.downgrade(database, "0005")
+    asked = {"base_id": "b", "dataset_id": "d", "drafting": {"depth": 3}}
+    rows = [
+        ("one", json.dumps(asked), json.dumps(RESULT), "ready"),
+        ("two", json.dumps({"base_id": "b"}), json.dumps({}), "failed"),
+    ]
+    columns = "id, name, note, created_at, state, base_id, config, result"
+    with db.engine(database).begin() as connection:
+        for row_id, config, result, state in rows:
+            connection.execute(
+                sa.text(
+                    f"INSERT INTO evaluations ({columns}) VALUES "
+                    "(:id, :id, '', '2026-11-01 10:00:00', :state, 'b', :config, :result)"
+                ),
+                {"id": row_id, "state": state, "config": config, "result": result},
+            )
+    db.upgrade(database)
+    with db.reading(database) as session:
+        one, two = (session.get_one(Evaluation, row_id) for row_id in ("one", "two"))
+        assert {key: getattr(one, key) for key in COLUMNS} == COLUMNS
+        assert (one.suite, one.questions, one.tree, one.source, one.temperature) == (
+            *("own", "my questions", '{"depth": 3}', ""),
+            0.0,
+        )
+        assert (two.suite, two.speedup, two.tau_low, two.machine) == ("built_in", None, None, "")
+        assert two.questions == title(BUILT_IN)
+
+
+def test_the_built_in_questions_of_earlier_rows_have_the_name_of_new_ones(database: Settings) -> None:
+    """Those that were asked as a data set are known by what its import read, or, where it is gone, by its name."""
+    name, new = builtin.QUESTIONS, (BUILT_IN, title(BUILT_IN))
+    request = builtin.find_built_in(name).request().to_json()
+    old = {"original_name": f"{name}.jsonl", "path": "/a/clone/evaluation/questions.jsonl"}
+    sets = {
+        "renamed": ("mine", request, new),
+        "early": (name, old, new),
+        "some": ("first-five", {**request, "limit": 5}, (OWN, "first-five")),
+        "theirs": (name, {**request, "path": "/x/questions.jsonl"}, (OWN, name)),
+        "gone": (name, None, new),
+        "lost": ("other", None, (OWN, "other")),
+        "": ("", None, new),
+    }
+    db.downgrade(database, "0008")
+    with db.writing(database) as session:
+        session.add(Base(id="b", name="b", source="folder", location="/x"))
+        for row_id, (called, config, _) in sets.items():
+            if config:
+                session.add(Dataset(id=row_id, name=f"{called} {row_id}", kind="prompts", config=config))
+            asked = {"base_id": "b", "dataset_id": row_id}
+            suite = {"suite": OWN if row_id else BUILT_IN, "questions": called}
+            session.add(Evaluation(id=row_id or "none", name="b", base_id="b", config=asked, **suite))
+    db.upgrade(database)
+    with db.reading(database) as session:
+        found = {row.id: (row.suite, row.questions) for row in session.scalars(sa.select(Evaluation))}
+    assert found == {row_id or "none": wanted for row_id, (*_, wanted) in sets.items()}

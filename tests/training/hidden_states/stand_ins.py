@@ -1,0 +1,146 @@
+"""Stand-ins for vLLM's and SGLang's servers: their words on the wire and their files, with a tiny base computing by
+transformers alone. Written after the sources of vLLM's ExampleHiddenStatesConnector, speculators' client and SGLang's
+/generate; the engines themselves do not run here."""
+
+import fcntl
+import json
+import os
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from models.base import Base
+from speculoos.settings import StateServer
+
+
+class StandIn:
+    """A server on a free port; the subclass answers."""
+
+    kind = ""
+
+    def __init__(self, base: Base, key: str = ""):
+        self.base, self.key, self.asked = base, key, []
+        self._one = threading.Lock()
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._answer({})
+
+            def do_POST(self) -> None:
+                self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+            def _answer(self, body: dict[str, Any]) -> None:
+                if stand_in.key and self.headers.get("authorization") != f"Bearer {stand_in.key}":
+                    status, answer = 401, {"error": {"message": "Unauthorized", "type": "x", "code": 401}}
+                else:
+                    stand_in.asked.append((self.path, body))
+                    status, answer = stand_in.answer(self.path, body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def server(self, **options: Any) -> StateServer:
+        return StateServer("engine", f"http://127.0.0.1:{self._http.server_port}", kind=self.kind, **options)
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        raise NotImplementedError
+
+    def run(self, ids: list[int]) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, int]:
+        """What goes into each layer; what leaves the last; what the head reads; the greedy next token. One row after
+        the other: hooks of two at once would see each other's forwards."""
+        left: list[torch.Tensor] = []
+        with self._one:
+            hook = self.base.final_norm.register_forward_pre_hook(lambda _, given: left.append(given[0][0]))
+            try:
+                with torch.no_grad():
+                    out = self.base.model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+            finally:
+                hook.remove()
+        return (
+            [h[0] for h in out.hidden_states[:-1]],
+            left[0],
+            out.hidden_states[-1][0],
+            int(out.logits[0, -1].argmax()),
+        )
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class VllmStandIn(StandIn):
+    """/v1/completions: the file's name comes at once, the file a moment later, under an exclusive lock."""
+
+    kind = "vllm"
+
+    def __init__(
+        self, base: Base, folder: Path, layer_ids: list[int], dtype: torch.dtype = torch.float32, **options: Any
+    ):
+        self.folder, self.layer_ids, self.dtype, self.told = folder, layer_ids, dtype, folder
+        folder.mkdir(exist_ok=True)
+        super().__init__(base, **options)
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 512}]}
+        assert path == "/v1/completions" and body["max_tokens"] == 1 and body["return_token_ids"] is True
+        if body["model"] != "tiny":
+            return 404, {"error": {"message": "The model does not exist.", "type": "NotFoundError", "code": 404}}
+        ids, name = body["prompt"], f"cmpl-{len(self.asked)}-{threading.get_ident()}-0.safetensors"
+        token = self._leave(ids, self.folder / name)
+        choice = {"index": 0, "text": "x", "finish_reason": "length", "prompt_token_ids": ids, "token_ids": [token]}
+        moved = {"hidden_states_path": str(self.told / name)}
+        return 200, {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "kv_transfer_params": moved}
+
+    def _leave(self, ids: list[int], path: Path) -> int:
+        inputs, left, _, token = self.run(ids)
+        columns = [left if i == self.base.num_layers else inputs[i] for i in self.layer_ids]
+        tensors = {"hidden_states": torch.stack(columns, 1).to(self.dtype), "token_ids": torch.tensor(ids)}
+        lock = os.open(f"{path}.lock", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def write() -> None:
+            time.sleep(0.05)
+            save_file(tensors, path)
+            os.close(lock)
+
+        threading.Thread(target=write).start()
+        return token
+
+
+class SglangStandIn(StandIn):
+    """/generate with return_hidden_states: numbers as JSON; `cached` tokens of each prompt send none."""
+
+    kind = "sglang"
+    cached = 0
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if path == "/health":
+            return 200, {}
+        assert path == "/generate" and body["return_hidden_states"] is True
+        ids = body["input_ids"]
+        _, _, hidden, token = self.run(ids)
+        meta = {"prompt_tokens": len(ids), "completion_tokens": 1, "cached_tokens": self.cached}
+        meta["hidden_states"] = [hidden[self.cached :].tolist()]
+        return 200, {"text": "x", "output_ids": [token], "meta_info": meta}

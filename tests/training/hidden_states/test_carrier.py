@@ -1,0 +1,105 @@
+"""Back-pressure and patience, without a network."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from features.wire import Asked, Given
+from speculoos.errors import BadInput
+from tests.training.hidden_states.conftest import Notebook
+from training.batches import Batch
+from training.hidden_states.carrier import Threaded, Watch
+from training.hidden_states.client import Away
+from training.source import RemoteSource, Wanted
+
+BASE = SimpleNamespace(dtype=torch.float32)
+
+
+class Slow:
+    """A client whose answers wait for `open`, and which counts what it was asked."""
+
+    workers = 4
+
+    def __init__(self) -> None:
+        self.open, self.asked, self.away = threading.Event(), [], 0
+
+    def states(self, asked: Asked) -> Given:
+        self.asked.append(asked.rows[0][0].item())
+        if self.away:
+            self.away -= 1
+            raise Away("it cannot be reached")
+        self.open.wait(20)
+        return Given(torch.ones(asked.tokens, 4) * asked.rows[0][0], torch.empty(asked.tokens, 0))
+
+    def close(self) -> None:
+        pass
+
+
+class Plain:
+    """A method that reads the head's input everywhere."""
+
+    def wanted(self, batch: Batch) -> Wanted:
+        return Wanted()
+
+    def features(self, batch: Batch, states: tuple) -> dict[str, torch.Tensor]:
+        return {"hidden": states[0]}
+
+
+def batch(index: int) -> Batch:
+    ids = torch.full((2, 3), index)
+    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([3, 2]), index)
+
+
+def test_no_more_than_the_settled_number_is_asked_ahead() -> None:
+    client, notes = Slow(), Notebook()
+    carrier = Threaded(client, Watch(notes, "here"))
+    source = RemoteSource(Plain(), BASE, carrier, ahead=2)
+    got: list[torch.Tensor] = []
+    asking = threading.Thread(
+        target=lambda: got.append(source.features(batch(0), (batch(i) for i in range(1, 100)))["hidden"])
+    )
+    asking.start()
+    time.sleep(0.5)
+    assert sorted(client.asked) == [0, 1, 2]
+    client.open.set()
+    asking.join()
+    assert got[0].tolist()[1] == [[0.0] * 4] * 3
+    source.features(batch(1), (batch(i) for i in range(2, 100)))
+    time.sleep(0.2)
+    assert sorted(client.asked) == [0, 1, 2, 3], "one was taken, so one more was asked for"
+    carrier.close()
+
+
+def test_places_that_were_not_sent_are_zero_and_the_rest_is_where_it_belongs() -> None:
+    client = Slow()
+    client.open.set()
+    carrier = Threaded(client, Watch(Notebook(), "here"))
+    hidden = RemoteSource(Plain(), BASE, carrier, ahead=0).features(batch(7))["hidden"]
+    assert hidden[:, :, 0].tolist() == [[7, 7, 7], [7, 7, 0]]
+    carrier.close()
+
+
+def test_it_asks_again_and_says_so_once() -> None:
+    client, notes = Slow(), Notebook()
+    client.away, client.workers = 2, 1
+    client.open.set()
+    watch = Watch(notes, "here")
+    carrier = Threaded(client, watch)
+    carrier.result(carrier.begin(Asked((torch.tensor([1]),))))
+    carrier.close()
+    assert notes.lines[0] == "Waiting for the server of hidden states “here”: it cannot be reached."
+    assert notes.lines[1].startswith("The server of hidden states “here” answers again after ")
+    assert len(notes.lines) == 2 and set(notes.notes) == {notes.lines[0]}
+    assert watch.seconds > 1 and client.asked == [1, 1, 1]
+
+
+def test_a_refusal_is_raised_and_not_asked_again() -> None:
+    client = Slow()
+    client.states = lambda asked: (_ for _ in ()).throw(BadInput("no such layer"))
+    carrier = Threaded(client, Watch(Notebook(), "here"))
+    with pytest.raises(BadInput, match="no such layer"):
+        carrier.result(carrier.begin(Asked((torch.tensor([1]),))))
+    carrier.close()

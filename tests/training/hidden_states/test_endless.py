@@ -1,0 +1,70 @@
+"""Servers that send more than was asked: no more of it is read than an answer can have, and none of it is kept."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from features.wire import Asked
+from models.base import Base, load_base
+from speculoos.errors import BadInput
+from speculoos.settings import StateServer
+from tests.tools.endless import Endless
+from training.hidden_states.client import WORDS_BYTES
+from training.hidden_states.reference import ReferenceClient
+from training.hidden_states.sglang import SglangClient
+from training.hidden_states.vllm import VllmClient
+
+ASKED = Asked((torch.arange(1, 40),))
+IN_FLIGHT = 32 * 2**20
+"""Bytes at most that wait in the sockets of both sides."""
+OURS = 2 * WORDS_BYTES
+"""Memory at most for an answer of a thousandth of that, and for asking."""
+
+
+@pytest.fixture
+def endless() -> Iterator[Endless]:
+    with Endless() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base: Any) -> Base:
+    return load_base(tiny_base)
+
+
+def clients(endless: Endless, base: Base) -> dict[str, Any]:
+    def server(kind: str, **more: Any) -> StateServer:
+        return StateServer("big", endless.url, kind=kind, timeout=30, **more)
+
+    return {
+        "ours": ReferenceClient(server("speculoos"), base, "0" * 64),
+        "sglang": SglangClient(server("sglang"), base),
+        "vllm": VllmClient(server("vllm", model="tiny"), base),
+        "vllm without a name": VllmClient(server("vllm"), base),
+    }
+
+
+@pytest.mark.parametrize("which", ["ours", "sglang", "vllm", "vllm without a name"])
+@pytest.mark.parametrize("ask", [lambda c: c.states(ASKED), lambda c: c.check(ASKED.rows)], ids=["states", "check"])
+def test_an_answer_without_end_is_refused(
+    which: str, ask: Callable[[Any], object], endless: Endless, base: Base
+) -> None:
+    client = clients(endless, base)[which]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=r"“big” answers /\S+ with more than the 1\.\d MB that what was asked"):
+            ask(client)
+        assert tracemalloc.get_traced_memory()[1] < OURS + len(ASKED.rows[0]) * 32 * 32
+    finally:
+        tracemalloc.stop()
+        client.close()
+    assert endless.sent < IN_FLIGHT
+
+
+def test_an_answer_may_be_as_large_as_what_was_asked(base: Base) -> None:
+    rows, width = (torch.arange(5), torch.arange(3)), base.hidden_size
+    assert Asked(rows).numbers(width) == 8 * width
+    assert Asked(rows, (0, 1, 2), (torch.tensor([1]), torch.tensor([0, 2]))).numbers(width) == (3 + 8 * 3) * width

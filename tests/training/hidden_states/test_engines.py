@@ -1,0 +1,159 @@
+"""Clients of serving engines against stand-ins that answer in their forms."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from methods import train_config
+from models.base import Base, load_base
+from models.tiny import make_tiny_base
+from speculoos.errors import BadInput, Unsupported
+from tests.training.hidden_states.conftest import Notebook
+from tests.training.hidden_states.stand_ins import SglangStandIn, StandIn, VllmStandIn
+from tests.training.hidden_states.test_training import SHORT, check_same
+from training.hidden_states.connect import Elsewhere
+from training.loop import train
+
+IDS = [2, 2, 1, 4]
+"""As speculators would start vLLM for four layers: what goes into layers 2, n // 2, n − 3, and the last one's output;
+this training reads layers (1, 1, 0)."""
+
+
+@pytest.fixture
+def whole(tiny_base: Path) -> Base:
+    """Not shared: hooks are put on it."""
+    return load_base(tiny_base)
+
+
+@pytest.fixture
+def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
+    def go(notes: Notebook, engine: StandIn | None = None, **settings: Any) -> None:
+        named = {"hidden_states": "engine"} if engine else {}
+        elsewhere = Elsewhere(engine.server(**settings.pop("server", {}))) if engine else None
+        config = train_config(**{**SHORT, **named, **settings})
+        train(config, tiny_base, dataset, tmp_path / f"{bool(engine)}", None, notes, elsewhere=elsewhere)
+
+    return go
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa"])
+def test_vllm_teaches_what_the_base_teaches(method: str, run, whole: Base, tmp_path: Path) -> None:
+    here, away = Notebook(), Notebook()
+    run(here, method=method)
+    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
+        run(away, engine, method=method)
+    check_same(here, away)
+    assert away.lines[0] == (
+        "Hidden states come from vLLM “engine”, which runs tiny: 6 of 6 tokens it chose are those of this base's head."
+    )
+    assert not list((tmp_path / "shared").iterdir()), "what was read is removed, its lock too"
+
+
+def test_vllm_in_half_precision_with_a_key_and_a_name(
+    run, whole: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, away = Notebook(), Notebook()
+    run(here, method="eagle3")
+    monkeypatch.setenv("MINE", "sesame-key")
+    with VllmStandIn(whole, tmp_path / "shared", IDS, torch.bfloat16, key="sesame-key") as engine:
+        with pytest.raises(BadInput, match="refuses us .401.: Unauthorized"):
+            run(away, engine, method="eagle3")
+        with pytest.raises(BadInput, match="says: The model does not exist"):
+            run(away, engine, method="eagle3", server={"key_env": "MINE", "model": "other"})
+        run(away, engine, method="eagle3", server={"key_env": "MINE", "model": "tiny"})
+    assert away.curve() == pytest.approx(here.curve(), rel=0.02)
+
+
+@pytest.mark.parametrize("engine_of", [SglangStandIn, lambda base: None], ids=["sglang", "vllm"])
+def test_an_engine_with_another_model_is_found_out(engine_of, run, tmp_path: Path, notes: Notebook) -> None:
+    other = load_base(make_tiny_base(tmp_path / "other", seed=9))
+    with (
+        engine_of(other) or VllmStandIn(other, tmp_path / "shared", IDS) as engine,
+        pytest.raises(BadInput, match="“engine” chose the token .* in [0-2] of 6 rows: it runs another base"),
+    ):
+        run(notes, engine, method="medusa")
+
+
+def test_vllm_with_other_layers_is_told_which(run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+    with (
+        VllmStandIn(whole, tmp_path / "shared", [2, 4]) as engine,
+        pytest.raises(BadInput, match="sends 2 layers, wanted are 3 and the last") as refused,
+    ):
+        run(notes, engine, method="eagle3")
+    assert refused.value.hint == "Start it with eagle_aux_hidden_state_layer_ids [2, 2, 1, 4]."
+    with (
+        VllmStandIn(whole, tmp_path / "shared", [2, 1]) as engine,
+        pytest.raises(BadInput, match="runs another base, or sends other layers"),
+    ):
+        run(notes, engine, method="medusa")
+
+
+def test_a_folder_that_is_not_shared_is_said_so(run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
+        engine.told = tmp_path / "elsewhere"
+        with pytest.raises(BadInput, match="which is not there for us") as refused:
+            run(notes, engine, method="medusa")
+    assert "shared_storage_path must be the same folder" in refused.value.hint
+
+
+@pytest.mark.parametrize("path", [None, 7, "x\0y"])
+def test_what_is_no_path_is_no_file(path: Any, run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
+        answer = engine.answer
+
+        def odd(where: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+            status, said = answer(where, body)
+            return status, said | ({"kv_transfer_params": {"hidden_states_path": path}} if "choices" in said else {})
+
+        engine.answer = odd
+        with pytest.raises(BadInput, match="names no file of hidden states"):
+            run(notes, engine, method="medusa")
+
+
+def test_hidden_states_of_another_width_are_refused(run, tmp_path: Path, notes: Notebook) -> None:
+    other = load_base(make_tiny_base(tmp_path / "other", hidden_size=64))
+    with (
+        VllmStandIn(other, tmp_path / "shared", IDS) as engine,
+        pytest.raises(BadInput, match="sends hidden states of 4 layers and 64 numbers; this base's have 32"),
+    ):
+        run(notes, engine, method="medusa")
+
+
+def test_a_file_of_more_layers_than_any_training_asks_is_not_loaded(
+    run, whole: Base, tmp_path: Path, notes: Notebook
+) -> None:
+    with (
+        VllmStandIn(whole, tmp_path / "shared", IDS * 2) as engine,
+        pytest.raises(BadInput, match="sends hidden states of 8 layers and 32 numbers; .* of 5 layers at most"),
+    ):
+        run(notes, engine, method="medusa")
+
+
+def test_a_file_of_other_tokens_is_not_taken(run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+    with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
+        leave = engine._leave
+        engine._leave = lambda ids, path: leave([*ids[:-1], 7], path)
+        with pytest.raises(BadInput, match="holds hidden states of other tokens"):
+            run(notes, engine, method="medusa")
+    assert list((tmp_path / "shared").glob("*.safetensors")), "a file that is not proved ours is not removed"
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_sglang_teaches_what_the_base_teaches(method: str, run, whole: Base) -> None:
+    here, away = Notebook(), Notebook()
+    run(here, method=method)
+    with SglangStandIn(whole) as engine:
+        run(away, engine, method=method)
+    check_same(here, away)
+
+
+def test_sglang_has_no_other_layers_and_may_have_cached_a_prompt(run, whole: Base, notes: Notebook) -> None:
+    with SglangStandIn(whole) as engine:
+        with pytest.raises(Unsupported, match="no EAGLE-3 draft learns from it; use vLLM"):
+            run(notes, engine, method="eagle3")
+        engine.cached = 2
+        with pytest.raises(BadInput, match="sent hidden states .* wanted are all, of 32 numbers") as refused:
+            run(notes, engine, method="medusa")
+    assert "--disable-radix-cache and --chunked-prefill-size -1" in refused.value.hint

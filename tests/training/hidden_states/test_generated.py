@@ -1,0 +1,75 @@
+"""Hidden states that a generation kept are what Medusa heads learn from, without a forward of the base."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from corpus.conversations import GenerateOptions
+from corpus.generate_local import generate_local
+from corpus.importing import import_prompts
+from features.kept import KeptStates
+from features.wire import Asked, computed
+from methods import train_config
+from models.base import Base, load_base
+from models.identity import weights_sha256
+from speculoos.errors import NotFound
+from speculoos.reporting import Silent
+from tests.training.hidden_states.conftest import Notebook
+from tests.training.hidden_states.test_training import SHORT, check_same
+from training.hidden_states.connect import Elsewhere
+from training.loop import train
+
+PROMPTS = [{"prompt": f"the quick brown fox {number}"} for number in range(10)]
+PROMPTS += [{"turns": [f"count to {number}", "and on"]} for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def made(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data set `answers` and the store `kept`."""
+    folder = tmp_path_factory.mktemp("generated")
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    import_prompts(folder / "in.jsonl", folder / "prompts", Silent())
+    base = load_base(tiny_base)
+    options = GenerateOptions(max_tokens=24, batch_size=5)
+    generate_local(base, folder / "prompts", folder / "answers", options, Silent(), keep=store(folder, base, tiny_base))
+    return folder
+
+
+def store(folder: Path, base: Base, path: Path) -> KeptStates:
+    return KeptStates(folder / "kept", weights_sha256(path), base.dtype, base.hidden_size)
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for file in (folder / "answers").glob("*.jsonl") for line in file.open()]
+
+
+def test_they_are_those_of_one_forward_over_the_row(made: Path, tiny_base: Path) -> None:
+    base = load_base(tiny_base)
+    kept = store(made, base, tiny_base)
+    for row in rows(made):
+        places = [at for start, end in row["loss_spans"] for at in range(start - 1, end - 1)]
+        asked = Asked((torch.tensor(row["token_ids"]),), (), (torch.tensor(places[1:]),))
+        given = kept.read(asked)
+        assert given is not None
+        torch.testing.assert_close(given.hidden, computed(base, asked).hidden, atol=1e-5, rtol=1e-4)
+        elsewhere = torch.tensor([places[0] - 1, places[0]])
+        assert kept.read(Asked(asked.rows, (), (elsewhere,))) is None
+        assert kept.read(Asked(asked.rows, (1,), asked.places)) is None
+    assert len(rows(made)) == len(PROMPTS)
+
+
+def test_heads_learn_the_same_from_them_without_the_base(made: Path, tiny_base: Path, tmp_path: Path) -> None:
+    here, stored = Notebook(), Notebook()
+    folders = tiny_base, made / "answers"
+    train(train_config("medusa", **SHORT), *folders, tmp_path / "here", reporter=here)
+    alone = train_config("medusa", **SHORT, hidden_states="stored", hidden_states_store="kept")
+    train(alone, *folders, tmp_path / "stored", reporter=stored, elsewhere=Elsewhere(None, made / "kept"))
+    check_same(here, stored)
+
+
+def test_other_methods_need_the_base(made: Path, tiny_base: Path, tmp_path: Path) -> None:
+    alone = train_config("eagle3", **SHORT, hidden_states="stored", hidden_states_store="kept")
+    with pytest.raises(NotFound, match="lacks the hidden states"):
+        train(alone, tiny_base, made / "answers", tmp_path / "out", elsewhere=Elsewhere(None, made / "kept"))

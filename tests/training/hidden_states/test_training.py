@@ -1,0 +1,242 @@
+"""Trainings whose base runs in another process: the same losses as with the base here, whatever becomes of it."""
+
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from methods import train_config
+from models.frame import Frame
+from models.tiny import make_tiny_base
+from speculoos.errors import BadInput, Cancelled, NotFound, Unsupported
+from speculoos.settings import StateServer
+from tests.tools.state_server import StateProcess
+from tests.training.hidden_states.conftest import Notebook
+from training.hidden_states.connect import Elsewhere
+from training.loop import Trainer, TrainResult, train
+from training.resume_points import all_resume_points
+
+SHORT = {"max_length": 256, "batch_tokens": 128, "max_steps": 8, "epochs": 0, "held_out": 0.2, "lr": 2e-3}
+SHORT |= {"eval_every": 4, "save_every": 3, "samples": 0, "device": "cpu"}
+KINDS: dict[str, dict[str, Any]] = {
+    "eagle3": {"method": "eagle3"},
+    "eagle3 with a draft vocabulary": {"method": "eagle3", "draft_vocab_size": 100, "accumulate": 2},
+    "eagle3 of two layers, nothing kept": {"method": "eagle3", "eagle_num_layers": 2, "cache_features_mb": 0},
+    "eagle": {"method": "eagle"},
+    "medusa": {"method": "medusa"},
+    "medusa with tied heads": {"method": "medusa", "medusa_tie_lm_head": True, "cache_features_mb": 0},
+}
+
+
+@pytest.fixture
+def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
+    """run(name, notes, elsewhere=None, **settings): a training in the folder `name`."""
+
+    def go(name: str, notes: Notebook, elsewhere: Elsewhere | None = None, **settings: Any) -> TrainResult:
+        resume = settings.pop("resume_from", None)
+        config = train_config(**{**SHORT, **settings})
+        return train(config, tiny_base, dataset, tmp_path / name, resume, notes, elsewhere=elsewhere)
+
+    return go
+
+
+def there(server: StateProcess) -> dict[str, Any]:
+    """Settings of a training that asks `server`."""
+    return {"hidden_states": "here", "elsewhere": Elsewhere(server.server())}
+
+
+def check_same(ours: Notebook, theirs: Notebook) -> None:
+    assert len(ours.curve()) == len(theirs.curve()) == 8
+    assert theirs.curve() == pytest.approx(ours.curve(), abs=1e-5)
+    assert theirs.curve("eval/tau") == pytest.approx(ours.curve("eval/tau"), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_those_of_a_base_that_is_here(kind: str, run, served: StateProcess) -> None:
+    here, away = Notebook(), Notebook()
+    first = run("here", here, **KINDS[kind])
+    second = run("away", away, **there(served), **KINDS[kind], hidden_states_ahead=3)
+    check_same(here, away)
+    ours, theirs = (load_file(result.folder / "model.safetensors") for result in (first, second))
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)
+    assert any("“here”, which runs" in line for line in away.lines)
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl"])
+def test_a_small_model_of_its_own_learns_from_afar(loss: str, run, served: StateProcess, tmp_path: Path) -> None:
+    small = make_tiny_base(tmp_path / "small", num_hidden_layers=1, seed=3)
+    settings = {"method": "draft", "draft_path": str(small), "draft_loss": loss}
+    here, away = Notebook(), Notebook()
+    run("here", here, **settings)
+    run("away", away, **there(served), **settings)
+    check_same(here, away)
+    with pytest.raises(Unsupported, match="the base's own layers, which run elsewhere; give draft_path"):
+        run("copy", away, **there(served), method="draft", draft_num_layers=2)
+
+
+def test_the_training_holds_no_layer_of_the_base(
+    tiny_base: Path, dataset: Path, tmp_path: Path, served: StateProcess, notes: Notebook
+) -> None:
+    config = train_config(**SHORT, method="eagle3", hidden_states="here")
+    trainer = Trainer(config, tiny_base, dataset, tmp_path / "out", notes, {}, elsewhere=Elsewhere(served.server()))
+    assert isinstance(trainer.base, Frame) and trainer.base.num_layers == 4
+    assert not [name for name, _ in trainer.base.model.named_parameters() if "layers" in name]
+    trainer.carrier.close()
+
+
+class Killer(Notebook):
+    """Kills the server after some steps, and starts it again once the training says that it waits."""
+
+    def __init__(self, server: StateProcess, after: int):
+        super().__init__()
+        self.server, self.after, self.starting = server, after, None
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        super().metrics(step, values)
+        if "train/loss" in values and step == self.after:
+            self.server.kill()
+
+    def log(self, message: str, level: str = "info") -> None:
+        super().log(message, level)
+        if message.startswith("Waiting"):
+            assert level == "warning"
+            self.starting = threading.Thread(target=self.server.start)
+            self.starting.start()
+
+
+def test_a_server_killed_and_started_again_in_mid_run_changes_nothing(run, tiny_base: Path, tmp_path: Path) -> None:
+    with StateProcess(tiny_base, tmp_path / "home") as server:
+        for method in ("eagle3", "medusa"):
+            settings = {"method": method, "cache_features_mb": 0}
+            here, away = Notebook(), Killer(server, after=4)
+            run(f"{method} here", here, **settings)
+            run(f"{method} away", away, **there(server), **settings)
+            away.starting.join()
+            check_same(here, away)
+            check_it_waited(away)
+
+
+def check_it_waited(away: Notebook) -> None:
+    waiting = "Waiting for the server of hidden states “here”: it cannot be reached."
+    assert away.lines.count(waiting) == 1 or "the connection broke" in " ".join(away.lines)
+    assert any(note.startswith("Waiting for the server of hidden states “here”") for note in away.notes)
+    assert any("“here” answers again after" in line for line in away.lines)
+
+
+class Stopper(Killer):
+    """Asks to stop once the training waits; nobody starts the server again."""
+
+    def log(self, message: str, level: str = "info") -> None:
+        Notebook.log(self, message, level)
+
+    def stop_requested(self) -> bool:
+        return any(line.startswith("Waiting") for line in self.lines)
+
+
+def test_a_stop_is_heard_while_waiting_and_the_rest_follows_later(
+    run, tiny_base: Path, tmp_path: Path, served: StateProcess
+) -> None:
+    settings = {"method": "medusa", "cache_features_mb": 0}
+    here, later = Notebook(), Notebook()
+    run("here", here, **settings)
+    with StateProcess(tiny_base, tmp_path / "home") as server:
+        stopped = Stopper(server, after=4)
+        with pytest.raises(Cancelled, match="while waiting for hidden states of “here”"):
+            run("away", stopped, **there(server), **settings)
+    step = int(all_resume_points(tmp_path / "away")[-1].name.removeprefix("state-"))
+    assert 4 <= step < 8, "what was learnt is saved"
+    run("away", later, **there(served), **settings, resume_from=tmp_path / "away")
+    assert stopped.curve()[:step] + later.curve() == pytest.approx(here.curve(), abs=1e-5)
+
+
+def test_a_training_that_waits_at_its_start_can_be_stopped(run, tiny_base: Path, tmp_path: Path) -> None:
+    server = StateProcess(tiny_base, tmp_path / "home")
+    notes = Stopper(server, after=0)
+    with pytest.raises(Cancelled):
+        run("away", notes, **there(server), method="eagle3")
+    assert notes.lines[0].startswith("Waiting for the server of hidden states “here”: it cannot be reached")
+
+
+def test_another_base_is_refused_with_a_sentence(
+    dataset: Path, tmp_path: Path, served: StateProcess, notes: Notebook
+) -> None:
+    config = train_config(**SHORT, method="medusa", hidden_states="here")
+    other, wider = make_tiny_base(tmp_path / "other", seed=5), make_tiny_base(tmp_path / "wider", hidden_size=64)
+    with pytest.raises(BadInput, match="“here” runs other weights .* than those trained for"):
+        train(config, other, dataset, tmp_path / "out", None, notes, elsewhere=Elsewhere(served.server()))
+    with pytest.raises(BadInput, match="runs another base: 32 numbers a hidden state, trained for is one with 64"):
+        train(config, wider, dataset, tmp_path / "out", None, notes, elsewhere=Elsewhere(served.server()))
+
+
+def test_a_server_that_comes_back_with_another_base_is_noticed(run, tiny_base: Path, tmp_path: Path) -> None:
+    second = StateProcess(make_tiny_base(tmp_path / "other", seed=5), tmp_path / "home")
+    with StateProcess(tiny_base, tmp_path / "home") as server, closing(second):
+        notes = Killer(server, after=4)
+        second._command[second._command.index("--port") + 1] = str(server.port)
+        second.port, second.url = server.port, server.url
+        notes.server.start = second.start
+        with pytest.raises(BadInput, match="This server runs a base with weights .*…, asked is one with"):
+            run("away", notes, **there(server), method="medusa", cache_features_mb=0)
+        notes.starting.join()
+
+
+def test_a_token_is_asked_for_and_shown(
+    run, tiny_base: Path, tmp_path: Path, notes: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StateProcess(tiny_base, tmp_path / "home", token="open-sesame-please") as server:
+        with pytest.raises(BadInput, match="refuses us .401.") as refused:
+            run("away", notes, **there(server), method="medusa")
+        assert "open-sesame" not in str(refused.value)
+        monkeypatch.setenv("MINE", "open-sesame-please")
+        elsewhere = Elsewhere(server.server(key_env="MINE"))
+        run("away", notes, elsewhere, hidden_states="here", method="medusa")
+    assert len(notes.curve()) == 8
+
+
+class TestStore:
+    """Hidden states that are kept from run to run."""
+
+    @pytest.mark.parametrize("method", ["eagle3", "medusa"])
+    def test_a_second_training_needs_no_server(self, method: str, run, served: StateProcess, tmp_path: Path) -> None:
+        here, first, second = Notebook(), Notebook(), Notebook()
+        settings = {"method": method, "hidden_states_store": "kept"}
+        run("here", here, method=method)
+        run("first", first, Elsewhere(served.server(), tmp_path / "kept"), hidden_states="here", **settings)
+        run("second", second, Elsewhere(None, tmp_path / "kept"), hidden_states="stored", **settings)
+        check_same(here, first)
+        check_same(here, second)
+        files = list((tmp_path / "kept").rglob("*.safetensors"))
+        assert files and not [path for path in (tmp_path / "kept").rglob(".*")]
+        files[0].unlink()
+        with pytest.raises(NotFound, match="lacks the hidden states of 1 conversations"):
+            run("third", second, Elsewhere(None, tmp_path / "kept"), hidden_states="stored", **settings)
+
+    def test_a_base_that_is_here_fills_it_too_and_a_cut_file_is_made_again(self, run, tmp_path: Path) -> None:
+        here, first, second = Notebook(), Notebook(), Notebook()
+        run("here", here, method="eagle")
+        elsewhere = Elsewhere(None, tmp_path / "kept")
+        run("first", first, elsewhere, method="eagle", hidden_states_store="kept")
+        cut = next((tmp_path / "kept").rglob("*.safetensors"))
+        whole = cut.read_bytes()
+        cut.write_bytes(whole[:-9])
+        run("second", second, elsewhere, method="eagle", hidden_states_store="kept")
+        check_same(here, first)
+        check_same(here, second)
+        assert cut.read_bytes() == whole
+
+    def test_its_name_is_no_path(self) -> None:
+        for name in ("../up", "/etc", ".hidden", "a/b", "x" * 200):
+            with pytest.raises(BadInput, match="hidden_states_store: expected a name"):
+                train_config("medusa", hidden_states_store=name)
+        with pytest.raises(BadInput, match="“stored” needs the name of a store"):
+            train_config("medusa", hidden_states="stored")
+
+
+def test_a_server_that_nobody_named_is_said_so(run, notes: Notebook) -> None:
+    with pytest.raises(BadInput, match="nothing is known of a server named “gone”"):
+        run("away", notes, method="medusa", hidden_states="gone")
+    assert StateServer("gone", "http://x").key == ""

@@ -1,0 +1,120 @@
+"""The same suite measured here, at our own inference server and at a process that answers as vLLM does: jobs, rows, and
+both sides of the page. No key is in any of them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.views import evaluation_view
+from speculoos.settings import CLONE
+from tests.evaluation.test_served import SERVER, TAU
+from tests.tools.ports import free_ports
+from tests.workers.conftest import Bench, wait_until
+from tests.workers.matrix_bench import add_model, add_suites
+from tracking import db
+from tracking.leaderboard import counterparts
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, JobLog
+from workers.ask.requests import Evaluate
+from workers.ask.submit import submit
+
+OURS, THEIRS = "inference-0815-ours", "sesame-4711-theirs"
+
+
+@pytest.fixture
+def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
+    """(base id, checkpoint id): our server serves them, and another process says it does; both are named in the
+    settings with keys."""
+    (port,) = free_ports(1)
+    own = {"SPECULOOS_INFERENCE_PORT": str(port), "SPECULOOS_INFERENCE_TOKEN": OURS, "SPECULOOS_DEVICE": "cpu"}
+    bench.environment |= {**own, "OURS_KEY": OURS, "THEIRS_KEY": THEIRS}
+    bench.settings = replace(bench.settings, inference_port=port)
+    base_id, (heads,) = add_model(bench.settings, tiny_base, 1)
+    file = bench.settings.home / "their-port"
+    their = subprocess.Popen([sys.executable, str(SERVER), str(file), "vllm", THEIRS])
+    our = subprocess.Popen(
+        [sys.executable, "-m", "serving.main"],
+        cwd=CLONE,
+        env={**os.environ, **bench.environment, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        wait_until(file.exists, 20, "their server")
+        wait_until(lambda: answers(port), 120, "our server")
+        tables = {"ours": (port, OURS), "theirs": (int(file.read_text()), THEIRS)}
+        text = "".join(
+            f'[endpoints.{name}]\nurl = "http://127.0.0.1:{number}/v1"\nkey_env = "{name.upper()}_KEY"\nretries = 1\n'
+            for name, (number, _) in tables.items()
+        )
+        (bench.settings.home / "settings.toml").write_text(text)
+        yield base_id, heads
+    finally:
+        for process in (their, our):
+            process.terminate()
+            process.wait(30)
+
+
+def answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=2).status_code == 200
+    except httpx.TransportError:
+        time.sleep(0.1)
+        return False
+
+
+def ask(bench: Bench, **asked: object) -> Evaluation:
+    job = submit(Evaluate(limit=3, max_tokens=8, **asked), settings=bench.settings)
+    done = bench.wait(job.id, "SUCCEEDED", 180)
+    with db.reading(bench.settings) as session:
+        return session.get_one(Evaluation, done.request["evaluation_id"])
+
+
+def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: tuple[str, str]) -> None:
+    base_id, heads = servers
+    bench.worker("io")
+    bench.worker("gpu")
+    (suite,) = add_suites(bench, ["gsm8k"], 4)
+    draft = {"base_id": base_id, "checkpoint_id": heads, "dataset_id": suite}
+    here = ask(bench, **draft)
+    ours = ask(bench, **draft, endpoint="ours", endpoint_model="tiny@heads-0", plain_model="tiny")
+    theirs = ask(bench, **draft, endpoint="theirs", endpoint_model="drafted", plain_model="plain")
+    assert ours.result["source"] == {
+        "endpoint": "ours",
+        "model": "tiny@heads-0",
+        "server": "Speculoos",
+        "by": "answers",
+    }
+    assert ours.tau == pytest.approx(here.tau, abs=0.01), "the same engine accepts the same"
+    assert ours.result["identical_to_plain"] is True and ours.speedup and ours.plain_tokens_per_second
+    assert theirs.tau == pytest.approx(TAU, abs=1e-3) and theirs.result["source"]["by"] == "counters"
+    assert (theirs.source, theirs.machine, theirs.questions) == ("theirs", "vLLM", "GSM8K")
+    with db.reading(bench.settings) as session:
+        assert [row.source for row in counterparts(session, here)] == ["", "ours", "theirs"]
+        html = evaluation_view.view(session, here)
+        checkpoint = session.get_one(Checkpoint, heads)
+    assert "What your server gets: ours" in html and "What your server gets: theirs" in html
+    assert checkpoint.figures["speedup"] == here.speedup, "a server's figures are not the checkpoint's own"
+    no_key_anywhere(bench)
+
+
+def test_an_endpoint_that_is_not_named_or_refuses_is_a_sentence(bench: Bench, servers: tuple[str, str]) -> None:
+    bench.worker("io")
+    unknown = submit(Evaluate(endpoint="nobody", endpoint_model="m"), settings=bench.settings)
+    assert "There is no endpoint named 'nobody' in settings.toml" in bench.wait(unknown.id, "FAILED", 60).error
+    wrong = submit(Evaluate(endpoint="ours", endpoint_model="no-such-model", limit=4), settings=bench.settings)
+    assert "ours does not answer: 404" in bench.wait(wrong.id, "FAILED", 60).error
+    no_key_anywhere(bench)
+
+
+def no_key_anywhere(bench: Bench) -> None:
+    """Neither in rows nor in files."""
+    with db.reading(bench.settings) as session:
+        rows = [str(vars(row)) for kind in (Job, JobLog, Evaluation, Base, Dataset) for row in session.query(kind)]
+    files = [path.read_text(errors="replace") for path in bench.settings.home.rglob("*.log")]
+    for text in (*rows, *files):
+        assert OURS not in text and THEIRS not in text

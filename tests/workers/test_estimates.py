@@ -1,0 +1,246 @@
+"""Estimates come of what is asked for, of how fast past jobs like it were, else of a probe; each job keeps its own."""
+
+import json
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from methods import METHODS, train_config
+from methods.recipes import config_for, load_recipe
+from speculoos.settings import Settings
+from tracking.db import reading, writing
+from tracking.tables import Base, Checkpoint, Dataset, Job, now
+from training.batches import make_batches
+from workers.ask import matrix, sizes
+from workers.ask.estimates import REPLAY_STEPS, STEPS_PER_TOKEN, estimate
+from workers.ask.pace import PROBE, START_SECONDS
+from workers.ask.requests import Evaluate, Export, GenerateData, ImportPrompts, Matrix, Plan, Replay, Train
+from workers.ask.submit import submit
+
+CARD = {"parameters": 1e8, "hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "vocabulary": 1000}
+ANSWERS = GenerateData("prompts", base_id="base", max_tokens=100)
+
+
+@pytest.fixture
+def asked(home: Settings, tmp_path) -> Settings:
+    """A base, a hundred prompts, their answers in a file, a checkpoint of 3 MB."""
+    data, folder = tmp_path / "answers", tmp_path / "heads"
+    data.mkdir(), folder.mkdir()
+    rows = [{"id": str(n), "token_ids": [9, 9, *[n % 4] * 8, 5, 6], "loss_spans": [[2, 12]]} for n in range(50)]
+    (data / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "model.safetensors").write_bytes(bytes(3 * 10**6))
+    with writing(home) as session:
+        session.add(Base(id="base", name="tiny", source="folder", location="/x", path="/x", state="ready", card=CARD))
+        session.flush()
+        session.add(Dataset(id="prompts", name="p", kind="prompts", state="ready", rows=100))
+        session.add(
+            Dataset(
+                id="answers", name="a", kind="conversations", state="ready", rows=50, path=str(data), base_id="base"
+            )
+        )
+        session.add(Checkpoint(id="heads", name="h", method="medusa", base_id="base", state="ready", path=str(folder)))
+    return home
+
+
+def guess(settings: Settings, request):
+    with reading(settings) as session:
+        return estimate(session, request, settings.home)
+
+
+def ran(settings: Settings, asked_for, seconds: float, **changes) -> None:
+    """A job that took so long."""
+    job = submit(asked_for, settings=settings)
+    with writing(settings) as session:
+        row = session.get_one(Job, job.id)
+        row.state, row.attempt, row.finished_at = "SUCCEEDED", 1, now()
+        row.started_at = row.finished_at - timedelta(seconds=seconds)
+        for key, value in changes.items():
+            setattr(row, key, value)
+
+
+def test_before_anything_ran_the_probe_says_how_fast(asked: Settings) -> None:
+    first = guess(asked, ANSWERS)
+    assert first.seconds > START_SECONDS["gpu"] and "arithmetic" in first.basis
+    (asked.home / PROBE).write_text(json.dumps({"operations_per_second": 4e9, "bytes_per_second": 1e9}))
+    slower = guess(asked, ANSWERS)
+    assert "probe" in slower.basis and slower.seconds > 10 * first.seconds
+    assert guess(asked, Evaluate("base", "heads")).seconds > 60
+    (asked.home / PROBE).write_text("{half")
+    assert guess(asked, ANSWERS).seconds == first.seconds
+
+
+def test_a_job_like_it_tells_the_pace_of_the_next(asked: Settings) -> None:
+    """Twice the work takes twice the time; the latest three count, of the same base where there are some."""
+    ran(asked, ANSWERS, START_SECONDS["gpu"] + 50)
+    again = guess(asked, ANSWERS)
+    assert again.seconds == pytest.approx(START_SECONDS["gpu"] + 50, rel=0.01) and "last job like it" in again.basis
+    longer = guess(asked, GenerateData("prompts", base_id="base", max_tokens=100 + 160))
+    assert longer.seconds == pytest.approx(START_SECONDS["gpu"] + 100, rel=0.01)
+    for taken in (500, 20, 20):
+        ran(asked, ANSWERS, START_SECONDS["gpu"] + taken)
+    assert guess(asked, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + 20, rel=0.01)
+    assert "last 3" in guess(asked, ANSWERS).basis
+
+
+def test_an_evaluation_counts_its_tokens(asked: Settings) -> None:
+    """Drafted steps too where something drafts."""
+
+    def work(limit: int, **more) -> float:
+        return guess(
+            asked, Evaluate("base", **{"checkpoint_id": "heads", "limit": limit, "max_tokens": 10} | more)
+        ).work
+
+    assert work(10) == pytest.approx(10 * work(1))
+    assert work(1, checkpoint_id="") == pytest.approx(work(1) / STEPS_PER_TOKEN)
+    assert work(1, checkpoint_id="", drafting={"drafter": "ngram"}) == work(1)
+
+
+def test_a_replay_counts_answers_alone_and_half_a_step_for_each_token(asked: Settings) -> None:
+    with writing(asked) as session:
+        for name, report in (("generated", {"tokens": 800}), ("imported", {"tokens": 2000, "answer_tokens": 800})):
+            session.add(Dataset(id=name, name=name, kind="conversations", state="ready", rows=8, report=report))
+    weights = guess(asked, Evaluate("base", limit=1, max_tokens=1)).work
+    for data in ("generated", "imported"):
+        assert guess(asked, Replay("base", "heads", data, limit=4)).work == pytest.approx(400 * weights * REPLAY_STEPS)
+
+
+def test_a_plan_for_many_sequences_takes_longer_than_for_one(asked: Settings) -> None:
+    one, both = (guess(asked, Plan("base", batches=batches)).work for batches in ([1], [1, 16]))
+    assert both == pytest.approx(one * (4 + 19) / 4)
+
+
+def test_a_matrix_takes_what_its_cells_take_alone(asked: Settings) -> None:
+    """Of two bases, each with a past of its own, and a suite of several turns; unknown with a base nobody knows."""
+    with writing(asked) as session:
+        session.add(Base(id="far", name="far", source="folder", location="/y", path="/y", state="ready", card=CARD))
+        session.add(Base(id="new", name="new", source="folder", location="/z", path="/z", state="ready"))
+        report = {"turns": {"1": 3, "2": 3}}
+        session.add(Dataset(id="suite", name="s", kind="prompts", state="ready", rows=6, report=report))
+    for request, taken in ((Evaluate("base", "heads"), 300), (Evaluate("far"), 600), (Evaluate("far"), 600)):
+        ran(asked, request, START_SECONDS["gpu"] + taken)
+    models = [{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "far"}]
+    request = Matrix(models, suites=["", "suite"], temperatures=[0.0, 1.0], limit=10, max_tokens=10)
+    with reading(asked) as session:
+        cells = matrix.cells(session, request)
+    alone, whole = [guess(asked, cell) for cell in cells], guess(asked, request)
+    assert len(cells) == 8 and len({cell.seconds for cell in alone}) == 4
+    for key in ("seconds", "work", "disk"):
+        assert getattr(whole, key) == pytest.approx(sum(getattr(cell, key) for cell in alone)), key
+    assert whole.basis == "the last job like it, the last 2 like it"
+    assert guess(asked, replace(request, models=[*models, {"base_id": "new"}])).seconds is None
+    assert guess(asked, replace(request, temperatures=[])).seconds is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"state": "FAILED"}, {"attempt": 2}, {"shards": 4}, {"work": 0.0}, {"request": {"max_minutes": 1}}]
+)
+def test_a_job_whose_time_says_nothing_does_not_count(asked: Settings, changes: dict) -> None:
+    before = guess(asked, ANSWERS)
+    ran(asked, ANSWERS, 5000, **changes)
+    after = guess(asked, ANSWERS)
+    assert (after.seconds, after.basis) == (before.seconds, before.basis)
+
+
+def test_each_job_keeps_what_it_was_estimated_at(asked: Settings) -> None:
+    job = submit(ANSWERS, settings=asked)
+    assert job.estimated_seconds == pytest.approx(guess(asked, ANSWERS).seconds) and job.work > 0
+    file = asked.home / "a.jsonl"
+    file.write_text('{"prompt": "x"}\n' * 100)
+    assert 0.5 < submit(ImportPrompts(path=str(file)), settings=asked).estimated_seconds < 3
+
+
+def test_an_endpoint_is_known_by_what_it_did(asked: Settings) -> None:
+    request = GenerateData("prompts", endpoint="far", max_tokens=100)
+    assert guess(asked, request).seconds is None and "endpoint" in guess(asked, request).basis
+    ran(asked, request, START_SECONDS["gpu"] + 40, queue="io")
+    assert guess(asked, request).seconds == pytest.approx(START_SECONDS["gpu"] + 40, rel=0.01)
+    assert guess(asked, GenerateData("prompts", endpoint="other", max_tokens=100)).seconds is None
+
+
+def test_a_coverage_makes_the_draft_smaller(asked: Settings) -> None:
+    """Four tokens in ten are n % 4, the others 5 and 6: 0.9 of the answers are six tokens, of a vocabulary of 1,000."""
+    whole = guess(asked, Train("medusa", "base", "answers"))
+    part = guess(asked, Train("medusa", "base", "answers", {"draft_vocab_coverage": 0.9}))
+    assert part.disk < whole.disk / 3 and part.work < whole.work
+    with reading(asked) as session:
+        assert sizes.covering(session.get(Dataset, "answers").path, 50, 0.9) == 5
+        assert sizes.covering(session.get(Dataset, "answers").path, 50, 1.0) == 6
+
+
+def test_a_training_says_its_steps(asked: Settings) -> None:
+    assert guess(asked, Train("medusa", "base", "answers", {"max_steps": 7, "epochs": 0})).steps == 7
+    assert guess(asked, Export("heads", "vllm")).seconds == pytest.approx(3.1)
+
+
+def test_what_a_training_measures_counts(asked: Settings) -> None:
+    """At its end alone, or after each step as well; held out are 5 of 50, the EAGLE draft's chain has four passes."""
+
+    def work(method: str, **settings) -> float:
+        fixed = {"max_steps": 10, "epochs": 0, "batch_tokens": 100, "held_out": 0.1}
+        return guess(asked, Train(method, "base", "answers", fixed | settings)).work
+
+    with writing(asked) as session:
+        session.get_one(Dataset, "answers").report = {"tokens": 600, "answer_tokens": 500}
+    draft = METHODS["eagle"].size(64, 1000, config_for("eagle", "", {}))
+    at_the_end, nothing = work("eagle", eval_every=0), work("eagle", eval_every=0, held_out=0.0)
+    assert at_the_end - nothing == pytest.approx(60 * 2 * draft.multiplied * 4)
+    assert work("eagle", eval_every=1) - at_the_end == pytest.approx(10 * (at_the_end - nothing))
+
+
+def test_drafts_learn_as_fast_as_the_probe_says_of_float32(asked: Settings) -> None:
+    """Where there is none of it, an older version wrote the probe."""
+    request = Train("medusa", "base", "answers")
+    older = {"operations_per_second": 1e9, "bytes_per_second": 1e12}
+    (asked.home / PROBE).write_text(json.dumps(older))
+    before = guess(asked, request).seconds
+    told = older | {"learned_operations_per_second": 1e8, "learned_bytes_per_second": 1e12}
+    (asked.home / PROBE).write_text(json.dumps(told))
+    assert guess(asked, request).seconds > 5 * before
+    (asked.home / PROBE).write_text(json.dumps(told | {"learned_bytes_per_second": 1e4}))
+    assert guess(asked, request).seconds > 5 * before + 100, "sample generations wait for the draft's weights"
+
+
+def test_starts_that_are_quick_here_are_learned(asked: Settings) -> None:
+    """Where a whole job takes less than its start was thought to."""
+    file = asked.home / "a.jsonl"
+    file.write_text('{"prompt": "x"}\n' * 100)
+    ran(asked, ImportPrompts(path=str(file)), 0.5)
+    assert guess(asked, ImportPrompts(path=str(file))).seconds == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("batch", [64, 256, 512, 4096])
+def test_steps_are_those_of_the_batches_that_a_training_makes(batch: int) -> None:
+    """Which are not quite full: rows of like length share them."""
+    draw = random.Random(0)
+    rows = [[0] * draw.randint(60, 180) for _ in range(1000)]
+    config = train_config("medusa", batch_tokens=batch, epochs=1, max_steps=0)
+    tokens = sum(map(len, rows))
+    found = sizes.steps(config, tokens, tokens / len(rows))
+    assert found == pytest.approx(len(make_batches(rows, batch)), rel=0.15)
+    assert sizes.steps(config.model_copy(update={"max_steps": 9}), tokens, 120) == 9
+
+
+def test_a_recipe_counts_as_the_settings_it_stands_for(asked: Settings) -> None:
+    """A page keeps the recipe's name and what differs from it."""
+    settings = {name: value for name, value in load_recipe("medusa-smoke").items() if name != "method"}
+    named, spelt = (
+        guess(asked, Train("medusa", "base", "answers", *how)) for how in (({}, "medusa-smoke"), (settings,))
+    )
+    assert (named.steps, named.work, named.disk) == (spelt.steps, spelt.work, spelt.disk)
+    assert named.work != guess(asked, Train("medusa", "base", "answers")).work
+    without_epochs = Train("medusa", "base", "answers", {"epochs": 0}, "medusa-smoke")  # its recipe says when it ends
+    assert submit(without_epochs, settings=asked).work > 0
+
+
+def test_the_probe_measures_this_machine(tmp_path) -> None:
+    from runtime.speed import measure_once
+
+    measure_once(tmp_path / PROBE, waits=(0.0, 0.0))
+    found = json.loads((tmp_path / PROBE).read_text())
+    for kind in ("", "learned_"):
+        assert found[f"{kind}operations_per_second"] > 1e9 and found[f"{kind}bytes_per_second"] > 1e8
+    (tmp_path / PROBE).write_text("kept")
+    measure_once(tmp_path / PROBE)
+    assert (tmp_path / PROBE).read_text() == "kept"

@@ -1,0 +1,139 @@
+"""A training that names a server of hidden states: what is said at submit, and the job itself, to its end."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.identity import tokenizer_sha256, weights_sha256
+from speculoos.errors import BadInput, Unavailable
+from speculoos.redaction import redact, secrets
+from speculoos.settings import Settings, StateServer
+from tests.tools.endless import Endless
+from tests.tools.state_server import StateProcess
+from tracking import db, jobs, leases
+from tracking.reports import last_metrics
+from tracking.tables import Base, Checkpoint, Dataset, Job, JobLog
+from workers.ask.requests import Train
+from workers.ask.submit import clone, submit
+from workers.child.context import Context
+from workers.child.work import train
+from workers.timing import Timing
+
+CARD = {"vocabulary": 320, "hidden_size": 32}
+FEW = {"max_steps": 4, "epochs": 0, "eval_every": 2, "samples": 1, "max_length": 128, "batch_tokens": 128}
+
+
+@pytest.fixture(scope="module")
+def served(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateProcess]:
+    with StateProcess(tiny_base, tmp_path_factory.mktemp("home"), token="sesame-open") as process:
+        yield process
+
+
+@pytest.fixture
+def away(home: Settings, served: StateProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A home without a broker that names some servers."""
+    monkeypatch.setenv("MINE", "sesame-open")
+    known = {
+        "here": served.server(key_env="MINE"),
+        "shut": replace(served.server("shut"), name="shut"),
+        "gone": StateServer("gone", "http://127.0.0.1:9"),
+        "odd": StateServer("odd", f"{served.url}/nothing", key_env="MINE"),
+    }
+    return replace(home, redis_url=f"redis+socket://{tmp_path}/none.sock", state_servers=known)
+
+
+@pytest.fixture
+def ids(away: Settings, tiny_base: Path, tmp_path: Path) -> dict[str, str]:
+    """Ids of the tiny base and of a few conversations."""
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    rows = [
+        {"id": str(n), "messages": [], "token_ids": [*range(5 + n, 45 + n)], "loss_spans": [[10, 40]]}
+        for n in range(12)
+    ]
+    (folder / "shard-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "dataset.json").write_text(json.dumps({"kind": "conversations", "rows": len(rows)}))
+    sums = {"weights_sha256": weights_sha256(tiny_base), "tokenizer_sha256": tokenizer_sha256(tiny_base)}
+    with db.writing(away) as session:
+        base = Base(name="tiny", source="folder", location="/x", path=str(tiny_base), state="ready", card=CARD, **sums)
+        other = Base(name="other", source="folder", location="/x", path="/x", state="ready", card={})
+        other.weights_sha256 = "ab" * 32
+        data = Dataset(name="answers", kind="conversations", path=str(folder), state="ready", rows=len(rows))
+        session.add_all([base, other, data])
+        session.flush()
+        return {row.name: row.id for row in (base, other, data)}
+
+
+def request(ids: dict[str, str], base: str = "tiny", **settings: Any) -> Train:
+    return Train("medusa", ids[base], ids["answers"], {**FEW, **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("nobody", BadInput, "no server named 'nobody' in settings.toml; known are: here, shut, gone, odd"),
+        ("gone", Unavailable, "“gone” does not answer"),
+        ("shut", BadInput, "“shut” refuses us .401."),
+        ("odd", BadInput, "“odd” is none of kind speculoos .404 for /v1/base.; check its url"),
+    ],
+)
+def test_a_server_that_cannot_do_it_is_told_at_submit(
+    name: str, error: type[Exception], says: str, away: Settings, ids: dict[str, str]
+) -> None:
+    with pytest.raises(error, match=says):
+        submit(request(ids, hidden_states=name), settings=away)
+    with db.reading(away) as session:
+        assert session.query(Job).count() == 0, "a refused request leaves nothing"
+
+
+def test_a_server_that_never_stops_talking_is_none(away: Settings, ids: dict[str, str]) -> None:
+    with Endless() as endless:
+        named = replace(away, state_servers={"big": StateServer("big", endless.url)})
+        with pytest.raises(BadInput, match="“big” is none of kind speculoos .200 for /v1/base.; check its url"):
+            submit(request(ids, hidden_states="big"), settings=named)
+    assert endless.sent < 32 * 2**20, "all but what waited in the sockets was left unread"
+
+
+def test_a_server_of_another_base_is_told_at_submit(away: Settings, ids: dict[str, str]) -> None:
+    with pytest.raises(BadInput, match="“here” runs another base: its sha256 of the weights is .* trained for abab"):
+        submit(request(ids, "other", hidden_states="here"), settings=away)
+    with db.writing(away) as session:
+        session.get_one(Base, ids["other"]).card = {"vocabulary": 7}
+    with pytest.raises(BadInput, match="its vocabulary is [0-9]+, that of the base trained for 7"):
+        submit(request(ids, "other", hidden_states="here"), settings=away)
+    job = submit(request(ids, hidden_states="here"), settings=away)
+    with pytest.raises(BadInput, match="no server named 'here' in settings.toml; known are: none yet"):
+        clone(job.id, settings=replace(away, state_servers={}))
+
+
+def test_a_job_trains_from_a_server_keeps_what_came_and_then_from_that_alone(
+    away: Settings, ids: dict[str, str]
+) -> None:
+    for name, where in (("first", "here"), ("second", "stored")):
+        job = submit(request(ids, hidden_states=where, hidden_states_store="kept"), name=name, settings=away)
+        with db.writing(away) as session:
+            attempt = jobs.claim(session, job.id, "test", 60)
+        context = Context(away, job.id, attempt, Timing())
+        result = train.run(Train(**job.request), context)
+        context.flush()
+        with db.writing(away) as session:
+            jobs.succeed(session, job.id, attempt, result)
+            leases.release(session, context.holder)  # as its supervisor does
+        with db.reading(away) as session:
+            row = session.get_one(Checkpoint, job.request["checkpoint_id"])
+            said = [line.message for line in session.query(JobLog).filter_by(job_id=job.id)]
+            assert row.state == "ready" and result["step"] == 4 and row.figures["mean_accepted_length"] >= 1
+            assert "tuning" not in row.figures and "No tree was tuned: the base runs elsewhere." in said
+            assert last_metrics(session, job.id)["train/loss"] > 0
+            stored = json.dumps([job.request, row.config, said, row.figures], default=str)
+        assert "sesame" not in stored and "127.0.0.1" not in stored
+    assert list((away.home / "hidden-states" / "kept").rglob("*.safetensors"))
+
+
+def test_the_token_is_hidden_wherever_text_is_written(away: Settings) -> None:
+    known = secrets(replace(away, features_token="sesame-server"))
+    assert redact("got sesame-open and sesame-server", known) == "got ••• and •••"

@@ -1,0 +1,292 @@
+"""Machines that share a database, a broker and a store, and no folder: what one has the other fetches."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from corpus.shards import read_rows, read_summary
+from models.archive import damage
+from models.damage import dataset_damage
+from models.starter import HEAD
+from speculoos.errors import Unavailable
+from speculoos.settings import Settings
+from speculoos.store import marked, open_store
+from speculoos.sums import listed
+from tests.workers.conftest import Bench
+from tests.workers.two_machines import (
+    files,
+    generation,
+    is_here,
+    prompts,
+    row,
+    second,
+    tiny,
+    training,
+    upload,
+)
+from tracking import changes, db, stored
+from tracking.tables import Base, Checkpoint, Dataset, Stored
+from upkeep import retention
+from workers import identity
+from workers.ask.extend import extend
+from workers.ask.submit import retry, submit
+from workers.child import files as child_files
+from workers.child.context import Context
+from workers.timing import timing
+
+TEXTS = [f"number {n}" for n in range(10)]
+
+
+@pytest.fixture
+def pair(home: Settings, broker: str, tmp_path: Path) -> Iterator[tuple[Bench, Bench]]:
+    """The machine with the pages, and one with workers; nothing runs yet."""
+    url = f"{broker}?virtual_host=9"
+    store = f"file://{tmp_path}/store"
+    first = Bench(replace(home, redis_url=url, store=store), SPECULOOS_STORE=store)
+    other = second(first, tmp_path / "other", SPECULOOS_STORE=store)
+    yield first, other
+    other.end()
+    first.end()
+
+
+def test_another_machine_makes_data_and_heads_and_the_first_reads_and_extends_them(pair: tuple[Bench, Bench]) -> None:
+    first, other = pair
+    base = tiny(first)
+    worker, _ = (other.worker(queue) for queue in ("gpu", "io"))
+    first.reconciler()
+    source = prompts(first, TEXTS)
+    assert is_here(other, Dataset, source) and not is_here(first, Dataset, source)
+    made = generation(first, base, source, 5)
+    first.wait(made.id, "SUCCEEDED", 300)
+    data = row(first, Dataset, made.request["dataset_id"])
+    assert data.rows == len(TEXTS) and not Path(data.path).exists()
+    trained = training(first, base, data.id)
+    first.wait(trained.id, "SUCCEEDED", 300)
+    heads = row(first, Checkpoint, trained.request["checkpoint_id"])
+    assert not Path(heads.path).exists(), "the first machine has nothing of it yet"
+    the_first_reads(first, other, data, heads)
+    store = open_store(first.settings.store)
+    assert not store.names(f"datasets/{data.id}/parts"), "shards that were put together are not kept twice"
+    assert not store.names("uploads") and not list((other.settings.home / "uploads").glob("*"))
+    worker.terminate()
+    worker.wait(15)
+    shutil.rmtree(data.path)
+    a_machine_that_did_not_make_it_extends_it(first, other, data.id)
+
+
+def the_first_reads(first: Bench, other: Bench, data: Dataset, heads: Checkpoint) -> None:
+    for each, wrong in ((data, dataset_damage), (heads, lambda path: damage(path, heads.sha256))):
+        assert wrong(Path(files(first).local(each))) == {}
+    assert Path(heads.path).is_relative_to(first.settings.home)
+    answered = {json.dumps(line["messages"]) for line in read_rows(data.path)}
+    assert answered == {
+        json.dumps(line["messages"]) for line in read_rows(files(other).path(row(other, Dataset, data.id)))
+    }
+
+
+def a_machine_that_did_not_make_it_extends_it(first: Bench, other: Bench, data_id: str) -> None:
+    """It has nothing of the data set any more."""
+    before = read_summary(files(other).path(row(other, Dataset, data_id)))["shards"]
+    first.worker("gpu")
+    more = extend(data_id, samples=2, settings=first.settings)
+    first.wait(more.id, "SUCCEEDED", 300)
+    data = row(first, Dataset, data_id)
+    after = read_summary(data.path)["shards"]
+    assert data.rows == 2 * len(TEXTS) and is_here(first, Dataset, data_id)
+    assert {each["sha256"] for each in before} < {each["sha256"] for each in after}, "earlier answers are as they were"
+    assert not is_here(other, Dataset, data_id), "what it has is the older state"
+    files(other).local(row(other, Dataset, data_id))
+    assert dataset_damage(files(other).path(row(other, Dataset, data_id)), rows=data.rows) == {}
+
+
+@pytest.mark.drill  # minutes, for what happens once in a home's life
+def test_a_generation_made_before_there_was_a_store_is_extended_with_one(pair: tuple[Bench, Bench]) -> None:
+    first, other = pair
+    alone = Bench(replace(first.settings, store=""), SPECULOOS_STORE="")
+    try:
+        for queue in ("gpu", "io"):
+            alone.worker(queue)
+        alone.reconciler()
+        base = tiny(alone)
+        source = prompts(alone, TEXTS)
+        made = generation(alone, base, source, 4)
+        alone.wait(made.id, "SUCCEEDED", 300)
+    finally:
+        alone.end()
+    before = read_summary(row(first, Dataset, made.request["dataset_id"]).path)["shards"]
+    other.worker("gpu")
+    first.reconciler()
+    more = extend(made.request["dataset_id"], samples=2, settings=first.settings)
+    first.wait(more.id, "SUCCEEDED", 300)
+    after = read_summary(files(first).local(row(first, Dataset, made.request["dataset_id"])))["shards"]
+    assert {each["sha256"] for each in before} < {each["sha256"] for each in after}
+
+
+def test_a_deleted_row_goes_from_the_store_too(pair: tuple[Bench, Bench]) -> None:
+    first, _ = pair
+    base = tiny(first)
+    files_there = open_store(first.settings.store)
+    child_deliver(first, Base, base, row(first, Base, base).path)
+    assert files_there.names(f"models/{base}")
+    with db.writing(first.settings) as session:
+        paths = changes.delete(session, first.settings, session.get_one(Base, base))
+    changes.remove_files(paths)
+    assert files_there.names() == {}
+    with db.reading(first.settings) as session:
+        assert session.query(Stored).count() == 0
+
+
+def child_deliver(bench: Bench, table: type, row_id: str, folder: str) -> None:
+    """What a job does when it publishes."""
+    kept = job_files(bench).deliver(table, row_id, folder)
+    with db.writing(bench.settings) as session:
+        stored.keep(session, stored.KINDS[table], row_id, kept)
+
+
+def job_files(bench: Bench) -> child_files.JobFiles:
+    return Context(bench.settings, "job", 1, timing()).files
+
+
+def test_a_kill_between_delivery_and_publishing_loses_nothing(pair: tuple[Bench, Bench]) -> None:
+    """What was delivered is not yet meant by the row; the next attempt delivers the same and publishes it."""
+    first, other = pair
+    base = tiny(first)
+    path = row(first, Base, base).path
+    job_files(first).deliver(Base, base, path)  # and the process is killed here
+    with db.reading(first.settings) as session:
+        assert stored.of(session, base) is None
+    with pytest.raises(Unavailable, match="neither on this machine nor in the store"):
+        files(other).local(row(other, Base, base))
+    child_deliver(first, Base, base, path)
+    assert Path(files(other).local(row(other, Base, base))).is_relative_to(other.settings.home)
+
+
+def test_a_base_outside_of_the_home_comes_into_the_other_home(pair: tuple[Bench, Bench], tmp_path: Path) -> None:
+    first, other = pair
+    base = tiny(first)
+    outside = tmp_path / "elsewhere" / "tiny"
+    shutil.copytree(row(first, Base, base).path, outside)
+    with db.writing(first.settings) as session:
+        session.get_one(Base, base).path = str(outside)
+    child_deliver(first, Base, base, str(outside))
+    assert marked(outside) == "", "someone's own folder is left as it is"
+    assert files(first).local(row(first, Base, base)) == str(outside)
+    shutil.rmtree(outside)
+    assert files(other).local(row(other, Base, base)) == str(other.settings.home / "models" / base)
+
+
+def test_a_path_that_ends_above_itself_comes_into_a_place_of_its_own(pair: tuple[Bench, Bench], tmp_path: Path) -> None:
+    first, other = pair
+    path = tmp_path / "elsewhere" / "folder" / ".."
+    (tmp_path / "elsewhere" / "folder").mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    path_id = stored.path_id(first.settings, path)
+    kept = files(first).deliver(stored.UPLOADS, path_id, path)
+    with db.writing(first.settings) as session:
+        stored.keep(session, stored.UPLOADS, path_id, kept)
+    shutil.rmtree(tmp_path / "elsewhere")
+    mine = other.settings.home / "uploads" / "someone" / "texts.jsonl"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    brought = Path(job_files(other).bring_path(str(path)))
+    assert (brought / "config.json").exists() and brought.parent.name == path_id
+    assert mine.exists(), "another's upload is not of that folder"
+
+
+def test_the_shipped_head_is_compared_and_never_travels(pair: tuple[Bench, Bench]) -> None:
+    first, other = pair
+    base = tiny(first)
+    with db.writing(first.settings) as session:
+        sum_of_head = listed(HEAD)["model.safetensors"]
+        elsewhere = {"method": "eagle3", "state": "ready", "path": "/another/installation/starter_head"}
+        session.add(Checkpoint(id="c" * 32, name="starter", base_id=base, sha256=sum_of_head, **elsewhere))
+        session.add(Checkpoint(id="d" * 32, name="older", base_id=base, sha256="0" * 64, **elsewhere))
+    assert files(other).local(row(other, Checkpoint, "c" * 32)) == str(HEAD)
+    with pytest.raises(Unavailable, match="has no starter model with the weights"):
+        files(other).local(row(other, Checkpoint, "d" * 32))
+
+
+def test_a_store_that_is_away_for_a_moment_is_waited_for(
+    pair: tuple[Bench, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = pair
+    base = tiny(first)
+    monkeypatch.setattr(child_files, "PAUSE", 0.05)
+    jobs_files, tries = job_files(first), []
+    real = jobs_files.store.put_folder
+
+    def away_at_first(*arguments: object) -> object:
+        tries.append(1)
+        if len(tries) < 3:
+            raise child_files.StoreAway("The store does not answer.")
+        return real(*arguments)
+
+    monkeypatch.setattr(jobs_files.store, "put_folder", away_at_first)
+    assert jobs_files.deliver(Base, base, row(first, Base, base).path) and len(tries) == 3
+    tries.clear()
+    monkeypatch.setattr(child_files, "PATIENCE", 0.0)
+    with pytest.raises(Unavailable, match="does not answer"):
+        jobs_files.deliver(Base, base, row(first, Base, base).path)
+
+
+def test_uploads_of_jobs_that_ended_badly_go_from_the_store_with_time(pair: tuple[Bench, Bench]) -> None:
+    first, _ = pair
+    job = submit(upload(first, TEXTS), settings=first.settings)
+    assert open_store(first.settings.store).names("uploads")
+    with db.writing(first.settings) as session:
+        stamp = session.query(Stored).one()
+        stamp.created_at = stamp.created_at.replace(year=2020)
+    assert retention.clean(first.settings)["uploads"].count == 0, "its job waits"
+    with db.writing(first.settings) as session:
+        session.get_one(type(job), job.id).state = "FAILED"
+    assert retention.clean(first.settings)["uploads"].count == 1
+    assert open_store(first.settings.store).names("uploads") == {}
+
+
+def test_machines_do_not_judge_each_others_processes(
+    pair: tuple[Bench, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = pair
+    other.settings.home.mkdir(exist_ok=True)
+    monkeypatch.setenv("SPECULOOS_HOME", str(other.settings.home))
+    theirs, lasting = identity.owner(), identity.identity(1)
+    gone = theirs.rpartition("/")[0] + "/1"
+    assert identity.owner_is_dead(gone) and identity.is_alive(lasting)
+    monkeypatch.setenv("SPECULOOS_HOME", str(first.settings.home))
+    assert not identity.owner_is_dead(gone), "only its lease can tell"
+    assert not identity.is_alive(lasting) and not identity.end_group(lasting, 0)
+
+
+def test_a_retry_delivers_what_was_not_there_at_first(pair: tuple[Bench, Bench]) -> None:
+    first, _ = pair
+    job = submit(upload(first, TEXTS), settings=replace(first.settings, store=""))
+    with db.writing(first.settings) as session:
+        session.get_one(type(job), job.id).state = "FAILED"
+    retry(job.id, first.settings)
+    assert open_store(first.settings.store).names("uploads")
+
+
+def test_processes_that_need_the_same_files_fetch_them_once(
+    pair: tuple[Bench, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = pair
+    base = tiny(first)
+    child_deliver(first, Base, base, row(first, Base, base).path)
+    fetched, store = [], open_store(first.settings.store)
+    real = store.get_folder
+
+    def slowly(*arguments: object) -> None:
+        fetched.append(arguments)
+        time.sleep(0.3)
+        real(*arguments)
+
+    monkeypatch.setattr(store, "get_folder", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(lambda _: files(other).local(row(other, Base, base)), range(4)))
+    assert len(fetched) == 1 and len(set(paths)) == 1

@@ -1,0 +1,72 @@
+"""The job that imports a suite: from a file, and from a hub that does not answer."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from speculoos.commands.data import import_file
+from speculoos.errors import BadInput, Unavailable
+from speculoos.settings import Settings
+from tracking import db, jobs
+from tracking.tables import Base, Dataset
+from workers.ask.command_line import command_for
+from workers.ask.deliver import paths_of
+from workers.ask.outputs import input_ids
+from workers.ask.requests import Evaluate, ImportPrompts, Plan
+from workers.ask.submit import submit
+from workers.child.context import Context
+from workers.child.work import import_prompts
+from workers.timing import Timing
+
+
+def run(home: Settings, request: ImportPrompts) -> Dataset:
+    """Submit, claim and do the job, as a worker would; the data set's row."""
+    job = submit(request, settings=home)
+    with db.writing(home) as session:
+        attempt = jobs.claim(session, job.id, "test", 60)
+    stored = ImportPrompts(**job.request)
+    import_prompts.run(stored, Context(home, job.id, attempt, Timing()))
+    with db.reading(home) as session:
+        return session.get_one(Dataset, stored.dataset_id)
+
+
+def test_a_suite_is_a_data_set_with_its_name(home: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "HumanEval.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps({"task_id": "HumanEval/0", "prompt": "def f():"}).encode()))
+    data = run(home, ImportPrompts(path=str(path), original_name=path.name, suite="humaneval"))
+    assert (data.name, data.state, data.rows, data.config["suite"]) == ("humaneval", "ready", 1, "humaneval")
+    assert data.report["categories"] == {"code": 1}
+
+
+def test_without_a_file_the_hub_is_asked_and_says_what_else_helps(home: Settings) -> None:
+    """HF_HUB_OFFLINE is set in tests."""
+    with pytest.raises(Unavailable, match=r"GSM8K could not be fetched\..*not asked while HF_HUB_OFFLINE") as refused:
+        run(home, ImportPrompts(path="", suite="gsm8k"))
+    assert "Give its file instead: test.jsonl" in refused.value.hint
+    with pytest.raises(BadInput, match="Spec-Bench is not fetched from the hub"):
+        run(home, ImportPrompts(path="", suite="spec_bench"))
+
+
+def test_the_command_names_the_suite() -> None:
+    request = ImportPrompts(path="/x/question.jsonl", original_name="question.jsonl", suite="mt_bench")
+    assert command_for(request) == "speculoos data import question.jsonl --suite mt_bench"
+    assert command_for(ImportPrompts(path="", suite="gsm8k")) == "speculoos data import --suite gsm8k"
+
+
+def test_a_command_that_names_no_suite_or_no_file_is_refused(home: Settings) -> None:
+    with pytest.raises(BadInput, match="there is no such suite; known are mt_bench"):
+        import_file(suite="poems")
+    with pytest.raises(BadInput, match="Name the file to import"):
+        import_file()
+
+
+def test_a_suite_of_the_hub_names_no_file_to_deliver() -> None:
+    assert paths_of(ImportPrompts(path="", suite="gsm8k")) == [], "an empty path would be the working folder"
+    assert paths_of(ImportPrompts(path="/x.jsonl", suite="gsm8k")) == ["/x.jsonl"]
+
+
+def test_the_inputs_of_plans_and_of_servers_are_told_apart() -> None:
+    assert input_ids(Plan(base_id="")) == [(Base, "")], "missing, and said to be"
+    assert input_ids(Evaluate(endpoint="x")) == []

@@ -1,0 +1,223 @@
+"""A training's metrics at trackers, told by the real threads: what fails, hangs or is missing costs one line in the
+log. A killed training that goes on at TensorBoard is in test_training_killed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import accelerate.tracking as theirs
+import pytest
+from accelerate.state import PartialState
+from accelerate.utils import LoggerType
+
+from speculoos.errors import BadInput
+from speculoos.settings import Settings, load
+from tests.workers.conftest import wait_until
+from tracking import changes, db, jobs, reports
+from tracking.tables import Base, Dataset, Job
+from workers.ask.requests import Train
+from workers.ask.submit import submit
+from workers.child import trackers
+from workers.child.context import Context
+from workers.child.trackers import mirrored
+from workers.timing import Timing
+
+SECRET = "the-key-of-wandb-0123456789"
+SHOWN = "shown as it is"
+
+
+class Kept(theirs.GeneralTracker):
+    """A tracker of accelerate's form that keeps what it is told, and does what the test makes of it."""
+
+    name, requires_logging_directory = "wandb", False
+    made: list["Kept"] = []
+    act: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, project: str, **options: Any):
+        super().__init__()
+        self.options, self.told, self.config, self.ended = options, [], None, False
+        Kept.made.append(self)
+
+    @property
+    def tracker(self) -> "Kept":
+        return self
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.config = values
+
+    def log(self, values: dict[str, float], step: int | None = None, **_: Any) -> None:
+        Kept.act()
+        self.told.append((step, values))
+
+    def finish(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def context(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """Of a training that has begun, in an installation that tells W&B, whose place `Kept` takes."""
+    PartialState(cpu=True)
+    Kept.made, Kept.act = [], staticmethod(lambda: None)
+    monkeypatch.setitem(theirs.LOGGER_TYPE_TO_CLASS, "wandb", Kept)
+    monkeypatch.setattr(theirs, "_available_trackers", [LoggerType.WANDB])
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    for name in trackers.environment(home):
+        monkeypatch.setenv(name, SHOWN)
+    settings = replace(home, trackers=("wandb",))
+    with db.writing(settings) as session:
+        base = Base(name="b", source="folder", location="/x", path="/x", state="ready")
+        data = Dataset(name="d", kind="conversations", path="/d", rows=9, state="ready")
+        session.add_all([base, data])
+    asked = Train(method="medusa", base_id=base.id, dataset_id=data.id, settings={"max_steps": 9})
+    return attempt(settings, submit(asked, name="my heads", settings=settings).id)
+
+
+def attempt(settings: Settings, job_id: str) -> Context:
+    with db.writing(settings) as session:
+        number = jobs.claim(session, job_id, "test", 60)
+    assert number
+    return Context(settings, job_id, number, Timing())
+
+
+def say(context: Context, *steps: int) -> None:
+    for step in steps:
+        context.metrics(step, {"train/loss": 1 / (step + 1), "train/odd": float("nan")})
+
+
+def warnings(context: Context) -> list[str]:
+    context.flush()
+    with db.reading(context.settings) as session:
+        return [line.message for line in reports.logs(session, context.job_id) if line.level == "warning"]
+
+
+def test_a_run_is_told_everything_under_its_name_and_an_attempt_goes_on_with_it(context: Context) -> None:
+    with mirrored(context, {"lr": 0.1, "layers": [1, 2], "none": None, "base": "b"}):
+        say(context, 1, 2, 3)
+    context.flush()
+    first = Kept.made[0]
+    assert first.options["id"] == context.job_id and first.options["name"] == "Train my heads"
+    assert first.config == {"lr": 0.1, "layers": "[1, 2]", "base": "b"} and first.ended
+    assert first.told == [(step, {"train/loss": 1 / (step + 1)}) for step in (1, 2, 3)]
+    note = trackers.Note(context.settings.trackers_folder / "notes" / f"{context.job_id}-wandb.json")
+    assert note.reached == 3
+    note.reached = 1  # killed before the note was written again
+    note.write()
+    with db.writing(context.settings) as session:
+        jobs.interrupt(session, context.job_id, context.attempt, "killed")
+    again = attempt(context.settings, context.job_id)
+    with mirrored(again, {"lr": 0.1}, resumed=2):
+        say(again, 3, 4)
+    assert Kept.made[1].config is None, "its settings are there"
+    assert Kept.made[1].options == first.options
+    assert [step for step, _ in Kept.made[1].told] == [1, 2, 3, 4], (
+        "what may be missing, from the rows; then what is new"
+    )
+
+
+def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: Context) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    theirs._available_trackers.append(LoggerType.TENSORBOARD)
+    context.settings = replace(context.settings, trackers=("tensorboard",))
+    folder = context.settings.trackers_folder / "tensorboard" / f"Train-my-heads-{context.job_id[:12]}"
+
+    def losses() -> dict[int, float]:
+        if not folder.is_dir():
+            return {}
+        found = reader.EventAccumulator(str(folder), {reader.SCALARS: 0}).Reload()
+        points = found.Scalars("train/loss") if "train/loss" in found.Tags()["scalars"] else []
+        assert len(points) == len({point.step for point in points}), "every step once"
+        return {point.step: point.value for point in points}
+
+    killed = mirrored(context, {"lr": 0.1, "layers": [1]})
+    killed.__enter__()
+    say(context, *range(1, 7))
+    wait_until(lambda: set(losses()) == set(range(1, 7)), 60, "TensorBoard's file")
+    context.flush()
+    with db.writing(context.settings) as session:
+        jobs.interrupt(session, context.job_id, context.attempt, "killed")
+    again = attempt(context.settings, context.job_id)
+    with mirrored(again, {"lr": 0.1}, resumed=4):
+        for step in (5, 6, 7):
+            again.metrics(step, {"train/loss": 100.0 + step})
+    assert losses() == pytest.approx({**{n: 1 / (n + 1) for n in range(1, 5)}, 5: 105.0, 6: 106.0, 7: 107.0})
+    assert not warnings(again) and len(list(folder.glob("*/hparams.yml"))) == 1
+    killed.__exit__(None, None, None)
+
+
+def test_a_tracker_that_fails_costs_one_line_without_a_secret(context: Context) -> None:
+    def fail() -> None:
+        raise ConnectionError(f"wandb.example refused {SECRET}\nand more")
+
+    Kept.act = staticmethod(fail)
+    with mirrored(context, {}):
+        say(context, 1)
+        time.sleep(0.3)
+        say(context, 2, 3)
+    said = warnings(context)
+    assert said == ["Weights & Biases is not told of this training any more: wandb.example refused •••."]
+    with db.reading(context.settings) as session:
+        assert len(reports.metrics(session, context.job_id)["train/loss"]) == 3, "our own rows are whole"
+
+
+def test_a_tracker_that_hangs_is_not_waited_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "LAST_SECONDS", 0.3)
+    monkeypatch.setattr(trackers, "WAITING", 5)
+    Kept.act = staticmethod(lambda: time.sleep(5))
+    begun = time.monotonic()
+    with mirrored(context, {}):
+        say(context, *range(3))
+        assert time.monotonic() - begun < 2, "a training does not wait"
+    assert time.monotonic() - begun < 4
+    assert warnings(context) == ["Weights & Biases is not told of this training any more: it does not answer."]
+
+
+def test_a_tracker_that_is_too_slow_is_left_behind(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "WAITING", 5)
+    Kept.act = staticmethod(lambda: time.sleep(0.2))
+    with mirrored(context, {}):
+        say(context, *range(20))
+    assert warnings(context) == ["Weights & Biases is not told of this training any more: it is too slow."]
+
+
+def test_a_package_that_is_missing_is_said_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theirs, "_available_trackers", [])
+    with mirrored(context, {}):
+        say(context, 1, 2)
+    assert len(said := warnings(context)) == 1 and "its package is not installed" in said[0]
+
+
+def test_nothing_is_told_and_nothing_written_by_default(context: Context) -> None:
+    context.settings = replace(context.settings, trackers=())
+    with mirrored(context, {}):
+        say(context, 1)
+    assert not Kept.made and not context.settings.trackers_folder.exists() and not warnings(context)
+
+
+def test_trackers_stay_at_home_unless_the_operator_says_otherwise(home: Settings) -> None:
+    known = trackers.environment(home)
+    assert known["WANDB_MODE"] == "offline"
+    assert str(home.home) in known["MLFLOW_TRACKING_URI"] and known["TRACKIO_DIR"].startswith(str(home.home))
+
+
+def test_an_unknown_tracker_is_refused_by_its_name(tmp_path: Path) -> None:
+    env = {"SPECULOOS_HOME": str(tmp_path), "SPECULOOS_TRACKERS": "tensorboard, mlflow,tensorboard"}
+    assert load(env).trackers == ("tensorboard", "mlflow")
+    with pytest.raises(BadInput, match="SPECULOOS_TRACKERS.*'tensorbored'"):
+        load({**env, "SPECULOOS_TRACKERS": "tensorbored"})
+
+
+def test_runs_in_the_home_go_with_their_job(context: Context) -> None:
+    with mirrored(context, {}):
+        say(context, 1)
+    folder = context.settings.trackers_folder
+    (folder / "tensorboard" / f"Train-my-heads-{context.job_id[:12]}").mkdir(parents=True)
+    (folder / "tensorboard" / "another-0123456789ab").mkdir()
+    with db.writing(context.settings) as session:
+        jobs.succeed(session, context.job_id, context.attempt, {})
+    with db.writing(context.settings) as session:
+        paths = changes.delete(session, context.settings, session.get_one(Job, context.job_id), force=True)
+    changes.remove_files(paths)
+    left = [path.name for path in folder.rglob("*") if path.name not in ("tensorboard", "notes")]
+    assert left == ["another-0123456789ab"]

@@ -1,0 +1,77 @@
+"""Two machines as tests have them: homes of their own, one database, one broker, one store."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from models.identity import weights_sha256
+from models.starter import installed
+from models.tiny import make_tiny_base
+from tests.workers.conftest import Bench
+from tracking import db, stored
+from tracking.stored import Files
+from tracking.tables import Base, Dataset, Job, new_id
+from workers.ask.requests import GenerateData, ImportPrompts, Train
+from workers.ask.submit import submit
+
+TRAINING = {"epochs": 0.0, "max_steps": 12, "batch_tokens": 256, "max_length": 64, "base_dtype": "float32"}
+
+
+def second(bench: Bench, home: Path, **environment: str) -> Bench:
+    """Another machine of the same database, broker and store."""
+    return Bench(replace(bench.settings, home=home), **environment)
+
+
+def tiny(bench: Bench) -> str:
+    """A base that only this machine has."""
+    base_id = new_id()
+    folder = make_tiny_base(bench.settings.home / "models" / base_id)
+    with db.writing(bench.settings) as session:
+        made = {"source": "gguf", "location": "x", "path": str(folder), "state": "ready"}
+        session.add(Base(id=base_id, name="tiny", weights_sha256=weights_sha256(folder), **made))
+    return base_id
+
+
+def upload(bench: Bench, texts: Sequence[str]) -> ImportPrompts:
+    """A prompt file in this machine's uploads, as the pages take it."""
+    file = bench.settings.home / "uploads" / "ab" / "texts.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return ImportPrompts(path=str(file), original_name="texts.jsonl", delete_after=True)
+
+
+def prompts(bench: Bench, texts: Sequence[str]) -> str:
+    """The id of a prompt set that some worker imported."""
+    job = submit(upload(bench, texts), settings=bench.settings)
+    bench.wait(job.id, "SUCCEEDED", 120)
+    return job.request["dataset_id"]
+
+
+def generation(bench: Bench, base_id: str, source_id: str, rows: int, **more: object) -> Job:
+    """Answers by the tiny base in shards of so many rows."""
+    asked = {"max_tokens": 12, "batch_size": 4, "temperature": 0.8, **more}
+    return submit(GenerateData(source_id, base_id, shard_rows=rows, **asked), settings=bench.settings)
+
+
+def training(bench: Bench, base_id: str, dataset_id: str, **more: object) -> Job:
+    """A short training of heads."""
+    settings = {**TRAINING, **more}
+    request = Train(method="medusa", base_id=base_id, dataset_id=dataset_id, settings=settings)
+    return submit(request, name="heads", settings=bench.settings)
+
+
+def files(bench: Bench) -> Files:
+    """The files of rows, as this machine has them."""
+    return Files(bench.settings, installed)
+
+
+def row(bench: Bench, table: type, row_id: str) -> Dataset:
+    with db.reading(bench.settings) as session:
+        return session.get_one(table, row_id)
+
+
+def is_here(bench: Bench, table: type, row_id: str) -> bool:
+    """Whether this machine has a row's files."""
+    with db.reading(bench.settings) as session:
+        return files(bench).here(session.get_one(table, row_id), stored.of(session, row_id))

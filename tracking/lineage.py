@@ -1,0 +1,122 @@
+"""What came of what: prompts → data → drafts → figures and exports, from rows alone, as nodes and edges."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from tracking.leaderboard import MEASURED
+from tracking.queries import trained_on
+from tracking.states import JobState
+from tracking.tables import Checkpoint, Dataset, Evaluation, Job
+
+PROMPTS, DATA, DRAFT, CAME = range(4)
+"""Columns of the graph; the last one has figures and exports."""
+EXPORTS = 500
+"""Exports that are looked through, the newest; their requests name the checkpoint."""
+DEEPEST = 8
+
+
+@dataclass(frozen=True)
+class Node:
+    """A thing: `key` is unique, `column` its place from left to right, `note` a word on it, `link` its page."""
+
+    key: str
+    column: int
+    name: str
+    note: str
+    link: str
+
+
+@dataclass
+class Graph:
+    """Nodes by key, in the order they were made, and edges from what was read to what was made of it."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    edges: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, node: Node, of: str | None) -> None:
+        self.nodes.setdefault(node.key, node)
+        if of and (of, node.key) not in self.edges:
+            self.edges.append((of, node.key))
+
+
+def graph(session: Session, jobs: Sequence[Job]) -> Graph:
+    """What these jobs made and exported, with all that it was made of."""
+    ids, made = [job.id for job in jobs], Graph()
+    exported = {str((job.request or {}).get("checkpoint_id") or "") for job in jobs if job.kind == "export"}
+    own = Checkpoint.job_id.in_(ids) | Checkpoint.id.in_(exported)
+    drafts = {row.id: row for row in session.scalars(select(Checkpoint).where(own))}
+    parents = _parents(session, drafts)
+    read = {row.id: list(trained_on(row)) for row in drafts.values()}
+    sets = _sets(session, ids, {row_id for row_ids in read.values() for row_id in row_ids})
+    for row in sorted(sets.values(), key=_age):
+        made.add(_data(row), row.source_id if row.source_id in sets else None)
+    for row in sorted(drafts.values(), key=_age):
+        for row_id in [row_id for row_id in read[row.id] if row_id in sets] or [None]:
+            made.add(_draft(row), row_id)
+        if row.id in parents:
+            made.add(_draft(row), parents[row.id])
+    for draft_id, count in _measured(session, drafts):
+        words = "1 evaluation" if count == 1 else f"{count} evaluations"
+        made.add(Node(f"figures {draft_id}", CAME, words, "figures", f"/evaluations?checkpoint={draft_id}"), draft_id)
+    for job in _exports(session, drafts):
+        form, draft_id = str(job.request.get("format")), str(job.request.get("checkpoint_id"))
+        made.add(Node(f"export {draft_id} {form}", CAME, form, "export", f"/jobs?id={job.id}"), draft_id)
+    return made
+
+
+def _data(row: Dataset) -> Node:
+    column = PROMPTS if row.kind == "prompts" else DATA
+    note = f"{row.rows:,} rows" if row.state == "ready" else row.state
+    return Node(row.id, column, row.name, note, f"/data?id={row.id}")
+
+
+def _draft(row: Checkpoint) -> Node:
+    return Node(row.id, DRAFT, row.name, row.method if row.state == "ready" else row.state, f"/checkpoints?id={row.id}")
+
+
+def _sets(session: Session, jobs: list[str], used: Iterable[str | None]) -> dict[str, Dataset]:
+    """Data sets that the jobs made or read, and what those were generated from."""
+    ids = {row_id for row_id in used if row_id}
+    found = {
+        row.id: row for row in session.scalars(select(Dataset).where(Dataset.job_id.in_(jobs) | Dataset.id.in_(ids)))
+    }
+    for _ in range(DEEPEST):
+        above = {row.source_id for row in found.values() if row.source_id} - set(found)
+        if not above:
+            break
+        found |= {row.id: row for row in session.scalars(select(Dataset).where(Dataset.id.in_(above)))}
+    return found
+
+
+def _parents(session: Session, drafts: dict[str, Checkpoint]) -> dict[str, str]:
+    """draft → the draft that it was trained further from, which joins `drafts`."""
+    paths = {row.id: _draft_path(row) for row in drafts.values() if _draft_path(row)}
+    rows = session.scalars(select(Checkpoint).where(Checkpoint.path.in_(set(paths.values())))).all() if paths else []
+    by_path = {str(row.path): row for row in rows}
+    drafts |= {row.id: row for row in rows}
+    return {draft_id: by_path[path].id for draft_id, path in paths.items() if path in by_path}
+
+
+def _draft_path(row: Checkpoint) -> str:
+    settings = (row.config or {}).get("settings")
+    return str(settings.get("draft_path") or "") if isinstance(settings, dict) else ""
+
+
+def _measured(session: Session, drafts: dict[str, Any]) -> list[tuple[str, int]]:
+    counted = select(Evaluation.checkpoint_id, func.count()).where(*MEASURED, Evaluation.checkpoint_id.in_(drafts))
+    found = {row_id: count for row_id, count in session.execute(counted.group_by(Evaluation.checkpoint_id))}
+    return [(draft_id, found[draft_id]) for draft_id in drafts if draft_id in found]
+
+
+def _exports(session: Session, drafts: dict[str, Any]) -> list[Job]:
+    done = (Job.kind == "export", Job.state == JobState.SUCCEEDED)
+    rows = session.scalars(select(Job).where(*done).order_by(Job.created_at.desc(), Job.id).limit(EXPORTS))
+    return [job for job in rows if (job.request or {}).get("checkpoint_id") in drafts]
+
+
+def _age(row: Any) -> tuple[Any, str]:
+    return row.created_at, row.id

@@ -1,0 +1,118 @@
+"""Trainings side by side: each job with the rows it reads and made, and how its draft was measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from tracking.leaderboard import MEASURED
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Metric, Table
+
+MOST = 8
+"""Trainings at once; more lines cannot be told apart."""
+KIND = "train"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training. `datasets` are those it reads that are still there; `evaluations` are those of its draft, newest
+    first."""
+
+    job: Job
+    base: Base | None
+    datasets: list[Dataset]
+    checkpoint: Checkpoint | None
+    evaluations: list[Evaluation]
+
+    @property
+    def data(self) -> str:
+        """The names of its data sets."""
+        return ", ".join(row.name for row in self.datasets) or "deleted"
+
+    @property
+    def name(self) -> str:
+        """The draft's name; of a training that has none (any more) the job's."""
+        return self.checkpoint.name if self.checkpoint else self.job.name
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a list of ids names: trainings in its order, other jobs, how many ids name nothing, and the trainings that
+    are too many."""
+
+    trainings: list[Training]
+    others: list[Job]
+    missing: int
+    surplus: list[Job]
+
+
+def find(session: Session, ids: Sequence[str], most: int = MOST) -> Found:
+    """The trainings among the jobs `ids`."""
+    ids = list(dict.fromkeys(ids))
+    by_id = _by_id(session, Job, set(ids))
+    known = [by_id[row_id] for row_id in ids if row_id in by_id]
+    jobs = [job for job in known if job.kind == KIND]
+    others = [job for job in known if job.kind != KIND]
+    return Found(whole(session, jobs[:most]), others, len(ids) - len(known), jobs[most:])
+
+
+def best_values(session: Session, jobs: Sequence[str], metric: str) -> dict[str, float]:
+    """job → the largest value of a metric."""
+    own = (Metric.job_id.in_(jobs), Metric.name == metric)
+    rows = session.execute(select(Metric.job_id, func.max(Metric.value)).where(*own).group_by(Metric.job_id))
+    return {job_id: value for job_id, value in rows}
+
+
+def signature(session: Session, ids: Sequence[str]) -> str:
+    """A short text that changes when one of these jobs does, or when one of their drafts is measured."""
+    jobs = session.execute(select(Job.id, Job.version, Job.state).where(Job.id.in_(ids)).order_by(Job.id)).all()
+    drafts = select(Checkpoint.id).where(Checkpoint.job_id.in_(ids))
+    counted = select(func.count(), func.max(Evaluation.created_at))
+    measured = session.execute(counted.where(*MEASURED, Evaluation.checkpoint_id.in_(drafts))).one()
+    return ".".join(map(str, (*(field for job in jobs for field in job), *measured)))
+
+
+def whole(session: Session, jobs: Sequence[Job]) -> list[Training]:
+    """These jobs with the rows they read and made; a few queries, however many there are."""
+    made = session.scalars(select(Checkpoint).where(Checkpoint.job_id.in_([job.id for job in jobs])))
+    drafts = {row.job_id: row for row in made}
+    measured = _evaluations(session, [row.id for row in drafts.values()])
+    bases = _by_id(session, Base, {_asked(job, "base_id") for job in jobs})
+    read = {job.id: dataset_ids(job.request) for job in jobs}
+    sets = _by_id(session, Dataset, {row_id for ids in read.values() for row_id in ids})
+    return [
+        Training(
+            job,
+            bases.get(_asked(job, "base_id")),
+            [sets[row_id] for row_id in read[job.id] if row_id in sets],
+            draft := drafts.get(job.id),
+            measured.get(draft.id, []) if draft else [],
+        )
+        for job in jobs
+    ]
+
+
+def dataset_ids(request: Mapping[str, Any] | None) -> list[str]:
+    """The data sets that a training's request names."""
+    told = request or {}
+    return list(dict.fromkeys(filter(None, [told.get("dataset_id"), *(told.get("more_dataset_ids") or [])])))
+
+
+def _evaluations(session: Session, drafts: list[str]) -> dict[str, list[Evaluation]]:
+    query = select(Evaluation).where(*MEASURED, Evaluation.checkpoint_id.in_(drafts))
+    found: dict[str, list[Evaluation]] = {}
+    for row in session.scalars(query.order_by(Evaluation.created_at.desc(), Evaluation.id)):
+        found.setdefault(row.checkpoint_id or "", []).append(row)
+    return found
+
+
+def _by_id(session: Session, table: type[Table], ids: set[str]) -> dict[str, Any]:
+    known = ids - {""}
+    query = select(table).where(table.id.in_(known))  # type: ignore[attr-defined]
+    return {row.id: row for row in session.scalars(query)} if known else {}
+
+
+def _asked(job: Job, key: str) -> str:
+    return str((job.request or {}).get(key) or "")

@@ -1,0 +1,60 @@
+"""The project's own server (`speculoos features serve`), a request a batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from features.wire import LARGEST_NUMBER, PROTOCOL, Asked, Given, check_given, from_bytes
+from speculoos.errors import BadInput
+from speculoos.settings import StateServer
+from training.hidden_states.client import Connection
+
+
+class ReferenceClient:
+    """Every request names the base's sum, so a server that came back with another base is noticed at once."""
+
+    workers = 2
+    """One batch is computed while the other travels."""
+
+    def __init__(self, server: StateServer, base: Any, sha256: str):
+        self._connection, self._base, self._sha256 = Connection(server), base, sha256
+
+    def check(self, rows: Sequence[Tensor]) -> str:
+        facts = self._connection.get("/v1/base")
+        base = self._base
+        if not isinstance(facts, dict) or facts.get("protocol") != PROTOCOL:
+            raise BadInput(f"“{self._connection.name}” is no server of hidden states of this version; check its url.")
+        check_facts(facts, self._connection.name, self._sha256, base.vocab_size, base.hidden_size)
+        return f"Hidden states come from “{self._connection.name}”, which runs {facts['name']} in {facts['dtype']}."
+
+    def states(self, asked: Asked) -> Given:
+        width = self._base.hidden_size
+        most = asked.numbers(width) * LARGEST_NUMBER
+        answer = self._connection.post("/v1/hidden_states", asked.to_json(self._sha256), most)
+        given = from_bytes(answer.content)
+        check_given(given, asked, width)
+        return given
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def check_facts(facts: dict[str, Any], name: str, sha256: str, vocab_size: int, hidden_size: int) -> None:
+    """Raise BadInput where GET /v1/base tells of another base."""
+    for key, words, expected in (
+        ("vocab_size", "tokens", vocab_size),
+        ("hidden_size", "numbers a hidden state", hidden_size),
+    ):
+        if facts.get(key) != expected:
+            raise BadInput(
+                f"The server of hidden states “{name}” runs another base: {facts.get(key)} {words}, trained for is "
+                f"one with {expected}.",
+                "Serve the base that is trained for, or choose another server.",
+            )
+    if (served := str(facts.get("base_sha256"))) != sha256:
+        raise BadInput(
+            f"The server of hidden states “{name}” runs other weights ({served[:12]}…) than those trained for "
+            f"({sha256[:12]}…).",
+            "Serve the base that is trained for, or choose another server.",
+        )

@@ -1,0 +1,52 @@
+"""SGLang with --enable-return-hidden-states: /generate answers with the head's input as lists of numbers.
+
+It has no request for other layers, so it serves EAGLE-1, Medusa and distilled standalone drafts. `hidden_states` of an
+answer is a list: first those of the whole prompt [tokens][H], then those of each further token.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speculoos.errors import BadInput, Unsupported
+from training.hidden_states.engines import WRITTEN_NUMBER, Answered, EngineClient, chosen_of
+
+
+class SglangClient(EngineClient):
+    """One token generated for each row."""
+
+    def check(self, rows: Sequence[Tensor]) -> str:
+        return f"Hidden states come from SGLang “{self.server.name}”: {self.check_tokens(rows)}."
+
+    def row(self, ids: list[int], layers: tuple[int, ...]) -> Answered:
+        if layers:
+            raise Unsupported(
+                f"hidden_states: SGLang “{self.server.name}” sends what the head reads and no other layer, so no "
+                "EAGLE-3 draft learns from it; use vLLM or the project's own server."
+            )
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
+            "return_hidden_states": True,
+        }
+        most = (len(ids) + 1) * self.base.hidden_size * WRITTEN_NUMBER  # the generated token may have its own
+        answer = self.connection.post_json("/generate", body, most)
+        hidden = self._prompt(answer, ids)
+        return Answered(hidden, hidden.new_zeros(len(ids), 0), chosen_of(answer.get("output_ids")))
+
+    def _prompt(self, answer: Any, ids: list[int]) -> Tensor:
+        try:
+            hidden = torch.tensor(answer["meta_info"]["hidden_states"][0], dtype=torch.float32)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise BadInput(
+                f"SGLang “{self.server.name}” sends no hidden states.", "Start it with --enable-return-hidden-states."
+            ) from None
+        if hidden.shape != (len(ids), self.base.hidden_size):
+            raise BadInput(
+                f"SGLang “{self.server.name}” sent hidden states {list(hidden.shape)} of {len(ids)} tokens; wanted are "
+                f"all, of {self.base.hidden_size} numbers.",
+                "Start it with --disable-radix-cache and --chunked-prefill-size -1, without speculative decoding.",
+            )
+        return hidden

@@ -1,0 +1,131 @@
+"""Sets that come with the workbench, for who has no file at hand: on the Data page, added once. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from speculoos.errors import BadInput, Conflict
+from speculoos.settings import CLONE, Settings
+from tracking import db
+from tracking.names import taken
+from tracking.tables import Dataset, Job
+from workers.ask.requests import ImportPrompts
+
+PREFIX = "builtin:"
+PROMPTS, QUESTIONS = "quickstart-prompts", "built-in-questions"
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A set that lies in the clone: what it is called as a data set, and what it is for."""
+
+    name: str
+    title: str
+    lead: str
+    file: Path
+
+    @property
+    def rows(self) -> int:
+        return _rows(self.file)
+
+    def request(self) -> ImportPrompts:
+        """The job that makes a data set of it, on whichever machine."""
+        return ImportPrompts(path=PREFIX + self.name, original_name=f"{self.name}.jsonl")
+
+
+BUILT_IN = {
+    built_in.name: built_in
+    for built_in in (
+        BuiltIn(
+            PROMPTS,
+            "Prompts",
+            "Short questions, letters, stories, code and sums, which the quickstart uses: a model answers them within "
+            "minutes, and a first draft learns from that.",
+            CLONE / "corpus" / "quickstart_prompts.jsonl",
+        ),
+        BuiltIn(
+            QUESTIONS,
+            "Questions",
+            "Eight kinds of tasks, some with a second turn, on which drafts are measured where no other questions are "
+            "chosen: to be read and taken as a pattern. No draft should learn from what it is measured on.",
+            CLONE / "evaluation" / "questions.jsonl",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Added:
+    """The data set's id, and the job that makes it where nobody had asked for it before."""
+
+    dataset_id: str
+    job: Job | None = None
+
+
+def built_in_name(path: str) -> str:
+    """The name in an import's `path`; "" where that is a file. Raises BadInput for an unknown one."""
+    if not path.startswith(PREFIX):
+        return ""
+    return find_built_in(path.removeprefix(PREFIX)).name
+
+
+def find_built_in(name: str) -> BuiltIn:
+    """Raises BadInput, saying which there are."""
+    if name not in BUILT_IN:
+        raise BadInput(f"There is no built-in set {name!r}; there are {' and '.join(BUILT_IN)}.")
+    return BUILT_IN[name]
+
+
+def here(session: Session) -> dict[str, str]:
+    """{name: data set's id} of the built-in sets that were added, under whichever name, and did not fail."""
+    columns = select(Dataset.id, Dataset.config).where(Dataset.kind == "prompts", Dataset.state != "failed")
+    found: dict[str, str] = {}
+    for row_id, config in session.execute(columns.order_by(Dataset.created_at.desc())):
+        if name := built_in_of(config):
+            found[name] = row_id
+    return found
+
+
+def built_in_of(config: Mapping[str, Any] | None) -> str:
+    """Which built-in set an import with this request read whole; "" for other files."""
+    config = config or {}
+    name = config.get("original_name", "").removesuffix(".jsonl")
+    whole = name in BUILT_IN and config.get("limit") is None
+    return name if whole and _is_of(BUILT_IN[name], config.get("path", "")) else ""
+
+
+def _is_of(built_in: BuiltIn, path: str) -> bool:
+    """Whether an import read it: by its name, or, in rows of earlier versions, by its file in any clone."""
+    return path == PREFIX + built_in.name or path.endswith(f"/{built_in.file.parent.name}/{built_in.file.name}")
+
+
+def add(name: str, *, experiment: str | None = None, user: str = "", settings: Settings) -> Added:
+    """Make a data set of built-in set `name`, once: where it is here, or on its way, that one is named. Raises BadInput
+    for an unknown name."""
+    from workers.ask.submit import submit  # which asks here what questions are called
+
+    built_in = find_built_in(name)
+    with db.reading(settings) as session:
+        known, other = here(session).get(name), taken(session, Dataset, name)
+    if known:
+        return Added(known)
+    common = {"experiment": experiment, "user": user, "settings": settings}
+    try:
+        job = submit(built_in.request(), name="" if other else name, like=name, **common)
+    except Conflict:  # somebody was faster by a moment
+        with db.reading(settings) as session:
+            if known := here(session).get(name):
+                return Added(known)
+        raise
+    return Added(job.request["dataset_id"], job)
+
+
+@cache
+def _rows(file: Path) -> int:
+    with open(file, "rb") as handle:
+        return sum(1 for line in handle if line.strip())

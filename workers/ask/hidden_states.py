@@ -1,0 +1,104 @@
+"""The server and the folder that a training names for its hidden states, and whether that server runs its base. No
+torch here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from methods.recipes import config_for
+from methods.settings import STORED, TrainConfig, check_store_name
+from speculoos.bounded import AS_IT_IS, read_whole
+from speculoos.errors import BadInput, Unavailable
+from speculoos.settings import Settings, StateServer
+from tracking.db import reading
+from tracking.tables import Base
+from workers.ask.requests import GenerateData, Request, Train
+
+SECONDS = 10.0
+LARGEST = 2**20
+"""Bytes of what a server says of its base."""
+
+
+def find_server(settings: Settings, config: TrainConfig) -> StateServer | None:
+    """None where the base runs in the training, or nothing runs it. Raises BadInput for an unknown name."""
+    name = config.hidden_states
+    if name in ("", STORED):
+        return None
+    if name not in (known := settings.state_servers):
+        raise BadInput(
+            f"hidden_states: there is no server named {name!r} in settings.toml; known are: "
+            f"{', '.join(known) or 'none yet'}.",
+            "Add a [hidden_states.NAME] table with its url, then retry.",
+        )
+    return known[name]
+
+
+def store_folder(settings: Settings, name: str) -> Path | None:
+    """Where the hidden states of the store `name` are kept; None for ""."""
+    return settings.hidden_states_folder / name if name else None
+
+
+def check_server(settings: Settings, request: Request) -> None:
+    """Raise BadInput or Unavailable, in one sentence, where the server that a training names does not answer, or runs
+    another base; or where a store cannot be called so. Serving engines say nothing of their weights: the training
+    itself finds out by their tokens."""
+    if isinstance(request, GenerateData):
+        _check_store(request)
+    if not isinstance(request, Train):
+        return
+    server = find_server(settings, config_for(request.method, request.recipe, request.settings))
+    if server is None:
+        return
+    with reading(settings) as session:
+        base = session.get(Base, request.base_id)
+        known = (base.weights_sha256, base.card or {}) if base else ("", {})
+    _compare(server.name, _facts(server), *known)
+
+
+def _check_store(request: GenerateData) -> None:
+    check_store_name(request.hidden_states_store)
+    if request.hidden_states_store and request.endpoint:
+        raise BadInput("hidden_states_store: an endpoint's answers come without hidden states; let a model answer.")
+
+
+def _facts(server: StateServer) -> dict[str, Any]:
+    """What the server says of its base; {} of an engine that answers."""
+    import httpx
+
+    own = server.kind == "speculoos"
+    path = {"speculoos": "/v1/base", "vllm": "/v1/models", "sglang": "/health"}[server.kind]
+    headers = AS_IT_IS | ({"Authorization": f"Bearer {server.key}"} if server.key else {})
+    where = f"The server of hidden states “{server.name}”"
+    try:
+        with httpx.stream("GET", server.root + path, headers=headers, timeout=SECONDS) as response:
+            content = read_whole(response, LARGEST)
+        facts = json.loads(content or b"") if own and response.status_code == 200 else {}
+    except httpx.HTTPError as error:
+        raise Unavailable(
+            f"{where} does not answer ({type(error).__name__}).", "Start it, or choose another."
+        ) from None
+    except ValueError:
+        facts = None
+    if response.status_code in (401, 403):
+        raise BadInput(
+            f"{where} refuses us ({response.status_code}).", f"Set {server.key_env or 'key_env in settings.toml'}."
+        )
+    if response.status_code >= 400 or content is None or not isinstance(facts, dict):
+        raise BadInput(f"{where} is none of kind {server.kind} ({response.status_code} for {path}); check its url.")
+    return facts
+
+
+def _compare(name: str, facts: dict[str, Any], weights_sha256: str, card: dict[str, Any]) -> None:
+    """What is not known yet, of a base that is still being fetched, is compared when the training begins."""
+    pairs = (
+        ("vocabulary", facts.get("vocab_size"), card.get("vocabulary")),
+        ("hidden size", facts.get("hidden_size"), card.get("hidden_size")),
+        ("sha256 of the weights", facts.get("base_sha256"), weights_sha256),
+    )
+    for words, served, wanted in pairs if facts else ():
+        if wanted and served != wanted:
+            raise BadInput(
+                f"The server of hidden states “{name}” runs another base: its {words} is {str(served)[:12]}, that of "
+                f"the base trained for {str(wanted)[:12]}.",
+                "Serve the base that is trained for, or choose another server.",
+            )

@@ -1,0 +1,160 @@
+"""How much there is of what a request names: rows, turns, tokens, parameters, bytes. No torch.
+
+What nobody counted yet is guessed from settings and prompts; a base without a card counts as 0.
+"""
+
+import json
+import math
+from collections import Counter
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from methods.settings import TrainConfig
+from tracking.tables import Base, Dataset
+from workers.ask.requests import Evaluate
+
+PROMPT_TOKENS = 60
+"""Tokens of a prompt where nobody counted."""
+COUNTED_ROWS = 1000
+"""Conversations from which a draft vocabulary's size is told."""
+TUNING_STEPS = 250
+"""Forwards and steps that a tuning takes besides its questions' (`decoding.tuning.measure_forward`: the wide ones take
+longer)."""
+
+
+def turns(data: Dataset) -> float:
+    """User turns of an average row."""
+    counts = (data.report or {}).get("turns")
+    if not isinstance(counts, dict) or not data.rows:
+        return 1.0
+    return max(sum(int(n) * c for n, c in counts.items()) / max(sum(counts.values()), 1), 1.0)
+
+
+def expected_rows(session: Session, data: Dataset) -> int:
+    """Rows of a data set, or, while it is being made, of the prompts it answers; 0 when nobody knows yet."""
+    if data.rows or not data.source_id:
+        return data.rows
+    source = session.get(Dataset, data.source_id)
+    return min(source.rows, (data.config or {}).get("limit") or source.rows) if source else 0
+
+
+def questions(session: Session, request: Evaluate) -> int:
+    """Rows that an evaluation asks; as many as it may where nobody counted them."""
+    data = session.get(Dataset, request.dataset_id) if request.dataset_id else None
+    return min(request.limit, expected_rows(session, data) if data else 0) or request.limit
+
+
+def total_tokens(data: Dataset, count: int) -> float:
+    """Tokens of `count` rows: the counted ones of an import, else the answers' and guessed prompts."""
+    report = data.report or {}
+    if report.get("answer_tokens") and report.get("tokens"):
+        return report["tokens"]
+    return answer_tokens(data, count) + count * PROMPT_TOKENS
+
+
+def answer_tokens(data: Dataset, count: int) -> float:
+    """Tokens of the answers of `count` rows: counted ones, else a guess from its settings."""
+    report = data.report or {}
+    return report.get("answer_tokens") or report.get("tokens") or count * (data.config or {}).get("max_tokens", 256)
+
+
+def trained_tokens(config: TrainConfig, once: float) -> float:
+    """Tokens that pass while training: `once` an epoch, and no more than the step limit allows."""
+    most = config.max_steps * config.step_tokens
+    if not config.epochs:
+        return most or once
+    return min(once * config.epochs, most) if most else once * config.epochs
+
+
+def steps(config: TrainConfig, tokens: float, length: float) -> int:
+    """Optimizer steps that so many tokens make in conversations of `length`: half of one does not fit into a batch on
+    average (`training.batches.make_batches`)."""
+    if config.max_steps and not config.epochs:
+        return config.max_steps
+    filled = max(config.batch_tokens - length / 2, min(length, config.max_length), 1)
+    found = max(math.ceil(tokens / (filled * config.accumulate)), 1)
+    return min(found, config.max_steps) if config.max_steps else found
+
+
+def held_out_tokens(config: TrainConfig, tokens: float, count: int) -> float:
+    """Of `tokens` in `count` conversations, those that are kept for measuring."""
+    return tokens * min(config.held_out, config.max_held_out / max(count, 1))
+
+
+def draft_vocabulary(base: Base, data: Dataset, config: Any) -> int:
+    """Tokens the draft of these settings will know: those asked for, or those that cover so much of the answers as the
+    settings say, counted in the first conversations."""
+    whole = int((base.card or {}).get("vocabulary") or 0)
+    coverage = getattr(config, "draft_vocab_coverage", 0)
+    if coverage and data.state == "ready":
+        return covering(data.path, data.rows, coverage) or whole
+    return min(getattr(config, "draft_vocab_size", 0) or whole, whole)
+
+
+@lru_cache(maxsize=64)
+def covering(folder: str, rows: int, coverage: float) -> int:
+    """How many different tokens make up `coverage` of the answers' tokens; 0 where the rows hold no tokens. `rows`
+    makes a set that grew another question."""
+    counts = Counter(chain.from_iterable(map(_answer_ids, islice(_lines(Path(folder)), COUNTED_ROWS))))
+    wanted, known = coverage * counts.total(), 0
+    for number, (_, count) in enumerate(counts.most_common(), 1):
+        known += count
+        if known >= wanted:
+            return number
+    return 0
+
+
+def parameters(base: Base) -> float:
+    """Of the base, from its card."""
+    return (base.card or {}).get("parameters") or 0
+
+
+def hidden(base: Base) -> float:
+    """The base's hidden size."""
+    return (base.card or {}).get("hidden_size") or 0
+
+
+def weights_bytes(base: Base) -> float:
+    """Memory of the base in fp32 (what CPUs run)."""
+    return parameters(base) * 4
+
+
+def tuning_bytes(base: Base, questions: int, tokens: int) -> float:
+    """Read by a tuning: a step a token at most, with the widest tree; then forwards of every size and some drafting."""
+    return (questions * tokens + TUNING_STEPS) * weights_bytes(base)
+
+
+def frame_bytes(base: Base) -> float:
+    """Memory of embeddings and head in fp32: what of a base stays that runs elsewhere."""
+    return 2 * 4 * ((base.card or {}).get("vocabulary") or 0) * hidden(base)
+
+
+def cache_bytes(base: Base) -> float:
+    """Bytes of key-value cache a token: 2 · layers · key-value width · 4."""
+    card = base.card or {}
+    heads = card.get("heads") or 1
+    return 2 * (card.get("layers") or 0) * hidden(base) / heads * (card.get("kv_heads") or heads) * 4
+
+
+def folder_bytes(path: str) -> float:
+    """Bytes of a file, or of the files in a folder; 0 where there is none here."""
+    place = Path(path)
+    if place.is_file():
+        return place.stat().st_size
+    return sum(file.stat().st_size for file in place.glob("*") if file.is_file()) if path and place.is_dir() else 0
+
+
+def _lines(folder: Path):  # noqa: ANN202 - an iterator of str
+    for shard in sorted(folder.glob("shard-*.jsonl")):
+        with shard.open(encoding="utf-8") as lines:
+            yield from lines
+
+
+def _answer_ids(line: str) -> list[int]:
+    row = json.loads(line)
+    ids = row.get("token_ids") or []
+    return [token for start, end in row.get("loss_spans") or [] for token in ids[start:end]]

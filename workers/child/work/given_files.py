@@ -1,0 +1,60 @@
+"""The files an import reads: one here, one that comes with the workbench, or those of a data set on the hub."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from corpus.rows import Files
+from models.hub_data import Location, fetch, look_up
+from speculoos.errors import BadInput
+from workers.ask.builtin import BUILT_IN, built_in_name
+from workers.ask.requests import HUB, ImportAnswered, ImportPrompts
+from workers.child.context import Context
+
+
+@dataclass(frozen=True)
+class Given:
+    """Files to read, their bytes where they are not one file here, and what the report says of where they came from."""
+
+    files: Files
+    size: int | None = None
+    origin: dict[str, Any] | None = None
+
+
+@contextmanager
+def given_files(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[Given]:
+    """What the request names. Fetched files go when they have been read, or turned out to be none that can be."""
+    if request.path.startswith(HUB):
+        with _fetched(request, context) as given:
+            yield given
+    elif name := built_in_name(request.path):
+        yield Given(BUILT_IN[name].file)
+    else:
+        yield Given(context.files.bring_path(request.path))
+
+
+@contextmanager
+def _fetched(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[Given]:
+    """From the hub, each file when its turn comes; what is here after a break is kept for the next attempt."""
+    token, place = context.settings.hf_token, context.dataset_folder(request.dataset_id)
+    listing = look_up(Location.parse(request.path), token)
+    folder = place.with_name(f".{place.name}.partial")
+    origin = {"repo": listing.repo, "revision": listing.revision, "files": len(listing.files)}
+    try:
+        yield Given(fetch(listing, folder, context, token), listing.size, origin)
+    except BadInput:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_upload(request: ImportPrompts | ImportAnswered, given: Given, context: Context) -> None:
+    """One that was uploaded is ours to remove, and so is what was brought here for this job."""
+    if not isinstance(given.files, str):
+        return
+    if request.delete_after:
+        Path(given.files).unlink(missing_ok=True)
+    context.files.forget_path(request.path, given.files)

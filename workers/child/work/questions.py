@@ -1,0 +1,18 @@
+"""The questions of a request: a data set's, else the built-in ones."""
+
+from typing import Any
+
+from evaluation.questions import built_in, read_questions
+from tracking.tables import Dataset
+from workers.ask.requests import Evaluate, Plan, Tune
+from workers.child.context import Context
+
+
+def asked_questions(request: Evaluate | Plan | Tune, context: Context, last: bool = False) -> list[dict[str, Any]]:
+    """At most `request.limit` of them; of the built-in ones the `last` where that is asked for.
+
+    Raises NotFound or Conflict where the data set cannot be used.
+    """
+    if not request.dataset_id:
+        return built_in()[-request.limit :] if last else built_in(request.limit)
+    return read_questions(context.usable(Dataset, request.dataset_id).path, request.limit, context)

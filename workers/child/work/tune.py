@@ -1,0 +1,64 @@
+"""Job `tune`: the tree with which a checkpoint is fastest on this device. The finding goes into the checkpoint's row,
+the tree, where it pays, into its files. Nothing is half done: a killed attempt's measurement is made again."""
+
+from pathlib import Path
+from typing import Any
+
+from evaluation.tuning import TunedDraft, can_be_tuned, tune
+from models.base import decoding_dtype, load_base
+from models.checkpoints import load_draft, set_drafting
+from speculoos.errors import Unsupported
+from tracking.changes import size
+from tracking.tables import Base, Checkpoint, now
+from workers.ask.requests import Tune
+from workers.child.context import Context
+from workers.child.work.devices import take_device
+from workers.child.work.questions import asked_questions
+
+
+def run(request: Tune, context: Context) -> dict[str, Any]:
+    """Tune, and keep what was found."""
+    base_row, row = context.usable(Base, request.base_id), context.usable(Checkpoint, request.checkpoint_id)
+    questions = asked_questions(request, context, last=True)  # evaluations take the first ones
+    device = take_device(context)
+    dtype = decoding_dtype(request.dtype or context.settings.dtype, device)
+    base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
+    draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums)
+    if not can_be_tuned(draft):
+        raise Unsupported(f"Drafts of the method {draft.method} have nothing to tune.")
+    context.log(f"Tuning on {device} in {dtype} with {len(questions)} questions.")
+    tuned = tune(base, draft, questions, context, max_tokens=request.max_tokens, counts=True)
+    context.log(tuned.plan.verdict)
+    kept = request.keep and bool(tuned.drafting) and _is_ours(Path(row.path), context)
+    if kept:
+        _keep(request.checkpoint_id, Path(row.path), tuned, context)
+    elif request.keep and tuned.drafting:
+        context.log("The tree is not kept in the checkpoint's files: they lie outside the home.", "warning")
+    figures = figures_of(tuned, kept, context.job_id)
+    _note(request.checkpoint_id, figures, context)
+    return {"checkpoint_id": request.checkpoint_id, **figures["tuned"]}
+
+
+def figures_of(tuned: TunedDraft, kept: bool, job_id: str) -> dict[str, Any]:
+    """What a checkpoint's row says of its tuning: `tuning` in words, `tuned` in numbers."""
+    found = {**tuned.finding(), "kept": kept, "at": now().isoformat(timespec="seconds"), "job_id": job_id}
+    return {"tuning": tuned.plan.verdict, "tuned": found}
+
+
+def _is_ours(folder: Path, context: Context) -> bool:
+    """Whether the files belong to this home; those that come with the installation belong to all."""
+    return folder.resolve().is_relative_to(context.settings.home.resolve())
+
+
+def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: Context) -> None:
+    """The tree in the checkpoint's config.json (its folder is replaced whole), unless this attempt is over."""
+    with context.fenced():
+        pass
+    set_drafting(folder, tuned.drafting, tuned.plan.to_json())
+    context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=size(folder))
+
+
+def _note(checkpoint_id: str, figures: dict[str, Any], context: Context) -> None:
+    with context.fenced() as session:
+        row = session.get_one(Checkpoint, checkpoint_id)
+        row.figures = {**row.figures, **figures}
