@@ -35,6 +35,9 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias
     """
     (n, heads, dim), kv_heads = queries.shape, keys.shape[1]
     group = heads // kv_heads
+    if n == 1:  # no rows to move: the usual step of plain decoding
+        mixed = F.scaled_dot_product_attention(queries.view(1, kv_heads, group, dim), keys, values, attn_mask=bias)
+        return mixed.reshape(1, heads * dim)
     queries = queries.view(n, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
     mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
     return mixed.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)

@@ -37,9 +37,9 @@ def paired_rows(count: int, heads: int, order: torch.Tensor) -> torch.Tensor:
 
 def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     """Turn neighbouring channels of x [n, heads, dim] by complex `rotation` [n, 1, dim / 2]; fp32 in place."""
-    pairs = x.float().unflatten(-1, (-1, 2))
-    torch.view_as_complex(pairs).mul_(rotation)
-    return pairs.flatten(-2).to(x.dtype)
+    turned = x.float()
+    torch.view_as_complex(turned.view(*x.shape[:-1], -1, 2)).mul_(rotation)
+    return turned.to(x.dtype)
 
 
 class Rotations:

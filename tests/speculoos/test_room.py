@@ -50,6 +50,11 @@ def small_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     shutil.rmtree(settings.run_dir, ignore_errors=True)
 
 
+def written_by(pid: int) -> int:
+    """Bytes that a process has written, to wherever."""
+    return int(re.search(r"wchar: (\d+)", Path(f"/proc/{pid}/io").read_text())[1])
+
+
 def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home: Settings, small_disk: Path) -> None:
     """supervisord's own handler raises on a full disk, prints that to a file on it, and takes every program along."""
     supervisor = Supervisor(small_home, [Program("chatty", (sys.executable, CHATTY), "one", 1, 1)])
@@ -59,7 +64,8 @@ def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home
     ballast = fill(small_disk)
     pid = supervisor.states()["chatty"]["pid"]
     wait_until(lambda: shutil.disk_usage(small_disk).free == 0)
-    size = log.stat().st_size
+    size, printed = log.stat().st_size, written_by(pid)
+    wait_until(lambda: written_by(pid) > printed + 200_000)  # more than a pipe and the file's last page take
     os.kill(supervisor._process.pid, 0)
     for _ in range(20):  # supervisord has its own lines to write too
         assert supervisor.states()["chatty"]["pid"] == pid and supervisor.alive
