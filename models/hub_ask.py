@@ -69,16 +69,20 @@ def _in_time(name: str, work: Callable[[], bytes], seconds: float) -> bytes:
 
 
 def _get(question: Question) -> bytes:
+    import httpx
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session
 
     headers = build_hf_headers(token=question.token or False)
     headers |= {"Range": f"bytes=0-{question.most - 1}"} if question.cut else {}
     where = {"url": f"{constants.ENDPOINT}/{question.path}", "params": question.asked, "headers": headers}
-    with get_session().stream("GET", **where, timeout=question.seconds) as response:
-        if response.status_code not in (200, 206):
-            _refuse(question.name, response)
-        return _read(question, response)
+    try:
+        with get_session().stream("GET", **where, timeout=question.seconds) as response:
+            if response.status_code not in (200, 206):
+                _refuse(question.name, response)
+            return _read(question, response)
+    except httpx.TimeoutException:  # it may come just before `_in_time` gives up
+        raise Unavailable(SLOW.format(question.name, question.seconds)) from None
 
 
 def _refuse(name: str, response: Any) -> None:

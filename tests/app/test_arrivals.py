@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_machine_is_fetched_beside_the_visitor(pages: Se
     before = arrivals.signature()
     assert "are coming from the store" in page(pages, heads)
     assert arrivals.signature() != before, "pages that wait are drawn again"
-    wait_until(lambda: "are coming" not in page(pages, heads), 30, "the files")
+    wait_until(lambda: "are coming" not in page(pages, heads), 90, "the files")
     assert "Can be made for" in page(pages, heads) and arrivals.signature() == before
     assert (pages.home / "checkpoints" / heads / "attempt-1" / "model.safetensors").exists()
 
@@ -105,7 +105,7 @@ def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     with db.writing(maker) as session:
         jobs.succeed(session, job.id, attempt, result)
     page(pages, heads)
-    wait_until(lambda: "are coming" not in page(pages, heads), 30, "the files")
+    wait_until(lambda: "are coming" not in page(pages, heads), 90, "the files")
     assert f"/api/checkpoints/{heads}/exports/vllm" in page(pages, heads)
     assert not (pages.home / "exports").exists()
     answer = client(pages).get(f"/api/checkpoints/{heads}/exports/vllm")
@@ -127,7 +127,7 @@ def test_files_that_do_not_come_are_said(pages: Settings) -> None:
         with db.reading(pages) as session:
             return arrivals.awaited(session, pages, session.get_one(Dataset, row.id))
 
-    wait_until(lambda: "neither on this machine nor in the store" in said(), 20, "the reason")
+    wait_until(lambda: "neither on this machine nor in the store" in said(), 90, "the reason")
 
 
 def test_without_a_store_nothing_is_awaited(home: Settings) -> None:

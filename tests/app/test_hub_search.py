@@ -41,7 +41,7 @@ def asked(hub: str, folder: Path, *words: str, **more: str) -> dict:  # noqa: F8
     """What a search for each word says, in a process that has a token in its environment."""
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder), "HF_TOKEN": "hf_x", **more}
     command = [sys.executable, "-c", ASK, *words]
-    made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=120)
+    made = subprocess.run(command, env=env, cwd=CLONE, capture_output=True, text=True, timeout=240)
     assert made.returncode == 0, made.stderr
     return json.loads(made.stdout.splitlines()[-1])
 
@@ -69,7 +69,7 @@ def test_hostile_answers_are_left_out_or_shown_as_text(hub: str, tmp_path: Path)
     for word, says in (("torn", "no list"), ("deep", "no list"), ("ill", "status 503"), ("huge", "larger than 8 MB")):
         assert made[word]["told"].startswith("Unavailable: ") and says in made[word]["told"]
     for word in ("drip", "silent"):
-        assert made[word]["seconds"] < 4 and "Unavailable" in made[word]["told"], "no answer is waited for longer"
+        assert made[word]["seconds"] < 7 and "Unavailable" in made[word]["told"], "no answer is waited for longer"
 
 
 def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.browser.furnished import Furnished, furnish
 from tests.browser.workbench import Workbench, add_base, add_heads, make_workbench
 from tests.tools.databases import Databases
 
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 120_000  # on a machine under load a form that looks at a model takes half a minute
 expect.set_options(timeout=TIMEOUT_MS)
 
 

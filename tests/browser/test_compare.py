@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 
 
 def finished(page: Page) -> None:
-    expect(page.locator('[data-sp="compare"]')).to_have_attribute("data-finished", "yes", timeout=90_000)
+    expect(page.locator('[data-sp="compare"]')).to_have_attribute("data-finished", "yes", timeout=240_000)
 
 
 def columns(workbench: Workbench, page: Page) -> list[dict]:

@@ -71,7 +71,7 @@ def test_an_end_is_shown_once_to_who_asked(page: Page, workbench: Workbench, job
     page.wait_for_function("localStorage.getItem('speculoos-told') !== null")
     page.evaluate(HIDE, True)
     end(workbench, job)
-    page.wait_for_function("window.told.length", timeout=40_000)
+    page.wait_for_function("window.told.length")
     assert told(page) == [["“Train for long” is done", job]]
     page.evaluate(HIDE, False)
     page.wait_for_timeout(2500)

@@ -33,7 +33,7 @@ def ask(page: Page, prompt: str, key: str = "Control+Enter") -> None:
 
 def answered(page: Page, count: int = 1):
     done = page.locator('.sp-turn[data-state="SUCCEEDED"]')
-    expect(done).to_have_count(count, timeout=60_000)
+    expect(done).to_have_count(count)
     return done.nth(count - 1)
 
 

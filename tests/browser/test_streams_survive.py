@@ -94,7 +94,7 @@ def shown_in_the_end(page: Page, text: str) -> str:
     """What stands in the answer; given time to become `text`, since a page that lost its server loads itself anew."""
     with contextlib.suppress(TimeoutError):
         page.wait_for_function(
-            "text => document.querySelector('.sp-turn .tr-tokens')?.textContent === text", arg=text, timeout=15_000
+            "text => document.querySelector('.sp-turn .tr-tokens')?.textContent === text", arg=text, timeout=60_000
         )
     return page.locator(".sp-turn .tr-tokens").evaluate("node => node.textContent")
 
@@ -111,7 +111,7 @@ def start_readers(workbench: Workbench, run_id: str) -> tuple[list[StreamResult]
     thread = threading.Thread(target=lambda: asyncio.run(read()), daemon=True)
     thread.start()
     for _ in range(READERS):
-        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=120)
     return found, thread
 
 

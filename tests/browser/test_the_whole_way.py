@@ -23,7 +23,7 @@ from tests.browser.services import (
 from tests.browser.workbench import SERVICES, Workbench, add_base
 from tracking import queries
 from tracking.db import reading, writing
-from tracking.tables import Checkpoint, Dataset, Job
+from tracking.tables import Checkpoint, Dataset, Job, new_id
 
 pytestmark = pytest.mark.browser
 
@@ -171,7 +171,7 @@ def test_a_model_is_added_from_a_folder_and_a_wrong_one_says_why(page: Page, ben
     page.locator("#models-submit").click()
     expect(page.locator("#models-said")).to_contain_text("there is no folder /no/such/folder")
     box(page, "models-location").fill(str(tiny_base))
-    box(page, "models-new-name").fill("second tiny")
+    box(page, "models-new-name").fill(f"tiny {new_id()[:8]}")  # a second try finds its name free
     page.locator("#models-submit").click()
     page.wait_for_url("**/models?id=*")
     head_is(page, "model-head", "ready")

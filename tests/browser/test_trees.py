@@ -23,7 +23,7 @@ def steps_of(workbench: Workbench, run_id: str) -> list[dict]:
 
 def answered(page: Page) -> str:
     done = page.locator('.sp-turn[data-state="SUCCEEDED"]')
-    expect(done).to_have_count(1, timeout=60_000)
+    expect(done).to_have_count(1)
     return str(done.get_attribute("data-run"))
 
 
@@ -65,7 +65,7 @@ def test_typical_acceptance_is_called_lossy_wherever_it_shows(page: Page, workbe
     page.locator("#temperature input[type=number]").fill("0.9")
     page.locator("#temperature input[type=number]").press("Tab")
     page.locator("#compare-run").click()
-    expect(page.locator('[data-finished="yes"]')).to_have_count(1, timeout=60_000)
+    expect(page.locator('[data-finished="yes"]')).to_have_count(1)
     lossy = page.locator(".sp-column").nth(1)
     expect(lossy.locator("h2")).to_contain_text("typical acceptance (lossy)")
     expect(lossy).to_contain_text("Typical acceptance is lossy: the model alone might have answered otherwise.")

@@ -40,7 +40,7 @@ print(json.dumps([found, bad, said, peak / 1024]))
 
 def read(path: Path) -> tuple[int, list[list], str, float]:
     """Rows, the first bad ones, the error of the whole file, and the reading process's peak in MiB."""
-    made = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120)
+    made = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=240)
     assert made.returncode == 0, made.stderr
     return tuple(json.loads(made.stdout))
 

@@ -50,7 +50,7 @@ def server(settings: Settings) -> Iterator[subprocess.Popen]:
     env = {**os.environ, "SPECULOOS_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-m", "serving.main"], cwd=CLONE, env=env)
     try:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 180
         while not _answers(settings):
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.1)

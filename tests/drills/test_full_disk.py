@@ -76,7 +76,7 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
 def test_a_start_on_a_full_disk_is_one_sentence(small: Settings, small_disk: Path) -> None:
     fill(small_disk)
     command = [sys.executable, "-m", "speculoos.cli", "up"]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+    made = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ)
     assert made.returncode == 1 and "Traceback" not in made.stderr
     assert "is full" in made.stderr.splitlines()[-1], made.stderr
 

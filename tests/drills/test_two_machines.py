@@ -247,7 +247,7 @@ def download(site: Site, checkpoint_id: str) -> bytes:
     )
     url = f"http://{site.first.address}:{PORTS['web']}"
     command = [*site.first.run, sys.executable, "-c", script, url, PASSWORD, checkpoint_id]
-    made = subprocess.run(command, capture_output=True, timeout=120)
+    made = subprocess.run(command, capture_output=True, timeout=240)
     assert made.returncode == 0, f"{made.stderr.decode()[-1500:]}\n{site.output()}"
     return made.stdout
 

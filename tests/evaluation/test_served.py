@@ -44,7 +44,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     def begin(kind: str, key: str = "") -> Endpoint:
         file = tmp_path / f"port-{kind}"
         processes.append(subprocess.Popen([sys.executable, str(SERVER), str(file), kind, *([key] if key else [])]))
-        wait_until(file.exists, 20, "the server")
+        wait_until(file.exists, 90, "the server")
         monkeypatch.setenv("THEIR_KEY", key)
         url = f"http://127.0.0.1:{file.read_text()}/v1"
         return Endpoint("theirs", url, "THEIR_KEY" if key else "", "drafted", timeout=20, retries=0)

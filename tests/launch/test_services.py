@@ -70,7 +70,7 @@ def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(services_ho
 def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settings, tiny_base: Path) -> None:
     add_answers(services_home, add_base(services_home, tiny_base), length=4)
     words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--set", "max_length=100000", "--json"]
-    made = subprocess.run([*COMMAND_LINE, *words], capture_output=True, text=True, timeout=120)
+    made = subprocess.run([*COMMAND_LINE, *words], capture_output=True, text=True, timeout=240)
     assert made.returncode == 1
     error = json.loads(made.stdout.strip().splitlines()[-1])["error"]
     assert "failed" in error["message"] and error["code"] == "bad_input"
@@ -201,7 +201,7 @@ def test_ctrl_c_in_mid_job_interrupts_it_and_says_how_it_goes_on(services_home: 
         job = wait_for_state(services_home, "RUNNING", steps=1)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, words_said = process.communicate(timeout=30)
+        _, words_said = process.communicate(timeout=120)
         assert time.monotonic() - began < 15
     finally:
         process.kill()
@@ -212,7 +212,7 @@ def test_ctrl_c_in_mid_job_interrupts_it_and_says_how_it_goes_on(services_home: 
     assert not survivors(services_home)
 
 
-def wait_for_port(port: int, seconds: float = 30) -> None:
+def wait_for_port(port: int, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -223,7 +223,7 @@ def wait_for_port(port: int, seconds: float = 30) -> None:
     raise AssertionError(f"nothing listens on port {port}")
 
 
-def wait_for_state(settings: Settings, state: str, steps: int = 0, seconds: float = 60) -> Job:
+def wait_for_state(settings: Settings, state: str, steps: int = 0, seconds: float = 180) -> Job:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with db.reading(settings) as session:

@@ -75,7 +75,7 @@ class Allocation:
 
     def run(self, *words: str, **environment: str) -> tuple[int, str]:
         process = self.start(*words, **environment)
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=120)[1]
         return process.returncode, said
 
     @property
@@ -121,7 +121,7 @@ def allocation(tmp_path: Path) -> Allocation:
 
 
 def wait_for(claim: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not claim():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.05)
@@ -204,7 +204,7 @@ def test_a_signal_stops_everything(allocation: Allocation, number: int) -> None:
     process = allocation.start("jobs", "follow", "x", TENTHS="600")
     wait_for(lambda: "speculoos jobs follow x" in allocation.calls, "the command")
     process.send_signal(number)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=120)[1]
     assert process.returncode == 143 and "told to stop" in said
     assert "command stopped" in allocation.calls
     assert not any("rm -rf" in call for call in allocation.calls), "after scancel no step can be started"
@@ -228,7 +228,7 @@ def test_a_worker_that_goes_ends_it(allocation: Allocation) -> None:
     found = subprocess.run(["pgrep", "-f", f"{allocation.folder}/bin/speculoos worker"], capture_output=True, text=True)
     for pid in found.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=120)[1]
     assert process.returncode == 1 and "a worker ended before the job did" in said
     assert "command stopped" in allocation.calls and "reconciler stopped" in allocation.calls
 

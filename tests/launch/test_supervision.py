@@ -25,7 +25,7 @@ def sleeper(name: str, rank: int, delay: float = 0.0, stop_seconds: int = 3) -> 
     return Program(name, command, f"group{rank}", rank, stop_seconds)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -75,7 +75,7 @@ def test_a_program_that_keeps_dying_is_told_from_a_slow_one_by_its_last_words(se
             return True
         return False
 
-    wait_until(given_up, 60)
+    wait_until(given_up)
     supervisor.stop()
 
 

@@ -63,11 +63,11 @@ def test_one_command_keeps_several_workers(home: Settings, redis_url: str) -> No
     words = ["worker", "--queue", "io", "--count", "2", "--device", "cpu,cuda:7"]
     command = subprocess.Popen([sys.executable, "-m", "speculoos.cli", *words], env=environment)
     try:
-        wait_until(lambda: len(pids(home)) == 2, 90, "two workers")
+        wait_until(lambda: len(pids(home)) == 2, 180, "two workers")
         first, second = sorted(pids(home))
         assert {device(first), device(second)} == {"cpu", "cuda:7"}
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: len(pids(home) - {first, second}) == 1, 90, "another worker in its place")
+        wait_until(lambda: len(pids(home) - {first, second}) == 1, 180, "another worker in its place")
         left = pids(home)
     finally:
         command.terminate()

@@ -64,7 +64,7 @@ def test_the_beginning_of_the_first_file_is_fetched_and_of_parquet_all(hub: str,
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     words = ["hub:tests/tables", "hub:tests/long", "hub:tests/chats", "hub:tests/tables", "hub:tests/parts"]
     made = subprocess.run(
-        [sys.executable, "-c", LOOK, *words], env=env, cwd=CLONE, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", LOOK, *words], env=env, cwd=CLONE, capture_output=True, text=True, timeout=240
     )
     assert made.returncode == 0, made.stderr
     parquet, long, chats, large, unclear = json.loads(made.stdout.splitlines()[-1])
@@ -155,12 +155,12 @@ def test_a_hub_that_never_ends_its_answer_is_waited_for_so_long_in_all(hub: str,
     env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     names = ["hub:slow/drip", "hub:slow/silent"]
     made = subprocess.run(
-        [sys.executable, "-c", SLOW, *names], env=env, cwd=CLONE, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SLOW, *names], env=env, cwd=CLONE, capture_output=True, text=True, timeout=240
     )
     assert made.returncode == 0, made.stderr
     for name, (says, seconds) in zip(names, json.loads(made.stdout.splitlines()[-1]), strict=True):
         assert says.startswith(f"{name.removeprefix('hub:')}: the hub did not answer within 1 seconds"), says
-        assert seconds < 3
+        assert seconds < 6
 
 
 @pytest.mark.parametrize(

@@ -88,16 +88,16 @@ class Served:
         return {"Authorization": f"Bearer {TOKEN}"}
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=self.headers, timeout=60, **options)
+        return httpx.Client(base_url=self.url, headers=self.headers, timeout=120, **options)
 
     def ask(self, model: str = "cycle", text: str = "Say it", **parameters: Any) -> dict[str, Any]:
         return {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 40, **parameters}
 
-    def wait_idle(self, seconds: float = 20) -> None:
+    def wait_idle(self, seconds: float = 90) -> None:
         until(lambda: not self.engine.queue.busy and not self.engine.queue.waiting, seconds)
 
 
-def until(holds: Any, seconds: float = 20) -> None:
+def until(holds: Any, seconds: float = 90) -> None:
     """Wait until `holds()`; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
@@ -178,4 +178,4 @@ def serve(
     until(lambda: server.started)
     yield Served(settings, engine, f"http://127.0.0.1:{settings.inference_port}", root)
     server.should_exit = True
-    thread.join(timeout=20)
+    thread.join(timeout=60)

@@ -18,7 +18,7 @@ print(json.dumps(sorted({*sys.modules} - before)))
 
 
 def test_a_base_of_the_starters_family_brings_no_further_modules(tiny_base: Path) -> None:
-    made = subprocess.run([sys.executable, "-c", LOAD, str(tiny_base)], capture_output=True, text=True, timeout=120)
+    made = subprocess.run([sys.executable, "-c", LOAD, str(tiny_base)], capture_output=True, text=True, timeout=240)
     assert made.returncode == 0, made.stderr
     further = json.loads(made.stdout.splitlines()[-1])
     assert [name for name in further if name.startswith(("transformers", "torch", "models", "decoding"))] == []

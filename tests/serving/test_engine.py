@@ -33,7 +33,7 @@ class Nowhere:
 @pytest.fixture
 def engine(home: Settings) -> Iterator[Engine]:
     made = Engine(home)
-    until(lambda: not made.queue.busy and not made.queue.waiting, 60)
+    until(lambda: not made.queue.busy and not made.queue.waiting)
     yield made
     made.close()
 

@@ -68,9 +68,9 @@ def test_a_posted_run_is_generated_and_stored_whole(served: Served) -> None:
 def test_steps_appear_while_the_run_goes_on_and_after_the_poster_has_gone(served: Served) -> None:
     run_id = make_run(served, "cycle", max_tokens=6000)
     post(served, run_id)  # its connection is closed by now
-    until(lambda: len(steps(served, run_id)) > 5, 5)
+    until(lambda: len(steps(served, run_id)) > 5)
     seen = steps(served, run_id)[-1]["index"]
-    until(lambda: bool(steps(served, run_id, after=seen)), 30)
+    until(lambda: bool(steps(served, run_id, after=seen)))
     assert look(served, run_id).state == "RUNNING"
     assert post(served, f"{run_id}/cancel").status_code == 202
     ended(served, run_id)
@@ -79,7 +79,7 @@ def test_steps_appear_while_the_run_goes_on_and_after_the_poster_has_gone(served
 def test_a_cancelled_run_stops_between_steps_and_keeps_what_it_said(served: Served) -> None:
     run_id = make_run(served, "cycle", max_tokens=8000)
     post(served, run_id)
-    until(lambda: len(steps(served, run_id)) > 5, 5)
+    until(lambda: len(steps(served, run_id)) > 5)
     assert post(served, f"{run_id}/cancel").json()["cancelled"] is True
     asked = time.monotonic()
     run = ended(served, run_id)

@@ -35,7 +35,7 @@ class Server:
         self.process = subprocess.Popen(command, cwd=CLONE, env=env, stderr=subprocess.PIPE, text=True)
 
     def ready(self) -> "Server":
-        until(self._answers, 60)
+        until(self._answers, 180)
         return self
 
     def _answers(self) -> bool:
@@ -53,7 +53,7 @@ class Server:
         """Seconds until it has ended."""
         asked = time.monotonic()
         self.process.send_signal(how)
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=60)
         return time.monotonic() - asked
 
 
@@ -72,7 +72,7 @@ def start_long_run(server: Server) -> str:
         run_id = runs.create_run(db, "chat", "cycle", request).id
     with server.client() as client:
         assert client.post(f"/v1/runs/{run_id}").status_code == 202
-    until(lambda: stored(server.settings, run_id) > 3, 30)
+    until(lambda: stored(server.settings, run_id) > 3)
     return run_id
 
 

@@ -134,7 +134,7 @@ def test_a_client_that_leaves_a_waiting_conversation_gives_its_place_up(
     until(lambda: queue.busy)
     with foreign.client() as client, pytest.raises(httpx.ReadTimeout):
         client.post("/v1/chat/completions", json=foreign.ask(), timeout=0.3)
-    until(lambda: not queue.waiting, 3)
+    until(lambda: not queue.waiting, 20)
     assert queue.busy
     looping.join()
 

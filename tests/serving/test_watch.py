@@ -88,12 +88,12 @@ def hanging(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def test_health_and_readiness_say_that_the_device_hangs(hanging: Served) -> None:
     gate = threading.Event()
-    until(lambda: hanging.engine.heart.doing == "idle", 60)
-    with httpx.Client(base_url=hanging.url, timeout=20) as client:
+    until(lambda: hanging.engine.heart.doing == "idle")
+    with httpx.Client(base_url=hanging.url, timeout=60) as client:
         assert client.get("/healthz").json()["doing"] == "idle"
         assert client.get("/readyz").status_code == 200
         hanging.engine.queue.submit("api", lambda _: gate.wait(60))
-        until(lambda: client.get("/healthz").status_code == 503, 30)
+        until(lambda: client.get("/healthz").status_code == 503)
         health, ready = client.get("/healthz").json(), client.get("/readyz")
         assert "The thread of the device cpu does not work: no sign of life" in health["status"]
         assert ready.status_code == 503 and ready.json()["ready"] is False
@@ -120,7 +120,7 @@ def test_a_hanging_device_gives_no_heartbeat_as_a_row(home: Settings) -> None:
     keys = Stand()
     keys.store_uses = uses.release  # the last thing of each round
     upkeep = Upkeep(home, engine, Stand(), keys)
-    assert uses.acquire(timeout=20) and not beats()
+    assert uses.acquire(timeout=60) and not beats()
     engine.ill = ""
     upkeep._beat()
     assert beats()
@@ -160,7 +160,7 @@ def test_an_interpreter_that_hangs_is_ended_from_outside_it() -> None:
         "watch.Watch(lambda: '', 0.5, print)\ntime.sleep(1)\nprint('hangs', flush=True)\n"
         f"re.match('(a+)+$', {'a' * 64 + 'b'!r})"
     )
-    made = subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True, timeout=60)
+    made = subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True, timeout=240)
     assert made.returncode == 1 and made.stdout == "hangs\n"
     assert "Timeout" in made.stderr and "re" in made.stderr
 
@@ -194,8 +194,8 @@ def test_a_server_whose_device_hangs_ends_itself_and_the_next_one_fails_what_it_
         with writing(settings) as db:
             run_id = runs.create_run(db, "chat", "cycle", {"messages": PROMPT, "max_tokens": 4}).id
         assert client.post(f"/v1/runs/{run_id}").status_code == 202
-        until(lambda: client.get("/healthz").status_code == 503, 90)
-    log = server.process.communicate(timeout=60)[1]
+        until(lambda: client.get("/healthz").status_code == 503)
+    log = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == EXIT_CODE
     assert "The thread of the device cpu does not work: no sign of life" in log
     assert "The server ends itself to be started again." in log

@@ -353,6 +353,6 @@ def test_doctor_names_every_part_and_how_to_mend_it(home: Settings, capsys: pyte
 
 def test_the_installed_command_says_nothing_but_its_sentence(home: Settings) -> None:
     command = [str(Path(sys.executable).with_name("speculoos")), "models", "show", "x"]
-    made = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=60)
+    made = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240)
     assert made.returncode == 2 and made.stdout == ""
     assert made.stderr.strip().startswith("There is no model 'x'")

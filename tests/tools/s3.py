@@ -14,7 +14,7 @@ import httpx
 from tests.tools.ports import free_ports
 
 KEY, SECRET, BUCKET = "speculoos-tests", "only-for-these-tests-4711", "workbench"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 VARIABLES = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-east-1"}
 
 

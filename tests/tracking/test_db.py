@@ -126,7 +126,7 @@ def test_upgrade_works_from_any_folder_and_in_three_processes_at_once(home: Sett
         subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "DATABASE_URL": url})
         for _ in range(3)
     ]
-    assert [process.wait(60) for process in started] == [0, 0, 0]
+    assert [process.wait(120) for process in started] == [0, 0, 0]
     assert "jobs" in table_names(replace(home, database_url=url))
 
 

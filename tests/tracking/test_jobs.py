@@ -128,7 +128,7 @@ def test_exactly_one_of_many_processes_claims_a_job(database: Settings, make_job
         )
         for i in range(3)
     ]
-    claimed = [process.communicate(timeout=60)[0].split() for process in processes]
+    claimed = [process.communicate(timeout=120)[0].split() for process in processes]
     assert all(process.returncode == 0 for process in processes)
     assert sorted(sum(claimed, [])) == sorted(job.id for job in many)
     for number, ids in enumerate(claimed):

@@ -93,7 +93,7 @@ def test_a_holder_is_named_in_words(database: Settings, make_job: Callable[..., 
 
 def test_processes_are_alive_while_they_beat(database: Settings) -> None:
     with processes.beating(database, "worker-io", queue="io", concurrency=3):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             with db.reading(database) as session:
                 if processes.capacity(session, "io") == 3:

@@ -57,7 +57,7 @@ class Broker:
         place = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         command = [self.binary, *place, "--save", "", "--appendonly", "yes"]
         self.server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        wait_until(self.answers, 10, "the broker")
+        wait_until(self.answers, 60, "the broker")
 
     def answers(self) -> bool:
         try:
@@ -134,7 +134,7 @@ class Bench:
         with db.reading(self.settings) as session:
             return session.get_one(Job, job_id)
 
-    def wait(self, job_id: str, state: str, seconds: float = 60) -> Job:
+    def wait(self, job_id: str, state: str, seconds: float = 180) -> Job:
         """Until the job is in this state; fails at once when it ended in another one."""
 
         def there() -> bool:
@@ -146,7 +146,7 @@ class Bench:
         wait_until(there, seconds, f"job {state}", lambda: f"{self.job(job_id).state}\n{self.output(job_id)}")
         return self.job(job_id)
 
-    def wait_for(self, job_id: str, claim: Callable[[Job], bool], what: str, seconds: float = 60) -> Job:
+    def wait_for(self, job_id: str, claim: Callable[[Job], bool], what: str, seconds: float = 180) -> Job:
         wait_until(lambda: claim(self.job(job_id)), seconds, what, lambda: self.output(job_id))
         return self.job(job_id)
 

@@ -54,7 +54,7 @@ def echoes(bench: Bench, seconds: float) -> Servers:
         file.unlink(missing_ok=True)
         command = [sys.executable, str(ECHO), str(file), "0", str(seconds), str(port)]
         process = subprocess.Popen(command)
-        wait_until(file.exists, 20, "the server")
+        wait_until(file.exists, 90, "the server")
         return process
 
     return Servers(bench, start, "echo", KEY)
@@ -65,7 +65,7 @@ def prompts(bench: Bench, texts: Sequence[str]) -> str:
     file = bench.settings.home / "texts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     job = submit(ImportPrompts(path=str(file)), settings=bench.settings)
-    bench.wait(job.id, "SUCCEEDED", 120)
+    bench.wait(job.id, "SUCCEEDED")
     return job.request["dataset_id"]
 
 

@@ -59,7 +59,7 @@ def add_suites(bench: Bench, names: Sequence[str], questions: int) -> list[str]:
         file = bench.settings.home / f"{name}.jsonl"
         file.write_text("".join(json.dumps(FILES[name](n)) + "\n" for n in range(questions)))
         made.append(submit(ImportPrompts(path=str(file), suite=name), settings=bench.settings))
-    return [bench.wait(job.id, "SUCCEEDED", 120).request["dataset_id"] for job in made]
+    return [bench.wait(job.id, "SUCCEEDED").request["dataset_id"] for job in made]
 
 
 def matrix(bench: Bench, base_id: str, checkpoint_ids: Sequence[str], suites: Sequence[str], **more: Any) -> Job:
@@ -79,7 +79,7 @@ def measured(bench: Bench, job: Job) -> list[Evaluation]:
         return list(session.query(Evaluation).filter_by(matrix_id=job.id, state="ready").order_by(Evaluation.id))
 
 
-def wait_measured(bench: Bench, job: Job, count: int, seconds: float = 120) -> None:
+def wait_measured(bench: Bench, job: Job, count: int, seconds: float = 300) -> None:
     wait_until(lambda: len(measured(bench, job)) >= count, seconds, f"{count} cells", lambda: bench.output(job.id))
 
 

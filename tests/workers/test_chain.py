@@ -51,7 +51,7 @@ def test_four_jobs_submitted_at_once_go_the_whole_way(bench: Bench, base: Base, 
     bench.reconciler()
     chain = submit_chain(bench, base, tmp_path / "mine.jsonl")
     assert [job.after_id for job in chain] == [None, *(job.id for job in chain[:-1])]
-    ended = [bench.wait(job.id, "SUCCEEDED", 120) for job in chain]
+    ended = [bench.wait(job.id, "SUCCEEDED") for job in chain]
     assert ended[2].done == ended[2].total == 12
     with db.reading(bench.settings) as session:
         prompts = queries.find_dataset(session, "mine")

@@ -86,8 +86,8 @@ def test_what_was_fenced_is_ended_though_nobody_takes_over(bench: Bench, tmp_pat
         session.get_one(Job, job.id).child = {}
     bench.reconciler()
     bench.wait(job.id, "INTERRUPTED")
-    wait_until(lambda: not identity.is_alive(running.child), 10, "the fenced child's end", bench.output)
-    wait_until(lambda: gone(detached), 10, "the end of what the child started", bench.output)
+    wait_until(lambda: not identity.is_alive(running.child), 60, "the fenced child's end", bench.output)
+    wait_until(lambda: gone(detached), 60, "the end of what the child started", bench.output)
     asleep.send_signal(signal.SIGCONT)
     with db.writing(bench.settings) as session:
         jobs.request_cancel(session, job.id)

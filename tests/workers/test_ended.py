@@ -109,7 +109,7 @@ def test_a_host_that_hangs_holds_no_round_up(home: Settings, receiver: Receiver)
     for job_id in jobs:
         end(home, job_id)
         teller.look()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 def test_who_wants_to_hear_later_is_not_told_of_what_ended_before(home: Settings, receiver: Receiver) -> None:
@@ -125,7 +125,7 @@ def test_who_wants_to_hear_later_is_not_told_of_what_ended_before(home: Settings
 
 
 def wait(done) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)

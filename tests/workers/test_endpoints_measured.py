@@ -44,8 +44,8 @@ def servers(bench: Bench, tiny_base: Path) -> Iterator[tuple[str, str]]:
         env={**os.environ, **bench.environment, "OMP_NUM_THREADS": "1"},
     )
     try:
-        wait_until(file.exists, 20, "their server")
-        wait_until(lambda: answers(port), 120, "our server")
+        wait_until(file.exists, 90, "their server")
+        wait_until(lambda: answers(port), 240, "our server")
         tables = {"ours": (port, OURS), "theirs": (int(file.read_text()), THEIRS)}
         text = "".join(
             f'[endpoints.{name}]\nurl = "http://127.0.0.1:{number}/v1"\nkey_env = "{name.upper()}_KEY"\nretries = 1\n'
@@ -105,9 +105,9 @@ def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: 
 def test_an_endpoint_that_is_not_named_or_refuses_is_a_sentence(bench: Bench, servers: tuple[str, str]) -> None:
     bench.worker("io")
     unknown = submit(Evaluate(endpoint="nobody", endpoint_model="m"), settings=bench.settings)
-    assert "There is no endpoint named 'nobody' in settings.toml" in bench.wait(unknown.id, "FAILED", 60).error
+    assert "There is no endpoint named 'nobody' in settings.toml" in bench.wait(unknown.id, "FAILED").error
     wrong = submit(Evaluate(endpoint="ours", endpoint_model="no-such-model", limit=4), settings=bench.settings)
-    assert "ours does not answer: 404" in bench.wait(wrong.id, "FAILED", 60).error
+    assert "ours does not answer: 404" in bench.wait(wrong.id, "FAILED").error
     no_key_anywhere(bench)
 
 

@@ -48,11 +48,11 @@ def test_a_stop_is_met_in_the_middle_of_the_proof(patient: Bench, tmp_path) -> N
     with db.writing(settings) as session:
         session.add(Checkpoint(**row, path=str(folder)))
     job = submit(Export(row_id, "vllm"), settings=settings)
-    found = patient.wait_for(job.id, lambda found: found.progress_note == PROVING, "the proof", 120)
+    found = patient.wait_for(job.id, lambda found: found.progress_note == PROVING, "the proof", 240)
     assert (found.unit, found.total) == ("prompts", 3) and found.done < 3
     asked = time.monotonic()
     request_cancel(job.id, settings)
-    ended = patient.wait(job.id, "CANCELLED", 30)
-    assert time.monotonic() - asked < 5 and ended.done < 3
+    ended = patient.wait(job.id, "CANCELLED")
+    assert time.monotonic() - asked < 20 and ended.done < 3
     assert "what was finished is kept" in ended.error, "it stopped by itself"
     assert not [*exports_folder(settings.home, row_id).glob("*")]

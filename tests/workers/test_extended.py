@@ -33,7 +33,7 @@ def generated(bench: Bench, request: pytest.FixtureRequest) -> tuple[Servers, Jo
     source, rows = prompts(bench, TEXTS), ROWS[request.param]
     given = {"source_id": source, "endpoint": "pair", "max_tokens": 8, "limit": 12, "shard_rows": rows}
     job = submit(GenerateData(**given), settings=bench.settings)
-    bench.wait(job.id, "SUCCEEDED", 60)
+    bench.wait(job.id, "SUCCEEDED")
     return servers, job
 
 
@@ -66,7 +66,7 @@ def test_a_failed_extension_leaves_what_there_was(bench: Bench, generated: tuple
     assert seen(bench, job) == before
     known.write_text(endpoints)
     retry(more.id, bench.settings)
-    bench.wait(more.id, "SUCCEEDED", 60)
+    bench.wait(more.id, "SUCCEEDED")
     check_extended(bench, job)
 
 
@@ -80,7 +80,7 @@ def test_a_stopped_extension_leaves_what_there_was(bench: Bench, generated: tupl
     assert stopped.error.startswith("Stopped at your request")
     assert seen(bench, job) == before
     again = more_of(bench, job)  # asked anew, not retried
-    bench.wait(again.id, "SUCCEEDED", 60)
+    bench.wait(again.id, "SUCCEEDED")
     check_extended(bench, again)
 
 

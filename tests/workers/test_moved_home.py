@@ -89,7 +89,7 @@ def test_a_home_that_was_moved_chats_downloads_and_resumes(bench: Bench, tiny_ba
             wanted = job.done + 10
         moved.worker("gpu")
         moved.worker("io")
-        resumed = moved.wait(interrupted.id, "SUCCEEDED", 120)
+        resumed = moved.wait(interrupted.id, "SUCCEEDED")
         imported = moved.wait(waiting.id, "SUCCEEDED")
         assert (resumed.attempt, resumed.done) == (2, wanted)
         with db.reading(moved.settings) as session:

@@ -325,7 +325,7 @@ def test_light_modules_of_workers_import_without_torch() -> None:
         *("supervise.tasks", "supervise.attempt", "supervise.reconcile", "supervise.worker"),
     )
     code = f"import sys\n{''.join(f'import workers.{m}{chr(10)}' for m in light)}print('torch' in sys.modules)"
-    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert made.stdout.strip() == "False", made.stderr
 
 

@@ -48,15 +48,15 @@ def test_killed_workers_and_a_killed_endpoint_lose_and_double_no_answer(bench: B
         workers[victim].kill()
         servers.kill(0)
         workers[victim] = bench.worker()
-        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 180, "a shard", lambda: bench.output(job.id))
         workers[(victim + 1) % 3].kill()
         servers.start(0)
-        bench.wait(job.id, "SUCCEEDED", 90)
+        bench.wait(job.id, "SUCCEEDED")
         check_whole(bench, job, 4)
         said = [[m["content"] for m in row["messages"]] for row in read_rows(dataset(bench, job).path)]
         assert said == [[text, f"you said: {text}"] for text in TEXTS]
         again = generate(bench, source, 9, batch_size=3)
-        bench.wait(again.id, "SUCCEEDED", 90)
+        bench.wait(again.id, "SUCCEEDED")
         assert sums(bench, again) == sums(bench, job), "the same bytes, whoever made them and in which order"
         with db.reading(bench.settings) as session:
             assert {each.kind for each in listing.jobs(session)} == {"import_prompts", "generate_data"}
@@ -71,7 +71,7 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
     try:
         processes = [bench.worker(), bench.reconciler()]
         job = generate(bench, prompts(bench, TEXTS), 6)
-        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 180, "a shard", lambda: bench.output(job.id))
         for process in processes:
             process.kill()
         broker.kill()
@@ -80,7 +80,7 @@ def test_a_home_that_was_killed_whole_goes_on_and_makes_no_finished_shard_again(
         broker.start()
         bench.worker()
         bench.reconciler()
-        bench.wait(job.id, "SUCCEEDED", 90)
+        bench.wait(job.id, "SUCCEEDED")
         check_whole(bench, job, 6)
         now = {part.number: (part.attempt, part.finished_at) for part in parts(bench, job)}
         assert finished.items() <= now.items(), "a finished shard was made again"
@@ -99,11 +99,11 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
         bench.worker()
         bench.reconciler()
         job = generate(bench, prompts(bench, TEXTS), 6)
-        wait_until(lambda: len(ended_well(bench, job)) >= 1, 60, "a shard", lambda: bench.output(job.id))
+        wait_until(lambda: len(ended_well(bench, job)) >= 1, 180, "a shard", lambda: bench.output(job.id))
         request_cancel(job.id, bench.settings)
         if killed:
             divided = bench.job(job.id).child
-            gathering = bench.wait_for(job.id, lambda found: found.child != divided, "a second child", 60)
+            gathering = bench.wait_for(job.id, lambda found: found.child != divided, "a second child")
             os.kill(gathering.child["pid"], signal.SIGKILL)
         stopped = bench.wait(job.id, "CANCELLED")
         assert stopped.attempt == (3 if killed else 2)
@@ -112,7 +112,7 @@ def test_a_stopped_generation_keeps_what_is_there_and_resumes_the_rest(bench: Be
         assert f"the {data.rows} finished rows can be used" in stopped.error
         assert {part.state for part in parts(bench, job)} <= {"SUCCEEDED", "CANCELLED"}
         retry(job.id, bench.settings)
-        bench.wait(job.id, "SUCCEEDED", 90)
+        bench.wait(job.id, "SUCCEEDED")
         check_whole(bench, job, 6)
     finally:
         servers.end()
@@ -124,14 +124,14 @@ def test_more_answers_to_each_prompt_keep_those_that_are_there(bench: Bench) -> 
         bench.worker()
         bench.reconciler()
         job = generate(bench, prompts(bench, TEXTS), 18, temperature=0.7, limit=30)
-        bench.wait(job.id, "SUCCEEDED", 60)
+        bench.wait(job.id, "SUCCEEDED")
         before = sums(bench, job)
         with pytest.raises(BadInput, match="has 1 answer to each of 30 prompts already"):
             extend(job.request["dataset_id"], limit=30, settings=bench.settings)
         more = extend(job.request["dataset_id"], samples=2, settings=bench.settings)
         with pytest.raises(Conflict, match="is queued|is running"):
             extend(job.request["dataset_id"], samples=3, settings=bench.settings)
-        bench.wait(more.id, "SUCCEEDED", 60)
+        bench.wait(more.id, "SUCCEEDED")
         after = sums(bench, more)
         assert [part.attempt for part in parts(bench, more)] == [0, 0, 1, 1] and after[:2] == before
         assert [row["id"][-2:] for row in read_rows(dataset(bench, more).path)][30:] == ["#1"] * 30
@@ -154,7 +154,7 @@ def test_one_worker_is_enough_for_a_local_base_and_the_last_shard_leads_to_the_w
     request = GenerateData(source_id=source, base_id=base.id, max_tokens=6, batch_size=4, shard_rows=5)
     job = submit(request, settings=bench.settings)
     bench.worker("gpu")
-    done = bench.wait(job.id, "SUCCEEDED", 120)
+    done = bench.wait(job.id, "SUCCEEDED")
     data = dataset(bench, job)
     assert (done.attempt, done.shards, data.rows, data.state) == (2, 2, 10, "ready")
     rows = list(read_rows(data.path))

@@ -100,7 +100,7 @@ def test_a_training_goes_on_where_a_machine_that_is_gone_left_it(pair: tuple[Ben
     job = submit_training(first, tiny_base, STEPS, 20)
     checkpoint = job.request["checkpoint_id"]
     kept = States(Store(first.settings.store), checkpoint)
-    first.wait_for(job.id, lambda _: bool(kept.note()), "a state in the store", 120)
+    first.wait_for(job.id, lambda _: bool(kept.note()), "a state in the store", 240)
     worker.send_signal(signal.SIGKILL)
     other.settings.home.rename(other.settings.home.with_name("gone"))
     first.worker("gpu")

@@ -133,7 +133,7 @@ def test_tensorboard_forgets_what_a_killed_attempt_told_of_later_steps(context: 
     killed = mirrored(context, {"lr": 0.1, "layers": [1]})
     killed.__enter__()
     say(context, *range(1, 7))
-    wait_until(lambda: set(losses()) == set(range(1, 7)), 60, "TensorBoard's file")
+    wait_until(lambda: set(losses()) == set(range(1, 7)), 180, "TensorBoard's file")
     context.flush()
     with db.writing(context.settings) as session:
         jobs.interrupt(session, context.job_id, context.attempt, "killed")
@@ -164,12 +164,12 @@ def test_a_tracker_that_fails_costs_one_line_without_a_secret(context: Context) 
 def test_a_tracker_that_hangs_is_not_waited_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "LAST_SECONDS", 0.3)
     monkeypatch.setattr(trackers, "WAITING", 5)
-    Kept.act = staticmethod(lambda: time.sleep(5))
+    Kept.act = staticmethod(lambda: time.sleep(30))
     begun = time.monotonic()
     with mirrored(context, {}):
         say(context, *range(3))
-        assert time.monotonic() - begun < 2, "a training does not wait"
-    assert time.monotonic() - begun < 4
+        assert time.monotonic() - begun < 10, "a training does not wait"
+    assert time.monotonic() - begun < 20
     assert warnings(context) == ["Weights & Biases is not told of this training any more: it does not answer."]
 
 

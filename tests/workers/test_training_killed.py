@@ -26,7 +26,7 @@ def test_a_training_survives_the_death_of_its_process_and_of_its_worker(bench: B
         bench.wait_for(job.id, lambda j: j.attempt == 2 and j.done >= 25, "a second attempt that goes on")
         worker.kill()
         bench.worker("gpu")
-        done = bench.wait(job.id, "SUCCEEDED", 120)
+        done = bench.wait(job.id, "SUCCEEDED")
     assert (done.attempt, done.done, done.total) == (3, STEPS, STEPS)
     assert watch.most == 1 and len(watch.seen) == 3, "never two trainers at once"
     with db.reading(bench.settings) as session:

@@ -37,7 +37,7 @@ def train(settings: Settings, base_id: str, dataset_id: str, method: str = "medu
 
 def shown(bench: Bench, job: Job) -> str:
     """The words at the top of a FAILED job's page, beginning with its error."""
-    bench.wait(job.id, "FAILED", 120)
+    bench.wait(job.id, "FAILED")
     with db.reading(bench.settings) as session:
         row = session.get_one(Job, job.id)
         assert session.get_one(Checkpoint, row.request["checkpoint_id"]).state == "failed"
@@ -131,7 +131,7 @@ def test_no_memory(bench: Bench, tmp_path: Path) -> None:
         "Lower batch_tokens, max_length or cache_features_mb, or choose base_dtype bfloat16."
     )
     assert (bench.job(job.id).error_code, bench.job(job.id).attempt) == ("out_of_memory", 1)
-    assert bench.wait(small.id, "SUCCEEDED", 120).done == 4
+    assert bench.wait(small.id, "SUCCEEDED").done == 4
 
 
 def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_full_disk_that_holds_the_database_too(broker: str, small_disk: Path, 
         assert not list((settings.home / "checkpoints").rglob("*.safetensors"))
         ballast.unlink()
         retry(job.id, settings)
-        assert bench.wait(job.id, "SUCCEEDED", 120).done == 4
+        assert bench.wait(job.id, "SUCCEEDED").done == 4
     finally:
         bench.end()
 

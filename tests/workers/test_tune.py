@@ -125,7 +125,7 @@ def test_a_killed_tuning_is_made_again(bench: Bench, cycle: Path) -> None:
     bench.worker("gpu")
     bench.reconciler()
     job = submit(asked(limit=8, max_tokens=400), settings=bench.settings)
-    wait_until(lambda: 1 <= bench.job(job.id).done < 9 and bench.job(job.id).child, 120, "its first question")
+    wait_until(lambda: 1 <= bench.job(job.id).done < 9 and bench.job(job.id).child, 240, "its first question")
     os.kill(bench.job(job.id).child["pid"], signal.SIGKILL)
     done: Job = bench.wait(job.id, "SUCCEEDED", 180)
     assert done.attempt == 2 and (done.done, done.total, done.unit) == (9, 9, "measurements")

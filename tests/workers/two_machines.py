@@ -44,7 +44,7 @@ def upload(bench: Bench, texts: Sequence[str]) -> ImportPrompts:
 def prompts(bench: Bench, texts: Sequence[str]) -> str:
     """The id of a prompt set that some worker imported."""
     job = submit(upload(bench, texts), settings=bench.settings)
-    bench.wait(job.id, "SUCCEEDED", 120)
+    bench.wait(job.id, "SUCCEEDED")
     return job.request["dataset_id"]
 
 
