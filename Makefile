@@ -1,12 +1,12 @@
 # Two commands on a machine with Python 3.11 or newer, make and git: `make up` and `make test`.
 # Variables: PYTHON (which interpreter), PIP_ARGS (given to every pip install), TESTS (what `make test` runs), PARALLEL (in how many processes),
-# RERUNS (how many tests it may try twice), DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
+# RERUNS (how often it may try a test again), DRILLS (what `make drills` runs), DRILLS_OUT (the file of their figures), QUESTIONS (what `make bench` asks),
 # GPU_OUT (the file of the figures of `make gpu-check`), EVERY_PAGE (a folder for pictures of every page, of `make pictures`).
 PYTHON ?= python3
 PIP_ARGS ?=
 TESTS ?= tests
 PARALLEL ?= 3
-RERUNS ?= 6
+RERUNS ?= 8
 DRILLS ?= tests
 DRILLS_OUT ?= drills.json
 QUESTIONS ?= evaluation/questions.jsonl
@@ -18,9 +18,9 @@ STAMP := $(VENV)/.installed
 TORCH := torch==2.13.0
 AUDIT := .make/audit
 # On a machine of changing speed a test that waits for browsers and other processes may come too late once: a few are tried
-# again, and each is printed with what went wrong. What only computes gets one try.
+# again after a pause, and each is printed with what went wrong. What only computes gets one try.
 COMPUTES := decoding evaluation methods runtime
-AGAIN := --reruns 1 --max-suite-reruns $(RERUNS) --rerun-show-tracebacks $(COMPUTES:%=--rerun-exclude-path tests/%)
+AGAIN := --reruns 2 --reruns-delay 10 --max-suite-reruns $(RERUNS) --rerun-show-tracebacks $(COMPUTES:%=--rerun-exclude-path tests/%)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -240,25 +240,25 @@ def test_many_wrong_passwords_at_once_wait_for_each_other(home: Settings, monkey
 
     import httpx
 
-    monkeypatch.setattr(auth, "PAUSE", 0.1)
+    monkeypatch.setattr(auth, "PAUSE", 2.0)
     app = FastAPI()
     auth.add_login(app, replace(home, password="cinnamon"))
 
-    async def tries() -> tuple[float, float]:
+    async def tries() -> tuple[int, float]:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7860") as client:
             began = time.monotonic()
-            wrong = [asyncio.create_task(client.post("/login", data={"password": str(i)})) for i in range(6)]
+            wrong = [asyncio.create_task(client.post("/login", data={"password": str(i)})) for i in range(4)]
             await asyncio.sleep(0.02)
             right = await client.post("/login", data={"password": "cinnamon"})
-            right_after = time.monotonic() - began
+            refused = sum(task.done() for task in wrong)
             await asyncio.gather(*wrong)
         assert right.status_code == 303
-        return right_after, time.monotonic() - began
+        return refused, time.monotonic() - began
 
-    right_after, all_after = run_async(tries())
-    assert all_after >= 0.55
-    assert right_after < all_after / 2
+    refused, all_after = run_async(tries())
+    assert all_after >= 7.5
+    assert refused <= 2, "the right one need not wait for the others"
 
 
 @pytest.fixture

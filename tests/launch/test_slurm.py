@@ -134,8 +134,8 @@ def check_all_stopped(allocation: Allocation, nodes: int = 2) -> None:
     assert stopped.count("worker io stopped") == 1 and stopped.count("reconciler stopped") == 1
     ends = [i for i, call in enumerate(calls) if call.startswith("endpoint on ")]
     assert len(ends) == nodes and min(ends) > calls.index("worker io stopped")
-    found = subprocess.run(["pgrep", "-f", allocation.environment["SERVE_PORT"]], capture_output=True, text=True)
-    assert found.stdout == "", "an endpoint was left"
+    ours = ["pgrep", "-f", allocation.environment["SERVE_PORT"]]
+    wait_for(lambda: not subprocess.run(ours, capture_output=True).stdout, "the endpoints' end")
     assert list((allocation.folder / "tmp").iterdir()) == [], "a home was left"
 
 

@@ -174,13 +174,13 @@ class Handler(BaseHTTPRequestHandler):
             self.json(FOUND.get(word, []) if query["filter"] == ["text-generation", "safetensors"] else {})
 
     def drip(self, some: bool) -> None:
-        """An answer that never ends: a space now and then, or nothing at all."""
+        """An answer that takes a minute: a space now and then, or nothing at all."""
         if some:
             self.send_response(200)
             self.send_header("Content-Length", "1000000")
             self.end_headers()
         with suppress(OSError):
-            for _ in range(200):
+            for _ in range(1200):
                 time.sleep(0.05)
                 self.wfile.write(b" " if some else b"")
         self.close_connection = True

@@ -160,7 +160,7 @@ def test_a_hub_that_never_ends_its_answer_is_waited_for_so_long_in_all(hub: str,
     assert made.returncode == 0, made.stderr
     for name, (says, seconds) in zip(names, json.loads(made.stdout.splitlines()[-1]), strict=True):
         assert says.startswith(f"{name.removeprefix('hub:')}: the hub did not answer within 1 seconds"), says
-        assert seconds < 6
+        assert seconds < 30
 
 
 @pytest.mark.parametrize(

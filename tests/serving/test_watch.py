@@ -137,7 +137,7 @@ def test_readiness_says_that_the_database_is_away(hanging: Served, monkeypatch: 
 
 def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "EVERY_SECONDS", 0.02)
-    monkeypatch.setattr(watch, "PATIENCE", 0.3)
+    monkeypatch.setattr(watch, "PATIENCE", 3.0)
     monkeypatch.setattr(watch.faulthandler, "dump_traceback_later", lambda *a, **k: None)  # it is pytest's here
     monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: None)
     ended: list[str] = []
@@ -149,7 +149,7 @@ def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pyt
     ill[0] = "It hangs again."
     again = time.monotonic()
     until(lambda: bool(ended))
-    assert ended == ["It hangs again."] and time.monotonic() - again > 0.25
+    assert ended == ["It hangs again."] and time.monotonic() - again > 2.5
     watching.close()
 
 
