@@ -6,7 +6,7 @@ vocabulary; no batch dimension.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -25,40 +25,6 @@ ENDLESS = 1 << 40
 """Rows a draft's cache may grow to: the target's cache is full first."""
 
 
-class EagleRunner(Protocol):
-    """An EAGLE draft without the batch dimension."""
-
-    method: str
-    layers_wanted: Sequence[int]
-
-    def new_cache(self) -> KVCache:
-        """An empty cache."""
-
-    def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
-        """Features [n, H] to start from, of the base's final hidden states or the layers wanted, side by side."""
-
-    def __call__(
-        self,
-        features: torch.Tensor,
-        ids: Sequence[int],
-        first: int,
-        depths: Sequence[int] | None,
-        cache: KVCache,
-        mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """features [n, H] at places t with tokens t+1 → features [n, H]; their rows are committed to the cache.
-
-        Positions are first, first + 1, …, or first + depths[i]. `mask` bool [n, length + n] says who sees whom; None:
-        each all before it.
-        """
-
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """[n, H] → [n, V']."""
-
-    def to_target(self, ids: torch.Tensor) -> torch.Tensor:
-        """Columns of `logits` as token ids of the base."""
-
-
 class ModuleRunner:
     """The draft's own network, untouched: what training samples with, and what other forwards are compared to."""
 
@@ -67,9 +33,11 @@ class ModuleRunner:
         self.logits, self.to_target = draft.logits, draft.to_target
 
     def new_cache(self) -> KVCache:
+        """An empty cache."""
         return KVCache(len(self.draft.layers), ENDLESS, grows=True)
 
     def fuse(self, hidden: torch.Tensor, aux: torch.Tensor | None) -> torch.Tensor:
+        """Features [n, H] to start from, of the base's final hidden states or the layers wanted, side by side."""
         parts = () if aux is None else tuple(part[None] for part in aux.chunk(len(self.layers_wanted), dim=-1))
         return self.draft.fuse(hidden[None], parts)[0]
 
@@ -77,15 +45,16 @@ class ModuleRunner:
         self,
         features: torch.Tensor,
         ids: Sequence[int],
-        first: int,
-        depths: Sequence[int] | None,
+        positions: Sequence[int],
         cache: KVCache,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See EagleRunner."""
-        positions = torch.tensor(range(len(ids)) if depths is None else depths, device=features.device) + first
-        tokens = torch.tensor(ids, device=features.device)
-        out = self.draft(features[None], tokens[None], positions[None], CacheMemory(cache, mask))[0]
+        """features [n, H] at places t with tokens t+1 → features [n, H]; their rows are committed to the cache.
+
+        `mask` bool [n, length + n] says who sees whom; None: each all before it.
+        """
+        rows = torch.tensor([ids, positions], device=features.device)
+        out = self.draft(features[None], rows[:1], rows[1:], CacheMemory(cache, mask))[0]
         cache.stage(len(ids))
         cache.commit_all()
         return out
@@ -138,12 +107,11 @@ class PackedRunner:
         self,
         features: torch.Tensor,
         ids: Sequence[int],
-        first: int,
-        depths: Sequence[int] | None,
+        positions: Sequence[int],
         cache: KVCache,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See EagleRunner."""
+        """See ModuleRunner."""
         n, device = len(ids), features.device
         x = self._fc.filled_up(features)
         tokens = torch.tensor([*ids, *[0] * (len(x) - n)], device=device)
@@ -152,7 +120,7 @@ class PackedRunner:
         if mask is None and n > 1:
             mask = causal_mask(n, cache.length + n, device)
         view = SequenceView(cache, n, {None: None if mask is None else mask.repeat(self._heads.group, 1)})
-        rotation = self._rotation(first, n, depths)
+        rotation = self._rotation(positions)
         if not self.eagle3:
             x = self._fc(torch.cat([embedded, x], -1))
         for index, layer in enumerate(self._layers):
@@ -169,12 +137,12 @@ class PackedRunner:
         """Draft ids as token ids of the base."""
         return ids if self._d2t is None else ids + self._d2t[ids]
 
-    def _rotation(self, first: int, n: int, depths: Sequence[int] | None) -> torch.Tensor:
+    def _rotation(self, positions: Sequence[int]) -> torch.Tensor:
         """[n, 1, dim / 2]."""
-        if depths is None:
-            return self._rotations.reach(first + n)[first : first + n]
-        table = self._rotations.reach(first + max(depths) + 1)
-        return table.index_select(0, torch.tensor(depths, device=table.device).add_(first))
+        table = self._rotations.reach(max(positions) + 1)
+        if isinstance(positions, range):
+            return table[positions.start : positions.stop]
+        return table.index_select(0, torch.tensor(positions, device=table.device))
 
     def _take_head(self, draft: Any, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
         """EAGLE-1 shares the base's head, in the base's precision: what a fast base's head gives are its logits."""
@@ -190,3 +158,7 @@ def _fused_norm(draft: Any, dtype: torch.dtype) -> Norm:
         return norm_of(draft.input_norm, dtype=dtype)
     norms = [norm_of(norm, dtype=dtype) for norm in draft.fc_norm]
     return lambda aux: torch.cat([norm(part) for norm, part in zip(norms, aux.chunk(len(norms), -1), strict=True)], -1)
+
+
+EagleRunner = ModuleRunner | PackedRunner
+"""An EAGLE draft without the batch dimension."""

@@ -7,7 +7,7 @@ import torch
 
 from decoding.accept import Verdict, make_rule
 from decoding.config import GenerateConfig
-from decoding.drafters.base import Drafter
+from decoding.drafters.base import Drafter, Opening
 from decoding.limits import Limits
 from decoding.sampling import Warp
 from decoding.step import DraftRecord, EmittedToken, Step
@@ -33,7 +33,7 @@ def generate(
     limits = Limits(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
     token = rule.first(scored)
     tokens, finish = limits.cut((EmittedToken(token, drafter.own),))
-    drafter.prefill(prompt_ids, token, scored, config, generator)
+    drafter.prefill(Opening(prompt_ids, token, scored, config, generator))
     clock.lap("draft")
     yield Step(0, "prefill", tokens, counted=False, finish=finish, **clock.times())
     index = 1

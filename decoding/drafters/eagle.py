@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from decoding.config import GenerateConfig
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter, Opening, Sampling
 from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.parts import DEEPEST, WIDE, TuningSpace, check_columns, is_fast
 from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
-from decoding.sampling import Warp
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from methods import trees
@@ -52,7 +50,7 @@ SMALL = DynamicTree(depth=3, top_k=3, nodes=8)
 """For a CPU, where a forward of eight nodes costs little more than one."""
 
 
-class EagleDrafter(Speculative):
+class EagleDrafter(Drafter):
     """Static `shape`, or a dynamic tree. `sample`: children of a static shape are drawn when the generation samples."""
 
     def __init__(self, draft: EagleRunner, tree: TreeShape | DynamicTree, vocab_size: int, sample: bool = False):
@@ -68,7 +66,7 @@ class EagleDrafter(Speculative):
         """Features of tokens whose rows are not computed yet."""
         self.last = torch.empty(0)
         """The draft's output [1, H] after the text, from which the next tree grows."""
-        self.sampling: tuple[Warp, torch.Generator, int] | None = None
+        self.sampling: Sampling | None = None
         self._outputs = self.last
         """Outputs [1 + nodes, H] of the tree being grown, the root's (`last`) first."""
         self._lines: list[list[int]] = []
@@ -80,19 +78,11 @@ class EagleDrafter(Speculative):
         known = len(self.text) - sum(map(len, self.waiting))  # rows after these are guesses of the last tree
         return max(common_prefix([self.first, *self.text[:known]], prompt_ids) - 1, 0)
 
-    def prefill(
-        self,
-        prompt_ids: Sequence[int],
-        token: int,
-        scored: Scored,
-        config: GenerateConfig,
-        generator: torch.Generator,
-    ) -> None:
-        warp = Warp(config.temperature, config.top_k, config.top_p) if config.temperature and self.sample else None
-        self.sampling = (warp, generator, self.vocab_size) if warp else None
-        reused = len(prompt_ids) - len(scored.hidden)
-        self.cache.crop(reused)
-        self.first, self.text = prompt_ids[0], [*prompt_ids[1:], token]
+    def prefill(self, opening: Opening) -> None:
+        self.sampling = opening.sampling(self.vocab_size) if self.sample else None
+        prompt_ids, scored = opening.prompt_ids, opening.scored
+        self.cache.crop(len(prompt_ids) - len(scored.hidden))
+        self.first, self.text = prompt_ids[0], [*prompt_ids[1:], opening.token]
         self.waiting = [self._features(scored, slice(None))]
         self._catch_up()
 
@@ -124,7 +114,8 @@ class EagleDrafter(Speculative):
             self._depths.append(self._depths[parent] + 1)
         mask = self._mask(self._lines[first:], rows + len(tokens))
         features = self._outputs.index_select(0, torch.tensor(parents, device=self._outputs.device))
-        out = self.draft(features, tokens, len(self.text) - 1, self._depths[first:], self.cache, mask)
+        positions = [len(self.text) - 1 + depth for depth in self._depths[first:]]
+        out = self.draft(features, tokens, positions, self.cache, mask)
         self._outputs = torch.cat([self._outputs, out])
         return self.draft.logits(out)
 
@@ -148,8 +139,9 @@ class EagleDrafter(Speculative):
         assert self.cache.length == start, (self.cache.length, start)
         for rows in features.split(PREFILL_ROWS):  # a long prompt at once would need a mask of its length squared
             ids = self.text[start : start + len(rows)]
-            self.last = self.draft(rows, ids, start, None, self.cache)[-1:]
-            start += len(rows)
+            places = range(start, start + len(rows))
+            self.last = self.draft(rows, ids, places, self.cache)[-1:]
+            start = places.stop
         self.waiting = []
 
     @torch.inference_mode()

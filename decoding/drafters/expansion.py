@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from decoding.sampling import Warp, draw_distinct
+from decoding.drafters.base import Sampling
+from decoding.sampling import draw_distinct
 from decoding.tree import DraftTree, TreeShape
 
 
@@ -25,13 +26,9 @@ class Expander(Protocol):
         """The target's token ids of indices into V' (a draft may speak a smaller vocabulary)."""
 
 
-def grow_static(
-    shape: TreeShape, token: int, expander: Expander, sampling: tuple[Warp, torch.Generator, int] | None = None
-) -> DraftTree:
-    """Fill `shape` level by level. Children are the draft's best by rank, or, with `sampling` (warp, generator, the
-    target's vocabulary size), drawn from its warped distribution without replacement, whose rows come along.
-    A shape of the root alone drafts nothing.
-    """
+def grow_static(shape: TreeShape, token: int, expander: Expander, sampling: Sampling | None = None) -> DraftTree:
+    """Fill `shape` level by level. Children are the draft's best by rank, or, with `sampling`, drawn from its warped
+    distribution without replacement, whose rows come along. A shape of the root alone drafts nothing."""
     if len(shape) == 1:
         return DraftTree((token,))
     filler = _Filler(shape, token, expander, sampling)
@@ -44,7 +41,7 @@ def grow_static(
 class _Filler:
     """State of one `grow_static`: tokens by node of the shape, and the expander's own numbers of nodes."""
 
-    def __init__(self, shape: TreeShape, token: int, expander: Expander, sampling: tuple | None):
+    def __init__(self, shape: TreeShape, token: int, expander: Expander, sampling: Sampling | None):
         self.shape, self.expander, self.sampling = shape, expander, sampling
         self.tokens: dict[int, int] = {0: token}
         self.logprobs: dict[int, float] = {0: 0.0}

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from decoding.config import GenerateConfig
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter, Opening
 from decoding.drafters.parts import WIDE, TuningSpace, check_columns, is_fast
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
@@ -19,7 +18,7 @@ DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (0, 0, 0, 0))
 """Eight nodes with the root: on a CPU a forward of eight costs little more than one. Deeper than the heads is cut."""
 
 
-class MedusaDrafter(Speculative):
+class MedusaDrafter(Drafter):
     """Node (r1, …, rd) of the tree holds candidate rd of head d - 1; all heads look at the same hidden row."""
 
     name = "medusa"
@@ -38,15 +37,8 @@ class MedusaDrafter(Speculative):
             )
         self.hidden: torch.Tensor | None = None
 
-    def prefill(
-        self,
-        prompt_ids: Sequence[int],
-        token: int,
-        scored: Scored,
-        config: GenerateConfig,
-        generator: torch.Generator,
-    ) -> None:
-        self.hidden = scored.hidden[-1]
+    def prefill(self, opening: Opening) -> None:
+        self.hidden = opening.scored.hidden[-1]
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.hidden = scored.hidden[rows[-1]]

@@ -5,10 +5,7 @@ Source: Saxena 2023, prompt lookup decoding; here with an index, so that a step 
 
 from collections.abc import Sequence
 
-import torch
-
-from decoding.config import GenerateConfig
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter, Opening
 from decoding.tree import DraftTree
 from methods.trees import DEEPEST, MOST_NODES
 from runtime.interface import Scored
@@ -20,7 +17,7 @@ SEARCHED = 32
 """Earlier places looked at per n-gram, latest first: keeps a step's cost flat in long texts."""
 
 
-class NgramDrafter(Speculative):
+class NgramDrafter(Drafter):
     """Looks up the last `max_ngram` … `min_ngram` tokens, longest first; `width` different continuations at most."""
 
     name = "ngram"
@@ -39,16 +36,9 @@ class NgramDrafter(Speculative):
         self.ends: dict[tuple[int, ...], list[int]] = {}
         """For each n-gram of the text, the indices right after it, oldest first."""
 
-    def prefill(
-        self,
-        prompt_ids: Sequence[int],
-        token: int,
-        scored: Scored,
-        config: GenerateConfig,
-        generator: torch.Generator,
-    ) -> None:
+    def prefill(self, opening: Opening) -> None:
         self.ids, self.ends = [], {}
-        self._extend([*prompt_ids, token])
+        self._extend([*opening.prompt_ids, opening.token])
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self._extend(tokens)

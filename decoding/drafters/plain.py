@@ -1,9 +1,9 @@
 """No drafter: every step is the base's own next token."""
 
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter
 
 
-class PlainDrafter(Speculative):
+class PlainDrafter(Drafter):
     """Trees of the root alone."""
 
     name, kind, own = "none", "plain", "plain"

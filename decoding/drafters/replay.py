@@ -5,15 +5,12 @@ For measuring what the loop itself costs, and for tests with drafts that are alw
 
 from collections.abc import Sequence
 
-import torch
-
-from decoding.config import GenerateConfig
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter, Opening
 from decoding.tree import DraftTree, TreeShape, chain_shape
 from runtime.interface import Scored
 
 
-class ReplayDrafter(Speculative):
+class ReplayDrafter(Drafter):
     """Puts the recording on one path of a static shape, by turns on each, and wrong tokens everywhere else."""
 
     name = "replay"
@@ -23,14 +20,7 @@ class ReplayDrafter(Speculative):
         self.recorded, self.vocab_size = list(recorded), vocab_size
         self.shape = chain_shape(shape) if isinstance(shape, int) else shape
 
-    def prefill(
-        self,
-        prompt_ids: Sequence[int],
-        token: int,
-        scored: Scored,
-        config: GenerateConfig,
-        generator: torch.Generator,
-    ) -> None:
+    def prefill(self, opening: Opening) -> None:
         self.done, self.turn = 1, 0
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:

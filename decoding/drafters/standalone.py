@@ -5,17 +5,15 @@ from typing import Any
 
 import torch
 
-from decoding.config import GenerateConfig
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter, Opening, Sampling
 from decoding.drafters.expansion import grow_static
 from decoding.drafters.parts import DEEPEST, TuningSpace, is_fast
-from decoding.sampling import Warp
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
 from runtime.interface import Scored
 
 
-class StandaloneDrafter(Speculative):
+class StandaloneDrafter(Drafter):
     """Fills a static shape (a chain by default) level by level with the draft's own tokens.
 
     Where the generation samples, so does the drafter, from the same temperature, top-k and top-p; with
@@ -27,26 +25,18 @@ class StandaloneDrafter(Speculative):
     def __init__(self, draft: Target, shape: TreeShape, vocab_size: int, sample: bool = True):
         """`draft` is a Target of the small model; it must not be the target that verifies."""
         self.draft, self.shape, self.vocab_size, self.sample = draft, shape, vocab_size, sample
-        self.sampling: tuple[Warp, torch.Generator, int] | None = None
+        self.sampling: Sampling | None = None
         self.ids: list[int] = []
         self.in_step = 0
         """Leading tokens the draft's cache is known to share with the text."""
 
-    def prefill(
-        self,
-        prompt_ids: Sequence[int],
-        token: int,
-        scored: Scored,
-        config: GenerateConfig,
-        generator: torch.Generator,
-    ) -> None:
-        warp = Warp(config.temperature, config.top_k, config.top_p) if config.temperature and self.sample else None
-        self.sampling = (warp, generator, self.vocab_size) if warp else None
-        self.ids = [*prompt_ids, token]
+    def prefill(self, opening: Opening) -> None:
+        self.sampling = opening.sampling(self.vocab_size) if self.sample else None
+        self.ids = [*opening.prompt_ids, opening.token]
         self.in_step = 0
-        if len(prompt_ids) < self.draft.max_length:
-            self.draft.prefill(prompt_ids)
-            self.in_step = len(prompt_ids)
+        if len(opening.prompt_ids) < self.draft.max_length:
+            self.draft.prefill(opening.prompt_ids)
+            self.in_step = len(opening.prompt_ids)
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
         self.ids += tokens

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
+from decoding.drafters.base import Opening
 from decoding.drafters.eagle import REFERENCE, SMALL
 from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.medusa import MedusaDrafter
@@ -130,9 +131,9 @@ class Checked:
     def __getattr__(self, name):
         return getattr(self.drafter, name)
 
-    def prefill(self, prompt, token, *rest):
-        self.text = [*prompt, token]
-        self.drafter.prefill(prompt, token, *rest)
+    def prefill(self, opening):
+        self.text = [*opening.prompt_ids, opening.token]
+        self.drafter.prefill(opening)
 
     def observe(self, tokens, scored, kept):
         self.text += tokens
@@ -212,7 +213,7 @@ def test_a_medusa_tree_deeper_than_the_heads_is_refused_and_the_default_fits_the
 
 def ngram(text, **options):
     drafter = NgramDrafter(**options)
-    drafter.prefill(text[:-1], text[-1], Scored(torch.empty(0), torch.empty(0)), None, None)
+    drafter.prefill(Opening(text[:-1], text[-1], Scored(torch.empty(0), torch.empty(0)), None, None))
     return drafter
 
 

@@ -11,7 +11,7 @@ import torch
 
 from decoding.accept import accept_lossless
 from decoding.config import GenerateConfig
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter
 from decoding.generate import generate
 from decoding.sampling import Warp, draw, draw_distinct
 from decoding.target import Target
@@ -179,7 +179,7 @@ def test_distinct_draws_follow_sampling_without_replacement():
     assert sorted(draw_distinct(probs, 4, generator).tolist()) == [0, 1, 2]
 
 
-class ToyDrafter(Speculative):
+class ToyDrafter(Drafter):
     """Draws (or picks) a tree from a toy draft of order one, as real drafters do from theirs."""
 
     name = "toy"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from decoding.drafters.base import Speculative
+from decoding.drafters.base import Drafter
 from decoding.tree import DraftTree, chain_shape
 from methods.record import DraftSize, Method
 from methods.settings import TrainConfig, setting
@@ -70,7 +70,7 @@ class BigramMethod(nn.Module):
         return outcome_of_ranks(ranks, torch.ones_like(ranks, dtype=torch.bool))
 
 
-class BigramDrafter(Speculative):
+class BigramDrafter(Drafter):
     """A chain of best guesses, each from the one before."""
 
     name = "bigram"
