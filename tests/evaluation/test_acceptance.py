@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from decoding.step import EmittedToken, Step
 from decoding.target import fast_target
@@ -17,8 +18,10 @@ from models.chat import render
 from models.tiny import make_tiny_base
 from runtime.argmax import HeadArgmax
 from runtime.linear import packing_works
+from speculoos import cli
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import Silent
+from speculoos.settings import Settings
 
 QUESTIONS = [
     {"id": "a", "category": "x", "messages": [{"role": "user", "content": "the quick brown fox " * 3}]},
@@ -163,24 +166,35 @@ def test_the_gap_is_that_of_the_logits_that_chose_the_token(base: Base, tiny_bas
 
 @pytest.mark.skipif(not packing_works(torch.bfloat16), reason="best tokens are found by products in bfloat16")
 @pytest.mark.parametrize(("apart", "tie"), [(1e-6, True), (0.2, False)])
-def test_a_near_tie_is_told_from_a_fault_where_best_tokens_are_found_without_logits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float, tie: bool
+def test_the_command_tells_a_near_tie_from_a_fault_where_best_tokens_are_found_without_logits(
+    home: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    apart: float,
+    tie: bool,
 ) -> None:
     """A tied fp32 base whose tokens 2k and 2k + 1 are twins, their logits `apart` of their size from each other; a
     verification of several nodes rounds the other way and takes the other twin."""
     monkeypatch.setattr("runtime.argmax.has_bfloat16", lambda device: device.type == "cpu")
-    exact = HeadArgmax.__call__
+    exact, screened = HeadArgmax.__call__, []
 
     def other_twin(self: HeadArgmax, hidden: torch.Tensor) -> torch.Tensor:
         best = exact(self, hidden)
+        screened.append(len(hidden))
         return best ^ 1 if len(hidden) > 1 else best
 
     monkeypatch.setattr(HeadArgmax, "__call__", other_twin)
-    base = load_base(make_tiny_base(tmp_path, tie_word_embeddings=True))
-    table = base.embed_tokens.weight
+    folder = make_tiny_base(tmp_path / "twins", tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
     table[1::2] = table[0::2] * (1 - apart)
-    found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=12, options={"drafter": "ngram"})
-    assert fast_target(base).forward.argmax is not None and found["differences"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    words = ["evaluate", "--model", folder, "--questions", tmp_path / "asked.jsonl", "--max-tokens", "12"]
+    assert cli.main([*map(str, words), "--draft", "drafter=ngram", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert max(screened) > 1 and found["differences"]
     assert found["identical_to_plain"] is tie and found["ties"] == (len(found["differences"]) if tie else 0)
     assert all((abs(d["gap"]) <= 1e-3) is tie for d in found["differences"])
 
