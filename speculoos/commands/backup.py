@@ -30,10 +30,10 @@ def backup(
     if file == STANDARD:
         if sys.stdout.isatty():
             raise BadInput("An archive is nothing for a terminal; lead it into a file: speculoos backup - > FILE.tar")
-        report = stream(settings, sys.stdout.buffer, secrets=secrets, say=_progress)
+        report = stream(settings, sys.stdout.buffer, secrets=secrets, say=say)
         sys.stdout.buffer.flush()
     else:
-        report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, say=_progress)
+        report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, say=say)
     for words in report.wrong:
         say(f"Damaged already, and so in the archive: {words}.")
     for words in report.outside:
@@ -92,7 +92,3 @@ def _refuse_running(settings: Settings) -> None:
         return  # no tables yet; any other trouble shows again
     if running:
         raise Conflict(f"The workbench runs ({', '.join(running)}); stop it, then restore.")
-
-
-def _progress(words: str) -> None:
-    say(words)

@@ -5,20 +5,13 @@ from typing import Annotated
 
 import typer
 
-from speculoos.console import Json, figures, finish, table
+from speculoos.console import Json, figures, finish, listed, table
 from speculoos.errors import BadInput
 
-app = typer.Typer(invoke_without_command=True, help="Base models and the checkpoints trained for them.")
+app = listed("Base models and the checkpoints trained for them.")
 Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
 SOURCES = ("hub", "folder", "gguf", "starter")
 DRAFT_SOURCES = ("folder", "hub")
-
-
-@app.callback()
-def without_command(context: typer.Context) -> None:
-    """As `list` when no command is named."""
-    if context.invoked_subcommand is None:
-        list_models()
 
 
 @app.command("list")
@@ -55,11 +48,9 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Bring a base model here: fetch, convert, hash, write its card."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.follow import run_request
     from upkeep.homes import open_home
     from workers.ask.requests import FetchModel
-    from workers.ask.submit import submit
 
     settings, source = open_home(), source or guess_source(location)
     if source not in SOURCES:
@@ -68,10 +59,7 @@ def add(
         return show("starter", as_json)
     if source in ("folder", "gguf"):
         location = str(Path(location).expanduser().resolve())
-    request = FetchModel(source=source, location=location)
-    (job,) = run_jobs(
-        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
-    )
+    job = run_request(settings, FetchModel(source=source, location=location), name)
     return show(job.request["base_id"], as_json)
 
 
@@ -87,13 +75,11 @@ def add_draft(
     as_json: Json = False,
 ) -> None:
     """Bring a published draft here as a checkpoint: Medusa, EAGLE, or any small model with the same tokens."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.follow import run_request
     from tracking import queries
     from tracking.db import reading
     from upkeep.homes import open_home
     from workers.ask.requests import ImportDraft
-    from workers.ask.submit import submit
 
     settings, source = open_home(), source or guess_source(location)
     if source not in DRAFT_SOURCES:
@@ -102,10 +88,7 @@ def add_draft(
         location = str(Path(location).expanduser().resolve())
     with reading(settings) as session:
         base_id = queries.find_base(session, model).id
-    request = ImportDraft(source=source, location=location, base_id=base_id, layout=layout)
-    (job,) = run_jobs(
-        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
-    )
+    job = run_request(settings, ImportDraft(source=source, location=location, base_id=base_id, layout=layout), name)
     checkpoint_id = job.request["checkpoint_id"]
     _show(lambda s: (queries.find_base(s, base_id), queries.find_checkpoint(s, checkpoint_id, base_id)), as_json)
 

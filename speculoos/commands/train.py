@@ -38,7 +38,7 @@ def train(
         base_id, dataset_ids = queries.find_base(session, model).id, [queries.find_dataset(session, d).id for d in data]
     request = make_request(what, recipe, base_id, dataset_ids, parse_settings(settings or ()))
     told = {"name": name, "experiment": experiment.strip() or None, "user": account(), "settings": home}
-    job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), ("gpu",), wait=wait)
+    job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), "gpu", wait=wait)
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])
         metrics = last_metrics(session, job.id)
