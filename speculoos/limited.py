@@ -49,22 +49,22 @@ class ChildError(SpeculoosError):
         self.kind = kind
 
 
-def run_limited(function: str, *arguments: Any, seconds: float, memory: int, start: float = START_SECONDS) -> Any:
+def run_limited(function: str, *arguments: Any, seconds: float, memory: int) -> Any:
     """Call `function` ("package.module:name") once, in a child of its own. Arguments and result are JSON values.
 
-    `seconds` for the call (`start` seconds for the imports of its module are apart), `memory` bytes for the child in
+    `seconds` for the call (START_SECONDS for the imports of its module are apart), `memory` bytes for the child in
     all. Raises Overrun, the SpeculoosError that the function raised, or ChildError.
     """
-    with LimitedChild(memory, (function.partition(":")[0],), start) as child:
+    with LimitedChild(memory, (function.partition(":")[0],)) as child:
         return child.call(function, *arguments, seconds=seconds)
 
 
 class LimitedChild:
     """A long-lived child for calls one at a time; any thread may call. Started by `start` or the first call."""
 
-    def __init__(self, memory: int, imports: Sequence[str] = (), start_seconds: float = START_SECONDS):
+    def __init__(self, memory: int, imports: Sequence[str] = ()):
         """`memory` bytes that a copy may write to, libraries' own included. `imports`: modules loaded beforehand."""
-        self.memory, self.imports, self.start_seconds = memory, tuple(imports), start_seconds
+        self.memory, self.imports = memory, tuple(imports)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -108,7 +108,7 @@ class LimitedChild:
                 command, cwd=CLONE, env=_environment(), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         self._lines = self._socket.makefile("rb")
-        if "ready" not in self._exchange({}, self.start_seconds):
+        if "ready" not in self._exchange({}, START_SECONDS):
             self._end()
             raise Unavailable("A helper process could not be started; the log of this program says why.")
 
