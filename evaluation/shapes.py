@@ -54,8 +54,7 @@ class Curves:
         """A chain of every depth."""
         found = []
         for depth in range(1, len(self.chain) + 1):
-            tree = {"tree": [[0] * depth]}
-            options = {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if self.dynamic else tree
+            options = chain_options(depth, self.dynamic)
             levels = (1,) if self.one_pass else (1,) * depth
             found.append(Shape(CHAIN, depth + 1, depth, 1 + sum(self.chain[:depth]), levels, options))
         return found
@@ -81,9 +80,15 @@ class Curves:
                     yield Shape(TREE, nodes, depth, expected_tau(self.values, choices), levels, options)
 
 
-def most_nodes(depth: int, width: int = WIDE["top_k"]) -> int:
+def chain_options(depth: int, dynamic: bool) -> dict[str, Any]:
+    """What `make_drafter` takes for a chain of `depth`, of a draft whose trees are dynamic or not."""
+    return {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if dynamic else {"tree": [[0] * depth]}
+
+
+def most_nodes(depth: int) -> int:
     """Nodes that a dynamic tree of this depth can have: the root, its children, and `width` children of each of the
     `width` best of every further level."""
+    width = WIDE["top_k"]
     return 1 + width + (depth - 1) * width * width
 
 
