@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from speculoos.console import Json, finish, say
-from speculoos.errors import BadInput, Conflict
-from speculoos.settings import Settings
+from speculoos.errors import BadInput, Conflict, Unavailable
+from speculoos.settings import Settings, load
 
 STANDARD = "-"
 """The file name that means standard output, or input."""
@@ -52,7 +52,6 @@ def restore(
 ) -> int:
     """Fill an empty home from an archive; what was going on goes on at the next `speculoos up`."""
     from launch.homelock import HomeLock
-    from speculoos.settings import load
     from upkeep import restore as restoring
 
     settings = load()
@@ -78,7 +77,6 @@ def restore(
 
 def _refuse_running(settings: Settings) -> None:
     """Raises Conflict while processes beat on this database (other containers hold no lock of ours)."""
-    from speculoos.errors import Unavailable
     from tracking import processes
     from tracking.db import reading
     from upkeep.health import exists

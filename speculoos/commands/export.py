@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from speculoos.console import Json, finish, say, table
+from speculoos.reporting import ConsoleReporter
+from speculoos.sums import Sums, file_sha256
 
 if TYPE_CHECKING:
     from formats.facts import Facts
@@ -94,7 +96,6 @@ def _list(row: Row, as_json: bool) -> int:
 def _own(settings: Any, row: Row, output: Path | None, as_json: bool) -> int:
     from formats.export import check_zip
     from models import archive
-    from speculoos.sums import Sums, file_sha256
 
     name = archive.archive_name(row.facts.name, row.name)
     target = (output or Path(name)).expanduser().resolve()
@@ -112,8 +113,6 @@ def _server(settings: Any, row: Row, form: str, output: Path | None, force: bool
     from formats.export import build, check_possible
     from models import archive
     from models.base import load_base
-    from speculoos.reporting import ConsoleReporter
-    from speculoos.sums import Sums
 
     name = archive.archive_name(row.facts.name, f"{row.name}-{form}").removesuffix(".zip")
     target = (output or Path(name)).expanduser().resolve()

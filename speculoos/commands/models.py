@@ -52,13 +52,9 @@ def add(
     from upkeep.homes import open_home
     from workers.ask.requests import FetchModel
 
-    settings, source = open_home(), source or guess_source(location)
-    if source not in SOURCES:
-        raise BadInput(f"--source {source}: expected one of {', '.join(SOURCES)}.")
+    settings, (source, location) = open_home(), _located(location, source, SOURCES)
     if source == "starter":
         return show("starter", as_json)
-    if source in ("folder", "gguf"):
-        location = str(Path(location).expanduser().resolve())
     job = run_request(settings, FetchModel(source=source, location=location), name)
     return show(job.request["base_id"], as_json)
 
@@ -81,11 +77,7 @@ def add_draft(
     from upkeep.homes import open_home
     from workers.ask.requests import ImportDraft
 
-    settings, source = open_home(), source or guess_source(location)
-    if source not in DRAFT_SOURCES:
-        raise BadInput(f"--source {source}: expected one of {', '.join(DRAFT_SOURCES)}.")
-    if source == "folder":
-        location = str(Path(location).expanduser().resolve())
+    settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
     with reading(settings) as session:
         base_id = queries.find_base(session, model).id
     job = run_request(settings, ImportDraft(source=source, location=location, base_id=base_id, layout=layout), name)
@@ -93,7 +85,17 @@ def add_draft(
     _show(lambda s: (queries.find_base(s, base_id), queries.find_checkpoint(s, checkpoint_id, base_id)), as_json)
 
 
-def guess_source(location: str) -> str:
+def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, str]:
+    """(where it comes from, its id or whole path there)."""
+    source = source or _guess_source(location)
+    if source not in known:
+        raise BadInput(f"--source {source}: expected one of {', '.join(known)}.")
+    if source in ("folder", "gguf"):
+        location = str(Path(location).expanduser().resolve())
+    return source, location
+
+
+def _guess_source(location: str) -> str:
     """starter, gguf, folder or hub, from how the location looks and what is on disk."""
     path = Path(location).expanduser()
     if location == "starter":

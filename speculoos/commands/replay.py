@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from speculoos.console import Json, figures, finish, say
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, NotFound
+from speculoos.reporting import ConsoleReporter
 
 app = typer.Typer(no_args_is_help=True, help="Record a model's outputs; judge a draft on recorded ones.")
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")]
@@ -33,7 +34,6 @@ def record_outputs(
     from evaluation.record import check_empty, of_base, of_endpoint, record
     from speculoos.commands.evaluate import load_questions
     from speculoos.commands.targets import load_target, resolve
-    from speculoos.reporting import ConsoleReporter
     from upkeep.homes import open_home
 
     settings, path = open_home(), check_empty(output)
@@ -72,7 +72,6 @@ def run_draft(
     from evaluation.costs import read_costs
     from evaluation.replay import projected, replay, result
     from speculoos.commands.targets import is_folder, resolve
-    from speculoos.reporting import ConsoleReporter
     from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
 
@@ -95,7 +94,6 @@ def run_draft(
 
 def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
     """(where the outputs lie, what they are called): a file or folder, or a data set of this home. Raises BadInput."""
-    from speculoos.errors import NotFound
     from tracking import queries
     from tracking.db import reading
     from tracking.stored import Files

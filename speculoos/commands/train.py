@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from methods import METHODS
+from methods import METHODS, train_config
 from speculoos.console import Json, Wait, figures, finish
 from speculoos.errors import BadInput
 
@@ -49,7 +49,6 @@ def train(
 
 def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
     """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
-    from methods import METHODS, train_config
     from methods.recipes import load_recipe
     from workers.ask.requests import Train
 
