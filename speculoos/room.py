@@ -146,18 +146,16 @@ def keep_reserve(settings: Settings) -> bool:
     return file.exists()
 
 
-def give_reserve_up(home: Path) -> bool:
-    """Free the reserve's room for what must be written now; False when it was given up before."""
+def give_reserve_up(home: Path) -> None:
+    """Free the reserve's room for what must be written now, where it was not given up before."""
     with suppress(OSError):
         (home / RESERVE).unlink()
-        return True
-    return False
 
 
-def largest(home: Path, count: int = 3) -> list[tuple[str, int]]:
-    """The home's largest things as (name, bytes), largest first."""
+def largest(home: Path) -> list[tuple[str, int]]:
+    """The home's three largest things as (name, bytes), largest first."""
     weights = [(entry.name, _weight(Path(entry.path))) for entry in _entries(home) if entry.name != RESERVE]
-    return sorted(weights, key=lambda item: -item[1])[:count]
+    return sorted(weights, key=lambda item: -item[1])[:3]
 
 
 def existing(path: Path) -> Path:

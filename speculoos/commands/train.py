@@ -29,7 +29,7 @@ def train(
     from tracking import queries
     from tracking.db import reading
     from tracking.reports import last_metrics
-    from upkeep.homes import columns, open_home
+    from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
     from workers.ask.measured import submit_training
 
@@ -44,7 +44,7 @@ def train(
         metrics = last_metrics(session, job.id)
     fields = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
     result = {"checkpoint": f"{model}@{row.name}", **fields, "job": job.id, "job_state": job.state, "metrics": metrics}
-    finish({**result, "settings": columns(row)["config"]}, as_json, figures(result))
+    finish({**result, "settings": row.config}, as_json, figures(result))
 
 
 def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
