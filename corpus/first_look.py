@@ -19,13 +19,13 @@ COLUMNS = 60
 ROWS = 5
 
 
-def look(path: str, with_answers: bool, mapping: dict[str, str], rows: int = ROWS) -> dict[str, Any]:
+def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, Any]:
     """{"columns": names, "rows": [{"line", "messages"} or {"line", "reason"}]} of the first rows.
 
     Raises BadInput where the file cannot be read at all.
     """
     parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
-    read = islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), rows)
+    read = islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), ROWS)
     return {"columns": columns(path), "rows": [_shown(row) for row in read]}
 
 
