@@ -40,7 +40,6 @@ def generate(
     from decoding.config import GenerateConfig
     from decoding.drafters import make_drafter
     from decoding.generate import generate as run
-    from decoding.stats import summarize
     from decoding.target import fast_target
     from decoding.text import TextStream
     from models.chat import render
@@ -65,13 +64,7 @@ def generate(
     if trace is not None:
         with new_file(trace) as lines:
             lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    summary = summarize(steps)
-    answer = {
-        **{"model": ref.name, "token_ids": [t.id for s in steps for t in s.tokens], "text": stream.text},
-        **{"tokens": list(_tokens(records)), "mean_accepted_length": summary.mean_accepted_length},
-        **{"tokens_per_second": summary.tokens_per_second, "finish": summary.finish, "device": str(base.device)},
-        **{"acceptance_by_depth": list(summary.acceptance_by_depth), "notice": target.notice},
-    }
+    answer = _answer(ref.name, target, steps, records, stream.text)
     finish(answer, as_json, _line(answer))
 
 
@@ -86,6 +79,20 @@ def _recorded(steps: Iterator[Any], stream: Any, show: bool) -> tuple[list[Any],
     if show:
         print()
     return made, records
+
+
+def _answer(model: str, target: Any, steps: list[Any], records: list[dict[str, Any]], text: str) -> dict[str, Any]:
+    """The result object of `speculoos generate`."""
+    from decoding.stats import summarize
+
+    summary = summarize(steps)
+    return {
+        **{"model": model, "token_ids": [t.id for s in steps for t in s.tokens], "text": text},
+        **{"tokens": list(_tokens(records)), "mean_accepted_length": summary.mean_accepted_length},
+        **{"tokens_per_second": summary.tokens_per_second, "finish": summary.finish},
+        **{"device": str(target.base.device), "acceptance_by_depth": list(summary.acceptance_by_depth)},
+        "notice": target.notice,
+    }
 
 
 def _tokens(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
