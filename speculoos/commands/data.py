@@ -45,6 +45,7 @@ def import_file(
 ) -> None:
     """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
     left out. A suite (--suite) must be whole and in its own form."""
+    from speculoos.commands.targets import base_id
     from speculoos.follow import run_request
     from upkeep.homes import open_home
     from workers.ask.requests import HUB, ImportAnswered, ImportPrompts, Request
@@ -144,15 +145,6 @@ def add_builtin(
         here[name] = job.request["dataset_id"]
     result = describe(settings, here[name])
     return finish({**result, "already": bool(said)}, as_json, said + _imported(result))
-
-
-def base_id(settings: Settings, reference: str) -> str:
-    """The id of a base by its name or id. Raises NotFound."""
-    from tracking import queries
-    from tracking.db import reading
-
-    with reading(settings) as session:
-        return queries.find_base(session, reference).id
 
 
 @app.command()

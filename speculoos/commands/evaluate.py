@@ -128,9 +128,7 @@ def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[s
 def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:
     """Rows with `messages` from a file, a data set of this home, or the built-in set."""
     from evaluation.questions import built_in, read_questions
-    from tracking import queries
-    from tracking.db import reading
-    from tracking.stored import Files
+    from speculoos.commands.targets import dataset
 
     if not questions or questions == BUILT_IN:
         return built_in(limit)
@@ -138,7 +136,4 @@ def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, 
         return read_questions(Path(questions).expanduser(), limit)
     if "/" in questions or questions.endswith((".jsonl", ".json", ".csv", ".parquet")):
         raise BadInput(f"--questions {questions}: there is no such file.")
-    with reading(settings) as session:
-        row = queries.find_dataset(session, questions)
-        queries.must_be_ready(row)
-    return read_questions(Path(Files(settings).local(row)), limit)
+    return read_questions(dataset(settings, questions)[0], limit)

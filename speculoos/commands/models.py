@@ -71,18 +71,17 @@ def add_draft(
     as_json: Json = False,
 ) -> None:
     """Bring a published draft here as a checkpoint: Medusa, EAGLE, or any small model with the same tokens."""
+    from speculoos.commands.targets import base_id
     from speculoos.follow import run_request
     from tracking import queries
-    from tracking.db import reading
     from upkeep.homes import open_home
     from workers.ask.requests import ImportDraft
 
     settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
-    with reading(settings) as session:
-        base_id = queries.find_base(session, model).id
-    job = run_request(settings, ImportDraft(source=source, location=location, base_id=base_id, layout=layout), name)
+    base = base_id(settings, model)
+    job = run_request(settings, ImportDraft(source=source, location=location, base_id=base, layout=layout), name)
     checkpoint_id = job.request["checkpoint_id"]
-    _show(lambda s: (queries.find_base(s, base_id), queries.find_checkpoint(s, checkpoint_id, base_id)), as_json)
+    _show(lambda s: (queries.find_base(s, base), queries.find_checkpoint(s, checkpoint_id, base)), as_json)
 
 
 def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, str]:

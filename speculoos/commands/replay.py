@@ -94,19 +94,14 @@ def run_draft(
 
 def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
     """(where the outputs lie, what they are called): a file or folder, or a data set of this home. Raises BadInput."""
-    from tracking import queries
-    from tracking.db import reading
-    from tracking.stored import Files
+    from speculoos.commands.targets import dataset
 
     if file.expanduser().exists():
         return file.expanduser(), file.name
     try:
-        with reading(settings) as session:
-            row = queries.find_dataset(session, str(file))
-            queries.must_be_ready(row)
+        return dataset(settings, str(file))
     except NotFound:
         raise BadInput(f"{file}: there is no such file, and no data set of this name.") from None
-    return Path(Files(settings).local(row)), row.name
 
 
 def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str) -> Any:
