@@ -128,7 +128,7 @@ def _reachable(costs: Costs, curves: Curves | None) -> list[Shape]:
         return []
     most = max(costs.target[1])
     trees: dict[int, Shape] = {}
-    for shape in curves.trees(TREES):
+    for shape in curves.trees():
         if shape.nodes <= most and _speed(shape, costs, 1) > _speed(trees.get(shape.nodes), costs, 1):
             trees[shape.nodes] = shape
     return [*(shape for shape in curves.chains() if shape.nodes <= most), *(trees[nodes] for nodes in sorted(trees))]

@@ -164,10 +164,8 @@ def _sglang(answer: Mapping[str, Any]) -> Acceptance:
 
 
 def _tensorrt(answer: Mapping[str, Any]) -> Acceptance:
-    tokens, each = (
-        _count(answer["usage"]["completion_tokens"]),
-        float(answer["choices"][0]["avg_decoded_tokens_per_iter"]),
-    )
+    tokens = _count(answer["usage"]["completion_tokens"])
+    each = float(answer["choices"][0]["avg_decoded_tokens_per_iter"])
     return Acceptance(tokens, tokens / each if each > 0 else 0.0)
 
 

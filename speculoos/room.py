@@ -83,8 +83,7 @@ def memory() -> tuple[int, int]:
     limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
     if limit is None or used is None or limit >= machine.total:
         return machine.available, machine.total
-    cached = _statistic("inactive_file")
-    return max(0, min(machine.available, limit - used + cached)), limit
+    return max(0, min(machine.available, limit - used + _cached())), limit
 
 
 class Watch:
@@ -206,8 +205,9 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _statistic(name: str) -> int:
-    with suppress(OSError, ValueError, StopIteration):
-        lines = (CGROUP / "memory.stat").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+def _cached() -> int:
+    """Bytes of the container's memory that hold files which nothing needs now."""
+    with suppress(OSError, ValueError, KeyError):
+        figures = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return int(figures["inactive_file"])
     return 0
