@@ -19,7 +19,7 @@ import openai
 from corpus.closing import close
 from corpus.conversations import FAILED, TEXT, Conversation, GenerateOptions, count_answers, to_answer
 from corpus.endpoints import Pool, plain_reason
-from corpus.labels import ABSENT, PROMPT, WHY, ServedBase, Trail
+from corpus.labels import PROMPT, WHY, ServedBase, Trail
 from corpus.replies import Reply
 from corpus.seeds import row_seed
 from corpus.shards import ShardWriter
@@ -255,7 +255,7 @@ class _Run:
         self.telling.made(record, row.tokens)
         kind = row.trail.kind if row.trail else TEXT
         self.labels[kind] += 1
-        if kind in WHY and kind != ABSENT and self.labels[kind] == 1:
+        if kind in WHY and self.labels[kind] == 1:
             told = f"{row.conversation.id}: {WHY[kind]}; such rows are counted, and tokenised from their text."
             self.reporter.log(told, "warning")
 
