@@ -54,10 +54,10 @@ class Replay:
 def ids_of(recording: Recording, tokenizer: Any, eos_ids: frozenset[int]) -> tuple[list[int], list[int]]:
     """(prompt, output) as token ids: recorded ones as they are, texts through the tokenizer (and, unless the prompt is
     raw, its chat template), with the end-of-turn token where the output ended by itself."""
-    if recording.token_ids is not None and recording.prompt_ids is not None:
-        return list(recording.prompt_ids), list(recording.token_ids)
     text = recording.messages[-1]["content"] if recording.raw else ""
-    prompt = recording.prompt_ids or (_ids(tokenizer, text) if recording.raw else render(tokenizer, recording.messages))
+    prompt = recording.prompt_ids
+    if prompt is None:
+        prompt = _ids(tokenizer, text) if recording.raw else render(tokenizer, recording.messages)
     if recording.token_ids is not None:
         return list(prompt), list(recording.token_ids)
     output = tokenizer(recording.output, add_special_tokens=False)["input_ids"]
