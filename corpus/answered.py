@@ -7,15 +7,15 @@ row (a list has one for each answer, one text is the last answer's), ModelOpt's 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, list_of, origin_of, text_of
-from corpus.mapping import check_mapping, mapped
+from corpus.mapping import mapped_rows
 from corpus.prompts import ROLES
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, parsed_rows, row_id
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, row_id
 from corpus.shapes import FIELDS, Message, messages_of, record_of
 
 TOOL = dict.fromkeys(("tool", "function", "observation", "function_response", "ipython"), "tool")
@@ -28,10 +28,21 @@ CUT = ("length", "max_tokens", "max_length", "model_length")
 ANSWERED_FIELDS = FIELDS | {"tools", "truncated", *FINISH}
 
 
+class MaskedTokens(Protocol):
+    """Token ids of a conversation, and half-open spans of those a draft learns from; `source` says how they are
+    known."""
+
+    token_ids: Sequence[int]
+    source: str
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class AnsweredRow:
     """One conversation that ends with an answer; `finish` says of each answer whether a limit cut it ("length") or it
-    ended by itself ("stop")."""
+    ended by itself ("stop"), `masked` its tokens once they are known."""
 
     line: int
     messages: list[Message]
@@ -40,6 +51,7 @@ class AnsweredRow:
     category: str = ""
     source: dict[str, Any] = field(default_factory=dict)
     part: int = 0
+    masked: MaskedTokens | None = None
 
     @property
     def cut(self) -> int:
@@ -50,18 +62,16 @@ class AnsweredRow:
         """The line of a data set folder."""
         row = {"id": row_id(self.line, self.part), "messages": self.messages, "finish": self.finish}
         extra = {"tools": self.tools, "category": self.category, "source": {"line": self.line, **self.source}}
+        if self.masked:
+            extra |= {"token_ids": self.masked.token_ids, "loss_spans": self.masked.spans}
         return row | {key: value for key, value in extra.items() if value}
 
 
 def read_answered(
-    files: Files,
-    limit: int | None = None,
-    max_rows: int = DEFAULT_MAX_ROWS,
-    mapping: Mapping[str, str] | None = None,
+    files: Files, max_rows: int = DEFAULT_MAX_ROWS, mapping: Mapping[str, str] | None = None
 ) -> Iterator[AnsweredRow | BadRow]:
-    """Every row of files of answered conversations, good or bad, in order: see `corpus.rows.parsed_rows`."""
-    known = check_mapping(mapping or {})
-    return parsed_rows(files, mapped(parse, known), ANSWERED_FIELDS | set(known.values()), limit, max_rows)
+    """Every row of files of answered conversations, good or bad, in order: see `corpus.mapping.mapped_rows`."""
+    return mapped_rows(files, parse, ANSWERED_FIELDS, mapping, max_rows=max_rows)
 
 
 def parse(line: int, value: Any) -> AnsweredRow:

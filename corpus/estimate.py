@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from corpus.conversations import GenerateOptions, to_answer
@@ -89,6 +90,4 @@ def _cache_width(config: Any) -> int:
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    import psutil
-
     return psutil.virtual_memory().available

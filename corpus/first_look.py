@@ -7,10 +7,10 @@ from typing import Any
 
 from corpus import answered, prompts
 from corpus.answered import ANSWERED_FIELDS
-from corpus.mapping import check_mapping, mapped
+from corpus.mapping import mapped_rows
 from corpus.readers import read_records
 from corpus.records import Broken
-from corpus.rows import BadRow, parsed_rows
+from corpus.rows import BadRow
 from corpus.shapes import FIELDS
 
 LONGEST = 2_000
@@ -19,15 +19,13 @@ COLUMNS = 60
 ROWS = 5
 
 
-def look(path: str, with_answers: bool, mapping: dict[str, str], rows: int = ROWS) -> dict[str, Any]:
+def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, Any]:
     """{"columns": names, "rows": [{"line", "messages"} or {"line", "reason"}]} of the first rows.
 
     Raises BadInput where the file cannot be read at all.
     """
-    known = check_mapping(mapping)
     parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
-    wanted = fields | set(known.values())
-    read = islice(parsed_rows(Path(path), mapped(parse, known), wanted, max_rows=10**9), rows)
+    read = islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), ROWS)
     return {"columns": columns(path), "rows": [_shown(row) for row in read]}
 
 

@@ -19,7 +19,7 @@ import openai
 from corpus.closing import close
 from corpus.conversations import FAILED, TEXT, Conversation, GenerateOptions, count_answers, to_answer
 from corpus.endpoints import Pool, plain_reason
-from corpus.labels import ABSENT, PROMPT, WHY, ServedBase, Trail
+from corpus.labels import PROMPT, WHY, ServedBase, Trail
 from corpus.replies import Reply
 from corpus.seeds import row_seed
 from corpus.shards import ShardWriter
@@ -186,8 +186,7 @@ class _Run:
     ) -> None:
         self.pool, self.shards, self.options, self.served = pool, shards, options, served
         self.reporter, self.total = reporter, total
-        self.labels = Counter[str]()
-        self.finish: dict[str, int] = {}
+        self.labels, self.finish = Counter[str](), Counter[str]()
         self.tokens = self.retries = self.failed_in_a_row = 0
         self.telling = Telling(reporter, shards.folder)
         self.started, self.complete = time.monotonic(), True
@@ -228,7 +227,7 @@ class _Run:
             "tokens": self.tokens,
             "seconds": round(self.seconds, 1),
             "tokens_per_second": round(self.tokens / max(self.seconds, 1e-9), 1),
-            "finish": self.finish,
+            "finish": dict(self.finish),
             "failed": self.telling.failed,
             "left_out": dict(self.telling.kinds),
             "labels": dict(self.labels),
@@ -250,14 +249,13 @@ class _Run:
         self._report_progress()
 
     def _keep(self, row: _Row) -> None:
-        for how in row.conversation.finish:
-            self.finish[how] = self.finish.get(how, 0) + 1
+        self.finish.update(row.conversation.finish)
         record = row.to_json()
         self.shards.add(record)
         self.telling.made(record, row.tokens)
         kind = row.trail.kind if row.trail else TEXT
         self.labels[kind] += 1
-        if kind in WHY and kind != ABSENT and self.labels[kind] == 1:
+        if kind in WHY and self.labels[kind] == 1:
             told = f"{row.conversation.id}: {WHY[kind]}; such rows are counted, and tokenised from their text."
             self.reporter.log(told, "warning")
 

@@ -2,12 +2,12 @@
 would have written it, with what its report needs for pages: lengths, and what a draft vocabulary would cover."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from corpus.answered import AnsweredRow, read_answered
+from corpus.answered import AnsweredRow, MaskedTokens, read_answered
 from corpus.importing import Report, Source, bucket, write_rows
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files
 from speculoos.errors import BadInput
@@ -17,39 +17,8 @@ SIZES = tuple(2**n for n in range(8, 18))
 """Draft vocabularies whose coverage is counted: 256 … 131,072 tokens."""
 
 
-class MaskedTokens(Protocol):
-    """Token ids of a conversation, and half-open spans of those a draft learns from; `source` says how they are
-    known."""
-
-    token_ids: Sequence[int]
-    source: str
-
-    @property
-    def spans(self) -> Sequence[tuple[int, int]]: ...
-
-
 Masking = Callable[[dict[str, Any]], MaskedTokens]
 """A row with `messages` and `finish` → its tokens; raises BadInput, without naming the row, where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenisedRow:
-    """A conversation with its tokens, to be stored."""
-
-    row: AnsweredRow
-    masked: MaskedTokens
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        return self.row.messages
-
-    @property
-    def category(self) -> str:
-        return self.row.category
-
-    def to_json(self) -> dict[str, Any]:
-        """The line of a data set folder."""
-        return {**self.row.to_json(), "token_ids": self.masked.token_ids, "loss_spans": self.masked.spans}
 
 
 def import_answered(
@@ -79,7 +48,7 @@ def import_answered(
 
 def tokenised_rows(
     rows: Iterable[AnsweredRow | BadRow], masking: Masking, limit: int | None = None
-) -> Iterator[TokenisedRow | BadRow]:
+) -> Iterator[AnsweredRow | BadRow]:
     """Rows with their tokens, the first `limit` good ones; one that the template refuses, or in which nothing would be
     learned, is a bad one."""
     good = 0
@@ -87,18 +56,18 @@ def tokenised_rows(
         if limit is not None and good >= limit:
             return
         result = row if isinstance(row, BadRow) else _tokenise(row, masking)
-        good += isinstance(result, TokenisedRow)
+        good += isinstance(result, AnsweredRow)
         yield result
 
 
-def _tokenise(row: AnsweredRow, masking: Masking) -> TokenisedRow | BadRow:
+def _tokenise(row: AnsweredRow, masking: Masking) -> AnsweredRow | BadRow:
     try:
         masked = masking(row.to_json())
     except BadInput as error:
         return BadRow(row.line, str(error))
     if not masked.spans:
         return BadRow(row.line, "nothing to learn from: the template changes its answers, or a limit cut the only one")
-    return TokenisedRow(row, masked)
+    return replace(row, masked=masked)
 
 
 class AnsweredReport(Report):
@@ -119,7 +88,7 @@ class AnsweredReport(Report):
         ids = row.masked.token_ids
         self.size += 8 * len(ids)  # as text
         self.tokens += len(ids)
-        self.cut_answers += row.row.cut
+        self.cut_answers += row.cut
         self.mask_sources[row.masked.source] += 1
         self.lengths[bucket(len(ids))] += 1
         for start, end in row.masked.spans:

@@ -11,13 +11,13 @@ from corpus.replies import Reply
 from models.chat import after_answer, render
 
 ABSENT, RANGE, WORDS, PROMPT = "no ids said", "unknown ids", "ids of another text", "ids of another prompt"
+"""Kinds of rows without exact labels."""
 WHY = {
-    ABSENT: "the endpoint says no token ids",
     RANGE: "the endpoint says token ids that the base's tokenizer does not have",
     WORDS: "the endpoint's token ids do not read as its answer",
     PROMPT: "the endpoint's prompt is not what the base's chat template makes of the messages",
 }
-"""Kinds of rows without exact labels, and what is said of them."""
+"""What is said of those whose ids are wrong."""
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 What is mapped decides: of the record's own fields only labels are kept beside it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from corpus.fields import BadRecord, filled
+from corpus.rows import DEFAULT_MAX_ROWS, Files, parsed_rows
 from corpus.shapes import record_of
 from speculoos.errors import BadInput
 
@@ -43,11 +44,22 @@ def parse_mapping(pairs: Iterable[str]) -> dict[str, str]:
     return check_mapping(found)
 
 
-def mapped(parse: Parse, mapping: Mapping[str, str] | None) -> Parse:
-    """`parse`, of records whose columns are renamed first."""
-    if not mapping:
-        return parse
-    return lambda line, value: parse(line, renamed(record_of(value), mapping))
+def mapped_rows(
+    files: Files,
+    parse: Parse,
+    fields: Collection[str],
+    mapping: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    max_rows: int = DEFAULT_MAX_ROWS,
+) -> Iterator[Any]:
+    """As `corpus.rows.parsed_rows`, of files that call their fields as `mapping` says."""
+    if not (known := check_mapping(mapping or {})):
+        return parsed_rows(files, parse, fields, limit, max_rows)
+
+    def parse_renamed(line: int, value: Any) -> Any:
+        return parse(line, renamed(record_of(value), known))
+
+    return parsed_rows(files, parse_renamed, {*fields, *known.values()}, limit, max_rows)
 
 
 def renamed(record: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str, Any]:

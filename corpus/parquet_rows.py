@@ -7,16 +7,16 @@ rows that are short enough become Python objects, a few megabytes at a time.
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
 
 from corpus.records import MAX_ROW_BYTES, Broken, Record, too_long
 from speculoos.errors import BadInput
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -36,35 +36,30 @@ def read_parquet(path: Path, fields: Collection[str] | None = None) -> Iterator[
 
     Raises BadInput where the file is broken, MemoryError where its pages are larger than they say.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     rows = 0
     try:
-        with _open(path, fields) as file:
+        with _open(path) as file:
             for number in range(file.num_row_groups):
                 yield from _group(file, number, rows, _columns(file, fields))
                 rows += file.metadata.row_group(number).num_rows
     except MemoryError:
         raise
-    except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
+    except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"{path.name}: broken parquet file after row {rows} ({reason}).") from None
 
 
-def _open(path: Path, fields: Collection[str] | None) -> "pq.ParquetFile":
-    import pyarrow.parquet as pq
-
+def _open(path: Path) -> pq.ParquetFile:
     metadata = pq.read_metadata(path)
     leaves = [column.path for column in map(metadata.schema.column, range(metadata.num_columns))]
     return pq.ParquetFile(path, metadata=metadata, read_dictionary=leaves, pre_buffer=False, buffer_size=1 << 20)
 
 
-def _columns(file: "pq.ParquetFile", fields: Collection[str] | None) -> list[str]:
+def _columns(file: pq.ParquetFile, fields: Collection[str] | None) -> list[str]:
     return [name for name in file.schema_arrow.names if fields is None or name.strip().lower() in fields]
 
 
-def _group(file: "pq.ParquetFile", number: int, before: int, columns: list[str]) -> Iterator[Record | Broken]:
+def _group(file: pq.ParquetFile, number: int, before: int, columns: list[str]) -> Iterator[Record | Broken]:
     """The rows of one row group, `before` of the file's rows coming before it."""
     group = file.metadata.row_group(number)
     mine = [i for i in range(group.num_columns) if _belongs(group.column(i).path_in_schema, columns)]
@@ -99,7 +94,7 @@ def _refused(rows: int, size: int, chunks: list[Any]) -> str:
     return ""
 
 
-def _rows(batch: "pa.RecordBatch", first: int) -> Iterator[Record | Broken]:
+def _rows(batch: pa.RecordBatch, first: int) -> Iterator[Record | Broken]:
     """A batch's rows as objects, a piece at a time; those that are too long never become one."""
     sizes = sum((_bytes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
     start = 0
@@ -121,11 +116,8 @@ def _fitting(sizes: np.ndarray) -> int:
     return max(1, int(np.searchsorted(np.cumsum(short), PIECE_BYTES, side="right")))
 
 
-def _bytes(array: "pa.Array") -> np.ndarray:
+def _bytes(array: pa.Array) -> np.ndarray:
     """Bytes of each entry of a column: of its texts, and ELEMENT_BYTES for each element of a list."""
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     kind = array.type
     if types.is_dictionary(kind):
         known = np.append(_bytes(array.dictionary), 0)

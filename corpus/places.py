@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from models.identity import read_json
 from speculoos.errors import BadInput
-from speculoos.files import new_path, sync, write_json
+from speculoos.files import link_or_copy, sync, write_json
 from speculoos.store import Store
 
 
@@ -58,15 +58,8 @@ class Folder:
     def fetch(self, key: str, target: Path) -> None:
         """See Place. A link where the disk knows them: it costs neither time nor room."""
         file = self._file(key)
-        if target.exists() and target.samefile(file):
-            return
-        with new_path(target) as temporary:
-            try:
-                temporary.hardlink_to(file)
-            except FileNotFoundError:
-                raise
-            except OSError:
-                shutil.copyfile(file, temporary)
+        if not (target.exists() and target.samefile(file)):
+            link_or_copy(file, target)
 
     def drop(self, key: str) -> None:
         """See Place."""

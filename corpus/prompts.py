@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, origin_of, text_of
-from corpus.mapping import check_mapping, mapped
-from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, parsed_rows, row_id
+from corpus.mapping import mapped_rows
+from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files, row_id
 from corpus.shapes import FIELDS, messages_of, record_of
 
 ROLES = {
@@ -47,9 +47,8 @@ def read_prompts(
     max_rows: int = DEFAULT_MAX_ROWS,
     mapping: Mapping[str, str] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """Every row of prompt files, good or bad, in order: see `corpus.rows.parsed_rows` and `corpus.mapping`."""
-    known = check_mapping(mapping or {})
-    return parsed_rows(files, mapped(parse, known), FIELDS | set(known.values()), limit, max_rows)
+    """Every row of prompt files, good or bad, in order: see `corpus.mapping.mapped_rows`."""
+    return mapped_rows(files, parse, FIELDS, mapping, limit, max_rows)
 
 
 def parse(line: int, value: Any) -> Row:

@@ -5,7 +5,7 @@ Source: Xu et al. 2024 (Magpie, arXiv 2406.08464), section 2.1.
 """
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import islice
 
 from corpus.batch import Answer, answer_all
 from corpus.seeds import row_numbers
@@ -15,17 +15,10 @@ from speculoos.errors import Unsupported
 
 MARK = "\u2063user\u2063"
 SHORTEST = 8  # characters; shorter ones are scraps
+MAX_TOKENS, TEMPERATURE, TOP_P = 96, 1.0, 0.95
 
 
-def self_written_prompts(
-    base: Base,
-    number: int,
-    max_tokens: int = 96,
-    temperature: float = 1.0,
-    top_p: float = 0.95,
-    batch_size: int = 32,
-    seed: int = 0,
-) -> Iterator[str]:
+def self_written_prompts(base: Base, number: int, batch_size: int, seed: int) -> Iterator[str]:
     """Up to `number` different user turns sampled from `base`, in the order they end; unfinished ones are dropped.
 
     Raises Unsupported for a base without a chat template that puts something before the user's words.
@@ -35,17 +28,16 @@ def self_written_prompts(
 
     def source(most: int) -> list[Answer]:
         drawn = [(f"self-{n}", row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, most)]
-        return [Answer(list(opening), max_tokens, own, tag, temperature) for tag, own in drawn]
+        return [Answer(list(opening), MAX_TOKENS, own, tag, TEMPERATURE) for tag, own in drawn]
 
     seen: set[str] = set()
-    counter = count(1)
-    for ended, _running in answer_all(base, source, batch_size, top_p):
+    for ended, _running in answer_all(base, source, batch_size, TOP_P):
         for answer in ended:
             text = base.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
             if answer.finish == "stop" and len(text) >= SHORTEST and text not in seen:
                 seen.add(text)
                 yield text
-                if next(counter) >= number:
+                if len(seen) >= number:
                     return
 
 

@@ -85,13 +85,13 @@ def land(
     failed = [each for each in made["failed"] if each["id"] not in lines]
     if missing := set(wanted) - set(lines) - {each["id"] for each in failed}:
         raise Conflict(f"{len(missing)} prompts of this shard have no answer, the first is {min(missing)}; retry.")
+    answered = [lines[row_id] for row_id in wanted if row_id in lines]
     file = work / "landing"
     with new_path(file) as temporary, open(temporary, "wb") as out:
-        out.writelines(lines[row_id] for row_id in wanted if row_id in lines)
-    counted = _counted([lines[row_id] for row_id in wanted if row_id in lines])
+        out.writelines(answered)
     more = {"seconds": made["seconds"], "retries": made.get("retries", 0), "sha256": file_sha256(file)}
     more |= {"left_out": made.get("left_out", {})}
-    report = {"key": key, "prompts": len(wanted), **counted, "failed": failed, **more}
+    report = {"key": key, "prompts": len(wanted), **_counted(answered), "failed": failed, **more}
     place.put(key, file, report)
     return report
 

@@ -78,8 +78,8 @@ def shard_files(folder: str | Path) -> list[Path]:
 def read_rows(folder: str | Path, limit: int | None = None, first: int = 0) -> Iterator[dict[str, Any]]:
     """Rows of a data set from number `first` (from 0) on, at most `limit`; those before are not parsed. Raises NotFound
     for a folder without shards, Damaged where its sums or counts do not hold, BadInput for a broken line."""
-    for file, number, line in islice(read_lines(folder), first, None if limit is None else first + limit):
-        yield _parsed(file, number, line)
+    for line in islice(read_lines(folder), first, None if limit is None else first + limit):
+        yield _parsed(*line)
 
 
 def read_lines(folder: str | Path) -> Iterator[tuple[Path, int, bytes]]:
@@ -89,18 +89,17 @@ def read_lines(folder: str | Path) -> Iterator[tuple[Path, int, bytes]]:
         raise NotFound(f"{folder}: no data set here (no shard-*.jsonl).")
     check_dataset(folder)
     for file in files:
-        with open(file, "rb") as handle:
-            yield from ((file, number, line) for number, line in enumerate(handle, 1) if line.strip())
+        yield from _lines_of(file)
 
 
 def count_rows(folder: str | Path) -> int:
     """Rows in all shards, without parsing them."""
-    return sum(_count(file) for file in shard_files(folder))
+    return sum(1 for file in shard_files(folder) for _ in _lines_of(file))
 
 
 def done_ids(folder: str | Path) -> set[str]:
     """Ids of the rows that are in the folder already."""
-    return {row["id"] for file in shard_files(folder) for row in _rows_of(file)}
+    return {_parsed(*line)["id"] for file in shard_files(folder) for line in _lines_of(file)}
 
 
 def write_summary(folder: str | Path, **values: Any) -> dict[str, Any]:
@@ -114,10 +113,9 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / SUMMARY)
 
 
-def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
+def _lines_of(file: Path) -> Iterator[tuple[Path, int, bytes]]:
     with open(file, "rb") as handle:
-        for number, line in enumerate(handle, 1):
-            yield _parsed(file, number, line)
+        yield from ((file, number, line) for number, line in enumerate(handle, 1) if line.strip())
 
 
 def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -125,11 +123,6 @@ def _parsed(file: Path, number: int, line: bytes) -> dict[str, Any]:
         return json.loads(line)
     except ValueError:
         raise BadInput(f"{file.name}, line {number}: broken; remove this data set and make it again.") from None
-
-
-def _count(file: Path) -> int:
-    with open(file, "rb") as handle:
-        return sum(1 for line in handle if line.strip())
 
 
 def _whole_shards(folder: Path) -> dict[str, str]:

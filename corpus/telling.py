@@ -9,7 +9,7 @@ chart, by seconds. Samples are at step ANSWER or LEFT_OUT.
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,14 @@ class Telling:
     `failed` are the ids and reasons of the rows left out, `kinds` how many of each kind.
     """
 
-    def __init__(self, reporter: Reporter, folder: str | Path, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, reporter: Reporter, folder: str | Path):
         """What an earlier attempt left in `folder` counts as made."""
-        self._reporter, self._clock = reporter, clock
+        self._reporter = reporter
         self._rows, self._tokens, self._bytes = _made_before(Path(folder))
         self._shown = SHOWN if self._rows else 0
         self.failed: list[dict[str, str]] = []
         self.kinds: Counter[str] = Counter()
-        self._began = self._last = clock()
+        self._began = self._last = time.monotonic()
         self._points: deque[tuple[float, dict[str, int]]] = deque([(self._began, {})])
 
     def made(self, row: Mapping[str, Any], tokens: int) -> None:
@@ -67,7 +67,7 @@ class Telling:
 
     def now(self, tokens: int | Mapping[str, int], last: bool = False) -> None:
         """Say how it is, every few seconds: `tokens` generated since the start of this run, in all or by server."""
-        at = self._clock()
+        at = time.monotonic()
         if at - self._last < EVERY_SECONDS and not last:
             return
         self._last = at

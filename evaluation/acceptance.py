@@ -116,7 +116,6 @@ def evaluate(
     questions: Sequence[dict[str, Any]],
     reporter: Reporter,
     *,
-    limit: int | None = None,
     max_tokens: int = 128,
     options: dict[str, Any] | None = None,
     sampling: Sampling | None = None,
@@ -133,7 +132,6 @@ def evaluate(
     Raises Cancelled between prompts when the reporter says stop, Unavailable where the figures cannot be: then the
     machine was busy.
     """
-    questions = list(questions)[:limit]
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)

@@ -9,7 +9,7 @@ The file (JSON) is what `speculoos plan --keep FILE` writes; docs/planner.md say
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,9 @@ class Costs:
         """A whole step."""
         return self.verify(shape.nodes, batch) + self.drafting(shape, batch) + self.other
 
-    def standalone_step(self, layers: int, depth: int, batch: int = 1) -> float:
-        """A step with a chain of `depth` from a draft that is `layers` layers of this base."""
-        return self.verify(depth + 1, batch) + depth * self.standalone[layers][batch] + self.other
+    def standalone_step(self, layers: int, depth: int) -> float:
+        """A step of one sequence with a chain of `depth` from a draft that is `layers` layers of this base."""
+        return self.verify(depth + 1, 1) + depth * self.standalone[layers][1] + self.other
 
     def to_json(self) -> dict[str, Any]:
         """The file's form."""
@@ -84,7 +84,7 @@ class Costs:
         """Raises BadInput that names the key that is wrong."""
         if not isinstance(data, dict) or "target_ms" not in data:
             raise BadInput(f"{name}: expected an object with target_ms: sequences → rows of each → milliseconds.")
-        target = {batch: _points(points, f"{name}: target_ms") for batch, points in _table(data, "target_ms", name)}
+        target = _table(data, "target_ms", name)
         if 1 not in target or 1 not in target[1]:
             raise BadInput(f'{name}: target_ms needs {{"1": {{"1": …}}}}, a forward of one row of one sequence.')
         kinds = data.get("draft_ms") or {}
@@ -92,7 +92,7 @@ class Costs:
             raise BadInput(f"{name}: draft_ms has the keys chain and tree, each depth → milliseconds.")
         if not all(points and min(points.values()) > 0 for points in target.values()):
             raise BadInput(f"{name}: target_ms: each number of sequences needs forwards that take time.")
-        standalone = {k: _points(points, f"{name}: standalone_ms") for k, points in _table(data, "standalone_ms", name)}
+        standalone = _table(data, "standalone_ms", name)
         if standalone and (len(target[1]) < 2 or not all(1 in points for points in standalone.values())):
             raise BadInput(f'{name}: standalone_ms needs "1" of each, and target_ms forwards of more rows than one.')
         machine = data.get("machine") or {}
@@ -126,17 +126,19 @@ def _along(points: Mapping[int, float], at: int) -> float:
     return points[b] + (at - b) * max((points[b] - points[a]) / (b - a), 0.0)
 
 
-def _table(data: dict[str, Any], key: str, name: str) -> list[tuple[int, Any]]:
-    value = data.get(key) or {}
-    if not isinstance(value, dict) or not all(KEY.fullmatch(k) for k in value):
-        raise BadInput(f"{name}: {key}: expected an object whose keys are whole numbers from 1 on.")
-    return [(int(k), v) for k, v in value.items()]
+def _table(data: dict[str, Any], key: str, name: str) -> dict[int, Points]:
+    where = f"{name}: {key}"
+    return {number: _points(points, where) for number, points in _numbered(data.get(key) or {}, where)}
 
 
 def _points(value: Any, where: str) -> Points:
+    return {number: _number(ms, where) for number, ms in _numbered(value, where)}
+
+
+def _numbered(value: Any, where: str) -> Iterator[tuple[int, Any]]:
     if not isinstance(value, dict) or not all(KEY.fullmatch(key) for key in value):
         raise BadInput(f"{where}: expected an object whose keys are whole numbers from 1 on.")
-    return {int(key): _number(ms, where) for key, ms in value.items()}
+    return ((int(key), item) for key, item in value.items())
 
 
 def _number(value: Any, where: str) -> float:

@@ -38,32 +38,14 @@ class Opened:
         return Costs({1: forward}, machine=describe_machine(self.target.base.device)) if forward else None
 
 
-def open_draft(
-    *,
-    base: Base | None = None,
-    draft: Any = None,
-    folder: Path | None = None,
-    tokenizer: Path | None = None,
-    options: dict[str, Any] | None = None,
-    dtype: str = "float32",
-    device: str = "cpu",
-) -> Opened:
-    """`base` with its `draft`; or a small model's `folder`; or, for prompt lookup, the folder of a `tokenizer`."""
-    options = dict(options or {})
-    if base is not None:
-        target = forced_target(base, MAX_LENGTH)
-        return Opened(target, lambda: make_drafter(target, draft, options))
-    if folder is not None:
-        return _alone(folder, options, dtype, device)
-    found = load_tokenizer(tokenizer)
-    reader = Reader(found, read_eos_ids(tokenizer, found), len(found))
-    options.pop("drafter", None)
-    _check(options, ("depth", "width", "max_ngram", "min_ngram"))
-    return Opened(RecordedTarget(reader, MAX_LENGTH), lambda: NgramDrafter(**options))
+def with_base(base: Base, draft: Any, options: dict[str, Any]) -> Opened:
+    """A draft with the base that it was made for."""
+    target = forced_target(base, MAX_LENGTH)
+    return Opened(target, lambda: make_drafter(target, draft, options))
 
 
-def _alone(folder: Path, options: dict[str, Any], dtype: str, device: str) -> Opened:
-    """A small model that shares the tokens of whoever wrote the recording."""
+def small_model(folder: Path, options: dict[str, Any], dtype: str = "float32", device: str = "cpu") -> Opened:
+    """A small model that shares the tokens of whoever wrote the recording, alone."""
     if is_checkpoint(folder):
         raise BadInput(f"{folder}: is a checkpoint made for a base; give BASE@CHECKPOINT, or a model's folder.")
     small = load_base(folder, decoding_dtype(dtype, device), device)
@@ -73,6 +55,15 @@ def _alone(folder: Path, options: dict[str, Any], dtype: str, device: str) -> Op
     own = fast_target(small, MAX_LENGTH)
     reader = Reader(small.tokenizer, small.eos_ids, small.vocab_size)
     return Opened(RecordedTarget(reader, own.max_length), lambda: StandaloneDrafter(own, shape, small.vocab_size))
+
+
+def prompt_lookup(folder: Path, options: dict[str, Any]) -> Opened:
+    """Prompt lookup, for which a tokenizer is enough."""
+    found = load_tokenizer(folder)
+    reader = Reader(found, read_eos_ids(folder, found), len(found))
+    lookup = {name: value for name, value in options.items() if name != "drafter"}
+    _check(lookup, ("depth", "width", "max_ngram", "min_ngram"))
+    return Opened(RecordedTarget(reader, MAX_LENGTH), lambda: NgramDrafter(**lookup))
 
 
 def _check(options: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -82,14 +82,14 @@ def milliseconds(step: Step) -> float:
     return step.ms_draft + step.ms_verify + step.ms_other
 
 
-def estimate(timings: Sequence[Timing], draws: int = DRAWS) -> Estimate | None:
+def estimate(timings: Sequence[Timing]) -> Estimate | None:
     """The figures of several prompts; None when no prompt has a whole step."""
     timings = [timing for timing in timings if timing.usable]
     if not timings:
         return None
     draw = np.random.default_rng(SEED)
-    columns, drawn = _Columns.of(timings), _Columns.drawn(timings, draw, draws)
-    weights = draw.multinomial(len(timings), np.full(len(timings), 1 / len(timings)), draws).T
+    columns, drawn = _Columns.of(timings), _Columns.drawn(timings, draw)
+    weights = draw.multinomial(len(timings), np.full(len(timings), 1 / len(timings)), DRAWS).T
     timed = replace(drawn, tokens=columns.tokens).speedup()
     speedup = float(columns.speedup()[0])
     return Estimate(
@@ -121,14 +121,14 @@ class _Columns:
         return cls(*(column[:, None] for column in np.array(rows).T))
 
     @classmethod
-    def drawn(cls, timings: Sequence[Timing], draw: np.random.Generator, draws: int) -> "_Columns":
+    def drawn(cls, timings: Sequence[Timing], draw: np.random.Generator) -> "_Columns":
         """Each prompt's steps drawn anew, with replacement."""
         tokens, plain, drafted = [], [], []
         for timing in timings:
-            steps = draw.integers(len(timing.tokens), size=(draws, len(timing.tokens)))
+            steps = draw.integers(len(timing.tokens), size=(DRAWS, len(timing.tokens)))
             tokens.append(timing.tokens[steps].sum(1))
             for column, times in ((drafted, timing.drafted), (plain, timing.plain)):
-                column.append(np.median(times[draw.integers(len(times), size=(draws, len(times)))], 1))
+                column.append(np.median(times[draw.integers(len(times), size=(DRAWS, len(times)))], 1))
         counts = np.array([[len(timing.tokens)] for timing in timings], dtype=float)
         return cls(np.stack(tokens), np.stack(plain), np.stack(drafted), counts)
 

@@ -24,7 +24,7 @@ from decoding.tree import DraftTree, chain_shape
 from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
-from evaluation.shapes import CHAIN, TREE
+from evaluation.shapes import CHAIN, TREE, chain_options
 from models.base import Base
 from runtime.cache import KVCache
 from runtime.forward import FastForward, fastest
@@ -156,15 +156,11 @@ def _drafters(target: Target, draft: Any, space: TuningSpace) -> dict[tuple[str,
     """The shallowest and the deepest chain and tree."""
     found = {}
     for depth in sorted({1, space.deepest}):
-        found[CHAIN, depth] = make_drafter(target, draft, chain_options(space, depth))
-        if space.at_depth(depth) != chain_options(space, depth):
+        chain = chain_options(depth, space.dynamic)
+        found[CHAIN, depth] = make_drafter(target, draft, chain)
+        if space.at_depth(depth) != chain:
             found[TREE, depth] = make_drafter(target, draft, space.at_depth(depth))
     return found
-
-
-def chain_options(space: TuningSpace, depth: int) -> dict[str, Any]:
-    """Options for a chain of `depth`."""
-    return {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if space.dynamic else {"tree": [[0] * depth]}
 
 
 def passes(drafter: Drafter, device: torch.device) -> Iterator[tuple[int, float]]:

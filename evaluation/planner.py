@@ -19,12 +19,11 @@ from decoding.step import Step
 from decoding.target import Target, fast_target
 from decoding.tuning import lengths_by_size, values_from_steps
 from evaluation.costs import Costs
-from evaluation.meter import BATCHES, ROWS, Meter, chain_options
-from evaluation.questions import turns
-from evaluation.shapes import CHAINS, TREES, Curves, Shape, chain_shares, expected_chain
+from evaluation.meter import BATCHES, ROWS, Meter
+from evaluation.shapes import CHAINS, TREES, Curves, Shape, chain_options, chain_shares, expected_chain
+from evaluation.tuning import prompts_of
 from methods import METHODS
 from models.base import Base
-from models.chat import render
 from speculoos.errors import BadInput, Unsupported
 from speculoos.reporting import Reporter, check_stop
 
@@ -78,6 +77,8 @@ def plan(
     Takes the base's weights over (fast_target). Raises Cancelled between measurements, BadInput where figures lack.
     """
     choices = choices or Choices()
+    if not questions:
+        raise BadInput("There is no question to plan with.")
     target = fast_target(base, MAX_LENGTH)
     prompts = prompts_of(base, questions, target.max_length - choices.max_tokens)
     space = space_of(draft)
@@ -127,7 +128,7 @@ def _reachable(costs: Costs, curves: Curves | None) -> list[Shape]:
         return []
     most = max(costs.target[1])
     trees: dict[int, Shape] = {}
-    for shape in curves.trees(TREES):
+    for shape in curves.trees():
         if shape.nodes <= most and _speed(shape, costs, 1) > _speed(trees.get(shape.nodes), costs, 1):
             trees[shape.nodes] = shape
     return [*(shape for shape in curves.chains() if shape.nodes <= most), *(trees[nodes] for nodes in sorted(trees))]
@@ -242,16 +243,6 @@ def _of_standalone(rows: Sequence[dict[str, Any]]) -> str:
     return f"Standalone drafts cut from this base: {', '.join(parts)}."
 
 
-def prompts_of(base: Base, questions: Sequence[dict[str, Any]], most: int) -> list[list[int]]:
-    """Token ids of the first turns, cut to `most`."""
-    if not questions:
-        raise BadInput("There is no question to plan with.")
-    return [
-        render(base.tokenizer, [{"role": "user", "content": users[0]}], system)[:most]
-        for system, users in map(turns, questions)
-    ]
-
-
 def space_of(draft: Any) -> TuningSpace | None:
     """What can be set about a draft. Raises Unsupported for a method that does not say."""
     if draft is None:
@@ -271,7 +262,7 @@ def measure_curves(
     progress: Progress,
 ) -> Curves:
     """What the draft gets right in answers of up to `max_tokens`: its deepest chain, then its widest tree."""
-    chain = steps_of(target, draft, chain_options(space, space.deepest), prompts, max_tokens, progress)
+    chain = steps_of(target, draft, chain_options(space.deepest, space.dynamic), prompts, max_tokens, progress)
     shares = chain_shares(chain, space.deepest)
     one_pass = draft.method == "medusa"
     counted = sum(step.counted for step in chain)

@@ -12,7 +12,7 @@ All of them count the token that the model itself adds: τ is tokens a verificat
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -127,22 +127,18 @@ def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> Ac
 
 def _text(client: httpx.Client, address: str) -> str:
     """A page of at most LARGEST bytes; "" where there is none."""
+    page = bytearray()
     try:
         with client.stream("GET", address) as answer:
             if answer.status_code != 200:
                 return ""
-            return b"".join(_bounded(answer.iter_bytes())).decode("utf-8", "replace")
+            for piece in answer.iter_bytes():
+                page += piece
+                if len(page) >= LARGEST:
+                    break
     except httpx.HTTPError:
         return ""
-
-
-def _bounded(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    left = LARGEST
-    for piece in pieces:
-        yield piece[: max(0, left)]
-        left -= len(piece)
-        if left <= 0:
-            return
+    return page[:LARGEST].decode("utf-8", "replace")
 
 
 def _speculoos(answer: Mapping[str, Any]) -> Acceptance:
@@ -168,10 +164,8 @@ def _sglang(answer: Mapping[str, Any]) -> Acceptance:
 
 
 def _tensorrt(answer: Mapping[str, Any]) -> Acceptance:
-    tokens, each = (
-        _count(answer["usage"]["completion_tokens"]),
-        float(answer["choices"][0]["avg_decoded_tokens_per_iter"]),
-    )
+    tokens = _count(answer["usage"]["completion_tokens"])
+    each = float(answer["choices"][0]["avg_decoded_tokens_per_iter"])
     return Acceptance(tokens, tokens / each if each > 0 else 0.0)
 
 

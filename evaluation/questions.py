@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.conversations import conversation
-from corpus.prompts import BadRow, Row, read_prompts
+from corpus.prompts import BadRow, read_prompts
 from corpus.shards import read_rows, read_summary
 from speculoos.errors import BadInput
 from speculoos.reporting import ConsoleReporter, Reporter
@@ -62,6 +62,6 @@ def _from_file(path: Path, limit: int | None, reporter: Reporter) -> list[dict[s
     for row in read_prompts(path, limit):
         if isinstance(row, BadRow):
             reporter.log(f"{path.name}, line {row.line}: left out, {row.reason}", "warning")
-        elif isinstance(row, Row):
+        else:
             rows.append(row.to_json())
     return rows

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,23 +101,20 @@ def of_base(base: Base, max_tokens: int, logprobs: int = 0) -> Answerer:
     def answer(messages: Messages) -> Answer:
         prompt = render(base.tokenizer, messages)
         target.rewind(0)
-        ids: list[int] = []
-        likely = []
-        for row in _rows(target, prompt, ids, min(max_tokens, target.max_length - len(prompt))):
+        most = min(max_tokens, target.max_length - len(prompt))
+        ids, likely = [], []
+        row = target.prefill(prompt).logits[-1]
+        while True:
             ids.append(int(row.argmax()))
             if logprobs:
                 likely.append(_likeliest(row, logprobs))
+            if len(ids) >= most or ids[-1] in base.eos_ids:
+                break
+            row = target.extend(ids[-1:], last_only=True).logits[-1]
         text = base.tokenizer.decode(ids, skip_special_tokens=True)
         return Answer(text, "stop" if ids[-1] in base.eos_ids else "length", prompt, ids, likely)
 
     return answer
-
-
-def _rows(target: Any, prompt: list[int], ids: list[int], most: int) -> Iterator[torch.Tensor]:
-    """Logits [V] after the prompt and each of `ids`, which the caller adds to, until it ends."""
-    yield target.prefill(prompt).logits[-1]
-    while len(ids) < most and ids[-1] not in target.base.eos_ids:
-        yield target.extend(ids[-1:], last_only=True).logits[-1]
 
 
 def _likeliest(row: torch.Tensor, count: int) -> list[list[float]]:

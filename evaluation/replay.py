@@ -23,7 +23,7 @@ from decoding.step import Step
 from decoding.text import TextStream, piece_reader
 from evaluation.breakdown import Prompt, breakdown, worst_first
 from evaluation.costs import Costs
-from evaluation.estimate import Timing, estimate
+from evaluation.estimate import Timing, estimate, milliseconds
 from evaluation.shapes import CHAIN, PLAIN, TREE, Shape
 from models.chat import render
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
@@ -54,10 +54,10 @@ class Replay:
 def ids_of(recording: Recording, tokenizer: Any, eos_ids: frozenset[int]) -> tuple[list[int], list[int]]:
     """(prompt, output) as token ids: recorded ones as they are, texts through the tokenizer (and, unless the prompt is
     raw, its chat template), with the end-of-turn token where the output ended by itself."""
-    if recording.token_ids is not None and recording.prompt_ids is not None:
-        return list(recording.prompt_ids), list(recording.token_ids)
     text = recording.messages[-1]["content"] if recording.raw else ""
-    prompt = recording.prompt_ids or (_ids(tokenizer, text) if recording.raw else render(tokenizer, recording.messages))
+    prompt = recording.prompt_ids
+    if prompt is None:
+        prompt = _ids(tokenizer, text) if recording.raw else render(tokenizer, recording.messages)
     if recording.token_ids is not None:
         return list(prompt), list(recording.token_ids)
     output = tokenizer(recording.output, add_special_tokens=False)["input_ids"]
@@ -219,10 +219,8 @@ def projected(done: Replay, costs: Costs) -> tuple[Replay, dict[str, Any]]:
     plain decoding, `tokens_per_second`, `step_ms`. Drafting that `costs` do not know keeps the time it took here."""
     rows = [replace(row, steps=[_retimed(step, costs) for step in row.steps]) for row in done.rows]
     counted = [step for row in rows for step in row.steps if step.counted]
-    tokens, spent = (
-        sum(len(step.tokens) for step in counted),
-        sum(s.ms_draft + s.ms_verify + s.ms_other for s in counted),
-    )
+    tokens = sum(len(step.tokens) for step in counted)
+    spent = sum(map(milliseconds, counted))
     if not counted or not spent:
         return done, {}
     figures = {

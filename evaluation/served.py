@@ -232,11 +232,16 @@ def _lengths(known: Sequence[Acceptance]) -> list[int]:
     Nothing where depths are not published, or do not add up to the tokens (shares of a tree's depths need not)."""
     if not known or not all(each.accepted for each in known):
         return []
-    taken = [sum(each.verifications for each in known)]
-    taken += map(sum, zip_longest(*(each.accepted for each in known), fillvalue=0.0))
+    taken = _taken(known)
     counts = [round(now - after) for now, after in zip(taken, [*taken[1:], 0.0], strict=True)]
     given, tokens = sum(n * count for n, count in enumerate(counts, 1)), sum(each.tokens for each in known)
     return counts if min(counts) >= 0 and abs(given - tokens) <= CLOSE * tokens else []
+
+
+def _taken(known: Sequence[Acceptance]) -> list[float]:
+    """Verifications, then those that took a drafted token at depth 1, 2, …"""
+    by_depth = map(sum, zip_longest(*(each.accepted for each in known), fillvalue=0.0))
+    return [sum(each.verifications for each in known), *by_depth]
 
 
 def _same(done: Sequence[Answered]) -> bool | None:
@@ -284,8 +289,5 @@ def _interval(rows: np.ndarray, figure: Any) -> list[float] | None:
 
 def _by_depth(done: Sequence[Answered]) -> list[float]:
     """Accepted of those whose parent was accepted, by depth."""
-    known = [each.acceptance for each in done if each.acceptance and each.acceptance.accepted]
-    deepest = max((len(each.accepted) for each in known), default=0)
-    taken = [sum(each.verifications for each in known)]
-    taken += [sum(each.accepted[depth] for each in known if depth < len(each.accepted)) for depth in range(deepest)]
+    taken = _taken([each.acceptance for each in done if each.acceptance and each.acceptance.accepted])
     return [round(after / before, 4) for before, after in zip(taken, taken[1:], strict=False) if before]

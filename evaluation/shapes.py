@@ -54,26 +54,25 @@ class Curves:
         """A chain of every depth."""
         found = []
         for depth in range(1, len(self.chain) + 1):
-            tree = {"tree": [[0] * depth]}
-            options = {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if self.dynamic else tree
+            options = chain_options(depth, self.dynamic)
             levels = (1,) if self.one_pass else (1,) * depth
             found.append(Shape(CHAIN, depth + 1, depth, 1 + sum(self.chain[:depth]), levels, options))
         return found
 
-    def trees(self, sizes: Sequence[int] = TREES) -> list[Shape]:
+    def trees(self) -> list[Shape]:
         """Every size at every depth that it has room for."""
-        return [*self._static(sizes), *self._dynamic(sizes)]
+        return [*self._static(), *self._dynamic()]
 
-    def _dynamic(self, sizes: Sequence[int]) -> Iterable[Shape]:
+    def _dynamic(self) -> Iterable[Shape]:
         for depth, by_size in self.sizes.items():
             levels = (1, *[WIDE["top_k"]] * (depth - 1))
-            for nodes in (n for n in sizes if n in by_size and depth < n <= most_nodes(depth)):
+            for nodes in (n for n in TREES if n in by_size and depth < n <= most_nodes(depth)):
                 options = {"depth": depth - 1, "top_k": WIDE["top_k"], "nodes": nodes}
                 yield Shape(TREE, nodes, depth, by_size[nodes], levels, options)
 
-    def _static(self, sizes: Sequence[int]) -> Iterable[Shape]:
+    def _static(self) -> Iterable[Shape]:
         for depth in range(1, max(map(len, self.values), default=0) + 1):
-            for nodes in sizes:
+            for nodes in TREES:
                 choices = best_choices(self.values, nodes, depth)
                 if len(choices) == nodes - 1 and max(map(len, choices)) == depth:
                     levels = (1,) if self.one_pass else (1, *[WIDE["top_k"]] * (depth - 1))
@@ -81,9 +80,15 @@ class Curves:
                     yield Shape(TREE, nodes, depth, expected_tau(self.values, choices), levels, options)
 
 
-def most_nodes(depth: int, width: int = WIDE["top_k"]) -> int:
+def chain_options(depth: int, dynamic: bool) -> dict[str, Any]:
+    """What `make_drafter` takes for a chain of `depth`, of a draft whose trees are dynamic or not."""
+    return {"depth": depth - 1, "top_k": 1, "nodes": depth + 1} if dynamic else {"tree": [[0] * depth]}
+
+
+def most_nodes(depth: int) -> int:
     """Nodes that a dynamic tree of this depth can have: the root, its children, and `width` children of each of the
     `width` best of every further level."""
+    width = WIDE["top_k"]
     return 1 + width + (depth - 1) * width * width
 
 

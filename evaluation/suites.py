@@ -5,7 +5,6 @@ not figures on that suite.
 """
 
 import gzip
-import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -106,24 +105,13 @@ def _plain(path: Path, name: str) -> Iterator[Path]:
 
 def _unpack(path: Path, target: Path, name: str) -> None:
     try:
-        with gzip.open(path) as source, open(target, "wb") as out:
-            shutil.copyfileobj(_Bounded(source, name), out)  # type: ignore[arg-type]
+        with gzip.open(path) as packed:
+            content = packed.read(UNPACKED + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise BadInput(f"{name}: its packing (gzip) is damaged; get it again.") from None
-
-
-class _Bounded:
-    """A file that may not be longer than UNPACKED."""
-
-    def __init__(self, source: Any, name: str):
-        self.source, self.name, self.left = source, name, UNPACKED
-
-    def read(self, size: int) -> bytes:
-        piece = self.source.read(size)
-        self.left -= len(piece)
-        if self.left < 0:
-            raise BadInput(f"{self.name}: unpacks to more than {UNPACKED >> 20} MiB, which no suite does.")
-        return piece
+    if len(content) > UNPACKED:
+        raise BadInput(f"{name}: unpacks to more than {UNPACKED >> 20} MiB, which no suite does.")
+    target.write_bytes(content)
 
 
 def _row(line: int, part: int, value: Any, read: Callable[[dict[str, Any]], Question]) -> Row:

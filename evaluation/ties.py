@@ -6,7 +6,7 @@ that lie closer than rounding may change places. Anything farther apart is a fau
 
 from collections.abc import Sequence
 
-from decoding.target import Target
+from decoding.target import Target, common_prefix
 
 TIE = 1e-3
 
@@ -30,7 +30,5 @@ def gap_at(target: Target, prompt: Sequence[int], plain: Sequence[int], speculat
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """First index where two answers differ, a missing token included; None when they are equal."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return None if len(a) == len(b) else min(len(a), len(b))
+    at = common_prefix(a, b)
+    return None if at == len(a) == len(b) else at

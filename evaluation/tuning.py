@@ -66,7 +66,7 @@ def tune(
     """
     target = fast_target(base, MAX_LENGTH)
     space = METHODS[draft.method].load("drafter").tuning(draft)
-    prompts = [_prompt(base, row)[: target.max_length - max_tokens] for row in questions]
+    prompts = prompts_of(base, questions, target.max_length - max_tokens)
     steps = []
     for number, prompt in enumerate(prompts, 1):
         steps += _run(target, draft, space.at_depth(space.deepest), prompt, max_tokens)
@@ -111,9 +111,12 @@ def can_be_tuned(draft: Any) -> bool:
     return hasattr(METHODS[draft.method].load("drafter"), "tuning")
 
 
-def _prompt(base: Base, row: dict[str, Any]) -> list[int]:
-    system, users = turns(row)
-    return render(base.tokenizer, [{"role": "user", "content": users[0]}], system)
+def prompts_of(base: Base, questions: Sequence[dict[str, Any]], most: int) -> list[list[int]]:
+    """Token ids of the first turns, cut to `most`."""
+    return [
+        render(base.tokenizer, [{"role": "user", "content": users[0]}], system)[:most]
+        for system, users in map(turns, questions)
+    ]
 
 
 def _run(target: Target, draft: Any, options: dict[str, Any], prompt: list[int], max_tokens: int) -> list[Step]:

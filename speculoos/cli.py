@@ -42,23 +42,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="The workbench for speculative decoding: train drafts, watch them draft, measure them, take them away.",
 )
-for command in (services.up, services.doctor, services.login_link, quickstart.quickstart):
+COMMANDS = (
+    *(services.up, services.doctor, services.login_link, quickstart.quickstart, train.train, generate.generate),
+    *(evaluate.evaluate, matrix.matrix, plan.plan, tune.tune, export.export, push.push, verify.verify),
+    *(services.serve, services.worker, backup.backup, backup.restore, cleanup.cleanup),
+)
+GROUPS = {"models": models, "data": data, "features": features, "jobs": jobs, "keys": keys, "replay": replay}
+for command in COMMANDS:
     app.command()(command)
-app.add_typer(models.app, name="models")
-app.add_typer(data.app, name="data")
-app.command()(train.train)
-app.add_typer(features.app, name="features")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(keys.app, name="keys")
-app.add_typer(replay.app, name="replay")
-for command in (generate.generate, evaluate.evaluate, matrix.matrix, plan.plan, tune.tune, export.export):
-    app.command()(command)
-for command in (push.push, verify.verify):
-    app.command()(command)
-for command in (services.serve, services.worker):
-    app.command()(command)
-for command in (backup.backup, backup.restore, cleanup.cleanup):
-    app.command()(command)
+for name, group in GROUPS.items():
+    app.add_typer(group.app, name=name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

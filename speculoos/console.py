@@ -13,6 +13,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")]
 
 
+def listed(help: str) -> typer.Typer:
+    """Commands about things of one kind, which are listed when no command is named."""
+    app = typer.Typer(invoke_without_command=True, help=help)
+
+    @app.callback()
+    def without_command(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            (show_all,) = (command.callback for command in app.registered_commands if command.name == "list")
+            show_all()
+
+    return app
+
+
 def say(words: str) -> None:
     """Progress and remarks, on standard error."""
     print(words, file=sys.stderr, flush=True)

@@ -7,12 +7,15 @@ from datetime import timedelta
 from launch.services import Services, needed_for
 from speculoos.console import say
 from speculoos.errors import Cancelled, SpeculoosError
+from speculoos.people import account
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.jobs import get
 from tracking.reports import logs
 from tracking.states import JobState
 from tracking.tables import Job
+from workers.ask.requests import Request, queue_of
+from workers.ask.submit import submit
 
 POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
 
@@ -29,13 +32,20 @@ class JobFailed(SpeculoosError):
         return self._code or super().code
 
 
-def run_jobs(settings: Settings, submit: Callable[[], list[Job]], queues: tuple[str, ...], wait: bool) -> list[Job]:
+def run_request(settings: Settings, request: Request, name: str = "", wait: bool = True) -> Job:
+    """Submit what this account asks for, its output called `name`, and follow it; see `run_jobs`."""
+    asked = {"name": name, "user": account(), "settings": settings}
+    (job,) = run_jobs(settings, lambda: [submit(request, **asked)], queue_of(request), wait)
+    return job
+
+
+def run_jobs(settings: Settings, submitted: Callable[[], list[Job]], queue: str, wait: bool) -> list[Job]:
     """Submit jobs and follow them: always when this command has to start the services itself, else if `wait`.
 
     Returns the rows as they are at the end. Raises what a job failed with.
     """
-    with Services(settings, needed_for(*queues)) as services:
-        jobs = submit()
+    with Services(settings, needed_for(queue)) as services:
+        jobs = submitted()
         if not (wait or services.ours):
             say("Submitted; `speculoos jobs list` shows it, --wait follows it.")
             return jobs

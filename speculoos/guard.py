@@ -88,7 +88,7 @@ class Guard:
                 "or add the name to SPECULOOS_ALLOWED_HOSTS (a container's published port: SPECULOOS_PUBLISH_PORT)."
             )
         origins = headers.get("origin", [])
-        if any(not self._origin_allowed(origin, hosts[0], scope) for origin in origins):
+        if any(not self._origin_allowed(origin, hosts[0]) for origin in origins):
             return 403, f"Requests from the web page {_shown(origins)} are refused; use the workbench's own pages."
         if not origins and _is_cross_site(scope, headers):
             return 403, "Requests from another web page are refused; use the workbench's own pages."
@@ -102,7 +102,7 @@ class Guard:
         name, port = _split(host, DEFAULT_PORTS.get(scope.get("scheme", "http"), 80))
         return (name, port) in self._hosts or (name, None) in self._hosts
 
-    def _origin_allowed(self, origin: str, host: str, scope: Scope) -> bool:
+    def _origin_allowed(self, origin: str, host: str) -> bool:
         try:
             parts = urlsplit(origin)
         except ValueError:  # http://[::1

@@ -10,14 +10,14 @@ import importlib
 import json
 import mmap
 import os
+import pkgutil
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -49,22 +49,22 @@ class ChildError(SpeculoosError):
         self.kind = kind
 
 
-def run_limited(function: str, *arguments: Any, seconds: float, memory: int, start: float = START_SECONDS) -> Any:
+def run_limited(function: str, *arguments: Any, seconds: float, memory: int) -> Any:
     """Call `function` ("package.module:name") once, in a child of its own. Arguments and result are JSON values.
 
-    `seconds` for the call (`start` seconds for the imports of its module are apart), `memory` bytes for the child in
+    `seconds` for the call (START_SECONDS for the imports of its module are apart), `memory` bytes for the child in
     all. Raises Overrun, the SpeculoosError that the function raised, or ChildError.
     """
-    with LimitedChild(memory, (function.partition(":")[0],), start) as child:
+    with LimitedChild(memory, (function.partition(":")[0],)) as child:
         return child.call(function, *arguments, seconds=seconds)
 
 
 class LimitedChild:
     """A long-lived child for calls one at a time; any thread may call. Started by `start` or the first call."""
 
-    def __init__(self, memory: int, imports: Sequence[str] = (), start_seconds: float = START_SECONDS):
+    def __init__(self, memory: int, imports: Sequence[str] = ()):
         """`memory` bytes that a copy may write to, libraries' own included. `imports`: modules loaded beforehand."""
-        self.memory, self.imports, self.start_seconds = memory, tuple(imports), start_seconds
+        self.memory, self.imports = memory, tuple(imports)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -108,7 +108,7 @@ class LimitedChild:
                 command, cwd=CLONE, env=_environment(), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         self._lines = self._socket.makefile("rb")
-        if "ready" not in self._exchange({}, self.start_seconds):
+        if "ready" not in self._exchange({}, START_SECONDS):
             self._end()
             raise Unavailable("A helper process could not be started; the log of this program says why.")
 
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in arguments[2:]:
         importlib.import_module(name)
     channel.sendall(b'{"ready": true}\n')
-    outstanding = mmap.mmap(-1, 8)  # the call a copy works at, seen by both
+    outstanding = memoryview(mmap.mmap(-1, 8)).cast("q")  # of one number: the call a copy works at, seen by both
     while True:
         if not (copy := os.fork()):
             _work(channel, memory, outstanding)
@@ -189,50 +189,37 @@ def main(arguments: Sequence[str]) -> int:
         status = os.waitpid(copy, 0)[1]
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
             return 0
-        if call := _at(outstanding):
+        if call := outstanding[0]:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             with suppress(OSError):  # the next copy sees that the other end closed
                 channel.sendall(json.dumps({"id": call, "signal": number}).encode() + b"\n")
 
 
-def _work(channel: socket.socket, memory: int, outstanding: mmap.mmap) -> None:
+def _work(channel: socket.socket, memory: int, outstanding: memoryview) -> None:
     """The copy: answer calls until the other end closes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     lines = channel.makefile("rb")
-    _set(outstanding, 0)
+    outstanding[0] = 0
     while line := lines.readline():
         request = json.loads(line)
-        _set(outstanding, request["id"])
+        outstanding[0] = request["id"]
         signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # unhandled SIGALRM: the kernel ends us, come what may
         answer = _attempt(request["function"], request["arguments"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         channel.sendall(json.dumps({"id": request["id"], **answer}).encode() + b"\n")
-        _set(outstanding, 0)
+        outstanding[0] = 0
 
 
 def _attempt(function: str, arguments: list[Any]) -> dict[str, Any]:
     """The result or the error, as JSON; a panic of Rust code is a BaseException."""
     try:
-        result = _find(function)(*arguments)
+        result = pkgutil.resolve_name(function)(*arguments)
         json.dumps(result)
         return {"result": result}
     except BaseException as error:
         text = str(error) or type(error).__name__
         return {"type": type(error).__name__, "message": text[:2000], "hint": getattr(error, "hint", "")}
-
-
-def _find(function: str) -> Callable[..., Any]:
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def _set(outstanding: mmap.mmap, call: int) -> None:
-    outstanding[:] = struct.pack("q", call)
-
-
-def _at(outstanding: mmap.mmap) -> int:
-    return struct.unpack("q", outstanding[:])[0]
 
 
 if __name__ == "__main__":

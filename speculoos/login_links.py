@@ -5,9 +5,9 @@ take it by removing the file. Nothing here needs the database or a running proce
 """
 
 import hashlib
-import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -23,7 +23,7 @@ def make_link(settings: Settings, url: str) -> str:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_old(folder)
     token = secrets.token_urlsafe(32)
-    os.close(os.open(folder / _name(token), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    (folder / _name(token)).touch(mode=0o600, exist_ok=False)
     return f"{url}/login?{urlencode({'token': token})}"
 
 
@@ -52,8 +52,6 @@ def _is_fresh(file: Path) -> bool:
 
 def _remove_old(folder: Path) -> None:
     for file in folder.iterdir():
-        try:
+        with suppress(OSError):  # another process was quicker
             if not _is_fresh(file):
                 file.unlink()
-        except OSError:  # another process was quicker
-            continue

@@ -22,16 +22,10 @@ LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=:/
 
 def secrets(settings: Settings) -> list[str]:
     """Every secret value this process knows, longest first."""
-    known = {
-        settings.hf_token,
-        settings.inference_token,
-        settings.features_token,
-        settings.password,
-        os.environ.get("HF_TOKEN", ""),
-    }
+    known = {settings.hf_token, settings.inference_token, settings.features_token, settings.password}
     known |= {server.key for server in (*settings.endpoints.values(), *settings.state_servers.values())}
     known |= {_password(url) for url in (settings.database_url, settings.redis_url, settings.store) if url}
-    known |= {os.environ.get(name, "") for name in (*OF_THE_STORE, *OF_TRACKERS)}
+    known |= {os.environ.get(name, "") for name in ("HF_TOKEN", *OF_THE_STORE, *OF_TRACKERS)}
     return sorted((s for s in known if len(s) >= SHORTEST), key=len, reverse=True)
 
 

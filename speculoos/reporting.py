@@ -34,28 +34,11 @@ class Reporter(Protocol):
 
     def stop_requested(self) -> bool:
         """True once the user asked to stop; the caller saves what it has and raises Cancelled."""
-
-
-class Silent:
-    """Reports nothing and never stops. Base of the others."""
-
-    def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
-        pass
-
-    def metrics(self, step: int, values: dict[str, float]) -> None:
-        pass
-
-    def log(self, message: str, level: str = "info") -> None:
-        pass
-
-    def sample(self, step: int, record: dict[str, Any]) -> None:
-        pass
-
-    def keep(self) -> None:
-        pass
-
-    def stop_requested(self) -> bool:
         return False
+
+
+class Silent(Reporter):
+    """Reports nothing and never stops, as the methods of the protocol do by themselves. Base of the others."""
 
 
 class ConsoleReporter(Silent):

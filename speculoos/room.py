@@ -83,8 +83,7 @@ def memory() -> tuple[int, int]:
     limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
     if limit is None or used is None or limit >= machine.total:
         return machine.available, machine.total
-    cached = _statistic("inactive_file")
-    return max(0, min(machine.available, limit - used + cached)), limit
+    return max(0, min(machine.available, limit - used + _cached())), limit
 
 
 class Watch:
@@ -146,18 +145,16 @@ def keep_reserve(settings: Settings) -> bool:
     return file.exists()
 
 
-def give_reserve_up(home: Path) -> bool:
-    """Free the reserve's room for what must be written now; False when it was given up before."""
+def give_reserve_up(home: Path) -> None:
+    """Free the reserve's room for what must be written now, where it was not given up before."""
     with suppress(OSError):
         (home / RESERVE).unlink()
-        return True
-    return False
 
 
-def largest(home: Path, count: int = 3) -> list[tuple[str, int]]:
-    """The home's largest things as (name, bytes), largest first."""
+def largest(home: Path) -> list[tuple[str, int]]:
+    """The home's three largest things as (name, bytes), largest first."""
     weights = [(entry.name, _weight(Path(entry.path))) for entry in _entries(home) if entry.name != RESERVE]
-    return sorted(weights, key=lambda item: -item[1])[:count]
+    return sorted(weights, key=lambda item: -item[1])[:3]
 
 
 def existing(path: Path) -> Path:
@@ -208,8 +205,9 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _statistic(name: str) -> int:
-    with suppress(OSError, ValueError, StopIteration):
-        lines = (CGROUP / "memory.stat").read_text().splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+def _cached() -> int:
+    """Bytes of the container's memory that hold files which nothing needs now."""
+    with suppress(OSError, ValueError, KeyError):
+        figures = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return int(figures["inactive_file"])
     return 0

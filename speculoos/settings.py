@@ -1,7 +1,7 @@
 """Settings: one frozen dataclass read from the environment and from `settings.toml` in the home folder.
 
 Nothing here has a side effect: folders are made by whoever writes to them.
-Every setting may also be given as a file: NAME_FILE holds the path of a file with the value (secrets in containers).
+Every setting may also be given as a file, such as secrets in containers (`speculoos.environment`).
 """
 
 import hashlib
@@ -9,13 +9,14 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from speculoos.environment import Env, Read, one_of, read_count, read_list, read_number, read_port, read_text, some_of
 from speculoos.errors import BadInput
 
 CLONE = Path(__file__).resolve().parent.parent
@@ -80,6 +81,18 @@ class StateServer:
         return os.environ.get(self.key_env, "") if self.key_env else ""
 
 
+def _setting(read: Read, default: Any, secret: bool = False) -> Any:
+    """A field that `load` reads by `read` from the environment variable SPECULOOS_ and the field's name."""
+    return field(default=default, repr=not secret, metadata={"read": read})
+
+
+def _store(env: Env, name: str, default: str) -> str:
+    url = read_text(env, name, default).rstrip("/")
+    if url and not re.match(r"[a-z][a-z0-9+.-]*://.", url):
+        raise BadInput(f"{name}: expected a URL such as s3://bucket/folder or file:///folder, got {url!r}.")
+    return url
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that can be set from outside. `load()` makes one."""
@@ -90,74 +103,74 @@ class Settings:
     """DATABASE_URL; default SQLite in the home folder."""
     redis_url: str
     """REDIS_URL; default the embedded server's private socket."""
-    store: str = ""
+    store: str = _setting(_store, "")
     """SPECULOOS_STORE: where files lie that several machines need, as fsspec writes it (`s3://bucket/folder`)."""
-    host: str = "127.0.0.1"
+    host: str = _setting(read_text, "127.0.0.1")
     """SPECULOOS_HOST: where the pages listen. Other than loopback needs a password."""
-    port: int = 7860
+    port: int = _setting(read_port, 7860)
     """SPECULOOS_PORT."""
-    inference_host: str = "127.0.0.1"
+    inference_host: str = _setting(read_text, "127.0.0.1")
     """SPECULOOS_INFERENCE_HOST: where the inference server listens."""
-    inference_port: int = 7861
+    inference_port: int = _setting(read_port, 7861)
     """SPECULOOS_INFERENCE_PORT."""
     inference_url: str = ""
     """SPECULOOS_INFERENCE_URL: how the pages reach the inference server; default its loopback address."""
     inference_token: str = field(default="", repr=False)
     """SPECULOOS_INFERENCE_TOKEN; default the one `up` made in home/secrets."""
-    password: str = field(default="", repr=False)
+    password: str = _setting(read_text, "", secret=True)
     """SPECULOOS_PASSWORD: asked for by the pages when set."""
-    login: str = "open"
+    login: str = _setting(one_of(*LOGINS), "open")
     """SPECULOOS_LOGIN: without a password, `open` lets in whoever reaches the address, `token` asks for a link."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = _setting(read_list, ())
     """SPECULOOS_ALLOWED_HOSTS: further Host headers to accept, comma-separated; loopback always is."""
-    publish_address: str = ""
+    publish_address: str = _setting(read_text, "")
     """SPECULOOS_PUBLISH_ADDRESS: where browsers reach a server that is published elsewhere (containers)."""
-    publish_port: int = 0
+    publish_port: int = _setting(read_port, 0)
     """SPECULOOS_PUBLISH_PORT: the port there; 0 when it is `port`."""
-    publish_inference_port: int = 0
+    publish_inference_port: int = _setting(read_port, 0)
     """SPECULOOS_PUBLISH_INFERENCE_PORT: the same for the inference server."""
     hf_token: str = field(default="", repr=False)
     """HF_TOKEN: for gated models on the hub."""
-    device: str = "auto"
+    device: str = _setting(read_text, "auto")
     """SPECULOOS_DEVICE: auto, cpu, cuda or cuda:N."""
-    dtype: str = "auto"
+    dtype: str = _setting(one_of(*DTYPES), "auto")
     """SPECULOOS_DTYPE: in which precision bases answer and are measured; auto: float32 on CPUs, bfloat16 on GPUs."""
-    max_upload_mb: int = 200
+    max_upload_mb: int = _setting(read_number, 200)
     """SPECULOOS_MAX_UPLOAD_MB: largest prompt file accepted by the pages."""
-    max_rows: int = 1_000_000
+    max_rows: int = _setting(read_number, 1_000_000)
     """SPECULOOS_MAX_ROWS: most rows read from one prompt file."""
-    stuck_seconds: int = 120
+    stuck_seconds: int = _setting(read_count, 120)
     """SPECULOOS_STUCK_SECONDS: how long the inference server's device may give no sign of life within one step before
     the server ends itself to be started again; loading and long prompts get more. 0: for ever."""
-    metrics_token: str = field(default="", repr=False)
+    metrics_token: str = _setting(read_text, "", secret=True)
     """SPECULOOS_METRICS_TOKEN: with it `/metrics` is read without logging in (`Authorization: Bearer …`)."""
-    features_token: str = field(default="", repr=False)
+    features_token: str = _setting(read_text, "", secret=True)
     """SPECULOOS_FEATURES_TOKEN: asked for by `speculoos features serve`, which listens on loopback only without."""
-    webhook_hosts: tuple[str, ...] = ()
+    webhook_hosts: tuple[str, ...] = _setting(read_list, ())
     """SPECULOOS_WEBHOOK_HOSTS: hosts inside this network, comma-separated, that may be told of ended jobs."""
-    trackers: tuple[str, ...] = ()
+    trackers: tuple[str, ...] = _setting(some_of(*TRACKERS), ())
     """SPECULOOS_TRACKERS: where metrics of trainings go too, comma-separated: some of TRACKERS."""
-    keep_runs_days: int = 90
+    keep_runs_days: int = _setting(read_count, 90)
     """SPECULOOS_KEEP_RUNS_DAYS: chats and comparisons with their steps; 0 keeps them for ever (as in all below)."""
-    keep_logs_days: int = 90
+    keep_logs_days: int = _setting(read_count, 90)
     """SPECULOOS_KEEP_LOGS_DAYS: log lines and log files of jobs that have ended."""
-    keep_logs_mb: int = 1000
+    keep_logs_mb: int = _setting(read_count, 1000)
     """SPECULOOS_KEEP_LOGS_MB: all log files of ended jobs together; the oldest go first."""
-    keep_uploads_days: int = 2
+    keep_uploads_days: int = _setting(read_count, 2)
     """SPECULOOS_KEEP_UPLOADS_DAYS: files given to the pages that no job needs any more."""
-    keep_exports_days: int = 7
+    keep_exports_days: int = _setting(read_count, 7)
     """SPECULOOS_KEEP_EXPORTS_DAYS: zips made for download; they are made again when someone asks."""
-    keep_states_days: int = 14
+    keep_states_days: int = _setting(read_count, 14)
     """SPECULOOS_KEEP_STATES_DAYS: states of failed and cancelled trainings, from which a retry goes on."""
-    keep_copies: int = 5
+    keep_copies: int = _setting(read_count, 5)
     """SPECULOOS_KEEP_COPIES: how many automatic copies of the database are kept."""
-    min_disk_mb: int | None = None
+    min_disk_mb: int | None = _setting(read_count, None)
     """SPECULOOS_MIN_DISK_MB: free space below which jobs pause; None for the default (see speculoos.room)."""
-    min_memory_mb: int | None = None
+    min_memory_mb: int | None = _setting(read_count, None)
     """SPECULOOS_MIN_MEMORY_MB: available memory below which jobs pause; None for the default."""
-    job_memory_mb: int = 0
+    job_memory_mb: int = _setting(read_count, 0)
     """SPECULOOS_JOB_MEMORY_MB: most memory the processes of one job may take; 0 for what the machine has."""
-    log_format: str = "text"
+    log_format: str = _setting(one_of("text", "json"), "text")
     """SPECULOOS_LOG_FORMAT: text or json, one line each."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
@@ -227,53 +240,28 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     """
     env = os.environ if env is None else env
     home = home_of(env)
-    inference_port = _port(env, "SPECULOOS_INFERENCE_PORT", 7861)
+    read = {
+        each.name: each.metadata["read"](env, f"SPECULOOS_{each.name.upper()}", each.default)
+        for each in fields(Settings)
+        if "read" in each.metadata
+    }
+    inference_url = f"http://127.0.0.1:{read['inference_port']}"
     return Settings(
         home=home,
-        database_url=_value(env, "DATABASE_URL") or f"sqlite:///{home / 'speculoos.db'}",
-        redis_url=_value(env, "REDIS_URL") or f"redis+socket://{_run_dir(home) / 'redis.sock'}",
-        store=_store(env),
-        host=_value(env, "SPECULOOS_HOST") or "127.0.0.1",
-        port=_port(env, "SPECULOOS_PORT", 7860),
-        inference_host=_value(env, "SPECULOOS_INFERENCE_HOST") or "127.0.0.1",
-        inference_port=inference_port,
-        inference_url=_value(env, "SPECULOOS_INFERENCE_URL") or f"http://127.0.0.1:{inference_port}",
-        inference_token=_value(env, "SPECULOOS_INFERENCE_TOKEN") or _read(home / INFERENCE_TOKEN),
-        password=_value(env, "SPECULOOS_PASSWORD"),
-        login=_one_of(env, "SPECULOOS_LOGIN", LOGINS),
-        publish_address=_value(env, "SPECULOOS_PUBLISH_ADDRESS"),
-        publish_port=_port(env, "SPECULOOS_PUBLISH_PORT", 0),
-        publish_inference_port=_port(env, "SPECULOOS_PUBLISH_INFERENCE_PORT", 0),
-        allowed_hosts=_list(env, "SPECULOOS_ALLOWED_HOSTS"),
-        hf_token=_value(env, "HF_TOKEN"),
-        device=_value(env, "SPECULOOS_DEVICE") or "auto",
-        dtype=_dtype(env),
-        max_upload_mb=_int(env, "SPECULOOS_MAX_UPLOAD_MB", 200),
-        max_rows=_int(env, "SPECULOOS_MAX_ROWS", 1_000_000),
-        stuck_seconds=_int(env, "SPECULOOS_STUCK_SECONDS", 120, least=0),
-        metrics_token=_value(env, "SPECULOOS_METRICS_TOKEN"),
-        features_token=_value(env, "SPECULOOS_FEATURES_TOKEN"),
-        webhook_hosts=_list(env, "SPECULOOS_WEBHOOK_HOSTS"),
-        trackers=_some_of(env, "SPECULOOS_TRACKERS", tuple(TRACKERS)),
-        keep_runs_days=_int(env, "SPECULOOS_KEEP_RUNS_DAYS", 90, least=0),
-        keep_logs_days=_int(env, "SPECULOOS_KEEP_LOGS_DAYS", 90, least=0),
-        keep_logs_mb=_int(env, "SPECULOOS_KEEP_LOGS_MB", 1000, least=0),
-        keep_uploads_days=_int(env, "SPECULOOS_KEEP_UPLOADS_DAYS", 2, least=0),
-        keep_exports_days=_int(env, "SPECULOOS_KEEP_EXPORTS_DAYS", 7, least=0),
-        keep_states_days=_int(env, "SPECULOOS_KEEP_STATES_DAYS", 14, least=0),
-        keep_copies=_int(env, "SPECULOOS_KEEP_COPIES", 5, least=0),
-        min_disk_mb=_optional(env, "SPECULOOS_MIN_DISK_MB"),
-        min_memory_mb=_optional(env, "SPECULOOS_MIN_MEMORY_MB"),
-        job_memory_mb=_int(env, "SPECULOOS_JOB_MEMORY_MB", 0, least=0),
-        log_format=_one_of(env, "SPECULOOS_LOG_FORMAT", ("text", "json")),
-        endpoints=_endpoints(home / "settings.toml"),
-        state_servers=_state_servers(home / "settings.toml"),
+        database_url=read_text(env, "DATABASE_URL", f"sqlite:///{home / 'speculoos.db'}"),
+        redis_url=read_text(env, "REDIS_URL", f"redis+socket://{_run_dir(home) / 'redis.sock'}"),
+        inference_url=read_text(env, "SPECULOOS_INFERENCE_URL", inference_url),
+        inference_token=read_text(env, "SPECULOOS_INFERENCE_TOKEN") or _kept_token(home),
+        hf_token=read_text(env, "HF_TOKEN"),
+        endpoints=_records(home / "settings.toml", "endpoints", Endpoint, _check_endpoint),
+        state_servers=_records(home / "settings.toml", "hidden_states", StateServer, _check_state_server),
+        **read,
     )
 
 
 def home_of(env: Mapping[str, str]) -> Path:
     """The home folder that `env` names, or the default one."""
-    return Path(_value(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
+    return Path(read_text(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
 
 
 def default_home() -> Path:
@@ -288,82 +276,11 @@ def _run_dir(home: Path) -> Path:
     return Path("/tmp") / f"speculoos-{os.getuid()}-{tag}"
 
 
-def _value(env: Mapping[str, str], name: str) -> str:
-    if file := env.get(f"{name}_FILE"):
-        try:
-            return Path(file).read_text().strip()
-        except OSError as error:
-            raise BadInput(f"{name}_FILE: cannot read {file} ({error.strerror}).") from None
-    return env.get(name, "").strip()
-
-
-def _list(env: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """What stands between commas."""
-    return tuple(part.strip() for part in _value(env, name).split(",") if part.strip())
-
-
-def _read(path: Path) -> str:
+def _kept_token(home: Path) -> str:
     try:
-        return path.read_text().strip()
+        return (home / INFERENCE_TOKEN).read_text().strip()
     except OSError:
         return ""
-
-
-def _int(env: Mapping[str, str], name: str, default: int, least: int | None = None) -> int:
-    text = _value(env, name)
-    try:
-        number = int(text) if text else default
-    except ValueError:
-        raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
-    if least is not None and number < least:
-        raise BadInput(f"{name}: expected a whole number, {least} or more, got {text!r}.")
-    return number
-
-
-def _optional(env: Mapping[str, str], name: str) -> int | None:
-    """A whole number, 0 or more, or None where nothing is set."""
-    return _int(env, name, 0, least=0) if _value(env, name) else None
-
-
-def _store(env: Mapping[str, str]) -> str:
-    url = _value(env, "SPECULOOS_STORE").rstrip("/")
-    if url and not re.match(r"[a-z][a-z0-9+.-]*://.", url):
-        raise BadInput(f"SPECULOOS_STORE: expected a URL such as s3://bucket/folder or file:///folder, got {url!r}.")
-    return url
-
-
-def _some_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Some of `known`, comma-separated, each once."""
-    found = tuple(dict.fromkeys(_list(env, name)))
-    if wrong := [word for word in found if word not in known]:
-        raise BadInput(f"{name}: expected some of {', '.join(known)}, got {wrong[0]!r}.")
-    return found
-
-
-def _dtype(env: Mapping[str, str]) -> str:
-    name = _value(env, "SPECULOOS_DTYPE") or "auto"
-    if name not in DTYPES:
-        raise BadInput(f"SPECULOOS_DTYPE: expected one of {', '.join(DTYPES)}, got {name!r}.")
-    return name
-
-
-def _port(env: Mapping[str, str], name: str, default: int) -> int:
-    port = _int(env, name, default)
-    if not 0 < port < 2**16 and _value(env, name):
-        raise BadInput(f"{name}: expected a port from 1 to 65535, got {port}.")
-    return port
-
-
-def _optional(env: Mapping[str, str], name: str) -> int | None:
-    """A whole number, 0 or more, or None where nothing is set."""
-    return _int(env, name, 0, least=0) if _value(env, name) else None
-
-
-def _one_of(env: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
-    text = _value(env, name) or known[0]
-    if text not in known:
-        raise BadInput(f"{name}: expected {' or '.join(known)}, got {text!r}.")
-    return text
 
 
 def _published(address: str, port: int) -> list[str]:
@@ -374,22 +291,8 @@ def _published(address: str, port: int) -> list[str]:
     return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names]
 
 
-def _endpoints(path: Path) -> dict[str, Endpoint]:
-    endpoints = _records(path, "endpoints", Endpoint)
-    for name, endpoint in endpoints.items():
-        _check_endpoint(endpoint, f"{path}: [endpoints.{name}]")
-    return endpoints
-
-
-def _state_servers(path: Path) -> dict[str, StateServer]:
-    servers = _records(path, "hidden_states", StateServer)
-    for name, server in servers.items():
-        _check_state_server(server, f"{path}: [hidden_states.{name}]")
-    return servers
-
-
-def _records(path: Path, section: str, kind: Any) -> dict[str, Any]:
-    """The [section.NAME] tables of a TOML file, each as `kind`; none where there is no file."""
+def _records(path: Path, section: str, kind: Any, check: Callable[[Any, str], None]) -> dict[str, Any]:
+    """The [section.NAME] tables of a TOML file, each as `kind`, looked at; none where there is no file."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8")).get(section, {})
     except (FileNotFoundError, NotADirectoryError):
@@ -402,11 +305,13 @@ def _records(path: Path, section: str, kind: Any) -> dict[str, Any]:
         raise BadInput(f"{path}: {section}: expected [{section}.NAME] tables, each with its url.")
     records = {}
     for name, table in tables.items():
+        where = f"{path}: [{section}.{name}]"
         try:
             records[name] = kind(name=name, **table)
         except TypeError:
             known = ", ".join(k for k in kind.__dataclass_fields__ if k != "name")
-            raise BadInput(f"{path}: [{section}.{name}] takes {known}; url is required.") from None
+            raise BadInput(f"{where} takes {known}; url is required.") from None
+        check(records[name], where)
     return records
 
 

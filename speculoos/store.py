@@ -145,7 +145,6 @@ class Store:
         if target.is_file() and file_sha256(target) == sha256:
             return
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             with new_path(target) as temporary:
                 self.get_file(name, temporary)
                 if file_sha256(temporary) != sha256:

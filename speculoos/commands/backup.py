@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from speculoos.console import Json, finish, say
-from speculoos.errors import BadInput, Conflict
-from speculoos.settings import Settings
+from speculoos.errors import BadInput, Conflict, Unavailable
+from speculoos.settings import Settings, load
 
 STANDARD = "-"
 """The file name that means standard output, or input."""
@@ -30,10 +30,10 @@ def backup(
     if file == STANDARD:
         if sys.stdout.isatty():
             raise BadInput("An archive is nothing for a terminal; lead it into a file: speculoos backup - > FILE.tar")
-        report = stream(settings, sys.stdout.buffer, secrets=secrets, say=_progress)
+        report = stream(settings, sys.stdout.buffer, secrets=secrets, say=say)
         sys.stdout.buffer.flush()
     else:
-        report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, say=_progress)
+        report = back_up(settings, Path(file).expanduser().resolve(), secrets=secrets, say=say)
     for words in report.wrong:
         say(f"Damaged already, and so in the archive: {words}.")
     for words in report.outside:
@@ -52,7 +52,6 @@ def restore(
 ) -> int:
     """Fill an empty home from an archive; what was going on goes on at the next `speculoos up`."""
     from launch.homelock import HomeLock
-    from speculoos.settings import load
     from upkeep import restore as restoring
 
     settings = load()
@@ -78,7 +77,6 @@ def restore(
 
 def _refuse_running(settings: Settings) -> None:
     """Raises Conflict while processes beat on this database (other containers hold no lock of ours)."""
-    from speculoos.errors import Unavailable
     from tracking import processes
     from tracking.db import reading
     from upkeep.health import exists
@@ -92,7 +90,3 @@ def _refuse_running(settings: Settings) -> None:
         return  # no tables yet; any other trouble shows again
     if running:
         raise Conflict(f"The workbench runs ({', '.join(running)}); stop it, then restore.")
-
-
-def _progress(words: str) -> None:
-    say(words)

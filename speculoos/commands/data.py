@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from speculoos.console import Json, Wait, figures, finish, say, table
+from speculoos.console import Json, Wait, figures, finish, listed, say, table
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 
-app = typer.Typer(invoke_without_command=True, help="Prompt sets and generated conversations.")
+app = listed("Prompt sets and generated conversations.")
 Name = Annotated[str, typer.Option(help="Name of the new data set.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Take only the first rows.")]
 Reference = Annotated[str, typer.Argument(help="Name or id of a data set.")]
@@ -45,11 +45,10 @@ def import_file(
 ) -> None:
     """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
     left out. A suite (--suite) must be whole and in its own form."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.commands.targets import base_id
+    from speculoos.follow import run_request
     from upkeep.homes import open_home
     from workers.ask.requests import HUB, ImportAnswered, ImportPrompts, Request
-    from workers.ask.submit import submit
 
     if answered != bool(model):
         raise BadInput("Say --answered together with --model BASE, the model that wrote the answers.")
@@ -70,10 +69,7 @@ def import_file(
         request: Request = ImportAnswered(base_id=base_id(settings, model), **given)
     else:
         request = ImportPrompts(**given, suite=suite)
-    (job,) = run_jobs(
-        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
-    )
-    result = describe(settings, job.request["dataset_id"])
+    result = describe(settings, run_request(settings, request, name).request["dataset_id"])
     finish(result, as_json, _imported(result))
 
 
@@ -144,21 +140,11 @@ def add_builtin(
     builtin.find_built_in(name)
     said = f"“{name}” is here already.\n" if name in here else ""
     if name not in here:
-        (job,) = run_jobs(
-            settings, lambda: [builtin.add(name, user=account(), settings=settings).job], ("io",), wait=True
-        )
+        asked = {"user": account(), "settings": settings}
+        (job,) = run_jobs(settings, lambda: [builtin.add(name, **asked).job], "io", wait=True)
         here[name] = job.request["dataset_id"]
     result = describe(settings, here[name])
     return finish({**result, "already": bool(said)}, as_json, said + _imported(result))
-
-
-def base_id(settings: Settings, reference: str) -> str:
-    """The id of a base by its name or id. Raises NotFound."""
-    from tracking import queries
-    from tracking.db import reading
-
-    with reading(settings) as session:
-        return queries.find_base(session, reference).id
 
 
 @app.command()
@@ -202,14 +188,12 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Answer prompts with a base model (or an endpoint): the training data for its draft."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.follow import run_request
     from tracking import queries
     from tracking.db import reading
     from upkeep.homes import open_home
     from workers.ask.command_line import parse_numbers
-    from workers.ask.requests import GenerateData, queue_of
-    from workers.ask.submit import submit
+    from workers.ask.requests import GenerateData
 
     if not (model or endpoint):
         raise BadInput("Say who answers: --model NAME, or --endpoint NAME.")
@@ -225,13 +209,7 @@ def generate(
         **{"drop_cut": drop_cut, "unique": unique, "hidden_states_store": hidden_states_store},
         temperatures=parse_numbers("--temperatures", temperatures),
     )
-    (job,) = run_jobs(
-        settings,
-        lambda: [submit(request, name=name, user=account(), settings=settings)],
-        (queue_of(request),),
-        wait=wait,
-    )
-    _generated(settings, job, as_json)
+    _generated(settings, run_request(settings, request, name, wait), as_json)
 
 
 @app.command()
@@ -255,7 +233,7 @@ def extend(
         row = queries.find_dataset(session, reference)
         queue = "io" if (row.config or {}).get("endpoint") else "gpu"
     wanted = {"samples": samples, "limit": limit, "user": account(), "settings": settings}
-    (job,) = run_jobs(settings, lambda: [asking.extend(row.id, **wanted)], (queue,), wait=wait)
+    (job,) = run_jobs(settings, lambda: [asking.extend(row.id, **wanted)], queue, wait=wait)
     _generated(settings, job, as_json)
 
 
@@ -274,13 +252,6 @@ def shards_of(settings, job) -> dict[str, int]:  # noqa: ANN001
         return {"shards": 1, "shards_done": int(job.state == "SUCCEEDED")}
     with reading(settings) as session:
         return {"shards": job.shards, "shards_done": shards.tally(session, job.id).ended_well}
-
-
-@app.callback()
-def without_command(context: typer.Context) -> None:
-    """As `list` when no command is named."""
-    if context.invoked_subcommand is None:
-        list_data()
 
 
 @app.command("list")

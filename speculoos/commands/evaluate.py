@@ -47,8 +47,7 @@ def evaluate(
             raise BadInput("A server drafts as it was started; leave --draft and --dtype out.")
         names = {"endpoint": endpoint, "endpoint_model": endpoint_model, "plain_model": plain_model}
         given = {**names, **sampling, "limit": limit, "max_tokens": max_tokens}
-        finish_endpoint(settings, model, checkpoint, questions, given, as_json)
-        return
+        return _finish(measure_endpoint(settings, model, checkpoint, questions, given), as_json)
     if not model:
         raise BadInput("Say what to measure: --model NAME, or --endpoint NAME.")
     if dtype and dtype not in DTYPES:
@@ -61,10 +60,14 @@ def evaluate(
     result |= measure(settings, ref, rows, max_tokens, options, device or settings.device, sampling)
     if result["shared_with"]:
         say(f"Measured beside {result['shared_with']}: the speeds are lower than alone, the ratio is not exact.")
-    finish(result, as_json, figures({k: v for k, v in result.items() if not isinstance(v, list | dict) or k in SHOWN}))
+    return _finish(result, as_json)
 
 
 SHOWN = ("acceptance_by_depth", "mean_accepted_length_interval", "speedup_interval")
+
+
+def _finish(result: dict[str, Any], as_json: bool) -> None:
+    finish(result, as_json, figures({k: v for k, v in result.items() if not isinstance(v, list | dict) or k in SHOWN}))
 
 
 def measure(
@@ -74,7 +77,7 @@ def measure(
     max_tokens: int,
     options: dict[str, Any],
     device: str,
-    sampling: dict[str, Any] | None = None,
+    sampling: dict[str, Any],
 ) -> dict[str, Any]:
     """Load base and draft, and run `evaluation.acceptance.evaluate` on them, holding the device so that jobs wait.
     `shared_with` names what held it already."""
@@ -86,28 +89,24 @@ def measure(
 
     base, draft = load_target(settings, ref, device)
     with alone(settings, device_name(str(base.device)), f"evaluate-{os.getpid()}") as sharing:
-        given = {"max_tokens": max_tokens, "options": options, "sampling": Sampling(**(sampling or {}))}
+        given = {"max_tokens": max_tokens, "options": options, "sampling": Sampling(**sampling)}
         result = run(base, draft, questions, ConsoleReporter(), **given)
     return {**result, "shared_with": sharing.shared_with}
 
 
-def finish_endpoint(
-    settings: Any, model: str, checkpoint: str, questions: str, given: dict[str, Any], as_json: bool
-) -> None:
-    """Measure an endpoint in a job, which stores what it finds, and print that."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+def measure_endpoint(
+    settings: Any, model: str, checkpoint: str, questions: str, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure an endpoint in a job, which stores what it finds."""
+    from speculoos.follow import run_request
     from tracking.db import reading
     from tracking.tables import Evaluation
     from workers.ask.requests import Evaluate
-    from workers.ask.submit import submit
 
-    request = Evaluate(**served(settings, model, checkpoint, questions), **given)
-    (job,) = run_jobs(settings, lambda: [submit(request, user=account(), settings=settings)], ("io",), wait=True)
+    job = run_request(settings, Evaluate(**served(settings, model, checkpoint, questions), **given))
     with reading(settings) as session:
         row = session.get_one(Evaluation, job.request["evaluation_id"])
-    result = {"evaluation": row.id, "model": row.name, **row.result}
-    finish(result, as_json, figures({k: v for k, v in result.items() if not isinstance(v, list | dict) or k in SHOWN}))
+    return {"evaluation": row.id, "model": row.name, **row.result}
 
 
 def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[str, str]:
@@ -129,9 +128,7 @@ def served(settings: Any, model: str, checkpoint: str, questions: str) -> dict[s
 def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, Any]]:
     """Rows with `messages` from a file, a data set of this home, or the built-in set."""
     from evaluation.questions import built_in, read_questions
-    from tracking import queries
-    from tracking.db import reading
-    from tracking.stored import Files
+    from speculoos.commands.targets import dataset
 
     if not questions or questions == BUILT_IN:
         return built_in(limit)
@@ -139,7 +136,4 @@ def load_questions(settings: Any, questions: str, limit: int) -> list[dict[str, 
         return read_questions(Path(questions).expanduser(), limit)
     if "/" in questions or questions.endswith((".jsonl", ".json", ".csv", ".parquet")):
         raise BadInput(f"--questions {questions}: there is no such file.")
-    with reading(settings) as session:
-        row = queries.find_dataset(session, questions)
-        queries.must_be_ready(row)
-    return read_questions(Path(Files(settings).local(row)), limit)
+    return read_questions(dataset(settings, questions)[0], limit)

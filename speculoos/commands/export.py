@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from speculoos.console import Json, finish, say, table
+from speculoos.reporting import ConsoleReporter
+from speculoos.sums import Sums, file_sha256
 
 if TYPE_CHECKING:
     from formats.facts import Facts
@@ -42,8 +44,8 @@ def export(
     if listing:
         return _list(row, as_json)
     if find_format(form).name == OWN:
-        return _own(settings, row, output, as_json)
-    return _server(settings, row, form, output, force, as_json)
+        return _own(row, output, as_json)
+    return _server(row, form, output, force, as_json)
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,23 @@ class Row:
     base_path: str
     base_known: Any
     facts: "Facts"
+    sums: Sums
 
     @property
     def full_name(self) -> str:
         return f"{self.facts.name}@{self.name}"
+
+    def check(self) -> None:
+        """Raises Damaged where the checkpoint's files are not what was written."""
+        from models import archive
+
+        archive.check(self.path, self.name, self.sha256, self.sums)
+
+    def load_base(self) -> Any:
+        """In float32, as validations want it; its files are compared with what its row says."""
+        from models.base import load_base
+
+        return load_base(self.base_path, "float32", "cpu", self.base_known, self.sums)
 
 
 def find(settings: Any, reference: str) -> Row:
@@ -79,7 +94,7 @@ def find(settings: Any, reference: str) -> Row:
         facts = Facts.of(base, row.name)
         known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     files = Files(settings, installed)
-    return Row(row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts)
+    return Row(row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts, Sums.of(settings))
 
 
 def _list(row: Row, as_json: bool) -> int:
@@ -91,37 +106,31 @@ def _list(row: Row, as_json: bool) -> int:
     return 0
 
 
-def _own(settings: Any, row: Row, output: Path | None, as_json: bool) -> int:
+def _own(row: Row, output: Path | None, as_json: bool) -> int:
     from formats.export import check_zip
     from models import archive
-    from speculoos.sums import Sums, file_sha256
 
     name = archive.archive_name(row.facts.name, row.name)
     target = (output or Path(name)).expanduser().resolve()
     check_zip(target)
     if target.is_dir():
         target = target / name
-    archive.check(row.path, row.name, row.sha256, Sums.of(settings))
+    row.check()
     archive.write_zip(row.path, target)
     result = {"path": str(target), "bytes": target.stat().st_size, "sha256": file_sha256(target)}
     finish({**result, "checkpoint": row.full_name}, as_json, f"{target} ({result['bytes'] / 1e6:.1f} MB)")
     return 0
 
 
-def _server(settings: Any, row: Row, form: str, output: Path | None, force: bool, as_json: bool) -> int:
+def _server(row: Row, form: str, output: Path | None, force: bool, as_json: bool) -> int:
     from formats.export import build, check_possible
     from models import archive
-    from models.base import load_base
-    from speculoos.reporting import ConsoleReporter
-    from speculoos.sums import Sums
 
     name = archive.archive_name(row.facts.name, f"{row.name}-{form}").removesuffix(".zip")
     target = (output or Path(name)).expanduser().resolve()
     check_possible(row.path, row.base_path, form, target)
-    sums = Sums.of(settings)
-    archive.check(row.path, row.name, row.sha256, sums)
-    base = load_base(row.base_path, "float32", "cpu", row.base_known, sums)
-    report = build(row.path, base, form, target, ConsoleReporter(), row.facts, force)
+    row.check()
+    report = build(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
     finish({**_written(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _words(target, report))
     if not report.passed:
         say(f"It failed its validation and should not be served: {' '.join(report.failures)}")

@@ -38,7 +38,12 @@ def generate(
 ) -> None:
     """Answer a prompt; greedy unless a temperature is given."""
     from decoding.config import GenerateConfig
-    from speculoos.commands.targets import resolve
+    from decoding.drafters import make_drafter
+    from decoding.generate import generate as run
+    from decoding.target import fast_target
+    from decoding.text import TextStream
+    from models.chat import render
+    from speculoos.commands.targets import load_target, resolve
     from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
 
@@ -48,59 +53,46 @@ def generate(
     settings = open_home()
     ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
-    engine = Engine(settings, ref, device or settings.device, parse_settings(draft or ()))
-    answer = engine.answer([{"role": "user", "content": text}], system, config, not as_json, trace)
+    drafting = parse_settings(draft or ())
+    base, loaded = load_target(settings, ref, device or settings.device)
+    for notice in getattr(loaded, "notices", ()):
+        say(notice)
+    target, stream = fast_target(base), TextStream(base.tokenizer)
+    drafter = make_drafter(target, loaded, drafting)
+    prompt_ids = render(base.tokenizer, [{"role": "user", "content": text}], system)
+    steps, records = _recorded(run(target, drafter, prompt_ids, config), stream, not as_json)
+    if trace is not None:
+        with new_file(trace) as lines:
+            lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    answer = _answer(ref.name, target, steps, records, stream.text)
     finish(answer, as_json, _line(answer))
 
 
-class Engine:
-    """A loaded base with its drafter, for commands that generate in their own process."""
-
-    def __init__(self, settings: Any, ref: Any, device: str, drafting: dict[str, Any]):
-        from decoding.drafters import make_drafter
-        from decoding.target import fast_target
-        from speculoos.commands.targets import load_target
-
-        self.ref = ref
-        self.base, draft = load_target(settings, ref, device)
-        for notice in getattr(draft, "notices", ()):
-            say(notice)
-        self.target = fast_target(self.base)
-        self.drafter = make_drafter(self.target, draft, drafting)
-
-    def answer(
-        self, messages: list[dict[str, str]], system: str, config: Any, show: bool, trace: Path | None = None
-    ) -> dict[str, Any]:
-        """The result object of `speculoos generate`; with `show` the text is printed as it comes. `trace`: a file for
-        the step records, JSON lines, whole or not there."""
-        from decoding.generate import generate as run
-        from decoding.stats import summarize
-        from decoding.text import TextStream
-        from models.chat import render
-
-        stream = TextStream(self.base.tokenizer)
-        steps, records = [], []
-        for step in run(self.target, self.drafter, render(self.base.tokenizer, messages, system), config):
-            steps.append(step)
-            records.append(stream.record(step))
-            if show:
-                print("".join(token["text"] for token in records[-1]["tokens"]), end="", flush=True)
+def _recorded(steps: Iterator[Any], stream: Any, show: bool) -> tuple[list[Any], list[dict[str, Any]]]:
+    """(the steps, their records); with `show` the text is printed as it comes."""
+    made, records = [], []
+    for step in steps:
+        made.append(step)
+        records.append(stream.record(step))
         if show:
-            print()
-        if trace is not None:
-            with new_file(trace) as lines:
-                lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        summary = summarize(steps)
-        return {
-            **{"model": self.ref.name, "token_ids": [t.id for s in steps for t in s.tokens], "text": stream.text},
-            **{"tokens": list(_tokens(records)), "mean_accepted_length": summary.mean_accepted_length},
-            **{
-                "tokens_per_second": summary.tokens_per_second,
-                "finish": summary.finish,
-                "device": str(self.base.device),
-            },
-            **{"acceptance_by_depth": list(summary.acceptance_by_depth), "notice": self.target.notice},
-        }
+            print("".join(token["text"] for token in records[-1]["tokens"]), end="", flush=True)
+    if show:
+        print()
+    return made, records
+
+
+def _answer(model: str, target: Any, steps: list[Any], records: list[dict[str, Any]], text: str) -> dict[str, Any]:
+    """The result object of `speculoos generate`."""
+    from decoding.stats import summarize
+
+    summary = summarize(steps)
+    return {
+        **{"model": model, "token_ids": [t.id for s in steps for t in s.tokens], "text": text},
+        **{"tokens": list(_tokens(records)), "mean_accepted_length": summary.mean_accepted_length},
+        **{"tokens_per_second": summary.tokens_per_second, "finish": summary.finish},
+        **{"device": str(target.base.device), "acceptance_by_depth": list(summary.acceptance_by_depth)},
+        "notice": target.notice,
+    }
 
 
 def _tokens(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

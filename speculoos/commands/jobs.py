@@ -4,18 +4,11 @@ from typing import Annotated
 
 import typer
 
-from speculoos.console import Json, Wait, figures, finish, table
+from speculoos.console import Json, Wait, figures, finish, listed, table
 
-app = typer.Typer(invoke_without_command=True, help="Jobs: queued, running and ended.")
+app = listed("Jobs: queued, running and ended.")
 Reference = Annotated[str, typer.Argument(help="A job's id, the first characters of it, or its name.")]
 HIDDEN = ("child", "owner", "lease_until", "version", "work")
-
-
-@app.callback()
-def without_command(context: typer.Context) -> None:
-    """As `list` when no command is named."""
-    if context.invoked_subcommand is None:
-        list_jobs()
 
 
 @app.command("list")
@@ -26,18 +19,11 @@ def list_jobs(
     """Newest first, with the place in the queue and what a job waits for."""
     from tracking import listing
     from tracking.db import reading
-    from upkeep.homes import columns, open_home
+    from upkeep.homes import open_home
 
     with reading(open_home()) as session:
         rows, queues = listing.jobs(session, limit=limit), listing.Queues(session)
-        entries = [
-            {
-                **columns(job, *HIDDEN),
-                "place": queues.place(job),
-                "waits": queues.waits_for(job),
-            }
-            for job in rows
-        ]
+        entries = [_entry(job, queues) for job in rows]
     cells = [(j["id"][:8], j["state"], j["name"], j["user"], _progress(j), j["waits"] or j["error"]) for j in entries]
     finish(entries, as_json, table(cells, ("id", "state", "name", "user", "progress", "")))
 
@@ -71,8 +57,8 @@ def cancel(reference: Reference, as_json: Json = False) -> None:
     """Ask a job to stop; what it finished is kept."""
     from workers.ask.submit import request_cancel
 
-    settings, job_id = _find(reference)
-    job = request_cancel(job_id, settings)
+    settings, found = _find(reference)
+    job = request_cancel(found.id, settings)
     words = "cancelled" if job.state == "CANCELLED" else "asked to stop"
     finish(_describe(job.id), as_json, f"{job.name}: {words}.")
 
@@ -83,9 +69,8 @@ def retry(reference: Reference, wait: Wait = False, as_json: Json = False) -> No
     from speculoos.follow import run_jobs
     from workers.ask import submit
 
-    settings, job_id = _find(reference)
-    queue = _describe(job_id)["queue"]
-    (job,) = run_jobs(settings, lambda: [submit.retry(job_id, settings)], (queue,), wait=wait)
+    settings, found = _find(reference)
+    (job,) = run_jobs(settings, lambda: [submit.retry(found.id, settings)], found.queue, wait=wait)
     finish(_describe(job.id), as_json, f"{job.name}: {job.state.lower()}.")
 
 
@@ -93,16 +78,9 @@ def retry(reference: Reference, wait: Wait = False, as_json: Json = False) -> No
 def follow(reference: Reference, as_json: Json = False) -> None:
     """Follow a job to its end, starting a worker for it when none runs."""
     from speculoos.follow import run_jobs
-    from tracking.db import reading
-    from tracking.jobs import get
 
-    settings, job_id = _find(reference)
-
-    def submitted():  # noqa: ANN202
-        with reading(settings) as session:
-            return [get(session, job_id)]
-
-    (job,) = run_jobs(settings, submitted, (_describe(job_id)["queue"],), wait=True)
+    settings, found = _find(reference)
+    (job,) = run_jobs(settings, lambda: [found], found.queue, wait=True)
     finish(_describe(job.id), as_json, f"{job.name}: {job.state.lower()}.")
 
 
@@ -128,25 +106,27 @@ def _find(reference: str):  # noqa: ANN202
 
     settings = open_home()
     with reading(settings) as session:
-        return settings, jobs.find(session, reference).id
+        return settings, jobs.find(session, reference)
 
 
 def _describe(reference: str) -> dict:
     from tracking import jobs, listing, reports, shards
     from tracking.db import reading
-    from upkeep.homes import columns, open_home
+    from upkeep.homes import open_home
 
     with reading(open_home()) as session:
         job = jobs.find(session, reference)
-        queues = listing.Queues(session)
-        place, waits = queues.place(job), queues.waits_for(job)
         return {
-            **columns(job, *HIDDEN),
-            "place": place,
-            "waits": waits,
+            **_entry(job, listing.Queues(session)),
             "shards_done": shards.tally(session, job.id).ended_well,
             "metrics": reports.last_metrics(session, job.id),
         }
+
+
+def _entry(job, queues) -> dict:  # noqa: ANN001
+    from upkeep.homes import columns
+
+    return {**columns(job, *HIDDEN), "place": queues.place(job), "waits": queues.waits_for(job)}
 
 
 def _progress(job: dict) -> str:

@@ -4,16 +4,9 @@ from typing import Annotated
 
 import typer
 
-from speculoos.console import Json, finish, say, table
+from speculoos.console import Json, finish, listed, say, table
 
-app = typer.Typer(invoke_without_command=True, help="Keys for the inference server, one for each client.")
-
-
-@app.callback()
-def without_command(context: typer.Context) -> None:
-    """As `list` when no command is named."""
-    if context.invoked_subcommand is None:
-        list_keys()
+app = listed("Keys for the inference server, one for each client.")
 
 
 @app.command()

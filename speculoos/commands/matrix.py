@@ -28,10 +28,8 @@ def matrix(
     as_json: Json = False,
 ) -> None:
     """Measure every combination. What was measured stays when it is stopped or killed, and it goes on from there."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.follow import run_request
     from upkeep.homes import open_home
-    from workers.ask.submit import submit
 
     settings = open_home()
     asked = {"temperatures": temperature, "top_ps": top_p, "dtypes": dtype}
@@ -42,10 +40,7 @@ def matrix(
         result = expected(settings, request)
         finish(result, as_json, figures(result))
         return
-    run = run_jobs(
-        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("gpu",), wait=wait
-    )
-    result = described(settings, run[0])
+    result = described(settings, run_request(settings, request, name, wait))
     finish(result, as_json, figures({k: v for k, v in result.items() if k != "evaluations"}))
 
 

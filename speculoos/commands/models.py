@@ -5,20 +5,13 @@ from typing import Annotated
 
 import typer
 
-from speculoos.console import Json, figures, finish, table
+from speculoos.console import Json, figures, finish, listed, table
 from speculoos.errors import BadInput
 
-app = typer.Typer(invoke_without_command=True, help="Base models and the checkpoints trained for them.")
+app = listed("Base models and the checkpoints trained for them.")
 Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
 SOURCES = ("hub", "folder", "gguf", "starter")
 DRAFT_SOURCES = ("folder", "hub")
-
-
-@app.callback()
-def without_command(context: typer.Context) -> None:
-    """As `list` when no command is named."""
-    if context.invoked_subcommand is None:
-        list_models()
 
 
 @app.command("list")
@@ -55,23 +48,14 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Bring a base model here: fetch, convert, hash, write its card."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.follow import run_request
     from upkeep.homes import open_home
     from workers.ask.requests import FetchModel
-    from workers.ask.submit import submit
 
-    settings, source = open_home(), source or guess_source(location)
-    if source not in SOURCES:
-        raise BadInput(f"--source {source}: expected one of {', '.join(SOURCES)}.")
+    settings, (source, location) = open_home(), _located(location, source, SOURCES)
     if source == "starter":
         return show("starter", as_json)
-    if source in ("folder", "gguf"):
-        location = str(Path(location).expanduser().resolve())
-    request = FetchModel(source=source, location=location)
-    (job,) = run_jobs(
-        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
-    )
+    job = run_request(settings, FetchModel(source=source, location=location), name)
     return show(job.request["base_id"], as_json)
 
 
@@ -87,30 +71,30 @@ def add_draft(
     as_json: Json = False,
 ) -> None:
     """Bring a published draft here as a checkpoint: Medusa, EAGLE, or any small model with the same tokens."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.commands.targets import base_id
+    from speculoos.follow import run_request
     from tracking import queries
-    from tracking.db import reading
     from upkeep.homes import open_home
     from workers.ask.requests import ImportDraft
-    from workers.ask.submit import submit
 
-    settings, source = open_home(), source or guess_source(location)
-    if source not in DRAFT_SOURCES:
-        raise BadInput(f"--source {source}: expected one of {', '.join(DRAFT_SOURCES)}.")
-    if source == "folder":
-        location = str(Path(location).expanduser().resolve())
-    with reading(settings) as session:
-        base_id = queries.find_base(session, model).id
-    request = ImportDraft(source=source, location=location, base_id=base_id, layout=layout)
-    (job,) = run_jobs(
-        settings, lambda: [submit(request, name=name, user=account(), settings=settings)], ("io",), wait=True
-    )
+    settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
+    base = base_id(settings, model)
+    job = run_request(settings, ImportDraft(source=source, location=location, base_id=base, layout=layout), name)
     checkpoint_id = job.request["checkpoint_id"]
-    _show(lambda s: (queries.find_base(s, base_id), queries.find_checkpoint(s, checkpoint_id, base_id)), as_json)
+    _show(lambda s: (queries.find_base(s, base), queries.find_checkpoint(s, checkpoint_id, base)), as_json)
 
 
-def guess_source(location: str) -> str:
+def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, str]:
+    """(where it comes from, its id or whole path there)."""
+    source = source or _guess_source(location)
+    if source not in known:
+        raise BadInput(f"--source {source}: expected one of {', '.join(known)}.")
+    if source in ("folder", "gguf"):
+        location = str(Path(location).expanduser().resolve())
+    return source, location
+
+
+def _guess_source(location: str) -> str:
     """starter, gguf, folder or hub, from how the location looks and what is on disk."""
     path = Path(location).expanduser()
     if location == "starter":

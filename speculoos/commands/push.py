@@ -6,6 +6,7 @@ import typer
 
 from speculoos.commands.export import Row, checks, find
 from speculoos.console import Json, finish, table
+from speculoos.reporting import ConsoleReporter
 
 if TYPE_CHECKING:
     from formats.push import Parcel
@@ -38,7 +39,8 @@ def push(
     parcel.check()
     if not dry_run:
         check_access(repo, public)
-    report = _make(settings, row, parcel)
+    row.check()
+    report = parcel.make(row.load_base, ConsoleReporter())
     found = _described(row, parcel, public, report)
     if dry_run:
         finish({**found, "dry_run": True}, as_json, _listing(found, report))
@@ -47,22 +49,6 @@ def push(
     words = f"{pushed.url} holds {row.full_name} for {found['for']} (commit {pushed.commit[:12]})."
     finish({**found, "dry_run": False, "commit": pushed.commit}, as_json, words)
     return 0
-
-
-def _make(settings: Any, row: Row, parcel: "Parcel") -> "Report":
-    from models import archive
-    from speculoos.reporting import ConsoleReporter
-    from speculoos.sums import Sums
-
-    sums = Sums.of(settings)
-    archive.check(row.path, row.name, row.sha256, sums)
-
-    def base() -> Any:
-        from models.base import load_base
-
-        return load_base(row.base_path, "float32", "cpu", row.base_known, sums)
-
-    return parcel.make(base, ConsoleReporter())
 
 
 def _described(row: Row, parcel: "Parcel", public: bool, report: "Report") -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from speculoos.console import Json, figures, finish, say
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, NotFound
+from speculoos.reporting import ConsoleReporter
 
 app = typer.Typer(no_args_is_help=True, help="Record a model's outputs; judge a draft on recorded ones.")
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")]
@@ -33,7 +34,6 @@ def record_outputs(
     from evaluation.record import check_empty, of_base, of_endpoint, record
     from speculoos.commands.evaluate import load_questions
     from speculoos.commands.targets import load_target, resolve
-    from speculoos.reporting import ConsoleReporter
     from upkeep.homes import open_home
 
     settings, path = open_home(), check_empty(output)
@@ -70,10 +70,8 @@ def run_draft(
     that look at its hidden states."""
     from corpus.recordings import read_recordings
     from evaluation.costs import read_costs
-    from evaluation.drafts import open_draft
     from evaluation.replay import projected, replay, result
-    from speculoos.commands.targets import resolve
-    from speculoos.reporting import ConsoleReporter
+    from speculoos.commands.targets import is_folder, resolve
     from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
 
@@ -81,9 +79,9 @@ def run_draft(
     file, name = find_recordings(settings, file)
     costs = read_costs(machine) if machine else None
     drafting = parse_settings(options or ())
-    ref = None if draft == NGRAM or is_model(draft) else resolve(settings, draft)
+    ref = None if draft == NGRAM or is_folder(draft) else resolve(settings, draft)
     recordings = read_recordings(file, prompts, limit, raw)
-    opened = _open(settings, draft, ref, model, drafting, device or settings.device, open_draft)
+    opened = _open(settings, draft, ref, model, drafting, device or settings.device)
     done = replay(recordings, opened.target, opened.make, ConsoleReporter(), limit, max_tokens)
     costs = costs or opened.costs()
     done, speed = projected(done, costs) if costs else (done, {})
@@ -96,45 +94,33 @@ def run_draft(
 
 def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:
     """(where the outputs lie, what they are called): a file or folder, or a data set of this home. Raises BadInput."""
-    from speculoos.errors import NotFound
-    from tracking import queries
-    from tracking.db import reading
-    from tracking.stored import Files
+    from speculoos.commands.targets import dataset
 
     if file.expanduser().exists():
         return file.expanduser(), file.name
     try:
-        with reading(settings) as session:
-            row = queries.find_dataset(session, str(file))
-            queries.must_be_ready(row)
+        return dataset(settings, str(file))
     except NotFound:
         raise BadInput(f"{file}: there is no such file, and no data set of this name.") from None
-    return Path(Files(settings).local(row)), row.name
 
 
-def is_model(reference: str) -> bool:
-    """Whether a draft is given as the folder of a model, not as a checkpoint of a base."""
-    from speculoos.commands.targets import is_folder
-
-    return is_folder(reference)
-
-
-def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str, opener: Any) -> Any:
-    """The draft with a target that says what was recorded."""
+def _open(settings: Any, draft: str, ref: Any, model: str, drafting: dict[str, Any], device: str) -> Any:
+    """The draft with a target that says what was recorded. `ref` is None where it is no checkpoint of a base."""
+    from evaluation.drafts import prompt_lookup, small_model, with_base
     from speculoos.commands.targets import load_target, resolve
 
     if ref is None and draft != NGRAM:
-        return opener(folder=Path(draft).expanduser(), options=drafting, dtype=settings.dtype, device=device)
+        return small_model(Path(draft).expanduser(), drafting, settings.dtype, device)
     if ref is None:
         if not model:
             raise BadInput("--draft ngram: say with --model which base's tokenizer reads the outputs.")
-        return opener(tokenizer=Path(resolve(settings, model).base_path), options={**drafting, "drafter": NGRAM})
+        return prompt_lookup(Path(resolve(settings, model).base_path), drafting)
     if not ref.checkpoint_path:
         raise BadInput(f"--draft {draft}: names a base without a checkpoint; give BASE@CHECKPOINT.")
     base, loaded = load_target(settings, ref, device)
     for notice in getattr(loaded, "notices", ()):
         say(notice)
-    return opener(base=base, draft=loaded, options=drafting)
+    return with_base(base, loaded, drafting)
 
 
 def _keep(

@@ -9,6 +9,9 @@ import typer
 
 from speculoos.console import Json, finish, say
 from speculoos.errors import BadInput
+from speculoos.inference_token import make_token
+from speculoos.login_links import make_link
+from speculoos.settings import load
 
 QUEUES = ("gpu", "io")
 
@@ -16,7 +19,6 @@ QUEUES = ("gpu", "io")
 def up() -> int:
     """Start everything and keep it running until Ctrl-C; prints the address of the pages."""
     from launch.up import up as run
-    from speculoos.settings import load
 
     return run(load())
 
@@ -28,7 +30,6 @@ def doctor(
     as_json: Json = False,
 ) -> int:
     """Look at every part and say what to do about the ones that are not well."""
-    from speculoos.settings import load
     from upkeep.health import check
 
     settings = load()
@@ -50,8 +51,6 @@ def doctor(
 
 def login_link(as_json: Json = False) -> None:
     """Print a link that lets one browser into the pages, once, within a day."""
-    from speculoos.login_links import make_link
-    from speculoos.settings import load
 
     settings = load()
     link = make_link(settings, settings.url) if settings.asks_login else settings.url
@@ -65,24 +64,18 @@ def serve(
     port: Annotated[int, typer.Option(help="Port; default SPECULOOS_INFERENCE_PORT or 7861.")] = 0,
 ) -> int:
     """The inference server alone: OpenAI's protocol, with the trace of speculation in every chunk."""
-    from speculoos.inference_token import make_token
     from upkeep.homes import open_home
 
     settings = open_home()
     make_token(settings)
     os.environ["SPECULOOS_HOME"] = str(settings.home)
-    os.environ.update({k: v for k, v in _listen(host, port).items() if v})
-    say(f"Token: in {settings.home / 'secrets' / 'inference-token'}")
+    if host:
+        os.environ["SPECULOOS_INFERENCE_HOST"] = host
+    if port:
+        os.environ["SPECULOOS_INFERENCE_PORT"] = str(port)
+        os.environ["SPECULOOS_INFERENCE_URL"] = f"http://127.0.0.1:{port}"
+    say(f"Token: in {settings.inference_token_file}")
     os.execv(sys.executable, [sys.executable, "-m", "serving.main"])
-
-
-def _listen(host: str, port: int) -> dict[str, str]:
-    url = f"http://127.0.0.1:{port}" if port else ""
-    return {
-        "SPECULOOS_INFERENCE_HOST": host,
-        "SPECULOOS_INFERENCE_PORT": str(port or ""),
-        "SPECULOOS_INFERENCE_URL": url,
-    }
 
 
 def worker(
@@ -102,7 +95,6 @@ def worker(
     unless the home folder is shared.
     """
     from launch.workers import ready, run
-    from speculoos.settings import load
 
     chosen = queue or name or QUEUES[0]
     if chosen not in QUEUES:

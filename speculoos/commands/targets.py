@@ -1,4 +1,4 @@
-"""Which base and which draft a command names: rows of this home, or folders on disk."""
+"""Which base, draft and data set a command names: rows of this home, or folders on disk."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +64,20 @@ def _with_folder(ref: TargetRef, checkpoint: str) -> TargetRef:
         raise BadInput(f"--checkpoint {checkpoint}: for a model given as a folder, give the checkpoint's folder too.")
     path = str(Path(checkpoint).expanduser().resolve())
     return replace(ref, name=f"{ref.name}@{path}", checkpoint_path=path)
+
+
+def base_id(settings: Settings, reference: str) -> str:
+    """The id of a base by its name or id. Raises NotFound."""
+    with reading(settings) as session:
+        return queries.find_base(session, reference).id
+
+
+def dataset(settings: Settings, reference: str) -> tuple[Path, str]:
+    """(where a data set's files are, its name). Raises NotFound, or Conflict for one that is not ready."""
+    with reading(settings) as session:
+        row = queries.find_dataset(session, reference)
+        queries.must_be_ready(row)
+    return Path(Files(settings).local(row)), row.name
 
 
 def load_target(settings: Settings, ref: TargetRef, device: str) -> tuple[Any, Any]:

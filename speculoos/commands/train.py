@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from methods import METHODS
+from methods import METHODS, train_config
 from speculoos.console import Json, Wait, figures, finish
 from speculoos.errors import BadInput
 
@@ -29,7 +29,7 @@ def train(
     from tracking import queries
     from tracking.db import reading
     from tracking.reports import last_metrics
-    from upkeep.homes import columns, open_home
+    from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
     from workers.ask.measured import submit_training
 
@@ -38,18 +38,17 @@ def train(
         base_id, dataset_ids = queries.find_base(session, model).id, [queries.find_dataset(session, d).id for d in data]
     request = make_request(what, recipe, base_id, dataset_ids, parse_settings(settings or ()))
     told = {"name": name, "experiment": experiment.strip() or None, "user": account(), "settings": home}
-    job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), ("gpu",), wait=wait)
+    job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), "gpu", wait=wait)
     with reading(home) as session:
         row = queries.find_checkpoint(session, job.request["checkpoint_id"])
         metrics = last_metrics(session, job.id)
     fields = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
     result = {"checkpoint": f"{model}@{row.name}", **fields, "job": job.id, "job_state": job.state, "metrics": metrics}
-    finish({**result, "settings": columns(row)["config"]}, as_json, figures(result))
+    finish({**result, "settings": row.config}, as_json, figures(result))
 
 
 def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
     """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
-    from methods import METHODS, train_config
     from methods.recipes import load_recipe
     from workers.ask.requests import Train
 

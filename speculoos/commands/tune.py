@@ -19,13 +19,11 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find the tree that is fastest on this machine, and whether plain decoding is faster than any."""
-    from speculoos.follow import run_jobs
-    from speculoos.people import account
+    from speculoos.follow import run_request
     from tracking import queries
     from tracking.db import reading
     from upkeep.homes import open_home
     from workers.ask.requests import Tune
-    from workers.ask.submit import submit
 
     if dtype and dtype not in DTYPES:
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}.")
@@ -35,8 +33,7 @@ def tune(
         if draft is None:
             raise BadInput(f"{model}: name the draft too, as BASE@CHECKPOINT.")
         data = queries.find_dataset(session, questions).id if questions else ""
-    request = Tune(base.id, draft.id, data, limit, max_tokens, dtype, keep)
-    (job,) = run_jobs(settings, lambda: [submit(request, user=account(), settings=settings)], ("gpu",), wait=True)
+    job = run_request(settings, Tune(base.id, draft.id, data, limit, max_tokens, dtype, keep))
     sizes = [(nodes, f"{tau:.2f}", f"{speedup:.2f} ×") for nodes, tau, speedup in job.result["sizes"]]
     heads = ("nodes", "expected τ", "expected speedup")
     finish({"model": model, **job.result}, as_json, "\n\n".join([table(sizes, heads), job.result["verdict"]]))

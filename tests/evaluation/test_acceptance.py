@@ -88,8 +88,7 @@ def test_progress_counts_questions_alone_again_where_they_are_asked_again(
     assert heard.said == [(done, 2 * -(-done // 2), "questions") for done in range(1, 7)]
 
 
-def test_limit_takes_the_first_questions(base: Base) -> None:
-    assert evaluate(base, None, QUESTIONS, Silent(), limit=1, max_tokens=4)["prompts"] == 1
+def test_there_must_be_a_question(base: Base) -> None:
     with pytest.raises(BadInput, match="no question"):
         evaluate(base, None, [], Silent())
 

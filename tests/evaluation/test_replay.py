@@ -16,7 +16,7 @@ from decoding.target import Target, fast_target
 from decoding.text import piece_reader
 from evaluation.breakdown import breakdown
 from evaluation.costs import Costs
-from evaluation.drafts import open_draft
+from evaluation.drafts import prompt_lookup, small_model, with_base
 from evaluation.questions import built_in
 from evaluation.record import of_base, record
 from evaluation.replay import ids_of, projected, replay, result
@@ -72,7 +72,7 @@ def test_a_replay_is_step_for_step_what_running_was(tmp_path, tiny_base, method,
         prompt = render(base.tokenizer, row["messages"])
         ran.append(list(generate(target, drafter, prompt, GenerateConfig(max_tokens=40))))
     assert record(of_base(base, 40), QUESTIONS, tmp_path / "said.jsonl", Silent(), "tiny") == 2
-    opened = open_draft(base=base, draft=draft, options=options)
+    opened = with_base(base, draft, options)
     done = replay(read_recordings(tmp_path / "said.jsonl"), opened.target, opened.make, Silent())
     assert [facts(row.steps) for row in done.rows] == [facts(steps) for steps in ran]
     found = result(done, base.tokenizer)
@@ -91,8 +91,8 @@ def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options
     base = load_base(tiny_base)
     record(of_base(base, 32), QUESTIONS, tmp_path / "said.jsonl", Silent(), "tiny")
     draft = StandaloneDraft(load_base(tiny_base).model)
-    forced = open_draft(base=base, draft=draft, options=options)
-    alone = open_draft(folder=tiny_base, options=options)
+    forced = with_base(base, draft, options)
+    alone = small_model(tiny_base, options)
     steps = [
         facts(replay(read_recordings(tmp_path / "said.jsonl"), one.target, one.make, Silent()).steps)
         for one in (forced, alone)
@@ -102,7 +102,7 @@ def test_a_small_model_is_judged_without_its_target(tmp_path, tiny_base, options
 
 
 def test_prompt_lookup_needs_a_tokenizer_alone(tiny_base):
-    opened = open_draft(tokenizer=tiny_base)
+    opened = prompt_lookup(tiny_base, {})
     ids = [5, 6, 7, 8] * 8
     row = Recording("a", [], prompt_ids=[1, 2, 3], token_ids=ids)
     done = replay([row], opened.target, opened.make, Silent())
@@ -112,7 +112,7 @@ def test_prompt_lookup_needs_a_tokenizer_alone(tiny_base):
 
 def test_expected_acceptance_sums_the_recorded_probabilities_of_what_was_drafted(tiny_base):
     """Prompt lookup drafts 6 after 5: the record says 6 has 0.7 there, and 7 after it 0.2."""
-    opened = open_draft(tokenizer=tiny_base, options={"depth": 2})
+    opened = prompt_lookup(tiny_base, {"depth": 2})
     ids = [5, 6, 7, 5, 6, 7]
     nothing = [[9, math.log(0.5)]]
     likely = [nothing] * 4 + [[[6, math.log(0.7)]], [["x", -9.0], [7, math.log(0.2)]]]
@@ -143,7 +143,7 @@ def test_the_demo_s_form_imports(tmp_path, tiny_base):
     assert [row.token_ids for row in rows[:2]] == [[5, 6, 7, 8, 9, 10], [11, 12]]
     assert rows[0].raw and rows[0].prompt == "We see a man."
     assert [isinstance(row, BadRow) for row in rows] == [False, False, True, True]
-    opened = open_draft(folder=tiny_base)
+    opened = small_model(tiny_base, {})
     done = replay(rows, opened.target, opened.make, Silent())
     assert [len(row.prompt) for row in done.rows] == [
         len(opened.target.base.tokenizer(r.prompt)["input_ids"]) for r in rows[:2]
@@ -195,7 +195,7 @@ def test_texts_become_tokens_as_the_base_sees_them(tiny_base):
 
 
 def test_a_recording_of_another_tokenizer_is_left_out_with_the_reason(tiny_base):
-    opened = open_draft(folder=tiny_base)
+    opened = small_model(tiny_base, {})
     good = Recording("good", [], prompt_ids=[1, 2], token_ids=[3, 4])
     bad = Recording("bad", [], prompt_ids=[1, 2], token_ids=[3, 10**6])
     done = replay([bad, good], opened.target, opened.make, Silent())
@@ -204,7 +204,7 @@ def test_a_recording_of_another_tokenizer_is_left_out_with_the_reason(tiny_base)
 
 def test_a_given_machine_tells_the_speed(tiny_base):
     """Every draft is right: 3 tokens a step of 2 + 2 · 0.5 + 1 ms, against 1 + 1 ms for one plain token."""
-    opened = open_draft(tokenizer=tiny_base, options={"depth": 2})
+    opened = prompt_lookup(tiny_base, {"depth": 2})
     done = replay(
         [Recording("a", [], prompt_ids=[5, 6, 7] * 3, token_ids=[5, 6, 7] * 4)], opened.target, opened.make, Silent()
     )
@@ -255,7 +255,7 @@ def test_the_starter_s_outputs_replay_with_the_starter_s_head(starter, options):
         target.rewind(0)
         prompt = render(base.tokenizer, row["messages"])
         ran += list(generate(target, drafter, prompt, GenerateConfig(max_tokens=48)))
-    opened = open_draft(base=base, draft=draft, options=options)
+    opened = with_base(base, draft, options)
     done = replay(read_recordings(said), opened.target, opened.make, Silent())
     assert facts(done.steps) == facts(ran)
     assert summarize(done.steps).mean_accepted_length == summarize(ran).mean_accepted_length > 1.2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pictures import PICTURES
-from speculoos.settings import Endpoint
+from speculoos.settings import Endpoint, Settings
 from tests.tools import cli_docs
 from workers.timing import Timing
 
@@ -22,7 +22,8 @@ SETTINGS_PAGE = (CLONE / "docs" / "settings.md").read_text()
 def settings_read() -> set[str]:
     """Names of environment variables that settings.load asks for."""
     source = (CLONE / "speculoos" / "settings.py").read_text()
-    return set(re.findall(r'_(?:value|int|port|one_of|some_of|list)\(env, "([A-Z_]+)"', source))
+    named = {f"SPECULOOS_{f.name.upper()}" for f in fields(Settings) if "read" in f.metadata}
+    return named | set(re.findall(r'read_text\(env, "([A-Z_]+)"', source))
 
 
 def test_every_setting_is_in_the_documentation() -> None:

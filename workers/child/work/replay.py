@@ -3,7 +3,7 @@
 from typing import Any
 
 from corpus.recordings import read_recordings
-from evaluation.drafts import open_draft
+from evaluation.drafts import with_base
 from evaluation.replay import projected, replay, result, shown
 from models.base import decoding_dtype, load_base
 from models.checkpoints import load_draft
@@ -27,7 +27,7 @@ def run(request: Replay, context: Context) -> dict[str, Any]:
         context.sums,
     )
     draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums)
-    opened = open_draft(base=base, draft=draft, options=request.drafting)
+    opened = with_base(base, draft, request.drafting)
     recordings = read_recordings(data.path, limit=request.limit)
     done = replay(recordings, opened.target, opened.make, context, request.limit)
     done, speed = projected(done, opened.costs())
