@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from speculoos.errors import Conflict
 from speculoos.settings import Settings
 from tracking import stored
-from tracking.names import STARTER, UNIQUE, WORDS, check_name, taken
+from tracking.names import STARTER, UNIQUE, check_name, insist
 from tracking.queries import trained_on
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, Metric, Table
@@ -25,9 +25,8 @@ def rename(session: Session, row: Any, name: str) -> None:
     name = check_name(name)
     if isinstance(row, Base) and (row.source == STARTER or name == STARTER) and name != row.name:
         raise Conflict(f"The name {STARTER!r} always means the same weights, so it can be neither taken nor changed.")
-    other = taken(session, type(row), name, getattr(row, "base_id", "")) if isinstance(row, UNIQUE) else None
-    if other is not None and other.id != row.id:
-        raise Conflict(f"There is a {WORDS[row.__tablename__]} named {name!r} already; choose another name.")
+    if isinstance(row, UNIQUE) and name != row.name:
+        insist(session, type(row), name, getattr(row, "base_id", ""))
     row.name = name
     _show(row)
 
@@ -166,11 +165,10 @@ def _mentions(value: Any, row_id: str) -> bool:
 def _files(settings: Settings, row: Any) -> list[Path]:
     """Only folders of this home that belong to the row, half-made ones too (speculoos/files.py, models/fetch.py); a
     base in a folder of the user's own stays."""
-    places = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
     own = []
     if isinstance(row, Job):
         own = [settings.home / "logs" / f"{row.id}.log", *settings.trackers_folder.glob(f"*/*{row.id[:12]}*")]
-    if place := places.get(type(row)):
+    if place := stored.KINDS.get(type(row)):
         own = [settings.home / place / row.id, *(settings.home / place).glob(f".{row.id}[.-]*")]
         own += [settings.home / "exports" / row.id] if isinstance(row, Checkpoint) else []
     return [path for path in own if path.exists()]
