@@ -22,7 +22,6 @@ from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Job
 from upkeep.archive import HOME, Writer
 
-KINDS = {"models": Base, "datasets": Dataset, "checkpoints": Checkpoint}
 TRIES, PAUSE = 4, 0.25
 STATE = "state-"
 """Beginning of the name of a training state's folder; it is copied whole or not at all."""
@@ -59,7 +58,7 @@ def contents(session: Session, settings: Settings) -> Contents:
     active = select(Job.id, Job.done).where(Job.state.not_in(FINISHED))
     going_on = {job_id: done for job_id, done in session.execute(active)}
     things = []
-    for kind, table in KINDS.items():
+    for table, kind in stored.KINDS.items():
         for row in session.scalars(select(table).order_by(table.created_at)):
             path = (settings.home / row.path) if row.path else None
             facts = {"rows": getattr(row, "rows", 0), "sha256": getattr(row, "sha256", "")}

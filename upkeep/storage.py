@@ -23,16 +23,15 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import db
 from tracking.states import FINISHED, JobState
-from tracking.tables import Base, Checkpoint, Dataset, Job, JobLog, Run, RunStep, now
+from tracking.stored import EXPORTS, KINDS
+from tracking.tables import Job, JobLog, Run, RunStep, now
 
-TABLES = {"models": Base, "datasets": Dataset, "checkpoints": Checkpoint}
 YOUNG = timedelta(days=1)
 """What changed lately is no leftover: someone may be making it."""
 FRESH_SECONDS = 60.0
 SHARE = 50
 """Counting takes at most about a fiftieth of the time."""
 STATE = "state-"
-EXPORTS = "exports"
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def survey(settings: Settings) -> Survey:
         counts[JobLog.__tablename__] = session.scalar(select(func.count()).select_from(JobLog)) or 0
         parts = {"database": database_bytes(session)}
     left = leftovers(settings)
-    for kind in TABLES:
+    for kind in KINDS.values():
         parts[kind] = sum(each.bytes for each in things if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
         parts[part] = tree(settings.home / part)
@@ -200,7 +199,7 @@ def surveys_of(settings: Settings) -> Surveys:
 
 
 def _rows(session: Session) -> Iterator[tuple[str, Any]]:
-    for kind, table in TABLES.items():
+    for table, kind in KINDS.items():
         for row in session.scalars(select(table).order_by(table.created_at)):
             yield kind, row
 
@@ -226,7 +225,7 @@ def _known(session: Session) -> tuple[set[str], set[str]]:
 
 
 def _entries(settings: Settings) -> Iterator[Path]:
-    for kind in TABLES:
+    for kind in KINDS.values():
         yield from (settings.home / kind).glob("*")  # names that begin with a dot are among them
     yield from (path for path in (settings.home / "logs").glob("*.log*") if len(path.name.partition(".")[0]) == 32)
 
