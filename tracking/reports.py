@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select, update
+from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from tracking.moves import change, fenced, mine
+from tracking.moves import change, fenced, mine, move
 from tracking.tables import Job, JobLog, Metric, Sample, now, storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
@@ -44,7 +44,7 @@ def write(session: Session, job_id: str, attempt: int, report: Report) -> bool:
 def add_log(session: Session, job_id: str, attempt: int, message: str, level: str = "info") -> None:
     """One line from outside the attempt (its supervisor, the reconciler); not fenced, since it only tells."""
     _write_logs(session, job_id, attempt, [(now(), level, message)])
-    session.execute(update(Job).where(Job.id == job_id).values(version=Job.version + 1))
+    move(session, job_id)
 
 
 def logs(session: Session, job_id: str, after_id: int = 0, limit: int = 1000) -> list[JobLog]:

@@ -18,11 +18,6 @@ class JobState(StrEnum):
         """Nothing more happens unless someone retries it."""
         return self in FINISHED
 
-    @property
-    def is_active(self) -> bool:
-        """Waiting, running, or about to go on by itself."""
-        return not self.is_finished
-
     def can_become(self, other: "JobState") -> bool:
         return other in TRANSITIONS[self]
 

@@ -108,7 +108,7 @@ class JobPanel:
         charts = metrics_view.charts(downsampling.metrics(session, job.id, but=generations.NOW))
         return [
             head(session, job, self.settings.home),
-            gr.Button(visible=alone and state.is_active, interactive=not job.cancel_requested),
+            gr.Button(visible=alone and not state.is_finished, interactive=not job.cancel_requested),
             gr.Button(word, visible=alone and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
             samples(session, job),
