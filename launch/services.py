@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 
 from launch.homelock import COMMAND, UP, HomeLock
-from launch.programs import BROKER, RECONCILER, WORKER_GPU, WORKER_IO, programs
+from launch.programs import BROKER, RECONCILER, programs
 from launch.supervision import Supervisor, end_survivors
 from speculoos.console import say
 from speculoos.errors import SpeculoosError, Unavailable
@@ -16,8 +16,7 @@ BROKER_SECONDS = 30.0
 
 def needed_for(*queues: str) -> tuple[str, ...]:
     """The programs that get jobs of these queues done."""
-    workers = {"gpu": WORKER_GPU, "io": WORKER_IO}
-    return (BROKER, RECONCILER, *(workers[queue] for queue in dict.fromkeys(queues)))
+    return (BROKER, RECONCILER, *(f"worker-{queue}" for queue in dict.fromkeys(queues)))
 
 
 def stop_services(supervisor: Supervisor) -> None:

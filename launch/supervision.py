@@ -204,8 +204,7 @@ def _signal(processes: list[psutil.Process], number: int, patience: float) -> No
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
-    if processes:
-        psutil.wait_procs(processes, timeout=patience)
+    psutil.wait_procs(processes, timeout=patience)
 
 
 def last_words(settings: Settings, name: str) -> str:
