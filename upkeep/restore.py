@@ -77,7 +77,7 @@ def check_whole(settings: Settings) -> None:
         )
 
 
-def check_empty(settings: Settings, files: bool = True) -> None:
+def check_empty(settings: Settings, files: bool) -> None:
     """Raises Conflict unless nothing has been made in this home yet. Without `files` the database alone counts."""
     used = [place for place in KINDS.values() if files and any((settings.home / place).glob("[!.]*"))]
     if used:
