@@ -10,6 +10,7 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict
+from speculoos.files import size_of
 from speculoos.settings import Settings
 from tracking import stored
 from tracking.names import STARTER, UNIQUE, check_name, insist
@@ -78,16 +79,9 @@ def remove_files(paths: Sequence[Path | stored.Remote]) -> int:
         if isinstance(path, stored.Remote):
             freed += path.remove()
             continue
-        freed += size(path)
+        freed += size_of(path)
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return freed
-
-
-def size(path: Path) -> int:
-    """Bytes of a file or of all files under a folder; 0 when it is not there."""
-    if path.is_dir():
-        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    return path.stat().st_size if path.is_file() else 0
 
 
 DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {

@@ -95,14 +95,12 @@ def _lacking(name: str, specifier: Any) -> str:
 
 
 def _database(settings: Settings) -> str:
-    from tracking import revisions
-    from tracking.db import engine, reading
+    from tracking import db, revisions
 
-    with reading(settings) as session:
-        revision = revisions.current(session.connection())
+    revision = db.revision(settings)
     if revision != (head := revisions.head()):
         raise Unavailable(f"Migration {revision or 'none'}, expected {head}.", "`speculoos up` migrates the database.")
-    return f"{engine(settings).dialect.name}, migration {revision}"
+    return f"{db.engine(settings).dialect.name}, migration {revision}"
 
 
 def _broker(settings: Settings) -> str:

@@ -27,9 +27,9 @@ from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from speculoos.errors import SpeculoosError
+from speculoos.files import size_of
 from speculoos.settings import Settings
 from tracking import db, rules, stored
-from tracking.changes import size
 from tracking.runs import ENDED
 from tracking.states import FINISHED, JobState
 from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, Stored, now
@@ -78,7 +78,7 @@ class Round:
     def remove(self, paths: Iterable[Path], part: Part) -> None:
         """Files and folders; each under another name first, so that none is ever seen half."""
         for path in paths:
-            part.add(1, size(path))
+            part.add(1, size_of(path))
             if not self.dry_run:
                 _remove(path)
 
@@ -200,11 +200,11 @@ def _log_files(turn: Round) -> Part:
     for path in (settings.home / "logs").glob("*.log*"):
         of_job.setdefault(path.name.partition(".")[0], []).append(path)
     files = [(path, at) for job_id, at in ended for path in of_job.get(job_id, [])]
-    total = sum(size(path) for path, _ in files)
+    total = sum(size_of(path) for path, _ in files)
     for path, at in files:
         too_much = settings.keep_logs_mb and total > settings.keep_logs_mb * 1e6
         if (cutoff and at < cutoff) or too_much:
-            total -= size(path)
+            total -= size_of(path)
             turn.remove([path], part)
     return part
 

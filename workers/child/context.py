@@ -13,11 +13,11 @@ from models.archive import WEIGHTS
 from models.damage import Known
 from speculoos import machine
 from speculoos.errors import NotFound
+from speculoos.files import size_of
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
 from speculoos.sums import Sums, file_sha256
 from tracking import db, jobs, leases, queries, stored
-from tracking.changes import size
 from tracking.names import WORDS
 from tracking.tables import Base, Checkpoint, Table
 from workers.child.files import JobFiles
@@ -77,7 +77,7 @@ class Context(JobReporter):
 
     def publish_checkpoint(self, checkpoint_id: str, folder: Path, **values: Any) -> None:
         """Fill a checkpoint's row from the files that this attempt made, fenced."""
-        facts = {"size_bytes": size(folder), "sha256": file_sha256(folder / WEIGHTS), "attempt": self.attempt}
+        facts = {"size_bytes": size_of(folder), "sha256": file_sha256(folder / WEIGHTS), "attempt": self.attempt}
         self.publish(Checkpoint, checkpoint_id, state="ready", path=str(folder), **facts, **values)
 
     def add_figures(self, checkpoint_id: str, figures: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.checkpoints import set_drafting
 from speculoos.errors import Unsupported
-from tracking.changes import size
+from speculoos.files import size_of
 from tracking.tables import Checkpoint, now
 from workers.ask.requests import Tune
 from workers.child.context import Context
@@ -51,4 +51,4 @@ def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: Context)
     with context.fenced():
         pass
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())
-    context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=size(folder))
+    context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=size_of(folder))
