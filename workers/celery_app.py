@@ -35,6 +35,8 @@ def make_app(redis_url: str) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=CONNECT_SECONDS,
+        visibility_timeout=VISIBILITY_SECONDS,
+        result_backend_transport_options={"visibility_timeout": VISIBILITY_SECONDS},
         broker_transport_options={
             "visibility_timeout": VISIBILITY_SECONDS,
             "socket_connect_timeout": CONNECT_SECONDS,
