@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from launch.services import Services, needed_for
 from speculoos.console import say
-from speculoos.errors import Cancelled, SpeculoosError
+from speculoos.errors import Cancelled, JobFailed
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.jobs import get
@@ -15,18 +15,6 @@ from tracking.states import JobState
 from tracking.tables import Job
 
 POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
-
-
-class JobFailed(SpeculoosError):
-    """A job that was followed ended FAILED; `code` is the job's own."""
-
-    def __init__(self, job: Job):
-        super().__init__(f"“{job.name}” failed: {job.error or 'it left no word'}", job.hint)
-        self._code = job.error_code
-
-    @property
-    def code(self) -> str:
-        return self._code or super().code
 
 
 def run_jobs(settings: Settings, submit: Callable[[], list[Job]], queues: tuple[str, ...], wait: bool) -> list[Job]:
@@ -95,4 +83,4 @@ def _ended(job: Job) -> Job:
         return job
     if job.state == JobState.CANCELLED:
         raise Cancelled(f"“{job.name}” was cancelled. {job.error}".strip())
-    raise JobFailed(job)
+    raise JobFailed(job.error_code, f"“{job.name}” failed: {job.error or 'it left no word'}", job.hint)

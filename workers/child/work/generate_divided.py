@@ -21,7 +21,7 @@ MOST = 10_000
 
 
 def run(request: GenerateData, context: Context, source: str, extends: bool) -> dict[str, Any] | Division:
-    """The shards that are still to be made, or the finished data set's report. Raises ShardFailed when some did not
+    """The shards that are still to be made, or the finished data set's report. Raises JobFailed when some did not
     end well, Cancelled after putting together what there is; a set that it `extends` stays as it was then."""
     options, place = options_of(request), place_of(request, context)
     author = author_of(request, context)
