@@ -9,7 +9,6 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from speculoos.console import fail
 from speculoos.errors import SpeculoosError
 from speculoos.files import new_private_file
 from speculoos.private import keep_private, tighten
@@ -74,7 +73,8 @@ def main() -> int:
         if copy := migrate(settings):
             print(f"Copied the database to {copy}, then migrated it.")
     except SpeculoosError as error:
-        return fail(error, as_json=False)
+        print(f"{error} {error.hint}".strip(), file=sys.stderr)
+        return error.exit_code
     return 0
 
 
