@@ -11,7 +11,7 @@ from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.jobs import get
 from tracking.reports import logs
-from tracking.states import JobState
+from tracking.states import FINISHED, JobState
 from tracking.tables import Job
 
 POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
@@ -43,7 +43,7 @@ def follow(settings: Settings, job_id: str, services: Services | None = None) ->
             with reading(settings) as session:
                 job = get(session, job_id)
                 view.show(job, logs(session, job_id, view.last_log))
-            if JobState(job.state).is_finished:
+            if job.state in FINISHED:
                 return _ended(job)
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
