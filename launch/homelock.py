@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -14,24 +14,15 @@ from speculoos.settings import Settings
 UP, COMMAND = "up", "command"
 
 
-def private_run_dir(settings: Settings) -> Path:
-    """Make the folder for sockets, readable by nobody else. Raises Unavailable when someone else owns it."""
-    return private_folder(settings.run_dir)
-
-
 class HomeLock:
     """An advisory lock that the kernel drops with its holder, so a killed `up` never blocks the next one."""
 
     def __init__(self, settings: Settings):
-        private_run_dir(settings)
+        private_folder(settings.run_dir)
         settings.home.mkdir(parents=True, exist_ok=True)
         self.path = settings.home / "services.lock"
         self.wish = settings.home / "services.handover"
         self._file: Any = None
-
-    @property
-    def held(self) -> bool:
-        return self._file is not None
 
     def acquire(self, mode: str, programs: tuple[str, ...]) -> bool:
         """Try once; the holder's pid, mode (up or command) and programs are then readable by others."""
@@ -58,11 +49,12 @@ class HomeLock:
         try:
             with open(self.path) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return {}
         except FileNotFoundError:
-            return {}
+            pass
         except BlockingIOError:
-            return _json(self.path)
+            with suppress(ValueError):
+                return json.loads(self.path.read_text())
+        return {}
 
     def ask_handover(self) -> None:
         """Tell a command that holds the lock to stop its services: `up` wants to run them for good."""
@@ -78,10 +70,3 @@ class HomeLock:
         except (OSError, ValueError):
             return False
         return pid != os.getpid() and psutil.pid_exists(pid)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError:
-        return {}

@@ -4,8 +4,8 @@ import time
 from types import TracebackType
 
 from launch.homelock import COMMAND, UP, HomeLock
-from launch.programs import BROKER, RECONCILER, WORKER_GPU, WORKER_IO, programs
-from launch.supervision import Starts, Supervisor, end_survivors
+from launch.programs import BROKER, RECONCILER, programs
+from launch.supervision import Supervisor, end_survivors
 from speculoos.console import say
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import Settings
@@ -16,8 +16,7 @@ BROKER_SECONDS = 30.0
 
 def needed_for(*queues: str) -> tuple[str, ...]:
     """The programs that get jobs of these queues done."""
-    workers = {"gpu": WORKER_GPU, "io": WORKER_IO}
-    return (BROKER, RECONCILER, *(workers[queue] for queue in dict.fromkeys(queues)))
+    return (BROKER, RECONCILER, *(f"worker-{queue}" for queue in dict.fromkeys(queues)))
 
 
 def stop_services(supervisor: Supervisor) -> None:
@@ -45,7 +44,6 @@ class Services:
         self.names = names
         self._lock = HomeLock(settings)
         self._supervisor: Supervisor | None = None
-        self._starts: Starts | None = None
         self._told = ""
 
     def __enter__(self) -> "Services":
@@ -98,15 +96,14 @@ class Services:
         end_survivors(self.settings)
         make_token(self.settings)
         self._supervisor = Supervisor(self.settings, programs(self.settings, self.names))
-        self._starts = Starts(self._supervisor)
         self._supervisor.start()
 
     def _check(self, supervisor: Supervisor) -> None:
         if not supervisor.alive:
             end_survivors(self.settings)
             supervisor.start()
-        elif self._starts:
-            self._starts.check(self.names)
+        else:
+            supervisor.check(self.names)
 
     def _wait_for_broker(self) -> None:
         deadline = time.monotonic() + BROKER_SECONDS

@@ -25,13 +25,12 @@ class SteadyHandler(loggers.RotatingFileHandler):
         if self.dropped:
             gap = f"\n[{self.dropped} bytes of log are missing here: they could not be written]\n".encode()
             if self._write(gap):
-                return self._drop(len(message))
-            self.dropped = 0
-        if left := self._write(message):
-            return self._drop(left)
-        with suppress(OSError, ValueError):
-            self.doRollover()
-        return None
+                self.dropped += len(message)
+                return
+        self.dropped = self._write(message)
+        if not self.dropped:
+            with suppress(OSError, ValueError):
+                self.doRollover()
 
     def _is_raw(self, record: Any) -> bool:
         return isinstance(record.msg, bytes) and self.fmt == "%(message)s"
@@ -46,9 +45,6 @@ class SteadyHandler(loggers.RotatingFileHandler):
         except (OSError, AttributeError, ValueError):  # no room; no file
             pass
         return len(data)
-
-    def _drop(self, count: int) -> None:
-        self.dropped += count
 
     def _open(self) -> None:
         self.stream, self.closed = None, False

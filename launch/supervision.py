@@ -78,6 +78,7 @@ class Supervisor:
         self.settings = settings
         self.programs = programs
         self._process: subprocess.Popen[bytes] | None = None
+        self._pids: dict[str, set[int]] = {}  # a program that dies again and again has many, one that is slow has one
 
     def start(self) -> None:
         """Write the configuration and start. Raises Unavailable when supervisord does not come up."""
@@ -107,13 +108,23 @@ class Supervisor:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def states(self) -> dict[str, dict[str, Any]]:
-        """supervisord's word on each program: statename, pid, spawnerr … Empty while it does not answer."""
-        return program_states(self.settings)
+    def check(self, names: Iterable[str]) -> None:
+        """Raise Unavailable, with the program's last words, when one of `names` was given up or keeps dying early."""
+        if not self.alive:
+            words = last_words(self.settings, "supervisord") or "it left no word"
+            raise Unavailable(f"The supervisor ended: {words}", self.log_hint)
+        for name, state in program_states(self.settings).items():
+            seen = self._pids.setdefault(name, set())
+            if state["pid"] and state["now"] - state["start"] > STEADY_SECONDS:
+                seen.clear()
+            seen.update({state["pid"]} - {0})
+            if name in names and (state["statename"] == "FATAL" or len(seen) > RESTARTS):
+                words = last_words(self.settings, name) or state["spawnerr"]
+                raise Unavailable(f"{name} does not start: {words}", self.log_hint)
 
     def revive(self) -> None:
         """Start the programs that supervisord has given up."""
-        for name, state in self.states().items():
+        for name, state in program_states(self.settings).items():
             if state["statename"] == "FATAL":
                 with contextlib.suppress(OSError, xmlrpc.client.Error), _rpc(self.settings) as proxy:
                     proxy.supervisor.startProcess(f"{state['group']}:{name}", False)
@@ -129,10 +140,6 @@ class Supervisor:
             self._process.wait()
             self._process = None
 
-    def kill(self) -> None:
-        """End everything at once."""
-        end_survivors(self.settings, patience=0)
-
 
 def _output(path: Path) -> IO[bytes]:
     """Where supervisord's own words go; nowhere on a disk that has no room for them."""
@@ -142,30 +149,8 @@ def _output(path: Path) -> IO[bytes]:
         return open(os.devnull, "wb")
 
 
-class Starts:
-    """Counts how often each program was started, to tell one that dies again and again from one that is slow."""
-
-    def __init__(self, supervisor: Supervisor):
-        self.supervisor = supervisor
-        self._pids: dict[str, set[int]] = {}
-
-    def check(self, names: Iterable[str]) -> None:
-        """Raise Unavailable, with the program's last words, when one of `names` was given up or keeps dying early."""
-        if not self.supervisor.alive:
-            words = last_words(self.supervisor.settings, "supervisord") or "it left no word"
-            raise Unavailable(f"The supervisor ended: {words}", self.supervisor.log_hint)
-        for name, state in self.supervisor.states().items():
-            seen = self._pids.setdefault(name, set())
-            if state["pid"] and state["now"] - state["start"] > STEADY_SECONDS:
-                seen.clear()
-            seen.update({state["pid"]} - {0})
-            if name in names and (state["statename"] == "FATAL" or len(seen) > RESTARTS):
-                words = last_words(self.supervisor.settings, name) or state["spawnerr"]
-                raise Unavailable(f"{name} does not start: {words}", self.supervisor.log_hint)
-
-
 def program_states(settings: Settings) -> dict[str, dict[str, Any]]:
-    """As `Supervisor.states`, from any process of this user."""
+    """supervisord's word on each program: statename, pid, spawnerr … Empty while it does not answer."""
     try:
         with _rpc(settings) as proxy:
             return {info["name"]: info for info in proxy.supervisor.getAllProcessInfo()}  # type: ignore[union-attr]
@@ -219,18 +204,17 @@ def _signal(processes: list[psutil.Process], number: int, patience: float) -> No
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
-    if processes:
-        psutil.wait_procs(processes, timeout=patience)
+    psutil.wait_procs(processes, timeout=patience)
 
 
-def last_words(settings: Settings, name: str, lines: int = 1) -> str:
-    """The end of a program's log, for an error message."""
+def last_words(settings: Settings, name: str) -> str:
+    """The last line of a program's log, for an error message."""
     try:
         text = (settings.home / "logs" / f"{name}.log").read_text(errors="replace")
     except OSError:
         return ""
-    tail = [line.removeprefix("speculoos.errors.") for line in text.splitlines() if line.strip()][-lines:]
-    return "\n".join(tail)
+    said = [line for line in text.splitlines() if line.strip()]
+    return said[-1].removeprefix("speculoos.errors.") if said else ""
 
 
 def end_with_parent(parent: int) -> None:

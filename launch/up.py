@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from types import FrameType
 
 import psutil
@@ -14,7 +13,7 @@ import psutil
 from launch.homelock import COMMAND, UP, HomeLock
 from launch.programs import ALL, INFERENCE, WEB, programs
 from launch.services import stop_services
-from launch.supervision import Starts, Supervisor, end_survivors
+from launch.supervision import Supervisor, end_survivors
 from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
 from speculoos.inference_token import make_token
@@ -52,7 +51,7 @@ def _run(settings: Settings) -> int:
     supervisor: Supervisor | None = None
     try:
         _check_exposure(settings)
-        settings = prepare(settings)
+        prepare(settings)
         _check_ports(settings)
         supervisor = Supervisor(settings, programs(settings))
         _say("Starting …")
@@ -74,8 +73,8 @@ def address(settings: Settings) -> str:
     return make_link(settings, settings.url) if settings.login == "token" else settings.url
 
 
-def prepare(settings: Settings) -> Settings:
-    """What every start needs: no survivors, a migrated database, the inference token. Returns settings with it."""
+def prepare(settings: Settings) -> None:
+    """What every start needs: no survivors, a migrated database, the inference token."""
     from tracking.db import dispose
     from upkeep.homes import open_home
 
@@ -85,16 +84,14 @@ def prepare(settings: Settings) -> Settings:
     open_home(settings)
     dispose()
     make_token(settings)
-    return replace(settings, inference_token=settings.inference_token or make_token(settings))
 
 
 def wait_healthy(supervisor: Supervisor, names: tuple[str, ...], stop: threading.Event) -> bool:
     """Until every named part answers; False when `stop` was set first. Raises Unavailable for one that gave up."""
     waiting, deadline = list(names), time.monotonic() + START_SECONDS
-    starts = Starts(supervisor)
     while waiting and not stop.is_set():
         waiting = [name for name in waiting if not health.check(supervisor.settings, [name])[name].ok]
-        starts.check(waiting)
+        supervisor.check(waiting)
         if waiting and time.monotonic() > deadline:
             part = health.check(supervisor.settings, waiting[:1])[waiting[0]]
             raise Unavailable(

@@ -9,6 +9,7 @@ SpeculoosError
 │   └── OutOfMemory   the work needs more memory than there is, or than it may take
 ├── Damaged           a file of ours is not what was written; verify names all such files
 ├── Cancelled         the user asked the work to stop
+├── JobFailed         a job that was waited for failed, and how
 ├── Unexpected        an error nobody foresaw, at the edge
 └── Fenced            another attempt owns the job now; leave at once
 
@@ -68,6 +69,18 @@ class Cancelled(SpeculoosError):
     """The user asked the work to stop."""
 
     exit_code = 130
+
+
+class JobFailed(SpeculoosError):
+    """A job that was waited for, or a shard of one, failed; `code` is its own."""
+
+    def __init__(self, code: str, message: str, hint: str = ""):
+        super().__init__(message, hint)
+        self._code = code
+
+    @property
+    def code(self) -> str:
+        return self._code or super().code
 
 
 class Unexpected(SpeculoosError):

@@ -6,13 +6,17 @@ from datetime import timedelta
 
 from launch.services import Services, needed_for
 from speculoos.console import say
+<<<<<<< HEAD
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.people import account
+=======
+from speculoos.errors import Cancelled, JobFailed
+>>>>>>> slim-work
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.jobs import get
 from tracking.reports import logs
-from tracking.states import JobState
+from tracking.states import FINISHED, JobState
 from tracking.tables import Job
 from workers.ask.requests import Request, queue_of
 from workers.ask.submit import submit
@@ -20,6 +24,7 @@ from workers.ask.submit import submit
 POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
 
 
+<<<<<<< HEAD
 class JobFailed(SpeculoosError):
     """A job that was followed ended FAILED; `code` is the job's own."""
 
@@ -40,6 +45,9 @@ def run_request(settings: Settings, request: Request, name: str = "", wait: bool
 
 
 def run_jobs(settings: Settings, submitted: Callable[[], list[Job]], queue: str, wait: bool) -> list[Job]:
+=======
+def run_jobs(settings: Settings, submit: Callable[[], list[Job]], queues: tuple[str, ...], wait: bool) -> list[Job]:
+>>>>>>> slim-work
     """Submit jobs and follow them: always when this command has to start the services itself, else if `wait`.
 
     Returns the rows as they are at the end. Raises what a job failed with.
@@ -65,7 +73,7 @@ def follow(settings: Settings, job_id: str, services: Services | None = None) ->
             with reading(settings) as session:
                 job = get(session, job_id)
                 view.show(job, logs(session, job_id, view.last_log))
-            if JobState(job.state).is_finished:
+            if job.state in FINISHED:
                 return _ended(job)
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
@@ -105,4 +113,4 @@ def _ended(job: Job) -> Job:
         return job
     if job.state == JobState.CANCELLED:
         raise Cancelled(f"“{job.name}” was cancelled. {job.error}".strip())
-    raise JobFailed(job)
+    raise JobFailed(job.error_code, f"“{job.name}” failed: {job.error or 'it left no word'}", job.hint)

@@ -10,9 +10,10 @@ from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict
+from speculoos.files import size_of
 from speculoos.settings import Settings
 from tracking import stored
-from tracking.names import STARTER, UNIQUE, WORDS, check_name, taken
+from tracking.names import STARTER, UNIQUE, check_name, insist
 from tracking.queries import trained_on
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, Metric, Table
@@ -25,9 +26,8 @@ def rename(session: Session, row: Any, name: str) -> None:
     name = check_name(name)
     if isinstance(row, Base) and (row.source == STARTER or name == STARTER) and name != row.name:
         raise Conflict(f"The name {STARTER!r} always means the same weights, so it can be neither taken nor changed.")
-    other = taken(session, type(row), name, getattr(row, "base_id", "")) if isinstance(row, UNIQUE) else None
-    if other is not None and other.id != row.id:
-        raise Conflict(f"There is a {WORDS[row.__tablename__]} named {name!r} already; choose another name.")
+    if isinstance(row, UNIQUE) and name != row.name:
+        insist(session, type(row), name, getattr(row, "base_id", ""))
     row.name = name
     _show(row)
 
@@ -79,16 +79,9 @@ def remove_files(paths: Sequence[Path | stored.Remote]) -> int:
         if isinstance(path, stored.Remote):
             freed += path.remove()
             continue
-        freed += size(path)
+        freed += size_of(path)
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return freed
-
-
-def size(path: Path) -> int:
-    """Bytes of a file or of all files under a folder; 0 when it is not there."""
-    if path.is_dir():
-        return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    return path.stat().st_size if path.is_file() else 0
 
 
 DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
@@ -166,11 +159,10 @@ def _mentions(value: Any, row_id: str) -> bool:
 def _files(settings: Settings, row: Any) -> list[Path]:
     """Only folders of this home that belong to the row, half-made ones too (speculoos/files.py, models/fetch.py); a
     base in a folder of the user's own stays."""
-    places = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
     own = []
     if isinstance(row, Job):
         own = [settings.home / "logs" / f"{row.id}.log", *settings.trackers_folder.glob(f"*/*{row.id[:12]}*")]
-    if place := places.get(type(row)):
+    if place := stored.KINDS.get(type(row)):
         own = [settings.home / place / row.id, *(settings.home / place).glob(f".{row.id}[.-]*")]
         own += [settings.home / "exports" / row.id] if isinstance(row, Checkpoint) else []
     return [path for path in own if path.exists()]

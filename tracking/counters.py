@@ -11,10 +11,10 @@ LEASE_LOST, WORKER_GONE = "lease_lost", "worker_gone"
 NAMES = (LEASE_LOST, WORKER_GONE)
 
 
-def add(session: Session, name: str, by: int = 1) -> None:
-    """Count; the caller commits."""
+def add(session: Session, name: str) -> None:
+    """Count one more; the caller commits."""
     row = session.get(Preference, PREFIX + name, with_for_update=True)
-    value = {"n": (row.value.get("n", 0) if row else 0) + by}
+    value = {"n": (row.value.get("n", 0) if row else 0) + 1}
     session.merge(Preference(key=PREFIX + name, value=value, updated_at=now()))
     session.flush()
 

@@ -4,10 +4,12 @@ The database does the choosing, so a page that looks every second never reads a 
 """
 
 import math
+from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, Row, and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from tracking import reports
 from tracking.tables import Metric
 
 POINTS = 240
@@ -19,21 +21,13 @@ def metrics(session: Session, job_id: str, points: int = POINTS, but: str = "") 
     `but` are left out."""
     spreads = [spread for spread in _spreads(session, job_id) if not (but and spread[0].startswith(but))]
     conditions = [_every(job_id, *spread, points) for spread in spreads]
-    if not conditions:
-        return {}
-    query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, or_(*conditions))
-    series: dict[str, list[tuple[int, float]]] = {}
-    for name, step, value in session.execute(query.order_by(Metric.name, Metric.step)):
-        series.setdefault(name, []).append((step, value))
-    return series
+    return reports.metrics(session, job_id, or_(*conditions)) if conditions else {}
 
 
-def _spreads(session: Session, job_id: str) -> list[tuple[str, int, int, int]]:
+def _spreads(session: Session, job_id: str) -> Sequence[Row[tuple[str, int, int, int]]]:
     """(name, how many, first step, last step) of every metric."""
     counted = (Metric.name, func.count(), func.min(Metric.step), func.max(Metric.step))
-    return [
-        tuple(row) for row in session.execute(select(*counted).where(Metric.job_id == job_id).group_by(Metric.name))
-    ]
+    return session.execute(select(*counted).where(Metric.job_id == job_id).group_by(Metric.name)).all()
 
 
 def _every(job_id: str, name: str, count: int, first: int, last: int, points: int) -> ColumnElement[bool]:

@@ -1,5 +1,6 @@
 """What lists sort and filter evaluations by, as columns: made of an evaluation's result in one place."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,4 +37,4 @@ def machine_words(result: Mapping[str, Any]) -> str:
 def number(value: Any) -> float | None:
     """A finite number, or None."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and value == value and abs(value) != float("inf") else None
+    return float(value) if known and math.isfinite(value) else None

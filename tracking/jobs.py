@@ -192,10 +192,9 @@ def publishable(session: Session) -> list[Job]:
     return list(session.scalars(query.order_by(Job.queued_at, Job.id)))
 
 
-def running(session: Session, queue: str = "") -> list[Job]:
-    """Jobs some worker holds, of one queue or of all."""
-    query = select(Job).where(Job.state == JobState.RUNNING, ~at_shards())
-    return list(session.scalars(query.where(Job.queue == queue) if queue else query))
+def running(session: Session) -> list[Job]:
+    """Jobs some worker holds."""
+    return list(session.scalars(select(Job).where(Job.state == JobState.RUNNING, ~at_shards())))
 
 
 def cancel_stranded(session: Session) -> int:

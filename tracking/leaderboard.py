@@ -131,8 +131,6 @@ def counterparts(session: Session, row: Evaluation) -> list[Evaluation]:
 
 
 def _named(session: Session, table: type[Base] | type[Checkpoint], ids: set[str]) -> list[Choice]:
-    if not ids:
-        return []
     found = session.execute(select(table.name, table.id).where(table.id.in_(ids)).order_by(table.name, table.id))
     return [(name, row_id) for name, row_id in found]
 

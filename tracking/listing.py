@@ -3,6 +3,7 @@ to stands for them."""
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache, partial
 from typing import Any
 
 from sqlalchemy import Select, case, func, select
@@ -18,22 +19,9 @@ IN_ORDER = (case((Job.state == JobState.RUNNING, 0), else_=1), Job.queued_at, Jo
 """Running ones first, then the waiting ones as the queue has them."""
 
 
-def jobs(
-    session: Session,
-    *,
-    states: Sequence[str] = (),
-    kind: str = "",
-    experiment_id: str = "",
-    limit: int = 100,
-    offset: int = 0,
-) -> list[Job]:
-    """Newest first, narrowed by any of the arguments."""
-    query = newest(states)
-    if kind:
-        query = query.where(Job.kind == kind)
-    if experiment_id:
-        query = query.where(Job.experiment_id == experiment_id)
-    return list(session.scalars(query.limit(limit).offset(offset)))
+def jobs(session: Session, limit: int = 100) -> list[Job]:
+    """The newest ones, the newest first."""
+    return list(session.scalars(newest().limit(limit)))
 
 
 def newest(states: Sequence[str] = ()) -> Select[Any]:
@@ -77,7 +65,6 @@ class Queues:
     """Who runs and who waits, as of one moment: read with a few queries, however many jobs there are."""
 
     def __init__(self, session: Session):
-        self._session = session
         active = session.execute(_brief().where(Job.state.not_in(FINISHED)).order_by(*IN_ORDER)).all()
         self._known = {job.id: job for job in active}
         self._running = {job.queue: [] for job in active}
@@ -90,8 +77,8 @@ class Queues:
         if before:
             self._known |= {job.id: job for job in session.execute(_brief().where(Job.id.in_(before)))}
         self._capacity = processes.capacities(session) if active else {}
-        self._heard: dict[str, str] = {}
-        self._paused: dict[str, str] = {}
+        self._last_heard = cache(partial(_last_heard, session))
+        self._paused = cache(partial(processes.paused, session))
 
     @property
     def running(self) -> int:
@@ -117,23 +104,13 @@ class Queues:
             return f"Waits for “{before.name}”, which is {_how_far(before)}."
         if not (capacity := self._capacity.get(job.queue, 0)):
             return f"Waits for a worker of the {job.queue} queue: {self._last_heard(job.queue)}."
-        if reason := self._pause(job.queue):
+        if reason := self._paused(job.queue):
             return reason
         running = self._running[job.queue]
         ahead = len(running) + place - 1
         if ahead >= capacity:
             return _behind((running or self._waiting[job.queue])[0], ahead - 1)
         return "Goes on in a moment." if job.state == JobState.INTERRUPTED else "Starts in a moment."
-
-    def _pause(self, queue: str) -> str:
-        if queue not in self._paused:
-            self._paused[queue] = processes.paused(self._session, queue)
-        return self._paused[queue]
-
-    def _last_heard(self, queue: str) -> str:
-        if queue not in self._heard:
-            self._heard[queue] = _last_heard(self._session, queue)
-        return self._heard[queue]
 
 
 def percent(job: Any) -> int | None:

@@ -10,7 +10,7 @@ from tracking.tables import Login, now
 
 def begin(session: Session, login_id: str, user: str, seconds: float) -> Login:
     """Let a browser in for `seconds`, and forget the logins that are over."""
-    purge(session)
+    session.execute(delete(Login).where(Login.ends_at <= now()))
     login = Login(id=login_id, user=user, ends_at=now() + timedelta(seconds=seconds))
     session.add(login)
     session.flush()
@@ -32,8 +32,3 @@ def rename(session: Session, login_id: str, user: str) -> None:
 def end(session: Session, login_id: str) -> None:
     """Log out."""
     session.execute(delete(Login).where(Login.id == login_id))
-
-
-def purge(session: Session) -> int:
-    """Remove expired rows; returns how many."""
-    return session.execute(delete(Login).where(Login.ends_at <= now())).rowcount

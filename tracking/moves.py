@@ -1,6 +1,6 @@
 """What every change of a job's row is made of: compare-and-set updates, the fence, and who may start.
 
-Used by tracking.jobs and tracking.shards; others go through those.
+Used by the rest of tracking; others go through tracking.jobs and tracking.shards.
 """
 
 from datetime import datetime, timedelta

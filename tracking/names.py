@@ -25,13 +25,9 @@ UNIQUE = (Base, Dataset, Checkpoint, Experiment)
 
 def check_name(name: str) -> str:
     """The name without outer blanks. Raises BadInput when it is empty, too long, or has an @ or a control character."""
-    name = name.strip()
+    name = _check_text(name, LONGEST)
     if not name:
         raise BadInput("A name cannot be empty.")
-    if len(name) > LONGEST:
-        raise BadInput(f"The name {name[:30]!r}… has {len(name)} characters; at most {LONGEST} are allowed.")
-    if not name.isprintable():
-        raise BadInput(f"The name {name!r} has a character that cannot be shown; use plain text.")
     if "@" in name:
         raise BadInput(
             f"The name {name!r} has an @, which separates a model from its checkpoint; use another character."
@@ -41,9 +37,13 @@ def check_name(name: str) -> str:
 
 def check_user(name: str) -> str:
     """How someone wants to be called on jobs, without outer blanks; may be empty. Raises BadInput."""
+    return _check_text(name, LONGEST_USER)
+
+
+def _check_text(name: str, longest: int) -> str:
     name = name.strip()
-    if len(name) > LONGEST_USER:
-        raise BadInput(f"The name {name[:30]!r}… has {len(name)} characters; at most {LONGEST_USER} are allowed.")
+    if len(name) > longest:
+        raise BadInput(f"The name {name[:30]!r}… has {len(name)} characters; at most {longest} are allowed.")
     if not name.isprintable():
         raise BadInput(f"The name {name!r} has a character that cannot be shown; use plain text.")
     return name
@@ -66,8 +66,7 @@ def insist(session: Session, table: type[Table], name: str, base_id: str = "") -
     """A checked name that must be free. Raises BadInput or Conflict."""
     name = check_name(name)
     if taken(session, table, name, base_id):
-        word = WORDS.get(table.__tablename__, "thing")
-        raise Conflict(f"There is a {word} named {name!r} already; choose another name.")
+        raise Conflict(f"There is a {WORDS[table.__tablename__]} named {name!r} already; choose another name.")
     return name
 
 

@@ -96,13 +96,8 @@ def last_seen(session: Session, name: str) -> datetime | None:
     return session.scalar(query.order_by(Preference.updated_at.desc()).limit(1))
 
 
-def capacity(session: Session, queue: str) -> int:
-    """How many jobs of `queue` (gpu or io) the living workers run at once."""
-    return sum(int(p.value.get("concurrency", 1)) for p in alive(session, f"worker-{queue}"))
-
-
 def capacities(session: Session) -> dict[str, int]:
-    """`capacity` of every queue that a living worker serves."""
+    """How many jobs of each queue (gpu or io) the living workers run at once."""
     capacities: dict[str, int] = {}
     for worker in alive(session):
         queue = str(worker.value.get("name", "")).removeprefix("worker-")

@@ -116,11 +116,10 @@ def checkpoint_query() -> Select[Any]:
     return select(Checkpoint).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
 
 
-def evaluations(session: Session, base_id: str = "", checkpoint_id: str = "") -> list[Evaluation]:
-    """Newest first, of one base or checkpoint or of all."""
-    query = select(Evaluation).order_by(Evaluation.created_at.desc())
-    query = query.where(Evaluation.base_id == base_id) if base_id else query
-    return list(session.scalars(query.where(Evaluation.checkpoint_id == checkpoint_id) if checkpoint_id else query))
+def evaluations(session: Session, checkpoint_id: str) -> list[Evaluation]:
+    """Those of one checkpoint, newest first."""
+    own = select(Evaluation).where(Evaluation.checkpoint_id == checkpoint_id)
+    return list(session.scalars(own.order_by(Evaluation.created_at.desc())))
 
 
 def _find(session: Session, table: type[Row], reference: str) -> Row:

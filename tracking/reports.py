@@ -1,17 +1,15 @@
 """What a running job says about itself, as rows: progress, metrics, log lines, samples; and how pages read them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from speculoos.errors import Fenced
-from tracking.jobs import mine
+from tracking.moves import change, fenced, mine, move
 from tracking.tables import Job, JobLog, Metric, Sample, now, storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
@@ -34,9 +32,7 @@ def write(session: Session, job_id: str, attempt: int, report: Report) -> bool:
     values: dict[str, Any] = {"heartbeat_at": now(), **storable(report.progress or {})}
     if report.progress or report.metrics or report.logs or report.samples:
         values["version"] = Job.version + 1
-    fence = update(Job).where(Job.id == job_id, mine(attempt)).values(**values)
-    if session.execute(fence.execution_options(synchronize_session=False)).rowcount != 1:
-        raise Fenced(f"Attempt {attempt} of job {job_id} is over; another one owns it, or it has ended.")
+    fenced(change(session, job_id, mine(attempt), **values), job_id, attempt)
     _write_metrics(session, job_id, attempt, report.metrics)
     _write_logs(session, job_id, attempt, report.logs)
     if report.samples:
@@ -48,7 +44,7 @@ def write(session: Session, job_id: str, attempt: int, report: Report) -> bool:
 def add_log(session: Session, job_id: str, attempt: int, message: str, level: str = "info") -> None:
     """One line from outside the attempt (its supervisor, the reconciler); not fenced, since it only tells."""
     _write_logs(session, job_id, attempt, [(now(), level, message)])
-    session.execute(update(Job).where(Job.id == job_id).values(version=Job.version + 1))
+    move(session, job_id)
 
 
 def logs(session: Session, job_id: str, after_id: int = 0, limit: int = 1000) -> list[JobLog]:
@@ -66,11 +62,9 @@ def attempt_seconds(session: Session, job_id: str) -> dict[int, float]:
     return {attempt: (last - first).total_seconds() for attempt, first, last in found}
 
 
-def metrics(session: Session, job_id: str, names: Sequence[str] = ()) -> dict[str, list[tuple[int, float]]]:
-    """Each metric's (step, value) pairs in order of step; all of them, or only `names`."""
-    query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id)
-    if names:
-        query = query.where(Metric.name.in_(names))
+def metrics(session: Session, job_id: str, *which: ColumnElement[bool]) -> dict[str, list[tuple[int, float]]]:
+    """Each metric's (step, value) pairs in order of step; all of them, or only `which`."""
+    query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, *which)
     series: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in session.execute(query.order_by(Metric.name, Metric.step)):
         series.setdefault(name, []).append((step, value))

@@ -31,7 +31,6 @@ class Rule:
     label: str
     least: int = 0
     most: int = MOST
-    zero: str = "for ever"
     at: str = ""
 
     def in_force(self, outside: int | None, chosen: int) -> int:
@@ -41,7 +40,7 @@ class Rule:
     @property
     def bounds(self) -> str:
         """`0 (for ever) to 100,000`."""
-        return f"{self.least:,}{f' ({self.zero})' if not self.least else ''} to {self.most:,}"
+        return f"{self.least:,}{'' if self.least else ' (for ever)'} to {self.most:,}"
 
 
 KEEPING = {

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, insert, or_, select, update
+from sqlalchemy import and_, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from speculoos.errors import NotFound
@@ -74,7 +74,7 @@ def group_runs(session: Session, group_id: str) -> list[Run]:
 
 def start_run(session: Session, run_id: str) -> bool:
     """QUEUED → RUNNING; False when someone else started, cancelled or failed it first."""
-    return _move(session, Run.id == run_id, ("QUEUED",), state="RUNNING")
+    return _move(session, run_id, ("QUEUED",), state="RUNNING")
 
 
 def add_steps(session: Session, run_id: str, records: Iterable[dict[str, Any]]) -> None:
@@ -93,23 +93,24 @@ def steps_after(session: Session, run_id: str, after: int = -1, limit: int = 500
 def finish_run(session: Session, run_id: str, text: str, summary: dict[str, Any]) -> bool:
     """RUNNING → SUCCEEDED with the whole text and its figures."""
     values = {"text": storable(text), "summary": summary}
-    return _end(session, Run.id == run_id, ("RUNNING",), state="SUCCEEDED", **values)
+    return _end(session, run_id, ("RUNNING",), state="SUCCEEDED", **values)
 
 
 def cancel_run(session: Session, run_id: str, text: str = "", summary: dict[str, Any] | None = None) -> bool:
     """QUEUED or RUNNING → CANCELLED; what was generated until then is kept. False when it had ended already."""
     values = {"text": storable(text), "summary": summary or {}}
-    return _end(session, Run.id == run_id, ("QUEUED", "RUNNING"), state="CANCELLED", **values)
+    return _end(session, run_id, ("QUEUED", "RUNNING"), state="CANCELLED", **values)
 
 
 def fail_run(session: Session, run_id: str, error: str) -> bool:
     """QUEUED or RUNNING → FAILED with one sentence. False when it had ended already."""
-    return _end(session, Run.id == run_id, ("QUEUED", "RUNNING"), state="FAILED", error=storable(error))
+    return _end(session, run_id, ("QUEUED", "RUNNING"), state="FAILED", error=storable(error))
 
 
-def fail_leftovers(session: Session, queued_for: timedelta = POSTED_WITHIN) -> int:
-    """End the runs a killed inference server left: all RUNNING, and those QUEUED for longer. Returns how many."""
-    waiting = and_(Run.state == "QUEUED", Run.created_at < now() - queued_for)
+def fail_leftovers(session: Session) -> int:
+    """End the runs a killed inference server left: all RUNNING, and those QUEUED for longer than POSTED_WITHIN.
+    Returns how many."""
+    waiting = and_(Run.state == "QUEUED", Run.created_at < now() - POSTED_WITHIN)
     left = or_(Run.state == "RUNNING", waiting)
     ids = list(session.scalars(select(Run.id).where(left)))
     return sum(fail_run(session, run_id, LEFT_OVER) for run_id in ids)
@@ -176,11 +177,11 @@ def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
-def _end(session: Session, which: ColumnElement[bool], states: tuple[str, ...], **values: Any) -> bool:
-    return _move(session, which, states, finished_at=now(), **values)
+def _end(session: Session, run_id: str, states: tuple[str, ...], **values: Any) -> bool:
+    return _move(session, run_id, states, finished_at=now(), **values)
 
 
-def _move(session: Session, which: ColumnElement[bool], states: tuple[str, ...], **values: Any) -> bool:
+def _move(session: Session, run_id: str, states: tuple[str, ...], **values: Any) -> bool:
     """Compare-and-set on the state column."""
-    moved = session.execute(update(Run).where(which, Run.state.in_(states)).values(**values))
+    moved = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(states)).values(**values))
     return moved.rowcount == 1

@@ -192,11 +192,8 @@ def refuse(session: Session, job: Job) -> None:
 
 def waiting_whole(session: Session, job_id: str) -> str | None:
     """The divided job that a shard belongs to, when that one waits for a worker now."""
-    query = select(Job.parent_id).where(Job.id == job_id)
-    whole = session.scalar(query)
-    if whole is None:
-        return None
-    return session.scalar(select(Job.id).where(Job.id == whole, waiting()))
+    shard = aliased(Job)
+    return session.scalar(select(Job.id).join(shard, shard.parent_id == Job.id).where(shard.id == job_id, waiting()))
 
 
 def _tallies(session: Session, which: ColumnElement[bool]) -> dict[str, Tally]:

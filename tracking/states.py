@@ -13,21 +13,12 @@ class JobState(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
 
-    @property
-    def is_finished(self) -> bool:
-        """Nothing more happens unless someone retries it."""
-        return self in FINISHED
-
-    @property
-    def is_active(self) -> bool:
-        """Waiting, running, or about to go on by itself."""
-        return not self.is_finished
-
     def can_become(self, other: "JobState") -> bool:
         return other in TRANSITIONS[self]
 
 
 FINISHED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+"""Nothing more happens unless someone retries it."""
 WAITING = frozenset({JobState.QUEUED, JobState.INTERRUPTED})
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),

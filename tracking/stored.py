@@ -174,8 +174,5 @@ def drop(session: Session, settings: Settings, row: Any) -> list[Remote]:
     if not (kind and settings.store):
         return []
     forget(session, row.id)
-    return [Remote(settings, place(kind, row.id)), *_exports(settings, row)]
-
-
-def _exports(settings: Settings, row: Any) -> list[Remote]:
-    return [Remote(settings, place(EXPORTS, row.id))] if isinstance(row, Checkpoint) else []
+    exports = [Remote(settings, place(EXPORTS, row.id))] if isinstance(row, Checkpoint) else []
+    return [Remote(settings, place(kind, row.id)), *exports]

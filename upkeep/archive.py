@@ -47,8 +47,8 @@ class Writer:
         """A member made in memory."""
         self._add(name, io.BytesIO(content), len(content), time.time())
 
-    def file(self, name: str, handle: IO[bytes]) -> bool:
-        """An open file as it is now; False when it turned out shorter than it was (it was cut meanwhile)."""
+    def file(self, name: str, handle: IO[bytes]) -> "Copied":
+        """An open file as it is now."""
         facts = os.fstat(handle.fileno())
         return self._add(name, handle, facts.st_size, facts.st_mtime)
 
@@ -67,14 +67,14 @@ class Writer:
         """Give the archive up; nothing more is written, whenever tarfile closes."""
         self._sink.dropped = True
 
-    def _add(self, name: str, handle: IO[bytes], size: int, changed: float) -> bool:
+    def _add(self, name: str, handle: IO[bytes], size: int, changed: float) -> "Copied":
         info = tarfile.TarInfo(name)
         info.size, info.mtime, info.mode = size, int(changed), 0o600
-        exact = _Exactly(handle)
-        self._tar.addfile(info, exact)  # type: ignore[arg-type] - it reads, and that is all
+        copied = Copied(handle)
+        self._tar.addfile(info, copied)  # type: ignore[arg-type] - it reads, and that is all
         self._tar.members.clear()  # tarfile would remember each one
-        self.sums[name] = exact.digest.hexdigest()
-        return not exact.short
+        self.sums[name] = copied.digest.hexdigest()
+        return copied
 
 
 class _Sink:
@@ -87,12 +87,13 @@ class _Sink:
         return len(piece) if self.dropped else self._out.write(piece)
 
 
-class _Exactly:
-    """Reads as many bytes as are asked for: a file that became shorter is filled up with zeros, and said to be."""
+class Copied:
+    """Reads as many bytes as are asked for: a file that became shorter (it was cut meanwhile) is filled up with zeros,
+    and said to be `short`. `lines` counts the ends of lines."""
 
     def __init__(self, handle: IO[bytes]):
         self._handle = handle
-        self.digest, self.short = hashlib.sha256(), False
+        self.digest, self.short, self.lines = hashlib.sha256(), False, 0
 
     def read(self, size: int) -> bytes:
         piece = self._handle.read(size)
@@ -100,6 +101,7 @@ class _Exactly:
             self.short = True
             piece += bytes(size - len(piece))
         self.digest.update(piece)
+        self.lines += piece.count(b"\n")
         return piece
 
 

@@ -5,7 +5,6 @@ as it is whole (finished shards, training states), and the job goes on from ther
 """
 
 import contextlib
-import errno
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.orm import Session
 
 from speculoos.errors import Conflict, Unavailable
+from speculoos.faults import disk_full
 from speculoos.files import new_private_file
 from speculoos.settings import Settings
 from speculoos.store import shown
@@ -90,10 +90,9 @@ def _write_rows(writer: archive.Writer, connection: Connection, secrets: bool, s
     for table in rows.tables(connection):
         if table.name in PASSING or (table.name in SECRET_TABLES and not secrets):
             continue
-        counted = _CountedRows(rows.read_rows(connection, table))
-        for number, piece in enumerate(rows.pieces(counted)):
+        for number, piece in enumerate(rows.pieces(rows.read_rows(connection, table))):
             writer.data(f"{archive.ROWS}/{table.name}/{number:05d}.jsonl", piece)
-        count += counted.count
+            count += piece.count(b"\n")
     say(f"{count:,} rows")
     return count
 
@@ -121,16 +120,6 @@ def _write_files(
     say(f"settings{' and secrets' if secrets else ''}")
 
 
-class _CountedRows:
-    def __init__(self, rows: Iterator[dict[str, Any]]):
-        self._rows, self.count = rows, 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in self._rows:
-            self.count += 1
-            yield row
-
-
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[IO[bytes]]:
     """A file for its owner alone, under a name with a dot until the block ends well. Raises Unavailable for a full
@@ -139,6 +128,6 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
         with new_private_file(target) as out:
             yield out
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not disk_full(error):
             raise
         raise Unavailable(f"The disk of {target.parent} is full, so {target.name} was not written.") from None

@@ -25,8 +25,8 @@ from speculoos.settings import Settings
 from tracking import db, revisions, workload
 from tracking.states import JobState
 from tracking.tables import Job, Run
-from upkeep import health
 from upkeep.backup import new_file
+from upkeep.health import Part
 
 LINES, JOBS, RUNS = 300, 30, 300
 PROCESSES = ("web", "inference", "reconciler", "worker-gpu", "worker-io", "broker", "supervisord")
@@ -39,11 +39,11 @@ WORDS = ("method", "source", "kind")
 """Keys of a request whose words are ours, not people's."""
 
 
-def write_bundle(settings: Settings, target: Path, look: Any = health.check) -> list[str]:
-    """Write the zip (mode 0600, whole or not at all); returns the names in it."""
+def write_bundle(settings: Settings, target: Path, parts: dict[str, Part]) -> list[str]:
+    """Write the zip (mode 0600, whole or not at all); returns the names in it. `parts` is what `doctor` found."""
     mask = Mask(settings)
     makers = {
-        "doctor.json": lambda: {name: part.to_json() for name, part in look(settings).items()},
+        "doctor.json": lambda: {name: part.to_json() for name, part in parts.items()},
         "versions.json": versions,
         "settings.json": lambda: shown_settings(settings),
         "database.json": lambda: database(settings),
@@ -160,11 +160,11 @@ def _sentence(text: str) -> str:
     return QUOTED.sub(rf"\1{MASK}\2", re.sub(r"“[^”]*”", f"“{MASK}”", text))
 
 
-def last_lines(path: Path, count: int = LINES) -> list[str]:
+def last_lines(path: Path) -> list[str]:
     """The end of a log; nothing where there is none."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            return [line.rstrip("\n")[:2000] for line in deque(file, maxlen=count)]
+            return [line.rstrip("\n")[:2000] for line in deque(file, maxlen=LINES)]
     except OSError:
         return []
 

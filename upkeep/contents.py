@@ -7,10 +7,11 @@ sums are checked as it is copied, and it is copied again when it was changed mea
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -22,7 +23,6 @@ from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Job
 from upkeep.archive import HOME, Writer
 
-KINDS = {"models": Base, "datasets": Dataset, "checkpoints": Checkpoint}
 TRIES, PAUSE = 4, 0.25
 STATE = "state-"
 """Beginning of the name of a training state's folder; it is copied whole or not at all."""
@@ -37,12 +37,12 @@ class Thing:
     name: str
     path: Path | None
     ready: bool
-    rows: int = 0
-    sha256: str = ""
-    done: int | None = None
+    done: int | None
     """How far the job that makes it was by its row, while it goes on."""
-    in_store: bool = False
+    in_store: bool
     """Whether the store alone has its files as the row means them."""
+    rows: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def contents(session: Session, settings: Settings) -> Contents:
     active = select(Job.id, Job.done).where(Job.state.not_in(FINISHED))
     going_on = {job_id: done for job_id, done in session.execute(active)}
     things = []
-    for kind, table in KINDS.items():
+    for table, kind in stored.KINDS.items():
         for row in session.scalars(select(table).order_by(table.created_at)):
             path = (settings.home / row.path) if row.path else None
             facts = {"rows": getattr(row, "rows", 0), "sha256": getattr(row, "sha256", "")}
-            facts["done"] = going_on.get(row.job_id)
-            facts["in_store"] = bool(settings.store) and _in_store_alone(session, row)
-            things.append(Thing(kind, row.id, row.name, path, row.state == "ready", **facts))
+            in_store = bool(settings.store) and _in_store_alone(session, row)
+            done = going_on.get(row.job_id)
+            things.append(Thing(kind, row.id, row.name, path, row.state == "ready", done, in_store, **facts))
     uploads = uploads_of(session, settings.home)
     return Contents(things, list(session.scalars(select(Job.id).order_by(Job.created_at))), uploads)
 
@@ -127,12 +127,10 @@ def _too_new(folder: Path, done: int | None) -> frozenset[Path]:
     return frozenset(path for path, step in steps.items() if step > newest_kept)
 
 
-def copy_file(writer: Writer, path: Path, home: Path) -> bool:
-    """Copy one file; False when there is none."""
+def copy_file(writer: Writer, path: Path, home: Path) -> None:
+    """Copy one file, if there is one."""
     with suppress(OSError), path.open("rb") as handle:
         writer.file(_member(path, home), handle)
-        return True
-    return False
 
 
 class _Copy:
@@ -197,26 +195,13 @@ class _Copy:
             for path, handle in opened:
                 self._write(path, handle)
 
-    def _write(self, path: Path, handle) -> None:  # noqa: ANN001 - an open file
-        counted = _Lines(handle) if path.name.startswith("shard-") else handle
+    def _write(self, path: Path, handle: IO[bytes]) -> None:
         name = _member(path, self.home)
-        self.changed |= not self.writer.file(name, counted)
+        copied = self.writer.file(name, handle)
+        self.changed |= copied.short
         self.sums[name] = self.writer.sums[name]
-        if isinstance(counted, _Lines):
-            self.lines[path] = counted.count
-
-
-class _Lines:
-    """An open file that counts the lines that are read from it."""
-
-    def __init__(self, handle) -> None:  # noqa: ANN001
-        self._handle, self.count = handle, 0
-        self.fileno: Callable[[], int] = handle.fileno
-
-    def read(self, size: int) -> bytes:
-        piece = self._handle.read(size)
-        self.count += piece.count(b"\n")
-        return piece
+        if path.name.startswith("shard-"):
+            self.lines[path] = copied.lines
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[Path]]]:

@@ -18,9 +18,12 @@ from typing import Any
 import httpx
 import psutil
 
+from models.starter import starter_path
 from speculoos import machine, room
 from speculoos.errors import SpeculoosError, Unavailable
+from speculoos.people import access_warning
 from speculoos.settings import CLONE, Settings
+from speculoos.store import open_store
 
 MIN_DISK_GB, MIN_MEMORY_GB = 2.0, 1.5
 START = "Start everything with `speculoos up` (or `make up`)."
@@ -92,14 +95,12 @@ def _lacking(name: str, specifier: Any) -> str:
 
 
 def _database(settings: Settings) -> str:
-    from tracking import revisions
-    from tracking.db import engine, reading
+    from tracking import db, revisions
 
-    with reading(settings) as session:
-        revision = revisions.current(session.connection())
+    revision = db.revision(settings)
     if revision != (head := revisions.head()):
         raise Unavailable(f"Migration {revision or 'none'}, expected {head}.", "`speculoos up` migrates the database.")
-    return f"{engine(settings).dialect.name}, migration {revision}"
+    return f"{db.engine(settings).dialect.name}, migration {revision}"
 
 
 def _broker(settings: Settings) -> str:
@@ -127,8 +128,6 @@ def broker_client(settings: Settings) -> Any:
 
 def _store(settings: Settings) -> str:
     """Reading one small file shows address, keys and bucket at once."""
-    from speculoos.store import open_store
-
     if (store := open_store(settings.store)) is None:
         return "none; files lie in the home alone"
     store.read("doctor")
@@ -185,8 +184,6 @@ def _healthz(url: str, what: str) -> str:
 
 def _access(settings: Settings) -> str:
     """Who may open the pages. An open loopback is no fault, but worth a word where others have an account."""
-    from speculoos.people import access_warning
-
     if settings.password:
         return "open to who knows the password"
     if not settings.is_loopback:
@@ -197,9 +194,7 @@ def _access(settings: Settings) -> str:
 
 
 def _disk(settings: Settings) -> str:
-    folder = settings.home
-    while not folder.exists():
-        folder = folder.parent
+    folder = room.existing(settings.home)
     free = shutil.disk_usage(folder).free / 1e9
     if not os.access(folder, os.W_OK):
         raise Unavailable(f"{folder} cannot be written to.", "Set SPECULOOS_HOME to a folder of yours.")
@@ -240,8 +235,6 @@ def _device(settings: Settings) -> str:
 
 
 def _starter(settings: Settings) -> str:
-    from models.starter import starter_path
-
     folder = starter_path()
     if not (folder / "config.json").is_file():
         raise Unavailable("The starter model is not installed.", "Run `make install`.")

@@ -40,7 +40,8 @@ def keep_copy(settings: Settings, why: str) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     target = folder / f"{why}-{stamp}{'.db' if sqlite else '.tar.gz'}"
     if sqlite:
-        _copy_sqlite(settings, target)
+        with new_private_file(target) as out:
+            db.copy_file(settings, Path(out.name))
     else:
         with new_file(target) as out, archive.compressed(out, target.name) as packed:
             stream(settings, packed, secrets=True, files=False)
@@ -61,11 +62,6 @@ def copies(settings: Settings) -> list[Path]:
     """The automatic copies, the newest first."""
     files = (settings.home / db.BACKUPS).glob("before-*")
     return sorted(files, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
-
-
-def _copy_sqlite(settings: Settings, target: Path) -> None:
-    with new_private_file(target) as out:
-        db.copy_file(settings, Path(out.name))
 
 
 def main() -> int:

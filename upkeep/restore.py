@@ -17,13 +17,12 @@ from speculoos.errors import BadInput, Conflict, Unavailable
 from speculoos.faults import disk_full
 from speculoos.settings import Settings
 from tracking import db, revisions
+from tracking.stored import KINDS
 from tracking.tables import now
 from upkeep import archive, rows
 from upkeep.backup import PASSING
 
 BUSY, FILLING = ".restore", "filling"
-OURS = ("models", "datasets", "checkpoints")
-"""Folders that must be empty: what lies in them belongs to rows."""
 PATHS = ("bases", "datasets", "checkpoints", "evaluations", "jobs")
 """Tables in which paths of the home stand."""
 OF_THE_HOME = ("preferences", "device_leases", "logins")
@@ -60,13 +59,10 @@ def restore(settings: Settings, source: IO[bytes], name: str, *, say: Say = lamb
         unpacked.read(source, lambda head: check_empty(settings, files=head["files"]))
         say("The archive is whole.")
         report = _fill(settings, unpacked, say)
-    except OSError as error:
+    except BaseException as error:
         _remove_broken(settings)
-        if not disk_full(error):
-            raise
-        raise Unavailable(f"The disk of {settings.home} is full; nothing was restored.") from None
-    except BaseException:
-        _remove_broken(settings)
+        if isinstance(error, OSError) and disk_full(error):
+            raise Unavailable(f"The disk of {settings.home} is full; nothing was restored.") from None
         raise
     shutil.rmtree(busy)
     return report
@@ -81,9 +77,9 @@ def check_whole(settings: Settings) -> None:
         )
 
 
-def check_empty(settings: Settings, files: bool = True) -> None:
+def check_empty(settings: Settings, files: bool) -> None:
     """Raises Conflict unless nothing has been made in this home yet. Without `files` the database alone counts."""
-    used = [place for place in OURS if files and any((settings.home / place).glob("[!.]*"))]
+    used = [place for place in KINDS.values() if files and any((settings.home / place).glob("[!.]*"))]
     if used:
         raise Conflict(
             f"The home {settings.home} is not empty (there is something in {used[0]}/); restore into another one: "

@@ -16,19 +16,20 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import Select, delete, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from speculoos.errors import SpeculoosError
+from speculoos.files import size_of
 from speculoos.settings import Settings
 from tracking import db, rules, stored
-from tracking.changes import size
 from tracking.runs import ENDED
 from tracking.states import FINISHED, JobState
 from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, Stored, now
@@ -77,7 +78,7 @@ class Round:
     def remove(self, paths: Iterable[Path], part: Part) -> None:
         """Files and folders; each under another name first, so that none is ever seen half."""
         for path in paths:
-            part.add(1, size(path))
+            part.add(1, size_of(path))
             if not self.dry_run:
                 _remove(path)
 
@@ -157,35 +158,34 @@ def compact(settings: Settings) -> int:
 
 
 def _runs(turn: Round) -> Part:
-    part, cutoff = Part(), turn.before(turn.settings.keep_runs_days)
+    cutoff = turn.before(turn.settings.keep_runs_days)
     if cutoff is None:
-        return part
+        return Part()
     newer = aliased(Run)
     going_on = select(newer.id).where(newer.group_id == Run.group_id, newer.created_at >= cutoff).exists()
     old = (Run.state.in_(ENDED), Run.created_at < cutoff, ~going_on)
-    if turn.dry_run:
-        part.add(_count(turn.settings, Run.id, *old))
-        return part
-    for ids in _batches(turn.settings, select(Run.id).where(*old).limit(BATCH)):
-        with db.writing(turn.settings) as session:
-            session.execute(delete(RunStep).where(RunStep.run_id.in_(ids)))
-            session.execute(delete(Run).where(Run.id.in_(ids)))
-        part.add(len(ids))
-    return part
+    return _rows(turn, select(Run.id).where(*old), BATCH, (RunStep.run_id, Run.id))
 
 
 def _log_lines(turn: Round) -> Part:
-    part, cutoff = Part(), turn.before(turn.settings.keep_logs_days)
+    cutoff = turn.before(turn.settings.keep_logs_days)
     if cutoff is None:
-        return part
-    old = JobLog.job_id.in_(select(Job.id).where(Job.state.in_(FINISHED), Job.finished_at < cutoff))
+        return Part()
+    ended = select(Job.id).where(Job.state.in_(FINISHED), Job.finished_at < cutoff)
+    return _rows(turn, select(JobLog.id).where(JobLog.job_id.in_(ended)), LINES, (JobLog.id,))
+
+
+def _rows(turn: Round, old: Select[Any], at_once: int, columns: Sequence[InstrumentedAttribute[Any]]) -> Part:
+    """Rows that have one of the keys `old` selects in one of these columns, so many keys in a transaction."""
     if turn.dry_run:
-        part.add(_count(turn.settings, JobLog.id, old))
-        return part
-    for ids in _batches(turn.settings, select(JobLog.id).where(old).limit(LINES)):
+        with db.reading(turn.settings) as session:
+            return Part(session.scalar(select(func.count()).select_from(old.subquery())) or 0)
+    part = Part()
+    for keys in _batches(turn.settings, old.limit(at_once)):
         with db.writing(turn.settings) as session:
-            session.execute(delete(JobLog).where(JobLog.id.in_(ids)))
-        part.add(len(ids))
+            for column in columns:
+                session.execute(delete(column.class_).where(column.in_(keys)))
+        part.add(len(keys))
     return part
 
 
@@ -200,11 +200,11 @@ def _log_files(turn: Round) -> Part:
     for path in (settings.home / "logs").glob("*.log*"):
         of_job.setdefault(path.name.partition(".")[0], []).append(path)
     files = [(path, at) for job_id, at in ended for path in of_job.get(job_id, [])]
-    total = sum(size(path) for path, _ in files)
+    total = sum(size_of(path) for path, _ in files)
     for path, at in files:
         too_much = settings.keep_logs_mb and total > settings.keep_logs_mb * 1e6
         if (cutoff and at < cutoff) or too_much:
-            total -= size(path)
+            total -= size_of(path)
             turn.remove([path], part)
     return part
 
@@ -306,7 +306,7 @@ RULES: dict[str, Callable[[Round], Part]] = {
 }
 
 
-def _batches(settings: Settings, query) -> Iterator[list]:  # noqa: ANN001 - a select of keys
+def _batches(settings: Settings, query: Select[Any]) -> Iterator[list[Any]]:
     """Keys of what is to go, until there is none."""
     while True:
         with db.reading(settings) as session:
@@ -315,11 +315,6 @@ def _batches(settings: Settings, query) -> Iterator[list]:  # noqa: ANN001 - a s
             return
         yield keys
         time.sleep(PAUSE)
-
-
-def _count(settings: Settings, column: ColumnElement, *which: ColumnElement[bool]) -> int:
-    with db.reading(settings) as session:
-        return session.scalar(select(func.count(column)).where(*which)) or 0
 
 
 def _remove(path: Path) -> None:

@@ -5,7 +5,7 @@ Tables are read as the database has them, not as today's classes do: so this wor
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -109,19 +109,13 @@ def _plain(value: Any) -> Any:
 
 def _stored(table: sa.Table, row: dict[str, Any]) -> dict[str, Any]:
     """A row as this database takes it."""
-    return {column.name: _reader(column)(row.get(column.name)) for column in table.columns}
+    return {column.name: _read(column, row.get(column.name)) for column in table.columns}
 
 
-def _reader(column: sa.Column[Any]) -> Callable[[Any], Any]:
-    if isinstance(column.type, sa.DateTime):
-        return lambda text: _moment(text, bool(column.type.timezone))
-    if isinstance(column.type, sa.LargeBinary):
-        return lambda text: b64decode(text) if text is not None else None
-    return storable
-
-
-def _moment(text: str | None, aware: bool) -> datetime | None:
-    if text is None:
-        return None
-    moment = datetime.fromisoformat(text)
-    return moment if aware else moment.replace(tzinfo=None)
+def _read(column: sa.Column[Any], value: Any) -> Any:
+    if value is not None and isinstance(column.type, sa.DateTime):
+        moment = datetime.fromisoformat(value)
+        return moment if column.type.timezone else moment.replace(tzinfo=None)
+    if value is not None and isinstance(column.type, sa.LargeBinary):
+        return b64decode(value)
+    return storable(value)

@@ -31,9 +31,6 @@ def ensure_starter(session: Session, settings: Settings) -> Base | None:
     base = session.scalar(select(Base).where(Base.name == STARTER))
     if not card or (base and base.source != STARTER):
         return base
-    if base and base.path == str(folder) and base.card == card and base.state == "ready":
-        _ensure_head(session, settings, base)
-        return base
     base = base or Base(name=STARTER, source=STARTER, location=STARTER, created_at=now())
     base.path, base.state, base.card = str(folder), "ready", card
     base.weights_sha256, base.tokenizer_sha256 = card.get("weights_sha256", ""), card.get("tokenizer_sha256", "")

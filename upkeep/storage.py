@@ -5,7 +5,6 @@ Counting walks the whole home, so it is done by one thread once in a while; ever
 """
 
 import math
-import os
 import shutil
 import threading
 import time
@@ -20,19 +19,19 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import SpeculoosError
+from speculoos.files import size_of, stats_of
 from speculoos.settings import Settings
 from tracking import db
 from tracking.states import FINISHED, JobState
-from tracking.tables import Base, Checkpoint, Dataset, Job, JobLog, Run, RunStep, now
+from tracking.stored import EXPORTS, KINDS
+from tracking.tables import Job, JobLog, Run, RunStep, now
 
-TABLES = {"models": Base, "datasets": Dataset, "checkpoints": Checkpoint}
 YOUNG = timedelta(days=1)
 """What changed lately is no leftover: someone may be making it."""
 FRESH_SECONDS = 60.0
 SHARE = 50
 """Counting takes at most about a fiftieth of the time."""
 STATE = "state-"
-EXPORTS = "exports"
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,12 @@ def survey(settings: Settings) -> Survey:
         counts[JobLog.__tablename__] = session.scalar(select(func.count()).select_from(JobLog)) or 0
         parts = {"database": database_bytes(session)}
     left = leftovers(settings)
-    for kind in TABLES:
+    for kind in KINDS.values():
         parts[kind] = sum(each.bytes for each in things if each.kind == kind and not each.outside)
     for part in ("logs", "uploads", EXPORTS, db.BACKUPS, "broker"):
-        parts[part] = tree(settings.home / part)
-    parts["hidden_states"] = tree(settings.hidden_states_folder)
-    parts["trackers"] = tree(settings.trackers_folder)
+        parts[part] = size_of(settings.home / part)
+    parts["hidden_states"] = size_of(settings.hidden_states_folder)
+    parts["trackers"] = size_of(settings.trackers_folder)
     parts["leftovers"] = sum(item.bytes for item in left)
     parts["logs"] -= sum(item.bytes for item in left if item.path.parent.name == "logs")  # counted once
     disk = shutil.disk_usage(settings.home)
@@ -111,7 +110,7 @@ def leftovers(settings: Settings, at: datetime | None = None) -> list[Leftover]:
             continue
         changed = newest(path)
         if changed < before:
-            items.append(Leftover(path, tree(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
+            items.append(Leftover(path, size_of(path), datetime.fromtimestamp(changed, tz=now().tzinfo)))
     return sorted(items, key=lambda item: -item.bytes)
 
 
@@ -123,19 +122,13 @@ def resumable(state: str | None, ended: datetime | None, before: datetime | None
     return state not in FINISHED or not (before and ended and ended < before)
 
 
-def tree(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; what vanishes meanwhile counts nothing. Links are not
-    followed."""
-    return sum(entry.st_size for entry in _stats(path))
-
-
 def newest(path: Path) -> float:
     """When anything in it was changed last, in seconds since the epoch."""
     try:
         own = path.lstat().st_mtime
     except OSError:
         return time.time()
-    return max([own, *(entry.st_mtime for entry in _stats(path))])
+    return max([own, *(entry.st_mtime for entry in stats_of(path))])
 
 
 def database_file(settings: Settings) -> Path | None:
@@ -149,7 +142,7 @@ def database_bytes(session: Session) -> int:
     if session.get_bind().dialect.name == "postgresql":
         return session.scalar(sa.text("SELECT pg_database_size(current_database())")) or 0
     name = session.scalar(sa.text("SELECT file FROM pragma_database_list WHERE name = 'main'"))
-    return sum(tree(Path(f"{name}{ending}")) for ending in ("", "-wal", "-shm"))
+    return sum(size_of(Path(f"{name}{ending}")) for ending in ("", "-wal", "-shm"))
 
 
 class Surveys:
@@ -200,7 +193,7 @@ def surveys_of(settings: Settings) -> Surveys:
 
 
 def _rows(session: Session) -> Iterator[tuple[str, Any]]:
-    for kind, table in TABLES.items():
+    for table, kind in KINDS.items():
         for row in session.scalars(select(table).order_by(table.created_at)):
             yield kind, row
 
@@ -210,10 +203,10 @@ def thing(settings: Settings, kind: str, row: Any) -> Thing:
     own = settings.home / kind / row.id
     named = settings.home / row.path if row.path else own
     if not named.is_relative_to(settings.home):
-        return Thing(kind, row.id, row.name, tree(named), outside=True)
+        return Thing(kind, row.id, row.name, size_of(named), outside=True)
     folders = [own] if named.is_relative_to(own) else [own, named]
-    states = sum(tree(path) for path in own.glob(f"attempt-*/{STATE}*"))
-    return Thing(kind, row.id, row.name, sum(map(tree, folders)), states)
+    states = sum(size_of(path) for path in own.glob(f"attempt-*/{STATE}*"))
+    return Thing(kind, row.id, row.name, sum(map(size_of, folders)), states)
 
 
 def _known(session: Session) -> tuple[set[str], set[str]]:
@@ -226,22 +219,6 @@ def _known(session: Session) -> tuple[set[str], set[str]]:
 
 
 def _entries(settings: Settings) -> Iterator[Path]:
-    for kind in TABLES:
+    for kind in KINDS.values():
         yield from (settings.home / kind).glob("*")  # names that begin with a dot are among them
     yield from (path for path in (settings.home / "logs").glob("*.log*") if len(path.name.partition(".")[0]) == 32)
-
-
-def _stats(path: Path) -> Iterator[os.stat_result]:
-    """Of every file below, without following links. Quick: one look at a file."""
-    try:
-        if not path.is_dir() or path.is_symlink():
-            yield path.lstat()
-            return
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from _stats(Path(entry.path))
-                else:
-                    yield entry.stat(follow_symlinks=False)
-    except OSError:
-        return

@@ -19,6 +19,7 @@ from speculoos.store import marked
 from speculoos.sums import Sums
 from tracking import queries, stored
 from tracking.db import reading
+from tracking.names import WORDS
 from tracking.stored import Files
 from tracking.tables import Base, Checkpoint, Dataset
 
@@ -28,8 +29,8 @@ MENDS = {
     "folder": "Put its original files back, or add the changed folder under another name (`speculoos models add`).",
     "hub": "Bring it here again under another name (`speculoos models add`), or put its original files back.",
     "gguf": "Convert it again under another name (`speculoos models add`), or put its original files back.",
-    "checkpoint": "Train it again, or put the files back from a copy.",
-    "dataset": "Make it again, or put the files back from a copy.",
+    "checkpoints": "Train it again, or put the files back from a copy.",
+    "datasets": "Make it again, or put the files back from a copy.",
 }
 
 
@@ -62,7 +63,7 @@ def check(settings: Settings, references: Sequence[str] = (), anew: bool = True)
     with reading(settings) as session:
         chosen = _named(session, references) if references else _all(session)
         named = [(thing, _name(session, thing), _is_here(session, settings, thing)) for thing in chosen]
-    return [_look(thing, name, sums) if here else _elsewhere(thing, name) for thing, name, here in named]
+    return [_look(thing, name, sums if here else None) for thing, name, here in named]
 
 
 def _all(session: Session) -> list[Thing]:
@@ -110,25 +111,21 @@ def _is_here(session: Session, settings: Settings, thing: Thing) -> bool:
     return files.path(thing).exists() and marked(files.path(thing)) in ("", kept.key)
 
 
-def _elsewhere(thing: Thing, name: str) -> Finding:
-    kinds = {Base: "model", Checkpoint: "checkpoint", Dataset: "data set"}
-    return Finding(kinds[type(thing)], name, thing.id, "the store", {})
-
-
-def _look(thing: Thing, name: str, sums: Sums) -> Finding:
-    if isinstance(thing, Base):
-        known = Known.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card)
-        return _finding("model", thing, name, base_damage(thing.path, known, sums), MENDS.get(thing.source, ""))
-    if isinstance(thing, Checkpoint):
-        return _finding("checkpoint", thing, name, archive.damage(thing.path, thing.sha256, sums), MENDS["checkpoint"])
-    return _finding("data set", thing, name, _dataset_damage(thing, sums), MENDS["dataset"])
-
-
-def _dataset_damage(row: Dataset, sums: Sums) -> dict[str, str]:
-    if not any(Path(row.path).glob("shard-*.jsonl")):
-        return {"shard-00000.jsonl": "is missing"}
-    return dataset_damage(row.path, sums, row.rows)
-
-
-def _finding(kind: str, thing: Thing, name: str, damage: dict[str, str], mend: str) -> Finding:
+def _look(thing: Thing, name: str, sums: Sums | None) -> Finding:
+    """Without `sums` its files are in the store alone."""
+    kind = WORDS[thing.__tablename__]
+    if sums is None:
+        return Finding(kind, name, thing.id, "the store", {})
+    damage = _damage(thing, sums)
+    mend = MENDS.get(thing.source if isinstance(thing, Base) else thing.__tablename__, "")
     return Finding(kind, name, thing.id, thing.path, damage, mend if damage else "")
+
+
+def _damage(thing: Thing, sums: Sums) -> dict[str, str]:
+    if isinstance(thing, Base):
+        return base_damage(thing.path, Known.of(thing.weights_sha256, thing.tokenizer_sha256, thing.card), sums)
+    if isinstance(thing, Checkpoint):
+        return archive.damage(thing.path, thing.sha256, sums)
+    if not any(Path(thing.path).glob("shard-*.jsonl")):
+        return {"shard-00000.jsonl": "is missing"}
+    return dataset_damage(thing.path, sums, thing.rows)

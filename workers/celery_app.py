@@ -25,18 +25,13 @@ def make_app(redis_url: str) -> Celery:
     app.conf.update(
         task_acks_late=False,
         worker_disable_prefetch=True,
-        task_track_started=False,
         task_ignore_result=True,
-        task_store_errors_even_if_ignored=False,
         task_default_queue="gpu",
-        task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
-        worker_enable_remote_control=True,
         worker_cancel_long_running_tasks_on_connection_loss=True,  # only those not acknowledged: none of ours
         task_serializer="json",
         accept_content=["json"],
-        result_accept_content=["json"],
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=CONNECT_SECONDS,
@@ -48,7 +43,6 @@ def make_app(redis_url: str) -> Celery:
             "socket_timeout": 30,
             "health_check_interval": 25,
         },
-        enable_utc=True,
     )
     return app
 

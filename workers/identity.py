@@ -23,20 +23,12 @@ LAST_PATIENCE = 10.0
 """Seconds in which even a busy machine ends what was killed."""
 
 
-def host() -> str:
-    """This machine, as rows name it."""
-    return machine.host()
-
-
-def boot_id() -> str:
-    """Changes with every start of the machine. Elsewhere than on Linux empty: a process's start is a date there."""
-    return machine.boot_id()
-
-
 def identity(pid: int) -> dict[str, Any]:
-    """What `is_alive` needs to recognise this process again. Raises psutil.NoSuchProcess."""
-    name, start = ("ticks", _stat(pid)[START]) if boot_id() else ("started", _start_date(pid))
-    return {"host": host(), "boot_id": boot_id(), "pid": pid, name: start}
+    """What `is_alive` needs to recognise this process again; elsewhere than on Linux its start is a date. Raises
+    psutil.NoSuchProcess."""
+    boot = machine.boot_id()
+    name, start = ("ticks", _stat(pid)[START]) if boot else ("started", _start_date(pid))
+    return {"host": machine.host(), "boot_id": boot, "pid": pid, name: start}
 
 
 def owner(pid: int | None = None) -> str:
@@ -53,12 +45,12 @@ def owner_is_dead(text: str) -> bool:
         who = {"host": name, "boot_id": boot, "pid": int(pid), **started}
     except ValueError:
         return False
-    return who["host"] == host() and not is_alive(who)
+    return who["host"] == machine.host() and not is_alive(who)
 
 
 def is_alive(who: dict[str, Any]) -> bool:
     """Whether exactly this process still runs on this machine: host, boot id, pid and start must all match."""
-    if who.get("host") != host() or who.get("boot_id") != boot_id():
+    if who.get("host") != machine.host() or who.get("boot_id") != machine.boot_id():
         return False
     try:
         if "ticks" in who:
@@ -93,7 +85,7 @@ def end_attempts(job_id: str, until: int, patience: float) -> list[int]:
     so live on (they wait in the kernel, for a disk perhaps)."""
     processes = _working_for(job_id, until)
     _signal(processes, signal.SIGTERM)
-    psutil.wait_procs(processes, patience) if processes else None
+    psutil.wait_procs(processes, patience)
     deadline = time.monotonic() + LAST_PATIENCE
     while processes and (processes := _working_for(job_id, until)) and time.monotonic() < deadline:
         _signal(processes, signal.SIGKILL)

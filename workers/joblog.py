@@ -17,6 +17,8 @@ from speculoos.settings import Settings
 MAX_BYTES = 10 * 2**20
 """Bytes of a log file, and of the older one that is kept."""
 TAIL_BYTES = 8192
+LONGEST = 300
+"""Characters of a last line."""
 
 
 def path(settings: Settings, job_id: str) -> Path:
@@ -57,11 +59,11 @@ def bound(log: Path, most: int | None = None) -> bool:
         return False
 
 
-def last_line(log: Path, limit: int = 300) -> str:
+def last_line(log: Path) -> str:
     """The last non-empty line of a log that was not written by the supervisor."""
     lines = _tail(older(log)) + _tail(log)
     said = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
-    return message_of(said[-1])[:limit] if said else ""
+    return message_of(said[-1])[:LONGEST] if said else ""
 
 
 def _tail(file: Path) -> list[str]:

@@ -15,7 +15,7 @@ from app.widgets.picker import on_pick, pick, picker
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
-from tracking import changes, rules
+from tracking import changes, rules, stored
 from tracking.db import reading
 from upkeep import retention, storage
 
@@ -254,7 +254,7 @@ class StoragePage:
 
 def find(session: Session, row_id: str) -> tuple[str, Any]:
     """(kind, row) of a model, data set or checkpoint. Raises NotFound."""
-    for kind, table in storage.TABLES.items():
+    for table, kind in stored.KINDS.items():
         if row := session.get(table, row_id):
             return kind, row
     raise NotFound("This is gone; it was deleted, or the address is wrong.")

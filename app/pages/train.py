@@ -30,8 +30,8 @@ from tracking.tables import Base, Dataset, Experiment, Job
 from workers.ask.checks import require_method
 from workers.ask.command_line import command_for
 from workers.ask.estimates import estimate
-from workers.ask.measured import submit_training
 from workers.ask.requests import Train
+from workers.ask.submit import submit_training
 
 FEW_ROWS = 50
 FIRST = next(iter(METHODS))

@@ -249,7 +249,7 @@ def settings_table(checkpoint: Checkpoint) -> str:
 
 def evaluations_table(session: Session, checkpoint: Checkpoint) -> str:
     """Every measurement of it, newest first."""
-    evaluations = [e for e in queries.evaluations(session, checkpoint_id=checkpoint.id) if e.result]
+    evaluations = [e for e in queries.evaluations(session, checkpoint.id) if e.result]
     if not evaluations:
         return tag("p", "Not evaluated yet.", class_="sp-hint")
     columns = ["Evaluation", "τ", "Speedup", "Same output", "When"]

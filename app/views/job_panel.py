@@ -32,7 +32,7 @@ from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 from tracking import downsampling, generations, jobs, listing, reports
 from tracking.db import reading
-from tracking.states import JobState
+from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
 from upkeep.homes import names
 from workers.ask import submit
@@ -108,7 +108,7 @@ class JobPanel:
         charts = metrics_view.charts(downsampling.metrics(session, job.id, but=generations.NOW))
         return [
             head(session, job, self.settings.home),
-            gr.Button(visible=alone and state.is_active, interactive=not job.cancel_requested),
+            gr.Button(visible=alone and state not in FINISHED, interactive=not job.cancel_requested),
             gr.Button(word, visible=alone and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
             samples(session, job),

@@ -42,7 +42,7 @@ def doctor(
     if bundle:
         from upkeep.bundle import write_bundle
 
-        write_bundle(settings, bundle.expanduser().resolve(), lambda _: parts)
+        write_bundle(settings, bundle.expanduser().resolve(), parts)
         say(f"{bundle}: for a bug report; secrets and texts are left out, but look it through.")
     result = {"healthy": healthy, "parts": {name: part.to_json() for name, part in parts.items()}}
     finish(result, as_json, "\n".join([*lines, "Everything is well." if healthy else "Not everything is well."]))

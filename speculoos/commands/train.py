@@ -31,7 +31,7 @@ def train(
     from tracking.reports import last_metrics
     from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
-    from workers.ask.measured import submit_training
+    from workers.ask.submit import submit_training
 
     home = open_home()
     with reading(home) as session:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.homelock import private_run_dir
 from launch.programs import programs
+from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 from tracking import processes
 from tracking.db import reading, upgrade, writing
@@ -45,7 +45,7 @@ class Workbench:
 
     def start(self, *names: str) -> None:
         """Start processes by their names in `launch.programs` and wait until they answer."""
-        private_run_dir(self.settings)
+        private_folder(self.settings.run_dir)
         (self.settings.home / "broker").mkdir(exist_ok=True)
         for program in programs(self.settings, names):
             log = self.log(program.name).open("ab")

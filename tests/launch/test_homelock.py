@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.homelock import COMMAND, UP, HomeLock, private_run_dir
+from launch.homelock import COMMAND, UP, HomeLock
 from speculoos.errors import Unavailable
+from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 
 
@@ -39,7 +40,6 @@ def test_a_second_holder_is_refused_and_told_who_the_first_is(settings: Settings
     try:
         lock = HomeLock(settings)
         assert not lock.acquire(COMMAND, ())
-        assert not lock.held
         assert lock.holder() == {"pid": process.pid, "mode": UP, "programs": ["broker"]}
     finally:
         process.kill()
@@ -68,7 +68,7 @@ def test_a_wish_to_take_over_counts_only_while_its_process_lives(settings: Setti
 
 
 def test_the_run_folder_is_private_and_short_enough_for_a_socket(settings: Settings) -> None:
-    folder = private_run_dir(settings)
+    folder = private_folder(settings.run_dir)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert len(str(folder / "supervisor.sock").encode()) < 100, "longer paths fail as Unix sockets"
 
@@ -83,4 +83,4 @@ def test_a_run_folder_that_is_a_link_is_refused(settings: Settings, tmp_path: Pa
     (tmp_path / "elsewhere").mkdir()
     settings.run_dir.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Unavailable, match="belongs to another user"):
-        private_run_dir(settings)
+        private_folder(settings.run_dir)

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.homelock import private_run_dir
 from launch.programs import ALL, Program, programs
-from launch.supervision import STOP_SECONDS, Starts, Supervisor, end_survivors, supervisor_config, survivors
+from launch.supervision import STOP_SECONDS, Supervisor, end_survivors, program_states, supervisor_config, survivors
 from speculoos.errors import BadInput, Unavailable
+from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 
 SLEEPER = str(Path(__file__).resolve().parent.parent / "tools" / "sleeper.py")
@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "my home"))
     made = load()
-    private_run_dir(made)
+    private_folder(made.run_dir)
     yield made
     end_survivors(made, patience=0)
     shutil.rmtree(made.run_dir, ignore_errors=True)
@@ -51,10 +51,10 @@ def test_what_dies_is_started_again(settings: Settings) -> None:
     supervisor = Supervisor(settings, [sleeper("one", 1)])
     supervisor.start()
     wait_until(lambda: started(supervisor, "one"))
-    first = supervisor.states()["one"]["pid"]
-    wait_until(lambda: supervisor.states()["one"]["statename"] == "RUNNING")
+    first = program_states(settings)["one"]["pid"]
+    wait_until(lambda: program_states(settings)["one"]["statename"] == "RUNNING")
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: supervisor.states()["one"]["pid"] not in (0, first))
+    wait_until(lambda: program_states(settings)["one"]["pid"] not in (0, first))
     supervisor.stop()
     assert not survivors(settings)
 
@@ -64,11 +64,10 @@ def test_a_program_that_keeps_dying_is_told_from_a_slow_one_by_its_last_words(se
     program = Program("dies", (sys.executable, "-c", dies), "group2", 2, 1)
     supervisor = Supervisor(settings, [sleeper("slow", 1), program])
     supervisor.start()
-    starts = Starts(supervisor)
 
     def given_up() -> bool:
         try:
-            starts.check(["slow", "dies"])
+            supervisor.check(["slow", "dies"])
         except Unavailable as error:
             assert str(error) == "dies does not start: BadInput: SOME_SETTING: expected a number."
             assert str(settings.home / "logs") in error.hint
@@ -157,7 +156,7 @@ def test_no_secret_is_in_the_configuration_or_in_a_command_line(monkeypatch: pyt
 def test_a_strange_home_name_reaches_the_programs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "100% of  it, a quote'quote"))
     settings = load()
-    private_run_dir(settings)
+    private_folder(settings.run_dir)
     argument = str(settings.home / "100% 'of' it")
     supervisor = Supervisor(settings, [Program("one", (sys.executable, SLEEPER, argument, "0"), "g", 1, 1)])
     supervisor.start()

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from app.views import status_bar
-from launch.homelock import private_run_dir
 from launch.programs import Program
-from launch.supervision import Supervisor, end_survivors
+from launch.supervision import Supervisor, end_survivors, program_states
 from speculoos import logs, room
 from speculoos.errors import BadInput
+from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 from tests.launch.test_supervision import wait_until
 from tracking import db
@@ -44,7 +44,7 @@ def fill(disk: Path, left: int = 0) -> Path:
 def small_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     monkeypatch.setenv("SPECULOOS_HOME", str(small_disk / "home"))
     settings = load()
-    private_run_dir(settings)
+    private_folder(settings.run_dir)
     yield settings
     end_survivors(settings, patience=0)
     shutil.rmtree(settings.run_dir, ignore_errors=True)
@@ -62,17 +62,17 @@ def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home
     log = small_home.home / "logs" / "chatty.log"
     wait_until(lambda: log.exists() and "line 3 " in log.read_text())
     ballast = fill(small_disk)
-    pid = supervisor.states()["chatty"]["pid"]
+    pid = program_states(supervisor.settings)["chatty"]["pid"]
     wait_until(lambda: shutil.disk_usage(small_disk).free == 0)
     size, printed = log.stat().st_size, written_by(pid)
     wait_until(lambda: written_by(pid) > printed + 200_000)  # more than a pipe and the file's last page take
     os.kill(supervisor._process.pid, 0)
     for _ in range(20):  # supervisord has its own lines to write too
-        assert supervisor.states()["chatty"]["pid"] == pid and supervisor.alive
+        assert program_states(supervisor.settings)["chatty"]["pid"] == pid and supervisor.alive
     assert log.stat().st_size <= size + 8192
     ballast.unlink()
     wait_until(lambda: "bytes of log are missing here: they could not be written]" in log.read_text())
-    assert supervisor.states()["chatty"]["pid"] == pid
+    assert program_states(supervisor.settings)["chatty"]["pid"] == pid
     supervisor.stop()
     assert "line" in log.read_text().rpartition("missing here")[2], "lines are kept again"
 

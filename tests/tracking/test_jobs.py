@@ -195,8 +195,6 @@ def check_transition(database: Settings, make_job: Make, read: Read, before: Job
 
 
 def test_states_answer_questions() -> None:
-    assert {s for s in S if s.is_finished} == {S.SUCCEEDED, S.FAILED, S.CANCELLED}
-    assert {s for s in S if s.is_active} == {S.QUEUED, S.RUNNING, S.INTERRUPTED}
     assert S.FAILED.can_become(S.QUEUED)
     assert not S.SUCCEEDED.can_become(S.RUNNING)
 

@@ -6,7 +6,7 @@ import pytest
 
 from speculoos.settings import Settings
 from tracking import db, jobs, reports
-from tracking.tables import Job, now
+from tracking.tables import Job, Metric, now
 
 Make = Callable[..., Job]
 
@@ -26,7 +26,7 @@ def test_a_resumed_attempt_overwrites_the_steps_it_repeats(database: Settings, j
     write(database, job, metrics={("loss", 2): 1.5, ("loss", 3): 1.0})
     with db.reading(database) as session:
         assert reports.metrics(session, job.id) == {"loss": [(1, 3.0), (2, 1.5), (3, 1.0)], "top1": [(2, 0.1)]}
-        assert reports.metrics(session, job.id, ["top1"]) == {"top1": [(2, 0.1)]}
+        assert reports.metrics(session, job.id, Metric.name == "top1") == {"top1": [(2, 0.1)]}
         assert reports.last_metrics(session, job.id) == {"loss": 1.0, "top1": 0.1}
 
 

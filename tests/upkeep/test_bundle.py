@@ -46,7 +46,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     settings = load()
     target = tmp_path / "bundle.zip"
     look = {"web": Part(False, f"answered 500 with {CANARY['metrics']}", "See web.log.")}
-    write_bundle(settings, target, lambda _: look)
+    write_bundle(settings, target, look)
     return target
 
 

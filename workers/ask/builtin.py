@@ -67,13 +67,6 @@ class Added:
     job: Job | None = None
 
 
-def built_in_name(path: str) -> str:
-    """The name in an import's `path`; "" where that is a file. Raises BadInput for an unknown one."""
-    if not path.startswith(PREFIX):
-        return ""
-    return find_built_in(path.removeprefix(PREFIX)).name
-
-
 def find_built_in(name: str) -> BuiltIn:
     """Raises BadInput, saying which there are."""
     if name not in BUILT_IN:

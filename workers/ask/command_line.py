@@ -163,7 +163,7 @@ def _import_answered(request: ImportAnswered, named: Callable[[str], str]) -> Wo
 def _generate_data(request: GenerateData, named: Callable[[str], str]) -> Words:
     keys = ("limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed", "max_minutes")
     keys += ("samples", "shard_rows", "api", "hidden_states_store")
-    who = [*_changed(request, "endpoint"), *_option("model", named(request.base_id) if request.base_id else "")]
+    who = [*_changed(request, "endpoint"), *_option("model", named(request.base_id))]
     mix = _option("temperatures", ",".join(map(str, request.temperatures)))
     flags = [f"--{key.replace('_', '-')}" for key in ("replace_system", "drop_cut", "unique") if getattr(request, key)]
     return [
@@ -182,10 +182,10 @@ def _train(request: Train, named: Callable[[str], str]) -> Words:
 
 
 def _evaluate(request: Evaluate, named: Callable[[str], str]) -> Words:
-    words = ["evaluate", *_option("model", named(request.base_id) if request.base_id else "")]
-    words += _option("checkpoint", named(request.checkpoint_id) if request.checkpoint_id else "")
+    words = ["evaluate", *_option("model", named(request.base_id))]
+    words += _option("checkpoint", named(request.checkpoint_id))
     words += _changed(request, "endpoint", "endpoint_model", "plain_model")
-    words += _option("questions", named(request.dataset_id) if request.dataset_id else "")
+    words += _option("questions", named(request.dataset_id))
     words += ["--limit", str(request.limit), "--max-tokens", str(request.max_tokens)]
     words += _changed(request, "temperature", "top_p", "seed", "dtype")
     return [*words, *_settings("--draft", request.drafting)]
@@ -211,7 +211,7 @@ def _each(key: str, values: Sequence[Any], default: Sequence[Any]) -> Words:
 def _plan(request: Plan, named: Callable[[str], str]) -> Words:
     model = named(request.base_id) + (f"@{named(request.checkpoint_id)}" if request.checkpoint_id else "")
     words = ["plan", Given(model), *(["--machine", "FILE"] if request.costs else [])]
-    words += _option("questions", named(request.dataset_id) if request.dataset_id else "")
+    words += _option("questions", named(request.dataset_id))
     numbers = (_option(key, ",".join(map(str, getattr(request, key)))) for key in ("batches", "layers"))
     return [*words, *_changed(request, "limit", "max_tokens"), *(word for pair in numbers for word in pair)]
 
@@ -224,7 +224,7 @@ def _replay(request: Replay, named: Callable[[str], str]) -> Words:
 
 def _tune(request: Tune, named: Callable[[str], str]) -> Words:
     words = ["tune", Given(f"{named(request.base_id)}@{named(request.checkpoint_id)}")]
-    words += _option("questions", named(request.dataset_id) if request.dataset_id else "")
+    words += _option("questions", named(request.dataset_id))
     return [*words, *_changed(request, "limit", "max_tokens", "dtype"), *([] if request.keep else ["--no-keep"])]
 
 

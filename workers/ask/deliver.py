@@ -28,9 +28,9 @@ def deliver(settings: Settings, request: Request, *more: tuple[type[Table], str]
         rows = [row for row in _rows(session, request, more) if stored.of(session, row.id) is None]
         paths = [path for path in paths_of(request) if _draft(session, path) is None]
     for row in rows:
-        _deliver_row(settings, row)
-    for path in paths:
-        _deliver_path(settings, Path(path))
+        _put(settings, KINDS[type(row)], row.id, Files(settings).path(row))
+    for path in map(Path, paths):
+        _put(settings, UPLOADS, stored.path_id(settings, path), path)
 
 
 def paths_of(request: Request) -> list[str]:
@@ -55,17 +55,8 @@ def _draft(session: Session, path: str) -> Checkpoint | None:
     return session.scalar(select(Checkpoint).where(Checkpoint.path == path).limit(1)) if path else None
 
 
-def _deliver_row(settings: Settings, row: Named) -> None:
-    files, kind = Files(settings), KINDS[type(row)]
-    if (folder := files.path(row)).exists():
-        kept = files.deliver(kind, row.id, folder)
-        with db.writing(settings) as session:
-            stored.keep(session, kind, row.id, kept)
-
-
-def _deliver_path(settings: Settings, path: Path) -> None:
+def _put(settings: Settings, kind: str, row_id: str, path: Path) -> None:
     if path.exists():
-        path_id = stored.path_id(settings, path)
-        kept = Files(settings).deliver(UPLOADS, path_id, path)
+        kept = Files(settings).deliver(kind, row_id, path)
         with db.writing(settings) as session:
-            stored.keep(session, UPLOADS, path_id, kept)
+            stored.keep(session, kind, row_id, kept)

@@ -18,6 +18,8 @@ from methods.recipes import config_for
 from methods.record import DraftSize
 from methods.settings import TrainConfig
 from speculoos.errors import NotFound
+from speculoos.room import existing
+from tracking.names import WORDS
 from tracking.tables import Base, Checkpoint, Dataset, Table
 from workers.ask import matrix, sizes
 from workers.ask.pace import Aside, Pace, fixed_seconds, pace
@@ -143,14 +145,14 @@ def _alone(session: Session, request: Request, home: Path, paced: Callable[..., 
 
 def _generation(session: Session, request: GenerateData) -> _Need:
     """Answers for a prompt set."""
-    source = _found(session, Dataset, request.source_id, "data set")
+    source = _found(session, Dataset, request.source_id)
     expected = sizes.expected_rows(session, source)
     count = min(expected, request.limit or expected) * sizes.turns(source) * request.samples
     tokens = count * request.max_tokens
     disk = count * (request.max_tokens + sizes.PROMPT_TOKENS) * BYTES_PER_TOKEN
     if request.endpoint:
         return _Need(tokens, disk, minutes=request.max_minutes)
-    base = _found(session, Base, request.base_id, "model")
+    base = _found(session, Base, request.base_id)
     length = sizes.PROMPT_TOKENS + request.max_tokens
     memory = sizes.weights_bytes(base) * 1.2 + request.batch_size * length * sizes.cache_bytes(base)
     work = (tokens + count * sizes.PROMPT_TOKENS) * 2 * sizes.parameters(base)
@@ -160,8 +162,8 @@ def _generation(session: Session, request: GenerateData) -> _Need:
 def _training(session: Session, request: Train) -> _Need:
     """A draft. The base runs over what is kept once, over what is not in every epoch; what is held out is drafted for
     at each measurement."""
-    base = _found(session, Base, request.base_id, "model")
-    sets = [_found(session, Dataset, row_id, "data set") for row_id in request.dataset_ids]
+    base = _found(session, Base, request.base_id)
+    sets = [_found(session, Dataset, row_id) for row_id in request.dataset_ids]
     config = config_for(request.method, request.recipe, request.settings)
     vocabulary = max(sizes.draft_vocabulary(base, data, config) for data in sets)
     draft = _draft_size(base, vocabulary, config)
@@ -216,11 +218,11 @@ def _evaluation(session: Session, request: Evaluate) -> _Need:
     """Every question twice, plain and drafted; a step reads the weights once. Of a server, its answers' tokens."""
     turns = 1.0
     if request.dataset_id:
-        turns = sizes.turns(_found(session, Dataset, request.dataset_id, "data set"))
+        turns = sizes.turns(_found(session, Dataset, request.dataset_id))
     tokens = sizes.questions(session, request) * turns * request.max_tokens
     if request.endpoint:
         return _Need(tokens * (2 if request.plain_model else 1), 1e5)
-    base = _found(session, Base, request.base_id, "model")
+    base = _found(session, Base, request.base_id)
     steps = tokens * STEPS_PER_TOKEN if _drafts(request) else tokens
     return _Need(steps * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
 
@@ -235,7 +237,7 @@ def _plan(session: Session, request: Plan) -> _Need:
     again; nothing of that where another machine's figures are given."""
     if request.costs:
         return _Need(0.0, 1e5)
-    base = _found(session, Base, request.base_id, "model")
+    base = _found(session, Base, request.base_id)
     asked = request.limit * request.max_tokens * 2 if request.checkpoint_id else 0
     forwards = PLAN_FORWARDS * sum(3 + batch for batch in request.batches)
     return _Need((asked + forwards) * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
@@ -243,15 +245,15 @@ def _plan(session: Session, request: Plan) -> _Need:
 
 def _replay(session: Session, request: Replay) -> _Need:
     """Every recorded answer once, in drafted steps."""
-    base = _found(session, Base, request.base_id, "model")
-    data = _found(session, Dataset, request.dataset_id, "data set")
+    base = _found(session, Base, request.base_id)
+    data = _found(session, Dataset, request.dataset_id)
     rows = sizes.expected_rows(session, data)
     tokens = sizes.answer_tokens(data, rows) * min(request.limit / rows, 1.0) if rows else 0.0
     return _Need(tokens * REPLAY_STEPS * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
 
 
 def _tuning(session: Session, request: Tune) -> _Need:
-    base = _found(session, Base, request.base_id, "model")
+    base = _found(session, Base, request.base_id)
     return _Need(
         sizes.tuning_bytes(base, request.limit, request.max_tokens), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8
     )
@@ -265,7 +267,7 @@ def _file(_session: Session, request: ImportPrompts | ImportAnswered | ImportDra
 
 def _export(session: Session, request: Export) -> _Need:
     """The checkpoint's files, read, written and read again."""
-    held = sizes.folder_bytes(_found(session, Checkpoint, request.checkpoint_id, "checkpoint").path)
+    held = sizes.folder_bytes(_found(session, Checkpoint, request.checkpoint_id).path)
     return _Need(held, 2 * held, 3e8)
 
 
@@ -281,10 +283,10 @@ NEEDS: dict[type[Request], Callable[[Session, Any], _Need]] = {
 }
 
 
-def _found(session: Session, table: type[Table], row_id: str, word: str) -> Any:
+def _found(session: Session, table: type[Table], row_id: str) -> Any:
     if row := session.get(table, row_id):
         return row
-    raise NotFound(f"This {word} is gone; choose another.")
+    raise NotFound(f"This {WORDS[table.__tablename__]} is gone; choose another.")
 
 
 def _made(need: _Need, pace: Pace | None, start: float, home: Path) -> Estimate:
@@ -293,7 +295,6 @@ def _made(need: _Need, pace: Pace | None, start: float, home: Path) -> Estimate:
     seconds = pace.fixed + need.work / pace.rate if pace and need.work else None
     if need.minutes:
         seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
-    existing = next(p for p in (home, *home.parents) if p.exists())
-    free = shutil.disk_usage(existing).free, psutil.virtual_memory().available
+    free = shutil.disk_usage(existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNASKED if need.work else UNKNOWN
     return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm)

@@ -29,15 +29,12 @@ def extend(
     """
     settings = settings or load()
     with db.reading(settings) as session:
-        row = session.get_one(Dataset, dataset_id)
-        changes.must_be_idle(session, row)
-        request = _larger(session, row, samples, limit)
+        request = _larger(session, dataset_id, samples, limit)
     deliver(settings, request, (Dataset, dataset_id))
     with db.writing(settings) as session:
-        row = session.get_one(Dataset, dataset_id)
-        changes.must_be_idle(session, row)
-        request = _larger(session, row, samples, limit)
+        request = _larger(session, dataset_id, samples, limit)
         check_generation(request)
+        row = session.get_one(Dataset, dataset_id)
         job = _job(session, row, request, user)
         row.state, row.job_id = "pending", job.id
     return send(settings, job)
@@ -66,8 +63,10 @@ def _generated(row: Dataset) -> bool:
     return row.kind == "conversations" and bool(row.source_id) and "max_tokens" in (row.config or {})
 
 
-def _larger(session: Session, row: Dataset, samples: int | None, limit: int | None) -> GenerateData:
-    """The request that made the data set, with more to do."""
+def _larger(session: Session, dataset_id: str, samples: int | None, limit: int | None) -> GenerateData:
+    """The request that made the data set, with more to do. Raises Conflict while a job makes or uses it."""
+    row = session.get_one(Dataset, dataset_id)
+    changes.must_be_idle(session, row)
     before = made_by(row)
     prompts = session.get_one(Dataset, row.source_id).rows
     wanted = replace(before, samples=samples or before.samples, limit=limit or before.limit)

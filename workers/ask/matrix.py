@@ -40,10 +40,8 @@ def left_out(session: Session, request: Matrix) -> int:
     asked = (request.models, request.suites, request.drafting, request.dtypes)
     hot = sum(temperature > 0 for temperature in set(request.temperatures))
     chances = hot * len(set(request.top_ps)) + (len(set(request.temperatures)) - hot)
-    total = chances
-    for values in asked:
-        total *= len({json.dumps(value, sort_keys=True) for value in values})
-    return total - len(cells(session, request))
+    others = prod(len({json.dumps(value, sort_keys=True) for value in values}) for values in asked)
+    return chances * others - len(cells(session, request))
 
 
 def check(session: Session, request: Matrix) -> None:

@@ -47,12 +47,10 @@ exports have none."""
 
 def input_ids(request: Request) -> list[tuple[type[Table], str]]:
     """The rows a request reads, as (table, id)."""
-    if isinstance(request, ImportAnswered):
+    if isinstance(request, ImportAnswered | ImportDraft):
         return [(Base, request.base_id)]
     if isinstance(request, GenerateData):
         return [(Dataset, request.source_id)] + ([(Base, request.base_id)] if request.base_id else [])
-    if isinstance(request, ImportDraft):
-        return [(Base, request.base_id)]
     if isinstance(request, Train):
         return [(Base, request.base_id), *((Dataset, row_id) for row_id in request.dataset_ids)]
     if isinstance(request, Evaluate | Plan | Replay | Tune):

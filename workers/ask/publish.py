@@ -10,7 +10,7 @@ from tracking.tables import Job
 from workers.celery_app import TASK, make_app
 
 log = logging.getLogger(__name__)
-SENDING = (OperationalError, ConnectionError, TimeoutError, OSError)
+SENDING = (OperationalError, OSError)
 
 
 def publish(settings: Settings, waiting: list[Job]) -> int:
@@ -31,10 +31,10 @@ def publish(settings: Settings, waiting: list[Job]) -> int:
     return sent
 
 
-def publish_ready(settings: Settings, only_new: bool = True) -> int:
-    """Send every job that may start now and whose message was not sent yet (or all of them)."""
+def publish_ready(settings: Settings) -> int:
+    """Send every job that may start now and whose message was not sent yet."""
     with db.reading(settings) as session:
-        waiting = [job for job in jobs.publishable(session) if not (only_new and job.published_at)]
+        waiting = [job for job in jobs.publishable(session) if not job.published_at]
     return publish(settings, waiting)
 
 

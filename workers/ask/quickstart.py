@@ -13,7 +13,7 @@ from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.names import STARTER
-from tracking.tables import Base, Checkpoint, Evaluation, Job
+from tracking.tables import Base, Checkpoint, Evaluation
 from upkeep.starter import ensure_starter
 from workers.ask import builtin
 from workers.ask.requests import Evaluate, GenerateData, Train
@@ -49,8 +49,8 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     experiment = f"quickstart {datetime.now():%Y-%m-%d %H:%M:%S}"
     recipe = load_recipe(RECIPE)
     common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
-    importing, prompts_id = _prompts(settings, common)
-    answers = submit(GenerateData(source_id=prompts_id, base_id=row.id, limit=limit, **ANSWERS), **common)
+    prompts = builtin.add(builtin.PROMPTS, **common)  # imported once, used by every later quickstart
+    answers = submit(GenerateData(source_id=prompts.dataset_id, base_id=row.id, limit=limit, **ANSWERS), **common)
     changes = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
     changes["hidden_states_store"] = STORE
     training = Train(
@@ -59,7 +59,7 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     trained = submit(training, like=HEADS_NAME, **common)
     checkpoint_id = trained.request["checkpoint_id"]
     figures = submit(Evaluate(base_id=row.id, checkpoint_id=checkpoint_id, **QUESTIONS), **common)
-    done = tuple(job.id for job in (*importing, answers, trained, figures))
+    done = tuple(job.id for job in (prompts.job, answers, trained, figures) if job)
     return Chain(experiment, done, row.id, checkpoint_id, figures.request["evaluation_id"])
 
 
@@ -80,9 +80,3 @@ def _fitting(base: Base, recipe: dict[str, Any]) -> dict[str, Any]:
     sizes = {"max_length": base.card.get("max_length"), "draft_vocab_size": base.card.get("vocabulary")}
     values = {"max_length": SETTINGS["max_length"].default, **recipe}
     return {key: int(size) for key, size in sizes.items() if size and size < values.get(key, 0)}
-
-
-def _prompts(settings: Settings, common: dict[str, Any]) -> tuple[list[Job], str]:
-    """The built-in prompts: imported once, used by every later quickstart."""
-    added = builtin.add(builtin.PROMPTS, **common)
-    return [added.job] if added.job else [], added.dataset_id

@@ -1,7 +1,6 @@
 """Submitting work: the row is committed first, then its id is sent. No torch and no model here; pages call this."""
 
 from dataclasses import replace
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -21,20 +20,8 @@ from workers.ask.publish import publish
 from workers.ask.requests import Evaluate, GenerateData, Matrix, Request, Train, Tune, from_json, queue_of
 
 APIS = ("chat", "completions")
-VERBS = {
-    "fetch_model": "Fetch",
-    "import_draft": "Import",
-    "import_prompts": "Import",
-    "import_answered": "Import",
-    "generate_data": "Generate",
-    "train": "Train",
-    "evaluate": "Evaluate",
-    "matrix": "Measure",
-    "plan": "Plan",
-    "replay": "Replay",
-    "tune": "Tune",
-    "export": "Export",
-}
+VERBS = {"matrix": "Measure"}
+"""How a job's name begins where that is not its kind's first word."""
 
 
 def submit(
@@ -42,26 +29,60 @@ def submit(
     *,
     name: str = "",
     like: str = "",
-    after: Job | str | None = None,
     experiment: str | None = None,
     user: str = "",
     settings: Settings | None = None,
 ) -> Job:
     """Make the job's row and its output row, commit them, and send the id. With a store its inputs go there first.
 
-    `name` is the output's (when empty made up from `like`, or from what goes in); `after` a job that must succeed
-    first (found by itself when an input is still being made); `experiment` a name, made if new; `user` who asks, as
-    they call themselves. An unreachable broker is no error: the row waits.
+    `name` is the output's (when empty made up from `like`, or from what goes in); `experiment` a name, made if new;
+    `user` who asks, as they call themselves. A job that still makes an input must succeed first. An unreachable broker
+    is no error: the row waits.
     Raises BadInput, NotFound or Conflict for names and inputs that cannot be.
     """
     settings = settings or load()
     check_server(settings, request)
     deliver(settings, request)
     guess = _reckon(settings, request)
-    after_id = after.id if isinstance(after, Job) else after
     with db.writing(settings) as session:
-        job = _create(session, request, guess, name, after_id, experiment, like, user)
+        after_id = _check_inputs(session, request)
+        experiment_id = queries.ensure_experiment(session, experiment).id if experiment else None
+        request, row = make_output(session, request, name, experiment_id, like)
+        verb = VERBS.get(request.kind, request.kind.partition("_")[0].capitalize())
+        called = row.name if row else check_name(name) if name else default_name(session, request)
+        job = jobs.create(
+            session,
+            kind=request.kind,
+            queue=queue_of(request),
+            request=request.to_json(),
+            name=f"{verb} {called}",
+            after_id=after_id,
+            experiment_id=experiment_id,
+            user=user,
+            estimated_seconds=guess.seconds,
+            work=guess.work,
+        )
+        if row:
+            row.job_id = job.id
     return send(settings, job)
+
+
+def submit_training(
+    request: Train,
+    *,
+    measure: bool,
+    name: str = "",
+    experiment: str | None = None,
+    user: str = "",
+    settings: Settings | None = None,
+) -> list[Job]:
+    """Submit the training and, to `measure`, an evaluation of its checkpoint on the built-in questions."""
+    common = {"experiment": experiment, "user": user, "settings": settings}
+    training = submit(request, name=name, **common)
+    if not measure:
+        return [training]
+    made = Evaluate(base_id=request.base_id, checkpoint_id=training.request["checkpoint_id"])
+    return [training, submit(made, **common)]
 
 
 def request_cancel(job_id: str, settings: Settings | None = None) -> Job:
@@ -82,19 +103,14 @@ def retry(job_id: str, settings: Settings | None = None) -> Job:
     return send(settings, job)
 
 
-def clone(job_id: str, *, name: str = "", user: str = "", settings: Settings | None = None, **changes: Any) -> Job:
-    """A new job with the same request, some fields changed, and an output of its own, asked for by `user`."""
+def clone(job_id: str, *, user: str = "", settings: Settings | None = None) -> Job:
+    """A new job with the same request and an output of its own, asked for by `user`."""
     settings = settings or load()
     with db.reading(settings) as session:
         job = jobs.get(session, job_id)
         shards.refuse(session, job)
-    request = without_output(replace(from_json(job.kind, job.request), **changes))
-    check_server(settings, request)
-    deliver(settings, request)
-    guess = _reckon(settings, request)
-    with db.writing(settings) as session:
-        copy = _create(session, request, guess, name, None, job.experiment_id, user=user)
-    return send(settings, copy)
+    request = without_output(from_json(job.kind, job.request))
+    return submit(request, experiment=job.experiment_id, user=user, settings=settings)
 
 
 def without_output(request: Request) -> Request:
@@ -107,37 +123,6 @@ def _reckon(settings: Settings, request: Request) -> Estimate:
     with db.reading(settings) as session:
         _check_inputs(session, request)
         return estimate(session, request, settings.home)
-
-
-def _create(
-    session: Session,
-    request: Request,
-    guess: Estimate,
-    name: str,
-    after_id: str | None,
-    experiment: str | None,
-    like: str = "",
-    user: str = "",
-) -> Job:
-    maker = _check_inputs(session, request)
-    after_id = after_id or maker
-    experiment_id = queries.ensure_experiment(session, experiment).id if experiment else None
-    request, row = make_output(session, request, name, experiment_id, like)
-    job = jobs.create(
-        session,
-        kind=request.kind,
-        queue=queue_of(request),
-        request=request.to_json(),
-        name=f"{VERBS[request.kind]} {row.name if row else _own_name(name) or default_name(session, request)}",
-        after_id=after_id,
-        experiment_id=experiment_id,
-        user=user,
-        estimated_seconds=guess.seconds,
-        work=guess.work,
-    )
-    if row:
-        row.job_id = job.id
-    return job
 
 
 def _check_inputs(session: Session, request: Request) -> str | None:
@@ -193,10 +178,6 @@ def check_evaluation(request: Evaluate) -> None:
         raise BadInput("A server drafts as it was started; leave tree and precision out, or measure here.")
     if not (request.endpoint or request.base_id):
         raise BadInput("Say what to measure: a base model, or the name of an endpoint.")
-
-
-def _own_name(name: str) -> str:
-    return check_name(name) if name else ""
 
 
 def _same_twice(request: GenerateData) -> bool:

@@ -2,22 +2,24 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from models.archive import WEIGHTS
 from models.damage import Known
 from speculoos import machine
-from speculoos.errors import Fenced, NotFound
+from speculoos.errors import NotFound
+from speculoos.files import size_of
 from speculoos.reporting import check_stop
 from speculoos.settings import Settings
-from speculoos.sums import Sums
+from speculoos.sums import Sums, file_sha256
 from tracking import db, jobs, leases, queries, stored
 from tracking.names import WORDS
-from tracking.tables import Base, Job, Table
+from tracking.tables import Base, Checkpoint, Table
 from workers.child.files import JobFiles
 from workers.child.reporter import JobReporter
 from workers.timing import Timing
@@ -28,22 +30,17 @@ class Context(JobReporter):
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing, parent: int | None = None):
         super().__init__(settings, job_id, attempt, timing, parent)
-        self.timing = timing
         self.files = JobFiles(settings, self)
 
-    @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self) -> AbstractContextManager[Session]:
         """A short session that commits at its end; for reading, and for rows that need no fence."""
-        with db.writing(self.settings) as session:
-            yield session
+        return db.writing(self.settings)
 
     @contextmanager
     def fenced(self) -> Iterator[Session]:
         """A session that commits only while this attempt owns the job. Raises Fenced before anything is written."""
         with db.writing(self.settings) as session:
-            own = update(Job).where(Job.id == self.job_id, jobs.mine(self.attempt)).values(version=Job.version + 1)
-            if session.execute(own.execution_options(synchronize_session=False)).rowcount != 1:
-                raise Fenced(f"Attempt {self.attempt} of job {self.job_id} is over.")
+            jobs.fenced(jobs.move(session, self.job_id, jobs.mine(self.attempt)), self.job_id, self.attempt)
             yield session
 
     def usable(self, table: type[Table], row_id: str) -> Any:
@@ -78,6 +75,17 @@ class Context(JobReporter):
             if kept:
                 stored.keep(session, stored.KINDS[table], row_id, kept)
 
+    def publish_checkpoint(self, checkpoint_id: str, folder: Path, **values: Any) -> None:
+        """Fill a checkpoint's row from the files that this attempt made, fenced."""
+        facts = {"size_bytes": size_of(folder), "sha256": file_sha256(folder / WEIGHTS), "attempt": self.attempt}
+        self.publish(Checkpoint, checkpoint_id, state="ready", path=str(folder), **facts, **values)
+
+    def add_figures(self, checkpoint_id: str, figures: dict[str, Any]) -> None:
+        """Put further figures, or later ones, into a checkpoint's row, fenced."""
+        with self.fenced() as session:
+            row = session.get_one(Checkpoint, checkpoint_id)
+            row.figures = {**row.figures, **figures}
+
     def hold_device(self, device: str) -> None:
         """Wait for the device's lease, then keep it until this process ends (its supervisor gives it back).
 
@@ -111,7 +119,9 @@ class Context(JobReporter):
 
     def checkpoint_folder(self, checkpoint_id: str) -> Path:
         """home/checkpoints/<id>/attempt-N of this attempt, made if new: no other attempt writes there."""
-        return _made(self.settings.home / "checkpoints" / checkpoint_id / f"attempt-{self.attempt}")
+        folder = self.settings.home / "checkpoints" / checkpoint_id / f"attempt-{self.attempt}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def earlier_attempts(self, checkpoint_id: str) -> list[Path]:
         """Folders of earlier attempts, the latest first: where to look for a state to go on from."""
@@ -122,8 +132,3 @@ class Context(JobReporter):
     def model_folder(self, base_id: str) -> Path:
         """home/models/<id>; the work makes it whole under another name and renames it."""
         return self.settings.home / "models" / base_id
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

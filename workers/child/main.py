@@ -11,16 +11,13 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from speculoos import logs, room
-from speculoos.errors import Cancelled, Fenced, SpeculoosError, Unavailable
+from speculoos.errors import Cancelled, Fenced, SpeculoosError
 from speculoos.faults import disk_full, out_of_memory
 from speculoos.private import keep_private
 from speculoos.redaction import RedactingStream, redact, secrets
@@ -51,13 +48,11 @@ def main(job_id: str, attempt: int) -> int:
     sys.stdout, sys.stderr = (RedactingStream(s, secrets(settings)) for s in (sys.stdout, sys.stderr))
     context = Context(settings, job_id, attempt, timing(), int(os.environ.get(PARENT, "0")) or None)
     context.check_parent()
-    signal.signal(signal.SIGTERM, _interrupt(context))
-    signal.signal(PAUSE, _pause(context))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to translate
+    _stop_on_signals(context)
     try:
         with context:
             result = _work(context)
-        _say(context, lambda session: _ended(session, context, result))
+        _say(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
     except Fenced:
         return EXIT_FENCED
     except Cancelled as error:
@@ -72,14 +67,6 @@ def main(job_id: str, attempt: int) -> int:
             return 0
         _failed(context, *describe(error))
     return 0
-
-
-def _ended(session: Session, context: Context, result: Result) -> None:
-    """The work is done, or given to shards."""
-    if isinstance(result, Division):
-        shards.divide(session, context.job_id, context.attempt, result)
-    else:
-        jobs.succeed(session, context.job_id, context.attempt, result)
 
 
 def describe(error: Exception) -> tuple[str, str, str]:
@@ -109,19 +96,15 @@ def _work(context: Context) -> Result:
     return WORK[job.kind](from_json(job.kind, job.request), context) or {}
 
 
-def _interrupt(context: Context) -> Callable[[int, FrameType | None], None]:
+def _stop_on_signals(context: Context) -> None:
     def handle(number: int, frame: FrameType | None) -> None:
+        if number == PAUSE:
+            context.short = room.shortage(context.settings) or room.Shortage("disk", "there was no room for a moment")
         context.interrupted.set()
 
-    return handle
-
-
-def _pause(context: Context) -> Callable[[int, FrameType | None], None]:
-    def handle(number: int, frame: FrameType | None) -> None:
-        context.short = room.shortage(context.settings) or room.Shortage("disk", "there was no room for a moment")
-        context.interrupted.set()
-
-    return handle
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(PAUSE, handle)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to translate
 
 
 def _paused(context: Context, error: Exception) -> bool:
@@ -131,43 +114,35 @@ def _paused(context: Context, error: Exception) -> bool:
         return False
     note = (short or context.short).note
     log.warning("%s.", note)
-    _say(context, lambda session: jobs.interrupt(session, context.job_id, context.attempt, note, hint=ROOM_HINT))
+    _say(context, jobs.interrupt, note, hint=ROOM_HINT)
     return True
 
 
 def _stopped(context: Context, message: str) -> None:
     """Work that stopped when asked: for good if the user asked, for now if the worker goes down."""
-
-    def end(session: Session) -> None:
-        if context.cancel_requested():
-            jobs.cancelled(session, context.job_id, context.attempt, message)
-        elif short := context.short:
-            jobs.interrupt(session, context.job_id, context.attempt, short.note, counts=short.counts, hint=ROOM_HINT)
-        else:
-            jobs.interrupt(session, context.job_id, context.attempt, "The worker was stopped.", counts=False)
-
-    _say(context, end)
+    if context.cancel_requested():
+        _say(context, jobs.cancelled, message)
+    elif short := context.short:
+        _say(context, jobs.interrupt, short.note, counts=short.counts, hint=ROOM_HINT)
+    else:
+        _say(context, jobs.interrupt, "The worker was stopped.", counts=False)
 
 
 def _failed(context: Context, code: str, error: str, hint: str) -> None:
     known = secrets(context.settings)
     sentence, hint = redact(error, known), redact(hint, known)
     log.error("FAILED (%s): %s %s", code, sentence, hint)
-    _say(context, lambda session: jobs.fail(session, context.job_id, context.attempt, code, sentence, hint))
+    _say(context, jobs.fail, code, sentence, hint)
 
 
-def _say(context: Context, end: Callable[[Session], None]) -> None:
-    """Write the verdict, trying for as long as the lease lasts; another attempt's job needs none from us."""
-    deadline = time.monotonic() + context.timing.lease_seconds
-    while True:
-        try:
-            with contextlib.suppress(Fenced), db.writing(context.settings) as session:
-                end(session)
-            return
-        except Unavailable:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(1)
+def _say(context: Context, verdict: Callable[..., Any], *said: Any, **more: Any) -> None:
+    """Write a verdict of tracking.jobs into the row; another attempt's job needs none from us."""
+
+    def write() -> None:
+        with contextlib.suppress(Fenced), db.writing(context.settings) as session:
+            verdict(session, context.job_id, context.attempt, *said, **more)
+
+    context.insist(write)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class JobReporter:
         self.short: Shortage | None = None  # what the worker is short of
         self.on_beat: Callable[[], None] = lambda: None  # called after every heartbeat, in the thread
         self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called with every report
-        self._timing, self._parent = timing, parent
+        self.timing, self._parent = timing, parent
         self._known = secrets(settings)
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
@@ -60,7 +60,7 @@ class JobReporter:
         if self._thread.is_alive():
             self._thread.join(timeout=30)
         if not isinstance(error, Fenced):
-            self._flush_the_rest()
+            self.insist(self.flush)
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         eta = self._eta.update(done, total)
@@ -125,7 +125,7 @@ class JobReporter:
             leave("its supervisor is gone", EXIT_ORPHANED)
 
     def _beat_forever(self) -> None:
-        while not self._wake.wait(self._timing.poll_seconds) and not self._end:
+        while not self._wake.wait(self.timing.poll_seconds) and not self._end:
             self.check_parent()
             try:
                 self.flush()
@@ -137,20 +137,19 @@ class JobReporter:
             except Exception as error:
                 self._check_silence(type(error).__name__)
 
-    def _flush_the_rest(self) -> None:
-        """Write what is left, trying for as long as a lease lasts: work that is done must not fail by a moment
-        without database."""
-        deadline = time.monotonic() + self._timing.lease_seconds
+    def insist(self, write: Callable[[], None]) -> None:
+        """Write, trying for as long as a lease lasts: work that is done must not fail by a moment without database."""
+        deadline = time.monotonic() + self.timing.lease_seconds
         while True:
             try:
-                return self.flush()
+                return write()
             except Unavailable:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(self._timing.poll_seconds)
+                time.sleep(self.timing.poll_seconds)
 
     def _check_silence(self, reason: str) -> None:
-        if time.monotonic() - self._last_beat > self._timing.lease_seconds:
+        if time.monotonic() - self._last_beat > self.timing.lease_seconds:
             leave(f"the database could not be reached for as long as a lease lasts ({reason})", EXIT_FENCED)
 
 

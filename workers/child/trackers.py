@@ -148,7 +148,7 @@ class Mirror:
             raise RuntimeError("its package is not installed")
         is_new, run = not self.note.path.exists(), self.note.run or self.told.run
         first = min(self.note.reached, self.told.resumed + 1)
-        arguments, options = _made_of(self.name, run, self.told, folder, is_new, first)
+        arguments, options = self._made_of(run, folder, is_new, first)
         tracker = LOGGER_TYPE_TO_CLASS[self.name](*arguments, **options)
         tracker.main_process_only = False  # this is the one that reports; asking would make another accelerator state
         tracker.start()
@@ -157,6 +157,17 @@ class Mirror:
         self.note.run, self.note.reached = tracker.tracker.info.run_id if self.name == "mlflow" else run, first
         self.note.write()
         return tracker, first
+
+    def _made_of(self, run: str, folder: Path, is_new: bool, first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What accelerate's tracker is made with, so that a run that is known goes on."""
+        name, told = self.name, self.told
+        if name == "tensorboard":  # what a killed attempt told of later steps is made again, so readers forget it
+            return (run, folder / "tensorboard"), {} if is_new else {"purge_step": first}
+        if name == "wandb":
+            return (PROJECT,), {"id": told.job_id, "name": told.name, "resume": "allow", "dir": str(folder)}
+        if name == "mlflow":
+            return (PROJECT,), {"run_name": told.name} if is_new else {"run_id": run}
+        return (PROJECT,), {"name": run, "resume": "allow"}
 
     def _missing(self, first: int) -> list[tuple[int, dict[str, float]]]:
         """What rows say of the steps before the state that this attempt goes on from, from step `first`."""
@@ -206,16 +217,3 @@ class Note:
         with new_file(self.path) as file:
             json.dump({"run": self.run, "reached": self.reached}, file)
         self.written = time.monotonic()
-
-
-def _made_of(
-    name: str, run: str, told: Told, folder: Path, is_new: bool, first: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What accelerate's tracker is made with, so that a run that is known goes on."""
-    if name == "tensorboard":  # what a killed attempt told of later steps is made again, so readers forget it
-        return (run, folder / "tensorboard"), {} if is_new else {"purge_step": first}
-    if name == "wandb":
-        return (PROJECT,), {"id": told.job_id, "name": told.name, "resume": "allow", "dir": str(folder)}
-    if name == "mlflow":
-        return (PROJECT,), {"run_name": told.name} if is_new else {"run_id": run}
-    return (PROJECT,), {"name": run, "resume": "allow"}

@@ -7,17 +7,12 @@ Only the change counts, and how long the watcher has waited for one (as in Kuber
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 
 from tracking.tables import Job
 
-
-@dataclass
-class _Seen:
-    attempt: int
-    lease_until: datetime | None
-    seconds: float = 0.0  # for how long it has looked like this
+Looks = tuple[int, datetime | None]
+"""A job's attempt and its `lease_until`."""
 
 
 class Silence:
@@ -30,17 +25,16 @@ class Silence:
     def __init__(self, lease_seconds: float, longest_step: float, clock: Callable[[], float] = time.monotonic):
         self._patience, self._longest_step, self._clock = lease_seconds, longest_step, clock
         self._looked = clock()
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[Looks, float]] = {}  # and for how many seconds it has looked so
 
     def of(self, running: Iterable[Job]) -> set[str]:
         """Ids of the jobs that have not been heard of for as long as a lease lasts."""
         at = self._clock()
         passed, self._looked = min(at - self._looked, self._longest_step), at
         self._seen = {job.id: self._look(job, passed) for job in running}
-        return {job_id for job_id, seen in self._seen.items() if seen.seconds > self._patience}
+        return {job_id for job_id, (_, seconds) in self._seen.items() if seconds > self._patience}
 
-    def _look(self, job: Job, passed: float) -> _Seen:
-        seen = self._seen.get(job.id)
-        if seen and (seen.attempt, seen.lease_until) == (job.attempt, job.lease_until):
-            return _Seen(job.attempt, job.lease_until, seen.seconds + passed)
-        return _Seen(job.attempt, job.lease_until)
+    def _look(self, job: Job, passed: float) -> tuple[Looks, float]:
+        looks = job.attempt, job.lease_until
+        before, seconds = self._seen.get(job.id, (None, 0.0))
+        return looks, (seconds + passed if looks == before else 0.0)

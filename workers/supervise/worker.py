@@ -57,12 +57,12 @@ def stop(**_: object) -> None:
     attempt.stopping.set()
 
 
-def entry(argv: list[str] | None = None) -> int:
+def entry() -> int:
     """The command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m workers.supervise.worker", description="Serve one queue of jobs.")
     parser.add_argument("queue", choices=QUEUES)
     parser.add_argument("--concurrency", type=int, help="jobs at once; default: gpu 1, io 4")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     return main(args.queue, args.concurrency)
 
 

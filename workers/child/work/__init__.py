@@ -7,6 +7,7 @@ Further kinds: SPECULOOS_WORK_MODULES names modules that add to WORK and to work
 import importlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tracking.shards import Division
@@ -16,16 +17,12 @@ from workers.child.context import Context
 Body = Callable[[Request, Context], dict[str, Any] | Division | None]
 
 
-def lazy(module: str) -> Body:
-    """The `run` of a module, imported when it is called: the registry itself brings no torch."""
-
-    def body(request: Request, context: Context) -> dict[str, Any] | Division | None:
-        return importlib.import_module(module).run(request, context)
-
-    return body
+def _run(module: str, request: Request, context: Context) -> dict[str, Any] | Division | None:
+    """By the `run` of a module, imported when it is called: the registry itself brings no torch."""
+    return importlib.import_module(module).run(request, context)
 
 
-WORK: dict[str, Body] = {request.kind: lazy(f"workers.child.work.{request.kind}") for request in KINDS}
+WORK: dict[str, Body] = {request.kind: partial(_run, f"workers.child.work.{request.kind}") for request in KINDS}
 
 
 def load_extras() -> None:

@@ -1,4 +1,4 @@
-"""What a generation and its shards have in common: who answers, with which options, into which folders."""
+"""What generations, whole or in shards, have in common: who answers, with which options, into which folders."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Any
 
 from corpus.conversations import GenerateOptions
 from corpus.labels import ServedBase
+from corpus.lengths import count_lengths
 from corpus.places import Folder, Place, Shelf
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint
 from tracking import stored
 from tracking.tables import Base, Dataset
 from workers.ask.hidden_states import store_folder
-from workers.ask.requests import Evaluate, GenerateData, GenerateShard
+from workers.ask.requests import Evaluate, GenerateData
 from workers.child.context import Context
 
 PARTS = "parts"
@@ -44,6 +45,19 @@ def must_have_rows(report: dict[str, Any]) -> None:
         )
 
 
+def publish(request: GenerateData, context: Context, rows: int, report: dict[str, Any]) -> None:
+    """Fill the data set's row, fenced; before that, the preview its page shows."""
+    from workers.child.work.previews import write_preview
+
+    path = str(context.dataset_folder(request.dataset_id))
+    if request.base_id:
+        write_preview(context, Path(path), context.usable(Base, request.base_id).path)
+    counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
+    report = {**report, **count_lengths(path)}
+    made = {"state": "ready", "path": path, "report": report, "config": request.to_json()}
+    context.publish(Dataset, request.dataset_id, **made, **counts)
+
+
 def author_of(request: GenerateData, context: Context) -> dict[str, str]:
     """Who answers, in what changes no answer when it is the same: sums of the base, or the model's name there."""
     if not request.endpoint:
@@ -67,13 +81,8 @@ def place_of(request: GenerateData, context: Context) -> Place:
     return Folder(context.dataset_folder(request.dataset_id) / PARTS)
 
 
-def work_folder(request: GenerateShard, context: Context) -> Path:
-    """Where a shard's rows gather until it is whole, for all its attempts."""
-    return work_of(request.key, request, context)
-
-
 def work_of(key: str, request: GenerateData, context: Context) -> Path:
-    """The same for shard `key` of a generation."""
+    """Where the rows of shard `key` gather until it is whole, for all its attempts."""
     return context.dataset_folder(request.dataset_id) / PARTS / f"{key}.work"
 
 

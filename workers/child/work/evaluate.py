@@ -36,13 +36,17 @@ def run(request: Evaluate, context: Context) -> dict[str, Any]:
     result = _of_endpoint(request, context, questions) if request.endpoint else _here(request, context, questions)
     context.publish(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
     if is_usual(request):
-        _keep_figures(request, context, result)
+        context.add_figures(request.checkpoint_id, _figures(result))
     return brief(request.evaluation_id, result)
 
 
 def brief(evaluation_id: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """What the job's row says of a result."""
-    return {"evaluation_id": evaluation_id, **{k: result[k] for k in OF_CHECKPOINT if k in result}}
+    return {"evaluation_id": evaluation_id, **_figures(result)}
+
+
+def _figures(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: result[key] for key in OF_CHECKPOINT if key in result}
 
 
 def is_usual(request: Evaluate) -> bool:
@@ -68,18 +72,16 @@ def _begin(request: Evaluate, context: Context) -> dict[str, Any]:
 
 def _here(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
     from evaluation.acceptance import Sampling, evaluate
-    from models.base import decoding_dtype, load_base
-    from workers.child.work.devices import take_device
+    from workers.child.work.devices import load_models
 
-    base_row = context.usable(Base, request.base_id)
-    device = take_device(context)
-    dtype = decoding_dtype(request.dtype or context.settings.dtype, device)
-    base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
-    draft = _draft(request, context, base, base_row.weights_sha256)
-    context.log(f"Measuring {len(questions)} questions on {device}, plain and with drafting, step by step in turns.")
+    loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
+    for notice in getattr(loaded.draft, "notices", []):
+        context.log(str(notice), "warning")
+    how = "plain and with drafting, step by step in turns"
+    context.log(f"Measuring {len(questions)} questions on {loaded.device}, {how}.")
     sampling = Sampling(request.temperature, request.top_p, request.seed)
     given = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
-    return evaluate(base, draft, questions, context, **given)
+    return evaluate(loaded.base, loaded.draft, questions, context, **given)
 
 
 def _of_endpoint(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
@@ -93,21 +95,3 @@ def _of_endpoint(request: Evaluate, context: Context, questions: list[dict[str, 
     result = evaluate_served(endpoint, questions, context, asked, **names)
     known = secrets(context.settings)
     return {**result, "failed": [{**row, "reason": redact(row["reason"], known)} for row in result["failed"]]}
-
-
-def _draft(request: Evaluate, context: Context, base: Any, base_sha256: str) -> Any:
-    from models.checkpoints import load_draft
-
-    if not request.checkpoint_id:
-        return None
-    row = context.usable(Checkpoint, request.checkpoint_id)
-    draft = load_draft(row.path, base, base_sha256, row.sha256, context.sums)
-    for notice in getattr(draft, "notices", []):
-        context.log(str(notice), "warning")
-    return draft
-
-
-def _keep_figures(request: Evaluate, context: Context, result: dict[str, Any]) -> None:
-    with context.fenced() as session:
-        checkpoint = session.get_one(Checkpoint, request.checkpoint_id)
-        checkpoint.figures = {**checkpoint.figures, **{k: result[k] for k in OF_CHECKPOINT if k in result}}

@@ -4,11 +4,9 @@ from typing import Any
 
 from models.fetch import fetch_base
 from tracking.tables import Base
+from workers.ask.deliver import ELSEWHERE
 from workers.ask.requests import FetchModel
 from workers.child.context import Context
-
-FILES = ("folder", "gguf")
-"""Sources whose location is a path."""
 
 
 def run(request: FetchModel, context: Context) -> dict[str, Any]:
@@ -26,13 +24,13 @@ def run(request: FetchModel, context: Context) -> dict[str, Any]:
         weights_sha256=card.get("weights_sha256", ""),
         tokenizer_sha256=card.get("tokenizer_sha256", ""),
     )
-    if request.source in FILES:
+    if request.source not in ELSEWHERE:
         context.files.forget_path(request.location, location)
     return {"base_id": request.base_id, "path": str(path), "weights_sha256": card.get("weights_sha256", "")}
 
 
 def given(request: FetchModel, context: Context) -> str:
     """The location, on this machine; a folder of another one comes to where the model shall be."""
-    if request.source not in FILES:
+    if request.source in ELSEWHERE:
         return request.location
     return context.files.bring_path(request.location, context.model_folder(request.base_id))

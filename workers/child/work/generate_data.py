@@ -9,17 +9,15 @@ from typing import Any
 
 from corpus import extending
 from corpus.conversations import count_answers
-from corpus.lengths import count_lengths
 from corpus.sharding import begun_by_one
 from corpus.shards import count_rows, read_summary
 from speculoos.errors import Cancelled
 from tracking.shards import Division
-from tracking.tables import Base, Dataset
+from tracking.tables import Dataset
 from workers.ask.requests import SHARD_ROWS, GenerateData
 from workers.child.context import Context
 from workers.child.work import generate_divided
-from workers.child.work.answers import PARTS, answer, must_have_rows, options_of
-from workers.child.work.previews import write_preview
+from workers.child.work.answers import PARTS, answer, must_have_rows, options_of, publish
 
 
 def run(request: GenerateData, context: Context) -> dict[str, Any] | Division:
@@ -28,7 +26,7 @@ def run(request: GenerateData, context: Context) -> dict[str, Any] | Division:
     context.files.bring_output(Dataset, request.dataset_id, folder)
     extends = extends_usable(request, context, folder)
     if is_divided(request, source, folder):
-        return generate_divided.run(request, context, source, publish, extends)
+        return generate_divided.run(request, context, source, extends)
     work = extending.begin(folder, folder / PARTS / f"{context.job_id}.more") if extends else folder
     try:
         report = answer(request, context, source, work, options_of(request))
@@ -64,14 +62,3 @@ def is_divided(request: GenerateData, source: str, folder: Path) -> bool:
     answers = count_answers(source, options_of(request))
     large = request.max_minutes is None and answers > (request.shard_rows or SHARD_ROWS)
     return large and not begun_by_one(folder)
-
-
-def publish(request: GenerateData, context: Context, rows: int, report: dict[str, Any]) -> None:
-    """Fill the data set's row, fenced; before that, the preview its page shows."""
-    path = str(context.dataset_folder(request.dataset_id))
-    if request.base_id:
-        write_preview(context, Path(path), context.usable(Base, request.base_id).path)
-    counts = {"rows": rows, "bad_rows": sum(report.get("left_out", {}).values())}
-    report = {**report, **count_lengths(path)}
-    made = {"state": "ready", "path": path, "report": report, "config": request.to_json()}
-    context.publish(Dataset, request.dataset_id, **made, **counts)

@@ -1,6 +1,6 @@
 """A generation in shards: its plan, and the data set that is put together once they have ended."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,21 @@ from speculoos.errors import BadInput, Cancelled
 from tracking.shards import Division, Shard
 from workers.ask.requests import SHARD_ROWS, GenerateData, GenerateShard, queue_of
 from workers.child.context import Context
-from workers.child.work.answers import author_of, must_have_rows, options_of, place_of, work_of
+from workers.child.work.answers import author_of, must_have_rows, options_of, place_of, publish, work_of
 from workers.child.work.divided import check_shards
 
-Publish = Callable[[GenerateData, Context, int, dict[str, Any]], None]
 Reports = Mapping[str, Mapping[str, Any]]
 AS_IT_WAS = "Stopped at your request; the data set is as it was before, and a retry goes on from here."
 MOST = 10_000
 """Shards of a generation: each is a row, and a square on its page."""
 
 
-def run(
-    request: GenerateData, context: Context, source: str, publish: Publish, extends: bool
-) -> dict[str, Any] | Division:
-    """The shards that are still to be made, or the finished data set's report. Raises ShardFailed when some did not
+def run(request: GenerateData, context: Context, source: str, extends: bool) -> dict[str, Any] | Division:
+    """The shards that are still to be made, or the finished data set's report. Raises JobFailed when some did not
     end well, Cancelled after putting together what there is; a set that it `extends` stays as it was then."""
     options, place = options_of(request), place_of(request, context)
-    parts = plan(source, options, request.shard_rows or SHARD_ROWS, **author_of(request, context))
+    author = author_of(request, context)
+    parts = plan(source, options, request.shard_rows or SHARD_ROWS, **author)
     _check_count(parts)
     folder = context.dataset_folder(request.dataset_id)
     reports = landed(parts, place, folder)
@@ -35,7 +33,7 @@ def run(
     if context.cancel_requested():
         if extends:
             raise Cancelled(AS_IT_WAS)
-        raise _stopped(request, context, parts, reports, publish)
+        raise _stopped(request, context, parts, reports)
     check_shards(context)
     if len(reports) < len(parts):
         return _division(request, parts, reports)
@@ -46,7 +44,6 @@ def run(
         reports = without_duplicates(parts, reports, folder)
     report = totals(parts, reports)
     must_have_rows(report)
-    author = {key: value for key, value in author_of(request, context).items() if key.endswith("sha256")}
     identity = {"base_sha256": author.get("weights_sha256", ""), "tokenizer_sha256": author.get("tokenizer_sha256", "")}
     config = {**asdict(options), "endpoint": request.endpoint, "model": request.endpoint_model}
     write_summary(folder, kind="conversations", source=Path(source).name, **identity, config=config, **report)
@@ -72,9 +69,7 @@ def _request(request: GenerateData, part: Part) -> dict[str, Any]:
     return GenerateShard(**whole, key=part.key, first=part.first, first_sample=part.sample).to_json()
 
 
-def _stopped(
-    request: GenerateData, context: Context, parts: Sequence[Part], reports: Reports, publish: Publish
-) -> Cancelled:
+def _stopped(request: GenerateData, context: Context, parts: Sequence[Part], reports: Reports) -> Cancelled:
     """Put together what there is, also of shards that were not finished."""
     folder, place = context.dataset_folder(request.dataset_id), place_of(request, context)
     if wrong := assemble(parts, reports, place, folder):

@@ -8,7 +8,7 @@ from tracking import jobs, reports
 from tracking.tables import Dataset
 from workers.ask.requests import GenerateShard
 from workers.child.context import Context
-from workers.child.work.answers import answer, options_of, place_of, work_folder
+from workers.child.work.answers import answer, options_of, place_of, work_of
 
 
 def run(request: GenerateShard, context: Context) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def run(request: GenerateShard, context: Context) -> dict[str, Any]:
     report = place.report(request.key)
     if report is None:
         source, options = context.usable(Dataset, request.source_id).path, options_of(request)
-        work = work_folder(request, context)
+        work = work_of(request.key, request, context)
         made = answer(request, context, source, work, options)
         with context.fenced():  # nobody lands what is another attempt's by now
             pass

@@ -10,7 +10,7 @@ from typing import Any
 from corpus.rows import Files
 from models.hub_data import Location, fetch, look_up
 from speculoos.errors import BadInput
-from workers.ask.builtin import BUILT_IN, built_in_name
+from workers.ask import builtin
 from workers.ask.requests import HUB, ImportAnswered, ImportPrompts
 from workers.child.context import Context
 
@@ -30,8 +30,8 @@ def given_files(request: ImportPrompts | ImportAnswered, context: Context) -> It
     if request.path.startswith(HUB):
         with _fetched(request, context) as given:
             yield given
-    elif name := built_in_name(request.path):
-        yield Given(BUILT_IN[name].file)
+    elif request.path.startswith(builtin.PREFIX):
+        yield Given(builtin.find_built_in(request.path.removeprefix(builtin.PREFIX)).file)
     else:
         yield Given(context.files.bring_path(request.path))
 

@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.imports.run import TargetBase, import_draft
-from models.checkpoints import WEIGHTS
-from speculoos.sums import file_sha256
-from tracking.changes import size
-from tracking.tables import Base, Checkpoint
+from tracking.tables import Base
 from workers.ask.requests import ImportDraft
 from workers.child.context import Context
 
@@ -38,16 +35,6 @@ def remove_upload(folder: Path, uploads: Path) -> None:
 def publish(request: ImportDraft, context: Context, report: dict[str, Any], folder: Path) -> None:
     """Fill the checkpoint's row, fenced. Its config says where it came from and what there is to know about that."""
     told = {key: report[key] for key in ("format", "title", "origin", "licence", "notices")}
-    context.publish(
-        Checkpoint,
-        request.checkpoint_id,
-        state="ready",
-        method=report["method"],
-        path=str(folder),
-        attempt=context.attempt,
-        base_sha256=report["base_sha256"],
-        size_bytes=size(folder),
-        sha256=file_sha256(folder / WEIGHTS),
-        config={**request.to_json(), "imported": told},
-        figures=report["figures"],
-    )
+    facts = {key: report[key] for key in ("method", "base_sha256", "figures")}
+    config = {**request.to_json(), "imported": told}
+    context.publish_checkpoint(request.checkpoint_id, folder, config=config, **facts)

@@ -19,7 +19,7 @@ from workers.child.work.evaluate import brief
 
 
 def run(request: Matrix, context: Context) -> dict[str, Any] | Division:
-    """The cells that are still to be measured, or how many there are. Raises ShardFailed when some were not measured,
+    """The cells that are still to be measured, or how many there are. Raises JobFailed when some were not measured,
     Cancelled after a stop; what was measured is kept."""
     with context.session() as session:
         planned = cells(session, request, context.job_id)

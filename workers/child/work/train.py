@@ -9,9 +9,6 @@ from sqlalchemy import select
 
 from methods.recipes import config_for
 from methods.settings import TrainConfig
-from models.checkpoints import WEIGHTS
-from speculoos.sums import file_sha256
-from tracking.changes import size
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.connect import Elsewhere
 from training.loop import TrainResult, train
@@ -54,11 +51,10 @@ def run(request: Train, context: Context) -> dict[str, Any]:
     follows = "" if config.hidden_states else TUNING_NOTE
     context.progress(result.step, result.step, "steps", follows)  # also where an attempt resumed at the last step
     publish(context, request.checkpoint_id, base, result)
-    figures = result.figures
     if config.hidden_states:
         context.log("No tree was tuned: the base runs elsewhere.")
     else:
-        figures = {**figures, **tune_tree(context, base, config.device, result.folder)}
+        figures = {**result.figures, **tune_tree(context, base, config.device, result.folder)}
         publish(context, request.checkpoint_id, base, replace(result, figures=figures))
     for path in earlier:
         shutil.rmtree(path, ignore_errors=True)
@@ -112,17 +108,6 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> dict[s
 
 
 def publish(context: Context, checkpoint_id: str, base: Base, result: TrainResult) -> None:
-    """Fill the checkpoint's row from the files, fenced."""
-    folder = Path(result.folder)
-    context.publish(
-        Checkpoint,
-        checkpoint_id,
-        state="ready",
-        path=str(folder),
-        attempt=context.attempt,
-        step=result.step,
-        base_sha256=base.weights_sha256,
-        size_bytes=size(folder),
-        sha256=file_sha256(folder / WEIGHTS),
-        figures=result.figures,
-    )
+    """Fill the checkpoint's row, fenced."""
+    facts = {"step": result.step, "figures": result.figures, "base_sha256": base.weights_sha256}
+    context.publish_checkpoint(checkpoint_id, Path(result.folder), **facts)

@@ -5,37 +5,33 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
-from models.base import decoding_dtype, load_base
-from models.checkpoints import load_draft, set_drafting
+from models.checkpoints import set_drafting
 from speculoos.errors import Unsupported
-from tracking.changes import size
-from tracking.tables import Base, Checkpoint, now
+from speculoos.files import size_of
+from tracking.tables import Checkpoint, now
 from workers.ask.requests import Tune
 from workers.child.context import Context
-from workers.child.work.devices import take_device
+from workers.child.work.devices import load_models
 from workers.child.work.questions import asked_questions
 
 
 def run(request: Tune, context: Context) -> dict[str, Any]:
     """Tune, and keep what was found."""
-    base_row, row = context.usable(Base, request.base_id), context.usable(Checkpoint, request.checkpoint_id)
     questions = asked_questions(request, context, last=True)  # evaluations take the first ones
-    device = take_device(context)
-    dtype = decoding_dtype(request.dtype or context.settings.dtype, device)
-    base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
-    draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums)
-    if not can_be_tuned(draft):
-        raise Unsupported(f"Drafts of the method {draft.method} have nothing to tune.")
-    context.log(f"Tuning on {device} in {dtype} with {len(questions)} questions.")
-    tuned = tune(base, draft, questions, context, max_tokens=request.max_tokens, counts=True)
+    loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
+    if not can_be_tuned(loaded.draft):
+        raise Unsupported(f"Drafts of the method {loaded.draft.method} have nothing to tune.")
+    context.log(f"Tuning on {loaded.device} in {loaded.dtype} with {len(questions)} questions.")
+    tuned = tune(loaded.base, loaded.draft, questions, context, max_tokens=request.max_tokens, counts=True)
     context.log(tuned.plan.verdict)
-    kept = request.keep and bool(tuned.drafting) and _is_ours(Path(row.path), context)
+    folder = Path(loaded.checkpoint.path)
+    kept = request.keep and bool(tuned.drafting) and _is_ours(folder, context)
     if kept:
-        _keep(request.checkpoint_id, Path(row.path), tuned, context)
+        _keep(request.checkpoint_id, folder, tuned, context)
     elif request.keep and tuned.drafting:
         context.log("The tree is not kept in the checkpoint's files: they lie outside the home.", "warning")
     figures = figures_of(tuned, kept, context.job_id)
-    _note(request.checkpoint_id, figures, context)
+    context.add_figures(request.checkpoint_id, figures)
     return {"checkpoint_id": request.checkpoint_id, **figures["tuned"]}
 
 
@@ -55,10 +51,4 @@ def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: Context)
     with context.fenced():
         pass
     set_drafting(folder, tuned.drafting, tuned.plan.to_json())
-    context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=size(folder))
-
-
-def _note(checkpoint_id: str, figures: dict[str, Any], context: Context) -> None:
-    with context.fenced() as session:
-        row = session.get_one(Checkpoint, checkpoint_id)
-        row.figures = {**row.figures, **figures}
+    context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=size_of(folder))
