@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.evaluated import run_again
 from app.evaluation_forms import cloned
-from app.links import go
+from app.links import leads
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
 from app.views.matrix_form import MatrixForm, ServerForm
@@ -127,9 +127,7 @@ class EvaluationsPage:
         seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
         on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
         self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)
-        self.one.steps(self.show_steps, self.chosen, [self.steps_said, self.steps_target], **QUIET).then(
-            None, self.steps_target, None, js=go(), api_visibility="private"
-        )
+        leads(self.one.steps, self.show_steps, self.chosen, self.steps_said, self.steps_target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """What the address asks for, with the choices of the forms."""

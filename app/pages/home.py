@@ -13,11 +13,11 @@ from app import visitor
 from app.links import model_link
 from app.views import experiment_view, job_rows
 from app.views.checkpoint_rows import method_words
-from app.views.manage import sentence
 from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header, section, tiles
 from app.widgets.formatting import figure, size
 from app.widgets.hidden import hidden
 from app.widgets.picker import live, table
+from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
 from models.starter import HEAD
 from speculoos.errors import SpeculoosError
@@ -128,12 +128,10 @@ class HomePage:
             machine(session, self.settings, queues.running),
         ]
 
+    @saying_errors("")
     def begin(self) -> tuple[str, str]:
         """Submit the chain: (notice, experiment)."""
-        try:
-            return "", begin_quickstart(self.settings)
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
+        return "", begin_quickstart(self.settings)
 
 
 def hero(title: str, text: str) -> str:

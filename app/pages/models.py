@@ -1,6 +1,7 @@
 """The models page: base models, their cards, and adding one; `?id=` opens one."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -8,18 +9,19 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import SOURCES, fetch_request
-from app.links import go
+from app.links import leads
 from app.views import model_view
 from app.views.hub_search import HubSearch
-from app.views.manage import SMALL, Manage, note_line, sentence
+from app.views.manage import SMALL, Manage, note_line
 from app.widgets.accordion import closed_accordion
 from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.elements import QUIET, block, empty_state, notice, page_header, section
+from app.widgets.elements import QUIET, block, empty_state, page_header, section
+from app.widgets.fields import one_line
 from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
+from app.widgets.problems import saying_errors
 from app.widgets.text import tag
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.db import writing
@@ -65,17 +67,9 @@ def build_add(settings: Settings) -> None:
         source = gr.Radio(list(SOURCES), value="Hub id", label="Where it comes from", elem_id="models-source")
         hub = HubSearch()
         with gr.Row():
-            location = gr.Textbox(
-                label="Which one",
-                placeholder=HINTS["Hub id"][0],
-                info=HINTS["Hub id"][1],
-                elem_id="models-location",
-                max_lines=1,
-                scale=3,
-            )
-            name = gr.Textbox(
-                label="Name (optional)", info="How it is called here.", max_lines=1, elem_id="models-new-name", scale=2
-            )
+            placeholder, info = HINTS["Hub id"]
+            location = one_line("Which one", "models-location", placeholder=placeholder, info=info, scale=3)
+            name = one_line("Name (optional)", "models-new-name", info="How it is called here.", scale=2)
         said = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
         target = hidden("models-target")
@@ -83,9 +77,7 @@ def build_add(settings: Settings) -> None:
     hub.wire(location)
     values = [source, location, name]
     for event in (add.click, location.submit):
-        event(lambda *form: add_model(settings, *form), values, [said, target], **QUIET).then(
-            None, target, None, js=go(), api_visibility="private"
-        )
+        leads(event, partial(add_model, settings), values, said, target)
 
 
 def hint(source: str) -> tuple[Any, Any]:
@@ -95,17 +87,15 @@ def hint(source: str) -> tuple[Any, Any]:
     return box, gr.Column(visible=source == "Hub id")
 
 
+@saying_errors("")
 def add_model(settings: Settings, source: str, location: str, name: str) -> tuple[str, str]:
     """Submit the job, or take the starter as it is installed: (notice, where to go)."""
-    try:
-        request = fetch_request(settings, source, location)
-        if request.source == "starter":
-            with writing(settings) as session:
-                if installed := ensure_starter(session, settings):
-                    return "", f"/models?id={installed.id}"
-        job = submit(request, name=name.strip(), user=visitor.user(), settings=settings)
-    except SpeculoosError as error:
-        return notice(sentence(error), "bad"), ""
+    request = fetch_request(settings, source, location)
+    if request.source == "starter":
+        with writing(settings) as session:
+            if installed := ensure_starter(session, settings):
+                return "", f"/models?id={installed.id}"
+    job = submit(request, name=name.strip(), user=visitor.user(), settings=settings)
     return "", f"/models?id={job.request['base_id']}"
 
 

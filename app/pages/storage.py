@@ -8,10 +8,11 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views import storage_view
-from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, outcome_notice, question, sentence
+from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, outcome_notice, question
 from app.widgets.elements import QUIET, block, notice, on_load, page_header, section
 from app.widgets.hidden import hidden
 from app.widgets.picker import on_pick, pick, picker
+from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -179,12 +180,10 @@ class StoragePage:
         last = self.surveys.last
         return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.words)}"
 
+    @saying_errors()
     def round_html(self) -> str:
-        try:
-            with reading(self.settings) as session:
-                return storage_view.last_round(retention.last_round(session))
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad")
+        with reading(self.settings) as session:
+            return storage_view.last_round(retention.last_round(session))
 
     def look(self) -> str:
         """Say what cleaning up would remove."""

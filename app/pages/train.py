@@ -8,15 +8,15 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import forms, visitor
-from app.links import go
+from app.links import GO
 from app.views import choices
-from app.views.manage import sentence
 from app.views.train_settings import SettingControls
 from app.widgets.accordion import closed_accordion
 from app.widgets.at_field import reviewing, wrong
 from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
-from app.widgets.fields import dropdown
+from app.widgets.fields import dropdown, one_line
 from app.widgets.hidden import hidden
+from app.widgets.problems import sentence
 from app.widgets.review import line, review
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
@@ -100,7 +100,7 @@ class TrainPage:
     def _build_review(self) -> None:
         step(4, "Review and start", "What it takes on this machine.")
         self.review = reviewing("train-review")
-        self.name = gr.Textbox(label="Name of the draft (optional)", max_lines=1, max_length=200, elem_id="train-name")
+        self.name = one_line("Name of the draft (optional)", "train-name", max_length=200)
         self.experiment = dropdown(
             [],
             value="",
@@ -127,7 +127,7 @@ class TrainPage:
         )
         starts = [self.start.click, self.start_here.click]
         gr.on(starts, self.start_training, self.values, [self.said, self.target, self.line], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
+            None, self.target, None, js=GO, api_visibility="private"
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.links import clone_form, go, model_link
+from app.links import clone_form, leads, model_link
 from app.views import (
     evaluation_view,
     experiment_rows,
@@ -28,6 +28,7 @@ from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice
 from app.widgets.hidden import hidden
 from app.widgets.picker import live
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 from tracking import downsampling, generations, jobs, listing, reports
@@ -88,18 +89,15 @@ class JobPanel:
             button.click(self._act(action), self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
         self.said.change(None, self.said, None, js=SAID, api_visibility="private")
         self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
-        self.clone.click(self._clone, self.chosen, [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        leads(self.clone.click, self._clone, self.chosen, self.said, self.target)
         self.manage.wire(redraw, inputs, outputs)
 
     def _act(self, action: Any) -> Any:
         return lambda job_id: outcome_notice(lambda: action(self.settings, job_id))
 
+    @saying_errors("")
     def _clone(self, job_id: str) -> tuple[str, str]:
-        target: list[str] = []
-        words = outcome_notice(lambda: target.append(clone(self.settings, job_id)) or "")
-        return words, target[0] if target else ""
+        return "", clone(self.settings, job_id)
 
     def live_view(self, session: Session, job: Job) -> list[Any]:
         """Values of `live`."""

@@ -10,7 +10,9 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.widgets.elements import QUIET, block, notice
+from app.widgets.fields import one_line
 from app.widgets.formatting import size
+from app.widgets.problems import sentence
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -35,7 +37,7 @@ class Manage:
 
     def _build_fields(self) -> None:
         with gr.Row(equal_height=True, elem_classes="sp-manage"):
-            self.name = gr.Textbox(label="Name", max_lines=1, max_length=200, elem_id=f"{self.prefix}-name", scale=2)
+            self.name = one_line("Name", f"{self.prefix}-name", max_length=200, scale=2)
             self.note = gr.Textbox(
                 label="Note; words with # are tags",
                 max_lines=4,
@@ -142,8 +144,3 @@ def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:
     except SpeculoosError as error:
         return notice(sentence(error), "bad")
     return notice(text, tone) if text else ""
-
-
-def sentence(error: SpeculoosError) -> str:
-    """The error and what to change, as one line."""
-    return " ".join(filter(None, (str(error), error.hint)))

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.widgets.elements import QUIET, notice
+from app.widgets.problems import sentence
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 
@@ -130,7 +131,7 @@ def do(action: Action, row_ids: Sequence[str], words: str = "") -> str:
         try:
             action.act(row_id, *more)
         except SpeculoosError as error:
-            reasons.append(" ".join(filter(None, (str(error), error.hint))))
+            reasons.append(sentence(error))
     good = len(row_ids) - len(reasons)
     said = notice(f"{action.done}: {good}.", "good") if good else ""
     left = list(dict.fromkeys(reasons))

@@ -108,6 +108,11 @@ def on_typing(controls, fn, inputs=None, outputs=None) -> None:
     gr.on([control.input for control in controls], fn, inputs, outputs, **QUIET, trigger_mode="always_last")
 
 
+def on_changes(fields, fn, outputs) -> None:
+    """Run `fn(*fields)` when any of `fields` changes, also by itself: a text that is pasted is no typing."""
+    gr.on([field.change for field in fields], fn, fields, outputs, **QUIET, trigger_mode="always_last")
+
+
 HEAR = "element.addEventListener('sp-stale', () => trigger('stale', {}));"
 
 

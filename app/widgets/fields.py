@@ -25,6 +25,16 @@ def dropdown(*args: Any, **options: Any) -> gr.Dropdown:
     return field
 
 
+def one_line(label: str, elem_id: str, **options: Any) -> gr.Textbox:
+    """A box for a text of one line."""
+    return gr.Textbox(label=label, elem_id=elem_id, max_lines=1, **options)
+
+
+def whole_number(value: int, label: str, elem_id: str, **options: Any) -> gr.Number:
+    """A box for a whole number."""
+    return gr.Number(value, label=label, elem_id=elem_id, precision=0, **options)
+
+
 def uploads(*args: Any, **options: Any) -> gr.File:
     """A box for several files of the visitor's own; its value is a list of paths. Gradio would leave an empty file
     behind for each of them at every event."""
@@ -65,7 +75,7 @@ def sampling_fields() -> list[gr.components.Component]:
             top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top-p (1: all tokens)", elem_id="top-p")
             top_k = gr.Slider(0, 200, value=0, step=1, label="Top-k (0: all tokens)", elem_id="top-k")
         with gr.Row():
-            seed = gr.Textbox(label="Seed (empty: another each time)", max_lines=1, elem_id="seed")  # a Number sends 0
+            seed = one_line("Seed (empty: another each time)", "seed")  # a Number sends 0
             system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
     made = [limit, temperature, seed, system, top_p, top_k]
     wire_presets(preset, [temperature, top_p, top_k])

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from app import arrivals
 from app.widgets.asked import ORDERS, WRITE, Asked, address, of_address
 from app.widgets.elements import QUIET, block, notice, on_change, on_load
-from app.widgets.fields import dropdown
+from app.widgets.fields import dropdown, one_line
 from app.widgets.hidden import hidden, hidden_json
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.text import safe
@@ -123,7 +123,7 @@ class ListPage:
                 visible=len(filters) > 1,
                 scale=3,
             )
-            self.find = gr.Textbox(label="Search names and notes", max_lines=1, elem_id=f"{page}-find", scale=2)
+            self.find = one_line("Search names and notes", f"{page}-find", scale=2)
             self.order = dropdown(
                 list(ORDERS), value=next(iter(ORDERS)), label="Order", elem_id=f"{page}-order", min_width=190
             )
