@@ -121,7 +121,7 @@ def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earl
         except SpeculoosError as error:
             return "", notice(str(error), "bad")
 
-    on_load(load, None, [chosen, prompt, earlier, *drafting])
+    on_load(load, [chosen, prompt, earlier, *drafting])
     step = run.click(started, [chosen, prompt, *sampling, *drafting], [group, problem], **QUIET)
     step.then(None, group, None, js="(id) => { window.speculoos.compare.open(id); }", api_visibility="private")
 

@@ -110,7 +110,7 @@ class EvaluationsPage:
     def wire(self) -> None:
         """Opening, clicks, filters, the poll, and what Manage does."""
         outputs = [*self.frame, *self.boxes]
-        on_load(self.open_address, None, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
+        on_load(self.open_address, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
         for listed in (self.table, self.back):
             listed.pick(
                 self.pick, self.search, [*outputs, *self.manage.outputs], js=NOW, trigger_mode="always_last", **QUIET

@@ -83,7 +83,7 @@ class HomePage:
 
     def wire(self) -> None:
         """Loading, the poll, the button."""
-        on_load(self.open_address, None, [self.experiment, *self.live])
+        on_load(self.open_address, [self.experiment, *self.live])
         experiment = {"chosen": "home-experiment", "seen": "home-seen"}
         on_change("home", self.poll, [self.experiment, self.seen], self.live, **experiment)
         self.start.click(self.begin, None, [self.said, self.experiment], **QUIET).then(

@@ -60,7 +60,7 @@ class PlanForm:
         self._wire()
 
     def _wire(self) -> None:
-        on_load(self.open_address, None, [self.base, self.draft, self.review])
+        on_load(self.open_address, [self.base, self.draft, self.review])
         again = (self.review_now, self.values, self.review)
         self.base.input(self.choose_base, self.base, self.draft, **QUIET).then(*again, **QUIET)
         on_typing((self.draft, self.batches, self.layers, self.figures), *again)

@@ -140,7 +140,7 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
         with reading(settings) as session:
             return _off(targets.why_off(session, base_name, name or ""))
 
-    on_load(load, None, [base, draft, off, prompt, chat_id, *drafting])
+    on_load(load, [base, draft, off, prompt, chat_id, *drafting])
     base.input(picked, base, [draft, off], **QUIET)
     draft.input(drafted, [base, draft], off, **QUIET)
     for picker in (base, draft):

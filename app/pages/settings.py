@@ -56,7 +56,7 @@ def build(settings: Settings) -> None:
     section("Set from outside", OUTSIDE)
     block(limits(settings), elem_id="settings-limits")
     section("Look", "The button at the top right changes between light, dark and the system's choice.")
-    on_load(lambda: health_table(settings), None, health)
+    on_load(lambda: health_table(settings), health)
     again.click(lambda: health_table(settings), None, health, **{**QUIET, "show_progress": "minimal"})
 
 

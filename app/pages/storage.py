@@ -79,7 +79,7 @@ class StoragePage:
             self._build_detail()
         self.drawn = [self.seen, self.overview, self.parts, self.things, self.left, self.chore_said, self.round]
         frame = [self.chosen, self.list, self.detail, self.problem, self.back, self.one, self.confirm]
-        on_load(self.open_address, None, [*frame, *self.drawn])
+        on_load(self.open_address, [*frame, *self.drawn])
         for listed in (self.things, self.back):
             on_pick(listed, self.search, lambda row_id, _place: self.open(row_id), [], frame)
         gr.Timer(POLL_SECONDS).tick(self.poll, self.seen, self.drawn, **QUIET)  # counts and chores are not rows

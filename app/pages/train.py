@@ -116,7 +116,7 @@ class TrainPage:
     def wire(self) -> None:
         """Loading, filling in, the review that follows every change, the start."""
         groups = list(self.advanced.groups.values())
-        on_load(self.open_address, None, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
+        on_load(self.open_address, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
         seen = (self.review_now, self.values, self.reviewed)
         typed = (self.base, self.data, self.name, self.experiment, self.measure)
         on_typing((*typed, *self.advanced.inputs), *seen)

@@ -74,7 +74,7 @@ class TrainingsPage:
 
     def wire(self) -> None:
         """Opening, the two controls, the poll."""
-        on_load(self.open_address, None, [self.ids, self.over, self.smooth, self.seen, *self.live])
+        on_load(self.open_address, [self.ids, self.over, self.smooth, self.seen, *self.live])
         shown = [self.ids, self.over, self.smooth, self.seen]
         gr.on(
             [self.over.input, self.smooth.release, self.smooth.input],

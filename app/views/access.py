@@ -21,7 +21,7 @@ def build(settings: Settings) -> None:
     def opened(request: gr.Request) -> str:
         return access_notice(settings, visitor_of(request))
 
-    on_load(opened, None, state)
+    on_load(opened, state)
     if settings.asks_login:
         _name(Sessions(settings))
 
@@ -51,7 +51,7 @@ def _name(sessions: Sessions) -> None:
     def keep(text: str, request: gr.Request) -> str:
         return rename(sessions, visitor_of(request), text)
 
-    on_load(shown, None, name)
+    on_load(shown, name)
     save.click(keep, name, said, **QUIET)
 
 

@@ -32,7 +32,7 @@ def build(settings: Settings) -> None:
     said = block(elem_id="keys-said")
     secret = one_line("The new key", "keys-secret", interactive=False, visible=False, buttons=["copy"])
     shown = [listed, doomed]
-    on_load(lambda: view(settings), None, shown)
+    on_load(lambda: view(settings), shown)
     for event in (make.click, name.submit):
         event(lambda given: make_key(settings, given), name, [said, secret, name, *shown], **QUIET)
     revoke.click(lambda chosen: revoke_key(settings, chosen), doomed, [said, secret, *shown], **QUIET)

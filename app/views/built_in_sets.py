@@ -39,7 +39,7 @@ class BuiltInSets:
         self._wire()
 
     def _wire(self) -> None:
-        on_load(self.opened, None, [self.box, *self.words.values()])
+        on_load(self.opened, [self.box, *self.words.values()])
         for name, button in self.buttons.items():
             leads(button.click, partial(self.add, name), None, self.said, self.target)
 

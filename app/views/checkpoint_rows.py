@@ -10,13 +10,14 @@ from sqlalchemy.orm import Session
 from app.links import model_link
 from app.widgets.asked import is_narrowed, narrowed
 from app.widgets.bulk import bar, box
-from app.widgets.elements import badge, empty_state, facts, notice, tiles
-from app.widgets.formatting import ago, figure, interval, size
+from app.widgets.elements import badge, detail_head, empty_state, facts, notice, tiles
+from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.picker import pager, pick, table
 from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from methods import METHODS
 from tracking import queries
+from tracking.evaluations import number
 from tracking.paging import page
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
@@ -87,7 +88,7 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
         safe(names.get(checkpoint.dataset_id or "", "–") + _further(checkpoint)),
-        safe(figure(_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
+        safe(figure(number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
         safe(f"{speedup:.2f}×" if isinstance(speedup, int | float) else "–"),
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
         safe(ago(checkpoint.created_at)),
@@ -102,7 +103,7 @@ def _further(checkpoint: Checkpoint) -> str:
 
 def tau_source(figures: Mapping[str, Any]) -> str:
     """Whether τ was measured by an evaluation, with the engine, or estimated on conversations held out in training."""
-    if _number(figures.get("mean_accepted_length")) is None:
+    if number(figures.get("mean_accepted_length")) is None:
         return ""
     return "measured" if "tokens_per_second" in figures or "acceptance_by_depth" in figures else "estimated"
 
@@ -128,8 +129,7 @@ def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
 def head(session: Session, checkpoint: Checkpoint) -> str:
     """Name, figures, lineage, and what can be done with it."""
     base = session.get(Base, checkpoint.base_id)
-    heading = tag("h2", safe(checkpoint.name), class_="sp-detail-title")
-    name = tag("div", heading + state_mark(checkpoint), class_="sp-detail-head")
+    name = detail_head(checkpoint.name, state_mark(checkpoint))
     parts = name, warnings(checkpoint, base), figure_tiles(session, checkpoint), lineage(session, checkpoint, base)
     return tag("div", "".join(parts), class_="sp-stack")
 
@@ -158,8 +158,8 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     """The figures people ask for first."""
     figures = best_figures(session, checkpoint)
-    tau, speedup = _number(figures.get("mean_accepted_length")), _number(figures.get("speedup"))
-    speed, plain = _number(figures.get("tokens_per_second")), _number(figures.get("plain_tokens_per_second"))
+    tau, speedup = number(figures.get("mean_accepted_length")), number(figures.get("speedup"))
+    speed, plain = number(figures.get("tokens_per_second")), number(figures.get("plain_tokens_per_second"))
     if speedup is None and speed and plain:
         speedup = speed / plain
     return tiles(
@@ -267,17 +267,16 @@ def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def _evaluation(evaluation: Evaluation) -> list[str]:
     result = evaluation.result
-    speedup, same = _number(result.get("speedup")), result.get("identical_to_plain")
-    words = {True: "yes", False: "no"}.get(same, "–") if isinstance(same, bool) else "–"
+    speedup = number(result.get("speedup"))
     if is_replay(result):
         place = f"/jobs?id={evaluation.job_id}" if evaluation.job_id else f"/evaluations?id={evaluation.id}"
         return _replayed(evaluation, _link(place, evaluation.name))
     how = " · ".join(setting_words(evaluation.config or {})) + (f" · at {evaluation.source}" * bool(evaluation.source))
     return [
         _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name) + _small(how),
-        safe(figure(_number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
+        safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×" if speedup else "–") + _small(interval(result, "speedup", "×")),
-        safe(words),
+        yes_or_no(result.get("identical_to_plain")),
         safe(ago(evaluation.created_at)),
     ]
 
@@ -285,10 +284,10 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
 def _replayed(evaluation: Evaluation, name: str) -> list[str]:
     """A replay: τ on recorded outputs, the speed as projected."""
     result, source = evaluation.result, evaluation.result[REPLAYED]
-    speedup = _number(result.get("projected_speedup"))
+    speedup = number(result.get("projected_speedup"))
     return [
         name + _small(f"replayed: {source.get('rows')} answers of {source.get('file')}"),
-        safe(figure(_number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
+        safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×" if speedup else "–") + _small("projected" if speedup else ""),
         safe("–"),
         safe(ago(evaluation.created_at)),
@@ -297,10 +296,6 @@ def _replayed(evaluation: Evaluation, name: str) -> list[str]:
 
 def _small(words: str) -> str:
     return tag("div", safe(words), class_="sp-row-note") if words else ""
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _link(to: str, text: str) -> str:

@@ -87,7 +87,7 @@ class AddDraft:
             )
 
     def _wire(self) -> None:
-        on_load(self.opened, None, [self.box, self.source, self.base, self.location, self.layout])
+        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout])
         self.source.change(hint, self.source, [self.location, self.files], **QUIET)
         on_changes(self.fields, self.look, self.review)
         for event in (self.start.click, self.location.submit):

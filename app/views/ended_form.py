@@ -31,7 +31,7 @@ def build(settings: Settings) -> None:
         test = gr.Button("Send a test", elem_id="webhook-test", **SMALL)
         forget = gr.Button("Forget it", variant="stop", elem_id="webhook-forget", **SMALL)
     said = block(elem_id="webhook-said")
-    on_load(lambda: state(settings), None, said)
+    on_load(lambda: state(settings), said)
     for event in (keep.click, url.submit):
         event(lambda given: kept(settings, given), url, [said, url], **QUIET)
     test.click(lambda: done(lambda: webhook.send(settings, TEST), "It took the test."), None, said, **QUIET)

@@ -12,7 +12,7 @@ from app.views.trainings_tables import measured_ways, speedup_cell, tau_cell
 from app.views.trainings_view import View, labels
 from app.widgets.asked import is_narrowed, narrowed
 from app.widgets.bulk import bar, leading
-from app.widgets.elements import empty_state
+from app.widgets.elements import detail_head, empty_state, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
@@ -47,7 +47,7 @@ def experiments_table(session: Session, which: str = "", place: str = "") -> str
 
 
 def _row(row: Experiment, jobs: int, trained: int, going: int) -> list[str]:
-    note = tag("span", safe(row.note.splitlines()[0][:120]), class_="sp-row-note") if row.note else ""
+    note = row_note(row.note.splitlines()[0][:120]) if row.note else ""
     busy = f" · {going} going on" if going else ""
     name = pick("experiments", row.id, safe(row.name), class_="sp-row-name")
     return [name + note, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))]
@@ -81,8 +81,7 @@ def tokens_of(session: Session, found: Sequence[Training]) -> dict[str, float]:
 def head(row: Experiment, jobs: Sequence[Job]) -> str:
     """Name, note, and what can be done with all of it."""
     trained = [job.id for job in jobs if job.kind == KIND]
-    heading = tag("h2", safe(row.name), class_="sp-detail-title")
-    age = tag("span", safe(f"made {ago(row.created_at)}"), class_="sp-row-note")
+    title = detail_head(row.name, row_note(f"made {ago(row.created_at)}"))
     files = f"/api/experiments/{quote(row.id, safe='')}"
     ways = [(f"/train?experiment={quote(row.id, safe='')}", "Train another", False)]
     ways += [(f"{files}.json", "JSON", True), (f"{files}.csv", "CSV", True)]
@@ -90,7 +89,6 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
         words = "Compare its trainings" if len(trained) <= MOST else f"Compare its last {MOST} trainings"
         ways.insert(0, (View(tuple(trained[-MOST:])).address, words, False))
     links = "".join(tag("a", safe(w), href=to, download=save, class_="sp-button sp-quiet") for to, w, save in ways)
-    title = tag("div", heading + age, class_="sp-detail-head")
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 
 

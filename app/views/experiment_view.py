@@ -5,8 +5,8 @@ from sqlalchemy.orm import Session
 
 from app.links import model_link
 from app.views.job_view import ACTIVE, banner, kind_words, progress, state_badge
-from app.widgets.elements import notice, tiles
-from app.widgets.formatting import ago, figure, interval
+from app.widgets.elements import detail_head, notice, row_note, tiles
+from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.text import safe, tag
 from tracking import listing
 from tracking.experiments import jobs_of
@@ -39,12 +39,12 @@ def _step(queues: listing.Queues, number: int, job: Job) -> str:
     mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
     name = tag("a", safe(job.name), href=f"/jobs?id={job.id}", class_="sp-row-name")
     head = tag("div", name + state_badge(job), class_="sp-detail-head")
-    note = tag("span", safe(kind_words(job.kind)), class_="sp-row-note")
+    note = row_note(kind_words(job.kind))
     how = progress(job) if job.state in ("RUNNING", "INTERRUPTED") else ""
     if job.state in ("FAILED", "CANCELLED", "INTERRUPTED"):
         how += banner(job)
     elif job.state == "QUEUED":
-        note = tag("span", safe(queues.waits_for(job)), class_="sp-row-note")
+        note = row_note(queues.waits_for(job))
     body = tag("div", head + note + how, class_="sp-step-body")
     number_html = tag("span", mark, class_="sp-step-number", aria_hidden="true")
     return tag("div", number_html + body, class_=f"sp-step sp-{TONES.get(job.state, 'waiting')}", data_state=job.state)
@@ -87,8 +87,6 @@ def figures(checkpoint: Checkpoint) -> str:
     values = checkpoint.figures or {}
     if values.get("mean_accepted_length") is None:
         return ""
-    same = values.get("identical_to_plain")
-    words = {True: "yes", False: "no"}.get(same, "–")
     return tiles(
         [
             (
@@ -102,7 +100,7 @@ def figures(checkpoint: Checkpoint) -> str:
                 interval(values, "speedup", "×") or "same engine",
             ),
             ("Tokens per second", figure(values.get("tokens_per_second"), 1), plain_words(values)),
-            ("Same words as plain", words, "greedy, token for token"),
+            ("Same words as plain", yes_or_no(values.get("identical_to_plain")), "greedy, token for token"),
         ]
     )
 
@@ -116,10 +114,7 @@ def plain_words(values: dict[str, float]) -> str:
 def title(experiment: Experiment) -> str:
     """Name and age."""
     name = "Quickstart" if experiment.name.startswith(QUICKSTART) else experiment.name
-    heading = tag("h2", safe(name), class_="sp-detail-title")
-    return tag(
-        "div", heading + tag("span", safe(ago(experiment.created_at)), class_="sp-row-note"), class_="sp-detail-head"
-    )
+    return detail_head(name, row_note(ago(experiment.created_at)))
 
 
 def view(session: Session, experiment: Experiment) -> str:

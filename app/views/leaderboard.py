@@ -10,7 +10,7 @@ from app.widgets import spreadsheet
 from app.widgets.elements import empty_state
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
-from app.widgets.picker import table
+from app.widgets.picker import BY_PLACE, table, ways
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.suites import title
@@ -64,7 +64,8 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: View) -> str:
         return nothing(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
-    return table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads) + pager(shown, view)
+    listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
+    return listed + ways(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
 
 
 def nothing(view: View) -> str:
@@ -104,15 +105,6 @@ def settings_words(row: Evaluation) -> str:
     return " · ".join([*filter(None, parts), *([f"at {row.source}"] if row.source else [])])
 
 
-def pager(shown: Page[Evaluation], view: View) -> str:
-    """The ways to the rows before and after."""
-    if shown.newer is None and shown.older is None:
-        return ""
-    where = f"{shown.first:,}–{shown.first + len(shown.rows) - 1:,} of {shown.total:,}"
-    ways = _way("← Before", shown.newer, view) + tag("span", safe(where)) + _way("After →", shown.older, view)
-    return tag("nav", ways, class_="sp-pager", aria_label="Pages of this list")
-
-
 def take_away(view: View, total: int) -> str:
     """Downloads of what is shown, and its address."""
     query = view.query()
@@ -135,14 +127,9 @@ def address(view: View, **more: str) -> str:
     return f"/evaluations?{query}" if (query := view.query(**more)) else "/evaluations"
 
 
-def records(rows: Sequence[Evaluation], names: Names) -> list[dict[str, Any]]:
-    """Each evaluation as its row says it, with the command that measures it again."""
-    return [_record(row, names) for row in rows]
-
-
 def as_csv(rows: Sequence[Evaluation], names: Names) -> str:
-    """The records as CSV."""
-    return spreadsheet.as_csv(CSV, records(rows, names))
+    """Each evaluation as its row says it, with the command that measures it again."""
+    return spreadsheet.as_csv(CSV, [_record(row, names) for row in rows])
 
 
 def command(row: Evaluation, names: Names) -> str:
@@ -203,10 +190,3 @@ def _figure(value: float | None, low: float | None, high: float | None, unit: st
     known = low is not None and high is not None
     between = tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between") if known else ""
     return tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + between
-
-
-def _way(words: str, place: str | None, view: View) -> str:
-    if place is None:
-        return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
-    to = address(view, **{"from": place})
-    return tag("a", safe(words), href=to, data_place=place, class_="sp-small-button")

@@ -1,12 +1,12 @@
 """Base models as people see them: a card in the list, and the facts of one. Pure functions over rows."""
 
 from app.links import model_link
-from app.views.job_view import banner, progress
-from app.widgets.elements import badge, empty_state, facts, notice
+from app.views.checkpoint_rows import method_words
+from app.views.job_view import banner, job_line, progress
+from app.widgets.elements import badge, detail_head, empty_state, facts, notice
 from app.widgets.formatting import ago, size
 from app.widgets.picker import pick
 from app.widgets.text import safe, tag
-from methods import METHODS
 from tracking.tables import Base, Job
 
 SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
@@ -47,16 +47,14 @@ def count(number: float) -> str:
 
 def title(base: Base) -> str:
     """Name and state of the open model."""
-    heading = tag("h2", safe(base.name), class_="sp-detail-title")
-    return tag("div", heading + badge(*STATE_BADGES.get(base.state, (base.state, ""))), class_="sp-detail-head")
+    return detail_head(base.name, badge(*STATE_BADGES.get(base.state, (base.state, ""))))
 
 
 def state(base: Base, job: Job | None, waits_for: str) -> str:
     """How fetching goes, or what went wrong; nothing once the model is ready."""
     if base.state == "ready" or job is None:
         return "" if base.state == "ready" else notice("This model was not fetched; add it again.", "bad")
-    more = tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
-    return progress(job) + banner(job, waits_for) + more
+    return progress(job) + banner(job, waits_for) + job_line(job)
 
 
 def uses(base: Base) -> str:
@@ -82,9 +80,7 @@ def methods(base: Base) -> str:
 
 def _method(name: str, reason: str) -> str:
     mark = badge("no", "bad") if reason else badge("yes", "good")
-    return tag(
-        "li", mark + tag("b", safe(METHODS[name].title if name in METHODS else name)) + tag("span", safe(reason))
-    )
+    return tag("li", mark + tag("b", safe(method_words(name))) + tag("span", safe(reason)))
 
 
 def details(base: Base) -> str:

@@ -64,7 +64,7 @@ def head(session: Session, job: Job) -> str:
     else:
         waits = job_rows.waits_words(listing.Queues(session), job)
         parts += [job_view.progress(job), job_view.banner(job, waits)]
-    parts.append(tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead"))
+    parts.append(job_view.job_line(job))
     return tag("div", "".join(parts), class_="sp-stack", data_state=job.state)
 
 

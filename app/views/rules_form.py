@@ -26,7 +26,7 @@ class RulesForm:
             self.fields = [self._field(rule, each.label) for rule, each in some.items()]
         self.said = block(elem_id=f"{name}-said")
         self.save = gr.Button(f"Keep these {name}", variant="primary", elem_id=f"{name}-save", **SMALL)
-        on_load(self.values, None, self.fields)
+        on_load(self.values, self.fields)
         self.save.click(self.kept, self.fields, self.said, **QUIET)
 
     def _field(self, name: str, label: str) -> gr.Textbox:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import gradio as gr
+from gradio.context import Context
 
 from app.widgets.terms import label as labelled
 from app.widgets.text import coded, safe, tag
@@ -21,10 +22,10 @@ def block(html: str = "", **options) -> gr.HTML:
     return gr.HTML(html, apply_default_css=False, **options)
 
 
-def page_header(title: str, lead: str = "") -> gr.HTML:
+def page_header(title: str, lead: str) -> gr.HTML:
     """The page's title and one sentence that says what the page is for."""
-    lead_html = tag("p", safe(lead), class_="sp-lead") if lead else ""
-    return block(tag("header", tag("h1", safe(title)) + lead_html, class_="sp-page-header"))
+    words = tag("h1", safe(title)) + tag("p", safe(lead), class_="sp-lead")
+    return block(tag("header", words, class_="sp-page-header"))
 
 
 def stop_button(elem_id: str) -> gr.Button:
@@ -50,6 +51,16 @@ def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> s
     """What a list shows when it has nothing: what would be here and how to get it."""
     action = tag("a", safe(link_text), href=link, class_="sp-button") if link else ""
     return tag("div", tag("h2", safe(title)) + tag("p", safe(text)) + action, class_="sp-empty")
+
+
+def detail_head(name: str, beside: str = "") -> str:
+    """What the open thing is called; `beside` its name badges and notes, as HTML."""
+    return tag("div", tag("h2", safe(name), class_="sp-detail-title") + beside, class_="sp-detail-head")
+
+
+def row_note(words: object) -> str:
+    """A few words in small print, below or beside a name."""
+    return tag("span", safe(words), class_="sp-row-note")
 
 
 def tile(name: str, value: object, note: str = "") -> str:
@@ -78,7 +89,7 @@ def badge(text: str, tone: Tone | str = "") -> str:
     return tag("span", safe(text), class_=f"sp-badge sp-{tone}" if tone else "sp-badge")
 
 
-def progress_bar(done: float, total: float | None, label: str = "") -> str:
+def progress_bar(done: float, total: float | None, label: str) -> str:
     """A bar with its label in words. Without `total` it shows motion only."""
     if not total:
         return tag("div", tag("progress") + tag("span", safe(label)), class_="sp-progress")
@@ -86,20 +97,16 @@ def progress_bar(done: float, total: float | None, label: str = "") -> str:
     return tag("div", bar + tag("span", safe(label or f"{done / total:.0%}")), class_="sp-progress")
 
 
-def on_load(fn, inputs=None, outputs=None) -> None:
+def on_load(fn, outputs) -> None:
     """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` brings the page's query string.
 
     The page is shown once all such questions are answered (static/early.js), so that nothing moves afterwards."""
-    from gradio.context import Context
-
-    asked = Context.root_block.load(fn, inputs, outputs, js=ASKING, **QUIET)
+    asked = Context.root_block.load(fn, None, outputs, js=ASKING, **QUIET)
     asked.then(None, None, None, js=ANSWERED, api_visibility="private")
 
 
 def loads() -> int:
     """How many events the current Blocks has that run when a page is opened."""
-    from gradio.context import Context
-
     return sum(any(event == "load" for _, event in fn.targets) for fn in Context.root_block.fns.values())
 
 

@@ -141,7 +141,7 @@ class ListPage:
         """Opening, clicks and the poll."""
         self.panel = panel
         outputs = [*self.frame, *panel.outputs]
-        on_load(self.open_address, None, [*outputs, self.place, self.query, self.asked, *self.asking])
+        on_load(self.open_address, [*outputs, self.place, self.query, self.asked, *self.asking])
         for listed in (self.table, self.back):
             on_pick(listed, self.search, self.pick, [self.asked, self.place, self.query], [*outputs, self.place])
         events = [field.input for field in self.asking]
