@@ -48,12 +48,8 @@ def make_app(settings: Settings) -> FastAPI:
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    app.include_router(events.routes(settings))
-    app.include_router(chats.routes(settings))
-    app.include_router(downloads.routes(settings))
-    app.include_router(changes.routes(settings))
-    app.include_router(evaluation_files.routes(settings))
-    app.include_router(experiment_files.routes(settings))
+    for part in (events, chats, downloads, changes, evaluation_files, experiment_files):
+        app.include_router(part.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     measured = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)

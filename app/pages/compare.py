@@ -68,15 +68,16 @@ def first_targets(choices: list[tuple[str, str]]) -> list[str]:
 
 def render_recent(items: list[tuple[str, str, str]]) -> str:
     """Links to earlier comparisons."""
-    rows = [
-        tag("li", tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}") + " " + _muted(when))
-        for group, prompt, when in items
-    ]
-    return (
-        tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", "".join(rows), class_="sp-recent")
-        if rows
-        else ""
-    )
+    if not items:
+        return ""
+    rows = "".join(map(_earlier, items))
+    return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent")
+
+
+def _earlier(item: tuple[str, str, str]) -> str:
+    group, prompt, when = item
+    link = tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}")
+    return tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
 
 
 def build(settings: Settings) -> None:
@@ -145,7 +146,3 @@ def opening(
 def _value(run: Any) -> str:
     lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
     return run.model + targets.LOOKUP_CHOICE if lookup else run.model
-
-
-def _muted(text: str) -> str:
-    return tag("span", safe(text), class_="sp-hint")

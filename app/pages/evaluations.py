@@ -1,7 +1,7 @@
 """The evaluations page: every measurement as a leaderboard that sorts and narrows, and what measures more. What is
 shown is in the address; `?id=` opens one, `?clone=` fills a form in as it was for a job."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -132,12 +132,11 @@ class EvaluationsPage:
     def open_address(self, request: gr.Request) -> list[Any]:
         """What the address asks for, with the choices of the forms."""
         query = {key: str(value) for key, value in request.query_params.items()}
-        try:
-            with reading(self.settings) as session:
-                return [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)]
-        except SpeculoosError as error:
-            forms = len(self.matrix.opens) + len(self.server.opens)
-            return self._broken(error, len(self.boxes) + forms + len(self.manage.outputs))
+        further = [*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]
+        return self._read(
+            lambda session: [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)],
+            len(further),
+        )
 
     def _forms(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         """What there is to measure; `?clone=` fills the form in as it was for that job."""
@@ -149,30 +148,24 @@ class EvaluationsPage:
     def pick(self, search: str) -> list[Any]:
         """What the address says after a click, or after the browser's back button."""
         query = _fields(search)
-        try:
-            with reading(self.settings) as session:
-                return [*view_of(session, query), *self._managed(session, query)]
-        except SpeculoosError as error:
-            return self._broken(error, len(self.boxes) + len(self.manage.outputs))
+        return self._read(
+            lambda session: [*view_of(session, query), *self._managed(session, query)],
+            len(self.boxes) + len(self.manage.outputs),
+        )
 
     def narrow(self, search: str, *values: Any) -> list[Any]:
         """What the filters say, from its beginning, and its address."""
         chosen = {key: str(value or "") for key, value in zip((*FILTERS, "sort"), values, strict=True)}
         view = View.of({**_fields(search), **chosen})
-        try:
-            with reading(self.settings) as session:
-                return [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)]
-        except SpeculoosError as error:
-            return self._broken(error, len(self.boxes) + 1)
+        return self._read(
+            lambda session: [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)],
+            len(self.boxes) + 1,
+        )
 
     def redraw(self, row_id: str, shown: str) -> list[Any]:
         """After saving or deleting."""
         query = {**_fields(shown), "id": row_id}
-        try:
-            with reading(self.settings) as session:
-                return view_of(session, query)
-        except SpeculoosError as error:
-            return self._broken(error, len(self.boxes))
+        return self._read(lambda session: view_of(session, query), len(self.boxes))
 
     def poll(self, row_id: str, shown: str, seen: str) -> Any:
         """What changed since `seen`."""
@@ -195,9 +188,13 @@ class EvaluationsPage:
     def _managed(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         return self.manage.view(row_of(session, query))
 
-    def _broken(self, error: SpeculoosError, more: int) -> list[Any]:
-        """The sentence, and nothing else changed."""
-        return ["", "", notice(str(error), "bad"), *[gr.skip()] * (len(self.frame) - 3 + more)]
+    def _read(self, draw: Callable[[Session], list[Any]], further: int) -> list[Any]:
+        """Values of the frame and of so many `further` outputs; where rows cannot be read why, and nothing changed."""
+        try:
+            with reading(self.settings) as session:
+                return draw(session)
+        except SpeculoosError as error:
+            return ["", "", notice(str(error), "bad"), *[gr.skip()] * (len(self.frame) - 3 + further)]
 
 
 def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:

@@ -21,9 +21,11 @@ from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
 from models.starter import HEAD
 from speculoos.errors import SpeculoosError
+from speculoos.room import existing
 from speculoos.settings import Settings
-from tracking import jobs, listing, queries
+from tracking import jobs, listing, processes, queries
 from tracking.db import reading
+from tracking.evaluations import number
 from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
 from workers.ask.quickstart import submit_quickstart
@@ -99,7 +101,7 @@ class HomePage:
         """Values of `live`."""
         try:
             with reading(self.settings) as session:
-                return [signature(session), *self._view(session, experiment_id)]
+                return [listing.signature(session), *self._view(session, experiment_id)]
         except SpeculoosError as error:
             return ["", notice(sentence(error), "bad"), *[gr.skip()] * (len(self.live) - 2)]
 
@@ -107,7 +109,7 @@ class HomePage:
         """What changed since `seen`."""
         try:
             with reading(self.settings) as session:
-                now = signature(session)
+                now = listing.signature(session)
                 return gr.skip() if now == seen else [now, *self._view(session, experiment_id)]
         except SpeculoosError:
             return gr.skip()
@@ -173,11 +175,6 @@ def active_quickstart(session: Session) -> Experiment | None:
     return experiment if experiment_view.is_active(jobs_of(session, experiment.id)) else None
 
 
-def signature(session: Session) -> str:
-    """Changes when any job does."""
-    return listing.signature(session)
-
-
 def shown_experiment(session: Session, experiment_id: str) -> Experiment | None:
     """The experiment that was asked for, else the latest quickstart."""
     return (session.get(Experiment, experiment_id) if experiment_id else None) or experiment_view.latest(session)
@@ -226,8 +223,7 @@ def best_drafts(session: Session) -> list[Checkpoint]:
 
 def tau(checkpoint: Checkpoint) -> float | None:
     """Measured mean accepted length."""
-    value = (checkpoint.figures or {}).get("mean_accepted_length")
-    return value if isinstance(value, int | float) else None
+    return number((checkpoint.figures or {}).get("mean_accepted_length"))
 
 
 def best_table(session: Session, best: list[Checkpoint]) -> str:
@@ -257,8 +253,7 @@ def active_table(jobs: list[Job], queues: listing.Queues) -> str:
 
 def machine(session: Session, settings: Settings, running: int) -> str:
     """Processor, memory, disk, and what is here."""
-    existing = next(p for p in (settings.home, *settings.home.parents) if p.exists())
-    disk, memory = shutil.disk_usage(existing), psutil.virtual_memory()
+    disk, memory = shutil.disk_usage(existing(settings.home)), psutil.virtual_memory()
     return tiles(
         [
             ("Device", device(session), f"{os.cpu_count()} processor cores"),
@@ -271,7 +266,5 @@ def machine(session: Session, settings: Settings, running: int) -> str:
 
 def device(session: Session) -> str:
     """What the inference server computes on, from its heartbeat."""
-    from tracking import processes
-
     alive = processes.alive(session, "inference")
     return str(alive[0].value.get("device", "cpu")).upper() if alive else "CPU"

@@ -62,8 +62,7 @@ def build(settings: Settings) -> None:
 
 def health_table(settings: Settings) -> str:
     """Every part, ill ones first."""
-    parts = check(settings, [name for name in CHECKS if name not in NEEDS_TORCH])
-    return health_html(parts)
+    return health_html(check(settings, [name for name in CHECKS if name not in NEEDS_TORCH]))
 
 
 def health_html(parts: Mapping[str, Part]) -> str:
@@ -97,8 +96,7 @@ def endpoints(settings: Settings) -> str:
     """Each endpoint's name and where its key comes from; never the key."""
     if not settings.endpoints:
         example = '[endpoints.mine]\nurl = "https://example.org/v1"\nmodel = "some-model"\nkey_env = "MINE_API_KEY"'
-        where = tag("p", safe(f"None yet. In {settings.home / 'settings.toml'}:"), class_="sp-lead")
-        return where + tag("code", safe(example), class_="sp-command")
+        return none_yet(settings, example)
     rows = [
         [safe(name), safe(e.model or "asked for each time"), key_badge(e)] for name, e in settings.endpoints.items()
     ]
@@ -108,11 +106,15 @@ def endpoints(settings: Settings) -> str:
 def state_servers(settings: Settings) -> str:
     """Each server's name, kind, and where its token comes from; never the token."""
     if not settings.state_servers:
-        example = '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"'
-        where = tag("p", safe(f"None yet. In {settings.home / 'settings.toml'}:"), class_="sp-lead")
-        return where + tag("code", safe(example), class_="sp-command")
+        return none_yet(settings, '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"')
     rows = [[safe(name), safe(s.kind), key_badge(s)] for name, s in settings.state_servers.items()]
     return table(["Name", "Kind", "Token"], rows, "Servers of hidden states")
+
+
+def none_yet(settings: Settings, example: str) -> str:
+    """How the first one is named."""
+    where = tag("p", safe(f"None yet. In {settings.home / 'settings.toml'}:"), class_="sp-lead")
+    return where + tag("code", safe(example), class_="sp-command")
 
 
 def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or StateServer)

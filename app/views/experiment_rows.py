@@ -11,7 +11,7 @@ from app.views.metrics_view import AXES
 from app.views.trainings_tables import measured_ways, speedup_cell, tau_cell
 from app.views.trainings_view import View, labels
 from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.bulk import bar, leading
+from app.widgets.bulk import bar, comparing
 from app.widgets.elements import detail_head, empty_state, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.picker import pager, pick, table
@@ -123,9 +123,7 @@ def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
         )
     queues = listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in jobs if job.state == JobState.QUEUED}
-    return bar(BULK, leading("Compare trainings", "/trainings?ids=", 2)) + job_rows.jobs_table(
-        jobs[::-1], waits, chosen=True, elsewhere=True
-    )
+    return bar(BULK, comparing()) + job_rows.jobs_table(jobs[::-1], waits, chosen=True, elsewhere=True)
 
 
 def link(session: Session, job: Job) -> str:

@@ -33,7 +33,6 @@ class Manage:
         self._build_question()
         self.outputs = [self.name, self.note, self.said, self.confirm]
         self.delete.click(self._ask, chosen, [self.confirm, self.question], **QUIET)
-        self.keep.click(lambda: gr.Column(visible=False), None, self.confirm, **QUIET)
 
     def _build_fields(self) -> None:
         with gr.Row(equal_height=True, elem_classes="sp-manage"):
@@ -54,11 +53,7 @@ class Manage:
 
     def _build_question(self) -> None:
         self.said = block(elem_id=f"{self.prefix}-said")
-        with gr.Column(visible=False, elem_id=f"{self.prefix}-confirm") as self.confirm:
-            self.question = block(elem_id=f"{self.prefix}-question")
-            with gr.Row(elem_classes="sp-buttons"):
-                self.really = gr.Button("Delete for good", variant="stop", elem_id=f"{self.prefix}-really", **SMALL)
-                self.keep = gr.Button("Keep it", elem_id=f"{self.prefix}-keep", **SMALL)
+        self.confirm, self.question, self.really = last_question(self.prefix)
 
     def view(self, row: Any) -> list[Any]:
         """Values of `outputs` for a newly opened row (None: nothing is open)."""
@@ -88,6 +83,19 @@ class Manage:
         except SpeculoosError as error:
             return row_id, notice(sentence(error), "bad"), gr.Column(visible=False)
         return "", notice(text, "good"), gr.Column(visible=False)
+
+
+def last_question(
+    prefix: str, words: str = "Delete for good", keep: str = "Keep it", html: str = ""
+) -> tuple[gr.Column, gr.HTML, gr.Button]:
+    """What is asked before something goes, unseen until then: (all of it, the question, the button that says yes)."""
+    with gr.Column(visible=False, elem_id=f"{prefix}-confirm") as asked:
+        question = block(html, elem_id=f"{prefix}-question")
+        with gr.Row(elem_classes="sp-buttons"):
+            really = gr.Button(words, variant="stop", elem_id=f"{prefix}-really", **SMALL)
+            no = gr.Button(keep, elem_id=f"{prefix}-keep", **SMALL)
+    no.click(lambda: gr.Column(visible=False), None, asked, **QUIET)
+    return asked, question, really
 
 
 LEFT = {Experiment: "Its jobs, data sets and checkpoints stay."}

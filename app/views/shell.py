@@ -33,7 +33,7 @@ MARK = (
 def frame(current: str, settings: Settings) -> None:
     """Bar and strip at the top of the page at path `current`, inside the current Blocks."""
     block(bar(current, settings.asks_login))
-    status_bar.build(settings)
+    status_bar.build()
 
 
 def page_id(path: str) -> str:

@@ -40,7 +40,7 @@ class Process:
         return self.silent < FRESH.total_seconds()
 
 
-def build(settings: Settings) -> None:
+def build() -> None:
     """The strip's place; a script (static/changes.js) fills it from `/api/changes` and keeps it fresh."""
     block(tag("div", "", data_sp="strip"), elem_id="strip")
 
@@ -106,8 +106,7 @@ def process_dot(processes: list[Process]) -> str:
 
 def disk_chip(home: Path) -> str:
     """Free space where the home folder is."""
-    existing = next(p for p in (home, *home.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(room.existing(home)).free
     return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
 
 

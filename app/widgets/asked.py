@@ -56,9 +56,9 @@ def address(page: str, place: str = "", asked: str = "", first: str = "All") -> 
     return f"/{page}?{query}" if query else f"/{page}"
 
 
-def is_narrowed(asked: str, first: str = "All") -> bool:
+def is_narrowed(asked: str) -> bool:
     """Whether some rows may be left out."""
-    return asked not in ("", first) or bool(getattr(asked, "words", ""))
+    return asked not in ("", "All") or bool(getattr(asked, "words", ""))
 
 
 def narrowed(query: Select[Any], asked: str) -> Select[Any]:

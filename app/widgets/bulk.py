@@ -86,9 +86,9 @@ def bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
     return tag("div", count + ticking + acting + more, class_="sp-bulk", hidden=True)
 
 
-def leading(words: str, to: str, least: int) -> str:
-    """A button that leads to `to` with the ids of the chosen rows behind it, once so many are chosen."""
-    return _button("go", words, go=to, least=least)
+def comparing() -> str:
+    """A button that leads to the page that compares the chosen trainings, once there are two."""
+    return _button("go", "Compare trainings", go="/trainings?ids=", least=2)
 
 
 def naming(name: str, words: str, label: str, known: Sequence[str]) -> str:
