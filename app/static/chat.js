@@ -1,5 +1,5 @@
 // The Playground's page: one conversation, replayed from rows, the live answer as it comes.
-import { allow, el, notice, setAddress } from "./dom.js";
+import { allow, button, el, notice, setAddress } from "./dom.js";
 import { rememberChat } from "./keep.js";
 import { popUp } from "./popover.js";
 import { onElement } from "./shell.js";
@@ -34,8 +34,7 @@ class ChatPage {
     this.side = new Side(this);
     this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Ask something"),
       el("p", {}, "The answer appears token by token: you see which were drafted ahead and accepted, and which the model had to write itself."),
-      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => el("button", { type: "button", class: "sp-small-button",
-        on: { click: () => typePrompt(idea) } }, idea))));
+      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => typePrompt(idea)))));
     this.talk.append(this.empty);
     root.replaceChildren(this.talk, this.side.node);
     const asked = new URLSearchParams(location.search);
@@ -219,7 +218,7 @@ class ChatPage {
     if (!this.editing) this.unsent = field?.value || "";
     this.editing = turn;
     typePrompt(turn.question);
-    const cancel = el("button", { type: "button", class: "sp-link-button", on: { click: () => this.cancelEdit() } }, "Cancel");
+    const cancel = button("link", "Cancel", () => this.cancelEdit());
     const words = this.turns[this.turns.length - 1] === turn ? "Asked differently, it becomes another version." : "Asked differently, it and what followed become another version.";
     document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, `Editing an earlier question. ${words} `, cancel));
     for (const other of this.turns) other.node.classList.toggle("sp-edited", other === turn);
