@@ -14,7 +14,6 @@ from app.views.draft_form import AddDraft
 from app.views.manage import SMALL, Manage
 from app.views.replay_form import ReplayForm
 from app.views.tree_form import TreeForm
-from app.widgets.accordion import closed_accordion
 from app.widgets.bulk import Action, on_bulk
 from app.widgets.downloads import maker, on_make
 from app.widgets.elements import QUIET, block, page_header
@@ -77,8 +76,7 @@ class CheckpointPanel:
                 self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 self.config = block(elem_id="checkpoint-settings")
-        with closed_accordion("Name, note, delete", elem_id="checkpoint-manage"):
-            self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
+        self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
         self.live += self.tree.live
         drawn_once = [*self.replay.outputs, *self.tree.outputs, *self.manage.outputs]

@@ -9,15 +9,7 @@ from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
-from app.widgets.fields import (
-    DRAFTING,
-    drafting_fields,
-    drafting_of,
-    drafting_values,
-    dropdown,
-    sampling_fields,
-    sampling_of,
-)
+from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
 from app.widgets.formatting import ago
 from app.widgets.hidden import hidden
 from app.widgets.text import safe, tag
@@ -117,8 +109,7 @@ def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earl
 
     def started(values, text: str, *fields: Any):
         try:
-            sampling, drafting = sampling_of(*fields[:-DRAFTING]), drafting_of(*fields[-DRAFTING:])
-            return start(settings, values, text, sampling, drafting)
+            return start(settings, values, text, *asked_of(*fields))
         except SpeculoosError as error:
             return "", notice(str(error), "bad")
 

@@ -14,7 +14,6 @@ from app.views.generate_form import GenerateForm
 from app.views.import_form import ImportForm
 from app.views.manage import Manage, note_line
 from app.views.rows_browser import RowsBrowser
-from app.widgets.accordion import closed_accordion
 from app.widgets.asked import is_narrowed, narrowed
 from app.widgets.elements import block, notice, page_header, section
 from app.widgets.list_page import Listing, ListPage, signature_of
@@ -81,8 +80,7 @@ class DataPanel:
         self.facts = block(elem_id="dataset-facts")
         self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
-        with closed_accordion("Name, note, delete", elem_id="dataset-manage"):
-            self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
+        self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
         section("Rows")
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]

@@ -15,7 +15,6 @@ from app.links import leads
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
 from app.views.matrix_form import MatrixForm, ServerForm
-from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header
 from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden
@@ -97,8 +96,7 @@ class EvaluationsPage:
             self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
             self.steps_said = block(elem_id="evaluation-steps-said")
             self.steps_target = hidden("evaluation-steps-target")
-            with closed_accordion("Name, note, delete", elem_id="evaluation-manage"):
-                self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
+            self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
         self.boxes = [*self.filters.values(), self.sort]
         self.live = [self.seen, self.away, self.table, self.chart, self.one]
         self.frame = [self.chosen, self.shown, self.problem, self.list, self.detail, self.back, *self.live]

@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 from app.links import leads
 from app.views import experiment_rows, shell
 from app.views.manage import SMALL, Manage
-from app.widgets.accordion import closed_accordion
 from app.widgets.bulk import Action, on_bulk
 from app.widgets.elements import QUIET, block, page_header, section
 from app.widgets.fields import one_line
@@ -39,8 +38,7 @@ class ExperimentPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         self.head = live("experiment-head")
-        with closed_accordion("Name, note, delete", elem_id="experiment-manage"):
-            self.manage = Manage(settings, Experiment, "experiment", "experiment", chosen)
+        self.manage = Manage(settings, Experiment, "experiment", "experiment", chosen)
         self.figures = live("experiment-figures")
         section("Learning curve")
         self.curves = live("experiment-curves")

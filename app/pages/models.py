@@ -14,8 +14,8 @@ from app.views import model_view
 from app.views.hub_search import HubSearch
 from app.views.manage import SMALL, Manage, note_line
 from app.widgets.accordion import closed_accordion
-from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.elements import QUIET, block, empty_state, page_header, section
+from app.widgets.asked import narrowed, nothing
+from app.widgets.elements import QUIET, block, page_header, section
 from app.widgets.fields import one_line
 from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage, signature_of
@@ -41,9 +41,10 @@ HINTS = {
 def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of models."""
     shown = page_of(session, narrowed(queries.base_query(), which), place)
-    if is_narrowed(which) and not shown.rows:
-        return empty_state("None of these", "No model is called or noted so; look for other words.")
-    return model_view.cards(shown.rows) + pager("models", shown, which)
+    if not shown.rows:
+        return nothing(which, "model", "Add one above: a hub id, a folder, a GGUF file or the starter model.")
+    cards = tag("div", "".join(map(model_view.card, shown.rows)), class_="sp-cards")
+    return cards + pager("models", shown, which)
 
 
 MODELS = Listing("models", Base, "model", table, signature_of(Base))
@@ -107,8 +108,7 @@ class ModelPanel:
         self.facts = block(elem_id="model-facts")
         section("Drafts it can carry")
         self.methods = block(elem_id="model-methods")
-        with closed_accordion("Name, note, delete", elem_id="model-manage"):
-            self.manage = Manage(settings, Base, "model", "model", chosen)
+        self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.methods]
         self.outputs = [*self.live, *self.manage.outputs]
 

@@ -9,15 +9,7 @@ from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
-from app.widgets.fields import (
-    DRAFTING,
-    drafting_fields,
-    drafting_of,
-    drafting_values,
-    dropdown,
-    sampling_fields,
-    sampling_of,
-)
+from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
 from app.widgets.hidden import hidden
 from methods import trees
 from speculoos.errors import SpeculoosError
@@ -152,8 +144,7 @@ def wire_sending(settings, inputs, outputs, send, prompt) -> None:
 
     def sent(place: str, base: str, draft: str, text: str, *fields: Any):
         try:
-            sampling, drafting = sampling_of(*fields[:-DRAFTING]), drafting_of(*fields[-DRAFTING:])
-            return send_turn(settings, place, base, draft, text, sampling, drafting)
+            return send_turn(settings, place, base, draft, text, *asked_of(*fields))
         except SpeculoosError as error:
             return (place or "").partition("/")[0], text, notice(str(error), "bad")
 

@@ -153,8 +153,6 @@ class ChatPage {
     if (below > -180 && below < 120) window.scrollBy(0, below + 180);
   }
 
-  ended() { document.dispatchEvent(new CustomEvent("speculoos:ended")); }
-
   showStep(record, turn, node) {
     if (turn !== this.focused) this.focusTurn(turn);
     this.side.showStep(record);
@@ -165,8 +163,18 @@ class ChatPage {
 
   async stop() {
     const turn = this.live();
-    if (!turn) return;
-    try { await ask(`/api/runs/${turn.id}/cancel`, "POST"); } catch (error) { turn.notes.append(notice(error.message, "bad")); }
+    if (turn) await this.order(turn, "/cancel");
+  }
+
+  // Asks for something to be done with a turn; whether it was. Why not is said below the turn.
+  async order(turn, what, method = "POST") {
+    try {
+      await ask(`/api/runs/${turn.id}${what}`, method);
+      return true;
+    } catch (error) {
+      turn.notes.append(notice(error.message, "bad"));
+      return false;
+    }
   }
 
   async measurePlain() {
@@ -187,12 +195,7 @@ class ChatPage {
 
   // Takes the last turn out of the chat; another version of it, if there is one, is shown then.
   async remove(turn) {
-    try {
-      await ask(`/api/runs/${turn.id}`, "DELETE");
-    } catch (error) {
-      turn.notes.append(notice(error.message, "bad"));
-      return;
-    }
+    if (!await this.order(turn, "", "DELETE")) return;
     const before = this.turns[this.turns.indexOf(turn) - 1];
     this.chosen = (turn.run.versions || []).filter((id) => id !== turn.id).pop() || before?.id || "";
     if (this.chosen) await this.open(this.chat);
@@ -203,11 +206,7 @@ class ChatPage {
   async goOn(turn) {
     turn.goOn.disabled = true;
     this.chosen = "";
-    try {
-      await ask(`/api/runs/${turn.id}/continue`, "POST");
-    } catch (error) {
-      turn.notes.append(notice(error.message, "bad"));
-    }
+    await this.order(turn, "/continue");
     await this.open(this.chat);
     turn.goOn.disabled = false;
   }

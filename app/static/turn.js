@@ -104,7 +104,6 @@ class Turn {
     this.showNotes();
     this.showReading();
     this.page.changed(this);
-    this.page.ended(this);
   }
 
   showState(state) {

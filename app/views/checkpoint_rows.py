@@ -8,9 +8,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.links import model_link
-from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.asked import narrowed, nothing
 from app.widgets.bulk import bar, box
-from app.widgets.elements import badge, detail_head, empty_state, facts, notice, tiles
+from app.widgets.elements import badge, detail_head, facts, notice, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.picker import pager, pick, table
 from app.widgets.tags import tag_links
@@ -40,11 +40,10 @@ BULK = {"delete": ("Delete", "Delete for good, with what depends on them?")}
 def checkpoints_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of all checkpoints, newest first unless `which` (app/widgets/asked.py) says otherwise."""
     shown = page(session, narrowed(queries.checkpoint_query(), which), place)
-    if not shown.rows and is_narrowed(which):
-        return empty_state("None of these", "No checkpoint is called or noted so; look for other words.")
     if not shown.rows:
-        return empty_state(
-            "No checkpoint yet",
+        return nothing(
+            which,
+            "checkpoint",
             "A checkpoint is what training leaves: a small network that drafts for one base model. One that others "
             "published can be added above.",
             "/train",
@@ -266,30 +265,25 @@ def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _evaluation(evaluation: Evaluation) -> list[str]:
+    """One line; a replay says τ on recorded outputs, and the speed as projected."""
     result = evaluation.result
-    speedup = number(result.get("speedup"))
     if is_replay(result):
+        speedup, beside = number(result.get("projected_speedup")), "projected"
         place = f"/jobs?id={evaluation.job_id}" if evaluation.job_id else f"/evaluations?id={evaluation.id}"
-        return _replayed(evaluation, _link(place, evaluation.name))
-    how = " · ".join(setting_words(evaluation.config or {})) + (f" · at {evaluation.source}" * bool(evaluation.source))
+        source = result[REPLAYED]
+        name = _link(place, evaluation.name)
+        how = f"replayed: {source.get('rows')} answers of {source.get('file')}"
+    else:
+        speedup, beside = number(result.get("speedup")), interval(result, "speedup", "×")
+        name = _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name)
+        how = " · ".join(setting_words(evaluation.config or {})) + f" · at {evaluation.source}" * bool(
+            evaluation.source
+        )
     return [
-        _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name) + _small(how),
+        name + _small(how),
         safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
-        safe(f"{speedup:.2f}×" if speedup else "–") + _small(interval(result, "speedup", "×")),
+        safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
         yes_or_no(result.get("identical_to_plain")),
-        safe(ago(evaluation.created_at)),
-    ]
-
-
-def _replayed(evaluation: Evaluation, name: str) -> list[str]:
-    """A replay: τ on recorded outputs, the speed as projected."""
-    result, source = evaluation.result, evaluation.result[REPLAYED]
-    speedup = number(result.get("projected_speedup"))
-    return [
-        name + _small(f"replayed: {source.get('rows')} answers of {source.get('file')}"),
-        safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
-        safe(f"{speedup:.2f}×" if speedup else "–") + _small("projected" if speedup else ""),
-        safe("–"),
         safe(ago(evaluation.created_at)),
     ]
 

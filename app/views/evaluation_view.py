@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.views import breakdown_view
-from app.views.leaderboard import address, command, model_words, names_of
+from app.views.leaderboard import address, command, ends, model_words, names_of
 from app.views.manage import note_line
 from app.widgets.elements import badge, detail_head, facts, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
@@ -67,8 +67,8 @@ def figures(row: Evaluation) -> str:
     plain = row.plain_tokens_per_second
     return tiles(
         (
-            ("Speed against plain", figure(row.speedup, unit="×"), _between(row.speedup_low, row.speedup_high, " ×")),
-            ("Mean accepted length τ", figure(row.tau), _between(row.tau_low, row.tau_high)),
+            ("Speed against plain", figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
+            ("Mean accepted length τ", figure(row.tau), _between(row, "tau")),
             ("Tokens per second", figure(row.tokens_per_second, 1), f"plain {plain:.1f}" if plain else ""),
             (
                 "Same words as plain",
@@ -199,8 +199,8 @@ def _beside(row: Evaluation) -> list[str]:
     name = tag("a", safe(where), href=f"/evaluations?id={row.id}", class_="sp-row-name")
     return [
         name + row_note(row.machine or ""),
-        _with(figure(row.tau), _between(row.tau_low, row.tau_high)),
-        _with(figure(row.speedup, unit="×"), _between(row.speedup_low, row.speedup_high, " ×")),
+        _with(figure(row.tau), _between(row, "tau")),
+        _with(figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
         safe(figure(row.tokens_per_second, 1)),
         safe(ago(row.created_at)),
     ]
@@ -220,5 +220,5 @@ def _with(words: str, between: str) -> str:
     return safe(words) + (tag("span", safe(between), class_="sp-row-note sp-between") if between else "")
 
 
-def _between(low: float | None, high: float | None, unit: str = "") -> str:
-    return f"{low:.2f} – {high:.2f}{unit} (95 %)" if low is not None and high is not None else ""
+def _between(row: Evaluation, key: str, unit: str = "") -> str:
+    return interval({f"{key}_interval": ends(row, key)}, key, unit)

@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 from app.views import job_rows, learning_curve, lineage_view
 from app.views.manage import note_line
 from app.views.metrics_view import AXES
-from app.views.trainings_tables import measured_ways, speedup_cell, tau_cell
+from app.views.trainings_tables import measured_cell, measured_ways
 from app.views.trainings_view import View, labels
-from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.asked import narrowed, nothing
 from app.widgets.bulk import bar, comparing
 from app.widgets.elements import detail_head, empty_state, row_note
 from app.widgets.formatting import ago, figure
@@ -32,11 +32,10 @@ BULK = {"remove": ("Remove from the experiment", "The jobs stay; remove them?")}
 def experiments_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the list, for what was asked (app/widgets/asked.py)."""
     shown = page(session, narrowed(experiments.query(), which), place)
-    if not shown.rows and is_narrowed(which):
-        return empty_state("None of these", "No experiment is called or noted so; look for other words.")
     if not shown.rows:
-        return empty_state(
-            "No experiment yet",
+        return nothing(
+            which,
+            "experiment",
             "An experiment is a name for jobs that belong together. Make one above, or tick jobs and add them to one.",
             "/jobs",
             "Go to Jobs",
@@ -107,8 +106,8 @@ def figures_table(found: Sequence[Training], tokens: dict[str, float], held_out:
                 safe(each.data),
                 safe(f"{seen:,.0f}" if seen else "–"),
                 safe(figure(held_out.get(each.job.id))),
-                tau_cell(row),
-                speedup_cell(row),
+                measured_cell(row, "tau"),
+                measured_cell(row, "speedup", " ×"),
             ]
         )
     said = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""

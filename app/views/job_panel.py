@@ -24,7 +24,6 @@ from app.views import (
     verdict,
 )
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
-from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice
 from app.widgets.hidden import hidden
 from app.widgets.picker import live
@@ -38,7 +37,11 @@ from tracking.tables import Base, Checkpoint, Dataset, Job
 from upkeep.homes import names
 from workers.ask import submit
 
-OUTPUTS: tuple[tuple[type, str, str], ...] = ((Dataset, "data set", "data"), (Base, "model", "models"))
+OUTPUTS: tuple[tuple[type, str, str], ...] = (
+    (Dataset, "data set", "data"),
+    (Base, "model", "models"),
+    (Checkpoint, "checkpoint", "checkpoints"),
+)
 
 
 SAID = "(said) => { window.speculoosSaid = said ? Date.now() : 0; }"
@@ -57,8 +60,7 @@ class JobPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
         self._build_head()
-        with closed_accordion("Name, note, delete", elem_id="job-manage"):
-            self.manage = Manage(settings, Job, "job", "job", chosen)
+        self.manage = Manage(settings, Job, "job", "job", chosen)
         self._build_tabs()
         self.live = [self.head, self.cancel, self.retry, self.charts, self.samples, self.log, self.config]
         self.outputs = [*self.live, self.said, *self.manage.outputs]
@@ -154,9 +156,7 @@ def output_links(session: Session, job: Job) -> str:
     """Links to what a finished job made."""
     if job.state != JobState.SUCCEEDED:
         return ""
-    links = "".join(
-        notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in outputs_of(session, job)
-    )
+    links = made(session, job)
     if job.kind == "replay":
         links += "".join(_chat(number, chat) for number, chat in enumerate(job.result.get("chats") or (), 1))
     if job.kind in ("evaluate", "replay"):
@@ -183,16 +183,17 @@ def downloads(session: Session, job: Job) -> str:
     return tag("div", link, class_="sp-link-row") if checkpoint_id else ""
 
 
-def outputs_of(session: Session, job: Job) -> list[tuple[str, str, tuple[str, str]]]:
-    """(word, name, (link, link text)) of each ready output row of `job`."""
-    outputs = []
+def made(session: Session, job: Job) -> str:
+    """Each row that the job made and that is ready."""
+    said = ""
     for table, word, page in OUTPUTS:
         for row in session.scalars(select(table).where(table.job_id == job.id, table.state == "ready")):
-            outputs.append((word, row.name, (f"/{page}?id={row.id}", "Open it")))
-    for row in session.scalars(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")):
-        link = model_link("playground", session.get_one(Base, row.base_id).name, row.name)
-        outputs.append(("checkpoint", row.name, (link, "Open in Playground")))
-    return outputs
+            link, words = f"/{page}?id={row.id}", "Open it"
+            if table is Checkpoint:
+                base = session.get_one(Base, row.base_id)
+                link, words = model_link("playground", base.name, row.name), "Open in Playground"
+            said += notice(f"Made the {word} “{row.name}”.", "good", link, words)
+    return said
 
 
 def cancel(settings: Settings, job_id: str) -> str:

@@ -1,6 +1,6 @@
 """The leaderboard as people see it and take it away: its rows as HTML, bars, CSV. Pure functions over rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -89,14 +89,26 @@ def bars(rows: Sequence[Evaluation], names: Names, view: View) -> tuple[str, lis
     """(title, bars, unit) of τ where the list is sorted by it, else of the speedup."""
     key = "tau" if view.sort.endswith("tau") else "speedup"
     words, unit = {"tau": ("Tokens per verification τ", ""), "speedup": ("Speed against plain", " ×")}[key]
-    made = [
-        Bar(
-            model_words(row, names), settings_words(row), value, getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
-        )
-        for row in rows
-        if (value := getattr(row, key)) is not None
-    ]
-    return words, made, unit
+    return words, bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows]), unit
+
+
+def bars_of(key: str, named: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
+    """Bars of the figure `key`, of (name, note, evaluation); none where it was not measured."""
+    measured = ((name, note, row) for name, note, row in named if getattr(row, key) is not None)
+    return [Bar(name, note, getattr(row, key), *ends(row, key)) for name, note, row in measured]
+
+
+def ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
+    """The 95 % interval of the figure `key`."""
+    return getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
+
+
+def between(row: Evaluation, key: str) -> str:
+    """The same in small print; "" where it was measured without."""
+    low, high = ends(row, key)
+    if low is None or high is None:
+        return ""
+    return tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between")
 
 
 def settings_words(row: Evaluation) -> str:
@@ -176,17 +188,14 @@ def _row(row: Evaluation, names: Names, view: View) -> list[str]:
         safe(row.questions or "–"),
         safe(f"{row.temperature:g}"),
         safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
-        _figure(row.speedup, row.speedup_low, row.speedup_high, " ×"),
-        _figure(row.tau, row.tau_low, row.tau_high),
+        _figure(row, "speedup", " ×"),
+        _figure(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
         safe(f"server {row.source}" if row.source else row.machine or "–"),
         safe(ago(row.created_at)),
     ]
 
 
-def _figure(value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
-    if value is None:
-        return "–"
-    known = low is not None and high is not None
-    between = tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between") if known else ""
-    return tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + between
+def _figure(row: Evaluation, key: str, unit: str = "") -> str:
+    value = getattr(row, key)
+    return "–" if value is None else tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + between(row, key)

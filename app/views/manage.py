@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
+from app.widgets.accordion import closed_accordion
 from app.widgets.elements import QUIET, block, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
@@ -24,13 +25,15 @@ SMALL = {"size": "md", "scale": 0, "min_width": 110}
 
 
 class Manage:
-    """The controls for rows of `table`. `chosen` is the hidden box with the row's id; ids of controls start with
+    """The folded controls for rows of `table`. `chosen` is the hidden box with the row's id; ids of controls start with
     `prefix`; `word` is what the thing is called in sentences."""
 
     def __init__(self, settings: Settings, table: type[Table], word: str, prefix: str, chosen: gr.Textbox):
         self.settings, self.table, self.word, self.prefix, self.chosen = settings, table, word, prefix, chosen
-        self._build_fields()
-        self._build_question()
+        with closed_accordion("Name, note, delete", elem_id=f"{prefix}-manage"):
+            self._build_fields()
+            self.said = block(elem_id=f"{prefix}-said")
+            self.confirm, self.question, self.really = last_question(prefix)
         self.outputs = [self.name, self.note, self.said, self.confirm]
         self.delete.click(self._ask, chosen, [self.confirm, self.question], **QUIET)
 
@@ -50,10 +53,6 @@ class Manage:
             self.delete = gr.Button(
                 f"Delete this {self.word}", elem_id=f"{self.prefix}-delete", variant="stop", **SMALL
             )
-
-    def _build_question(self) -> None:
-        self.said = block(elem_id=f"{self.prefix}-said")
-        self.confirm, self.question, self.really = last_question(self.prefix)
 
     def view(self, row: Any) -> list[Any]:
         """Values of `outputs` for a newly opened row (None: nothing is open)."""

@@ -3,7 +3,7 @@
 from app.links import model_link
 from app.views.checkpoint_rows import method_words
 from app.views.job_view import banner, job_line, progress
-from app.widgets.elements import badge, detail_head, empty_state, facts, notice
+from app.widgets.elements import badge, detail_head, facts, notice
 from app.widgets.formatting import ago, size
 from app.widgets.picker import pick
 from app.widgets.text import safe, tag
@@ -11,13 +11,6 @@ from tracking.tables import Base, Job
 
 SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
 STATE_BADGES = {"pending": ("Being fetched", "info"), "failed": ("Not fetched", "bad"), "ready": ("Ready", "good")}
-
-
-def cards(bases: list[Base]) -> str:
-    """The list of models."""
-    if not bases:
-        return empty_state("No model yet", "Add one above: a hub id, a folder, a GGUF file or the starter model.")
-    return tag("div", "".join(card(base) for base in bases), class_="sp-cards")
 
 
 def card(base: Base) -> str:

@@ -7,9 +7,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.views import job_rows, job_view
-from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.asked import narrowed, nothing
 from app.widgets.charts import line_chart
-from app.widgets.elements import empty_state, facts, notice
+from app.widgets.elements import facts, notice
 from app.widgets.formatting import ago
 from app.widgets.picker import pager, pick, table
 from app.widgets.surface import surface
@@ -36,13 +36,9 @@ def signature(session: Session) -> str:
 def plans_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the list, for what was asked (app/widgets/asked.py)."""
     shown = page(session, narrowed(query(), which), place)
-    if not shown.rows and is_narrowed(which):
-        return empty_state("None of these", "No plan is called or noted so; look for other words.")
     if not shown.rows:
-        return empty_state(
-            "No plan yet",
-            "A plan measures what a step costs here and says which drafting pays, before anything is trained.",
-        )
+        begin = "A plan measures what a step costs here and says which drafting pays, before anything is trained."
+        return nothing(which, "plan", begin)
     return table(COLUMNS, [_row(job) for job in shown.rows], "Plans") + pager("plans", shown, which)
 
 

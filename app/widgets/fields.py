@@ -114,6 +114,11 @@ def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
     return Drafting(str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))
 
 
+def asked_of(*values: Any) -> tuple[Sampling, Drafting]:
+    """What `sampling_fields` and, after them, `drafting_fields` say. Raises BadInput."""
+    return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
+
+
 def drafting_values(drafting: Drafting) -> list[Any]:
     """Values of the fields."""
     return [drafting.tree or "own", drafting.acceptance, drafting.probabilities]
