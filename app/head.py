@@ -16,7 +16,8 @@ class PageHead:
         self.app, self.tags, self.paths = app, tags.encode(), frozenset(paths)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "GET" or _page(scope["path"]) not in self.paths:
+        is_read = scope["type"] == "http" and scope["method"] == "GET"
+        if not is_read or (scope["path"].rstrip("/") or "/") not in self.paths:
             await self.app(scope, receive, send)
             return
         plain = [(k, v) for k, v in scope["headers"] if k.lower() != b"accept-encoding"]
@@ -26,7 +27,3 @@ class PageHead:
         headers = [(k, v) for k, v in answer.start["headers"] if k.lower() not in (b"content-length", b"etag")]
         answer.start["headers"] = [*headers, (b"content-length", str(len(answer.body)).encode())]
         await answer.send(send)
-
-
-def _page(path: str) -> str:
-    return path.rstrip("/") or "/"

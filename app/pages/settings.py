@@ -135,7 +135,12 @@ def limits(settings: Settings) -> str:
 def outside(settings: Settings) -> list[tuple[str, str, str]]:
     """(what, in force, line for the environment) of what cannot be changed here."""
     patience = settings.stuck_seconds
-    secret = [(words, set_words(value), f"{name}_FILE=/path/of/a/file") for words, name, value in secrets(settings)]
+    stuck = f"{patience} s without a sign of life" if patience else "never"
+    told = ", ".join(map(TRACKERS.get, settings.trackers)) or "these pages alone"
+    secret = [
+        (words, "set" if value else "not set", f"{name}_FILE=/path/of/a/file")
+        for words, name, value in secrets(settings)
+    ]
     return [
         *secret,
         ("Pages listen at", f"{settings.host}:{settings.port}", f"SPECULOOS_PORT={settings.port}"),
@@ -143,21 +148,13 @@ def outside(settings: Settings) -> list[tuple[str, str, str]]:
         ("Computes on", settings.device, f"SPECULOOS_DEVICE={settings.device}"),
         ("Precision of answers and measurements", settings.dtype, f"SPECULOOS_DTYPE={settings.dtype}"),
         ("Largest upload", f"{settings.max_upload_mb} MB", f"SPECULOOS_MAX_UPLOAD_MB={settings.max_upload_mb}"),
-        ("Inference is stuck after", stuck(patience), f"SPECULOOS_STUCK_SECONDS={patience}"),
+        ("Inference is stuck after", stuck, f"SPECULOOS_STUCK_SECONDS={patience}"),
         ("Log lines", settings.log_format, f"SPECULOOS_LOG_FORMAT={settings.log_format}"),
         ("The hub is asked", "no" if offline() else "yes", f"HF_HUB_OFFLINE={int(offline())}"),
         ("Further hosts allowed", *_listed("SPECULOOS_ALLOWED_HOSTS", settings.allowed_hosts)),
         ("Webhooks inside this network", *_listed("SPECULOOS_WEBHOOK_HOSTS", settings.webhook_hosts)),
-        ("Metrics of trainings go to", trackers(settings), f"SPECULOOS_TRACKERS={','.join(settings.trackers)}"),
+        ("Metrics of trainings go to", told, f"SPECULOOS_TRACKERS={','.join(settings.trackers)}"),
     ]
-
-
-def trackers(settings: Settings) -> str:
-    return ", ".join(map(TRACKERS.get, settings.trackers)) or "these pages alone"
-
-
-def stuck(seconds: int) -> str:
-    return f"{seconds} s without a sign of life" if seconds else "never"
 
 
 def _listed(name: str, hosts: tuple[str, ...]) -> tuple[str, str]:
@@ -165,15 +162,10 @@ def _listed(name: str, hosts: tuple[str, ...]) -> tuple[str, str]:
 
 
 def secrets(settings: Settings) -> list[tuple[str, str, str]]:
-    """(what, variable, value) of each; the value is for `set_words` alone."""
+    """(what, variable, value) of each; of the value nothing is shown but whether it is set."""
     return [
         ("Hub token, for gated models", "HF_TOKEN", settings.hf_token),
         ("Password of the pages", "SPECULOOS_PASSWORD", settings.password),
         ("Token of the inference server", "SPECULOOS_INFERENCE_TOKEN", settings.inference_token),
         ("Token for metrics", "SPECULOOS_METRICS_TOKEN", settings.metrics_token),
     ]
-
-
-def set_words(value: str) -> str:
-    """A secret is set, or not."""
-    return "set" if value else "not set"

@@ -193,11 +193,12 @@ def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
 def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     """Where it comes from: base, data, job, settings; each a link."""
     sets, job = sets_of(session, checkpoint), session.get(Job, checkpoint.job_id or "")
+    unknown = "" if is_imported(checkpoint) else "not recorded"
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
         ("Came from", safe(origin(checkpoint))),
-        ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or _no_data(checkpoint)),
+        ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
         ("Made by", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
@@ -217,10 +218,6 @@ def origin(checkpoint: Checkpoint) -> str:
     said = " ".join(imported.get("notices") or ())
     licence = imported.get("licence") or "not stated"
     return f"{where} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {said}".strip()
-
-
-def _no_data(checkpoint: Checkpoint) -> str:
-    return "" if is_imported(checkpoint) else "not recorded"
 
 
 def actions(session: Session, checkpoint: Checkpoint) -> str:
@@ -276,9 +273,8 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
     else:
         speedup, beside = number(result.get("speedup")), interval(result, "speedup", "×")
         name = _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name)
-        how = " · ".join(setting_words(evaluation.config or {})) + f" · at {evaluation.source}" * bool(
-            evaluation.source
-        )
+        at = [f"at {evaluation.source}"] if evaluation.source else []
+        how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
         name + _small(how),
         safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),

@@ -207,7 +207,11 @@ def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], 
 
 
 def _masked(row: Mapping[str, Any]) -> str:
-    pieces = "".join(_piece(p) for p in row.get("pieces") or [] if isinstance(p, dict))
+    pieces = "".join(
+        tag("span", safe(piece.get("text", "")), class_="sp-in-loss" if piece.get("in_loss") else None)
+        for piece in row.get("pieces") or []
+        if isinstance(piece, dict)
+    )
     words = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are learned from"
     problem = notice(f"Not trained on: {row['problem']}", "warn") if row.get("problem") else ""
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(words)))
@@ -215,10 +219,6 @@ def _masked(row: Mapping[str, Any]) -> str:
         "div", pieces, class_="sp-chat-text", tabindex="0", role="group", aria_label=f"Text of {row.get('id', '')}"
     )
     return tag("section", head + problem + text, class_="sp-chat")
-
-
-def _piece(piece: Mapping[str, Any]) -> str:
-    return tag("span", safe(piece.get("text", "")), class_="sp-in-loss" if piece.get("in_loss") else None)
 
 
 def plain_row(row: Mapping[str, Any]) -> str:

@@ -72,14 +72,9 @@ def _finished(session: Session, checkpoint: Checkpoint) -> str:
     link = model_link("playground", base.name, checkpoint.name)
     button = tag("a", "Open in Playground", href=link, class_="sp-button", id="open-playground")
     text = f"“{checkpoint.name}” is trained. Chat with it and see which words it guessed."
-    row = tag("div", button + compare_link(base, checkpoint), class_="sp-link-row")
-    return notice(text, "good") + figures(checkpoint) + row
-
-
-def compare_link(base: Base, checkpoint: Checkpoint) -> str:
-    """Plain and drafted, side by side."""
-    link = model_link("compare", base.name, checkpoint.name)
-    return tag("a", "Compare with the base alone", href=link, class_="sp-button sp-quiet")
+    beside = model_link("compare", base.name, checkpoint.name)
+    compare = tag("a", "Compare with the base alone", href=beside, class_="sp-button sp-quiet")
+    return notice(text, "good") + figures(checkpoint) + tag("div", button + compare, class_="sp-link-row")
 
 
 def figures(checkpoint: Checkpoint) -> str:

@@ -34,8 +34,8 @@ def part(session: Session, job: Job) -> str:
 
 def grid(cells: Sequence[Any], names: Names) -> str:
     """One cell a combination; what cannot be combined is empty."""
-    rows, columns = _unique(cells, _row), _unique(cells, _column)
-    placed = {(_key(_row(cell)), _key(_column(cell))): cell for cell in cells}
+    placed = {(_row(cell), _column(cell)): cell for cell in cells}
+    rows, columns = dict.fromkeys(map(_row, cells)), dict.fromkeys(map(_column, cells))
     head = tag("td") + "".join(tag("th", _column_words(c, names), scope="col") for c in columns)
     body = "".join(
         tag("tr", tag("th", _row_words(row, names), scope="row") + "".join(_place(placed, row, c) for c in columns))
@@ -55,14 +55,6 @@ def _column(cell: Any) -> tuple[Any, ...]:
     return asked.get("dataset_id", ""), asked.get("temperature", 0.0), asked.get("top_p", 1.0), asked.get("dtype", "")
 
 
-def _key(values: tuple[Any, ...]) -> str:
-    return repr(values)
-
-
-def _unique(cells: Sequence[Any], place: Any) -> list[tuple[Any, ...]]:
-    return list({_key(place(cell)): place(cell) for cell in cells}.values())
-
-
 def _row_words(row: tuple[Any, ...], names: Names) -> str:
     base, checkpoint, tree = row
     model = names.get(base, base) + (f"@{names.get(checkpoint, checkpoint)}" if checkpoint else "")
@@ -77,8 +69,8 @@ def _column_words(column: tuple[Any, ...], names: Names) -> str:
     return tag("b", breakable(name)) + tag("span", safe(" · ".join(settings)), class_="sp-row-note")
 
 
-def _place(placed: Mapping[tuple[str, str], Any], row: tuple[Any, ...], column: tuple[Any, ...]) -> str:
-    cell = placed.get((_key(row), _key(column)))
+def _place(placed: Mapping[Any, Any], row: tuple[Any, ...], column: tuple[Any, ...]) -> str:
+    cell = placed.get((row, column))
     return tag("td", _cell(cell)) if cell is not None else tag("td", "", class_="sp-no-cell")
 
 
