@@ -15,7 +15,7 @@ from app.links import leads
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
 from app.views.matrix_form import MatrixForm, ServerForm
-from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header
+from app.widgets.elements import QUIET, block, notice, on_change, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
 from app.widgets.hidden import hidden
 from app.widgets.picker import KEEP_FOCUS, pick, picker
@@ -113,15 +113,8 @@ class EvaluationsPage:
             listed.pick(
                 self.pick, self.search, [*outputs, *self.manage.outputs], js=NOW, trigger_mode="always_last", **QUIET
             )
-        gr.on(
-            [box.input for box in self.boxes],
-            self.narrow,
-            [self.search, *self.boxes],
-            [*outputs, self.address],
-            js=NOW,
-            trigger_mode="always_last",
-            **QUIET,
-        ).then(None, self.address, None, js=REMEMBER, api_visibility="private")
+        typed = on_typing(self.boxes, self.narrow, [self.search, *self.boxes], [*outputs, self.address], NOW)
+        typed.then(None, self.address, None, js=REMEMBER, api_visibility="private")
         seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
         on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
         self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)

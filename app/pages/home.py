@@ -13,7 +13,7 @@ from app import visitor
 from app.links import model_link
 from app.views import experiment_view, job_rows
 from app.views.checkpoint_rows import method_words
-from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header, section, tiles
+from app.widgets.elements import QUIET, block, link_button, notice, on_change, on_load, page_header, section, tiles
 from app.widgets.formatting import figure, size
 from app.widgets.hidden import hidden
 from app.widgets.picker import live, table
@@ -146,7 +146,7 @@ def first_look(session: Session) -> str:
     for checkpoint in queries.checkpoints(session, ready_only=True):
         if Path(checkpoint.path).name == HEAD.name:
             link = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
-            button = tag("a", "Chat with the starter", href=link, class_="sp-button")
+            button = link_button("Chat with the starter", link, main=True)
             return tag("div", hero("See it at work", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")
     return ""
 

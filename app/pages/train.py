@@ -1,6 +1,6 @@
 """The train page: base, data, method and recipe, what it will take, start. `?base=`, `?data=`, `?clone=` fill it in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,7 +194,7 @@ class TrainPage:
         try:
             asked = self.asked(*values)
             with reading(self.settings) as session:
-                return review_box(session, self.settings, asked.request, asked.name, asked.flags)
+                return review_box(session, self.settings, asked)
         except SpeculoosError as error:
             return wrong(sentence(error), FIELDS), in_line(error)
 
@@ -316,10 +316,9 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 """What a sentence about this form begins with, and the box it is about."""
 
 
-def review_box(
-    session: Session, settings: Settings, request: Train, name: str, flags: Sequence[str] = ()
-) -> tuple[str, str]:
+def review_box(session: Session, settings: Settings, asked: Asked) -> tuple[str, str]:
     """The review box of a request that can be made, and the estimate in one line."""
+    request = asked.request
     check(session, request)
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
@@ -328,5 +327,5 @@ def review_box(
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     guess = estimate(session, request, settings.home)
-    whole = notes + review(guess, command_for(request, names, name.strip(), flags))
+    whole = notes + review(guess, command_for(request, names, asked.name, asked.flags))
     return tag("div", whole, class_="sp-stack"), line(guess)

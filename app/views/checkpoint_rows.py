@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.links import model_link
 from app.widgets.asked import narrowed, nothing
 from app.widgets.bulk import bar, box
-from app.widgets.elements import badge, detail_head, facts, notice, tiles
+from app.widgets.elements import badge, detail_head, facts, link_button, notice, tiles
 from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.picker import pager, pick, table
 from app.widgets.tags import tag_links
@@ -225,16 +225,16 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
     if checkpoint.state != "ready":
         return ""
     base = session.get_one(Base, checkpoint.base_id)
-    pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
+    file = f"/api/checkpoints/{checkpoint.id}/download"
+    pair = urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
     links = (
-        (f"/api/checkpoints/{checkpoint.id}/download", "Download zip", "sp-button", "checkpoint-download"),
-        (model_link("playground", base.name, checkpoint.name), "Try in the Playground", "sp-button sp-quiet", None),
-        (pair, "Compare with plain", "sp-button sp-quiet", None),
-        (f"/plans?{urlencode({'base': base.id, 'checkpoint': checkpoint.id})}", "Plan", "sp-button sp-quiet", None),
+        link_button("Download zip", file, main=True, id="checkpoint-download"),
+        link_button("Try in the Playground", model_link("playground", base.name, checkpoint.name)),
+        link_button("Compare with plain", f"/compare?{pair}"),
+        link_button("Plan", f"/plans?{urlencode({'base': base.id, 'checkpoint': checkpoint.id})}"),
     )
-    anchors = "".join(tag("a", safe(text), href=to, class_=kind, id=elem_id) for to, text, kind, elem_id in links)
-    hint = "model.safetensors, config.json, model card and SHA256SUMS"
-    return tag("div", anchors + tag("span", safe(hint), class_="sp-hint"), class_="sp-links")
+    hint = tag("span", "model.safetensors, config.json, model card and SHA256SUMS", class_="sp-hint")
+    return tag("div", "".join(links) + hint, class_="sp-links")
 
 
 def settings_table(checkpoint: Checkpoint) -> str:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app.views import breakdown_view
 from app.views.leaderboard import address, command, ends, model_words, names_of
 from app.views.manage import note_line
-from app.widgets.elements import badge, detail_head, facts, notice, row_note, tiles
+from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.picker import table
 from app.widgets.review import command_box
@@ -182,9 +182,7 @@ def links(session: Session, row: Evaluation) -> str:
         (address(View(matrix=row.matrix_id or "")), "The other cells", row.matrix_id),
         (f"/checkpoints?id={row.checkpoint_id}", "The checkpoint", row.checkpoint_id),
     )
-    made = "".join(
-        tag("a", safe(words), href=to, class_="sp-button sp-quiet") for to, words, is_there in known if is_there
-    )
+    made = "".join(link_button(words, to) for to, words, is_there in known if is_there)
     return tag("div", made, class_="sp-link-row") if made else ""
 
 

@@ -12,7 +12,7 @@ from app.views.trainings_tables import measured_cell, measured_ways
 from app.views.trainings_view import View, labels
 from app.widgets.asked import narrowed, nothing
 from app.widgets.bulk import bar, comparing
-from app.widgets.elements import detail_head, empty_state, row_note
+from app.widgets.elements import detail_head, empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
@@ -87,7 +87,7 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
     if len(trained) > 1:
         words = "Compare its trainings" if len(trained) <= MOST else f"Compare its last {MOST} trainings"
         ways.insert(0, (View(tuple(trained[-MOST:])).address, words, False))
-    links = "".join(tag("a", safe(w), href=to, download=save, class_="sp-button sp-quiet") for to, w, save in ways)
+    links = "".join(link_button(words, to, download=save) for to, words, save in ways)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 
 

@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from app.links import model_link
 from app.views.job_view import ACTIVE, banner, kind_words, progress, state_badge
-from app.widgets.elements import detail_head, notice, row_note, tiles
+from app.widgets.elements import detail_head, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.text import safe, tag
 from tracking import listing
@@ -70,10 +70,9 @@ def trained_checkpoints(session: Session, jobs: list[Job]) -> list[Checkpoint]:
 def _finished(session: Session, checkpoint: Checkpoint) -> str:
     base = session.get_one(Base, checkpoint.base_id)
     link = model_link("playground", base.name, checkpoint.name)
-    button = tag("a", "Open in Playground", href=link, class_="sp-button", id="open-playground")
+    button = link_button("Open in Playground", link, main=True, id="open-playground")
     text = f"“{checkpoint.name}” is trained. Chat with it and see which words it guessed."
-    beside = model_link("compare", base.name, checkpoint.name)
-    compare = tag("a", "Compare with the base alone", href=beside, class_="sp-button sp-quiet")
+    compare = link_button("Compare with the base alone", model_link("compare", base.name, checkpoint.name))
     return notice(text, "good") + figures(checkpoint) + tag("div", button + compare, class_="sp-link-row")
 
 

@@ -12,7 +12,7 @@ from app.links import leads
 from app.views import choices, data_view
 from app.views.manage import SMALL
 from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice
+from app.widgets.elements import QUIET, block, notice, on_typing
 from app.widgets.fields import dropdown, one_line, upload_box
 from app.widgets.formatting import size
 from app.widgets.hidden import hidden
@@ -103,8 +103,7 @@ class ImportForm:
         seen = [self.said, self.mapping, *self.fields]
         gr.on([self.first.click, self.path.submit], self.first_rows, source, seen, **QUIET)
         self.upload.upload(self.first_rows, source, seen, **QUIET)
-        changes = [field.input for field in (self.kind, *self.fields)]
-        gr.on(changes, self.first_again, source, self.said, **QUIET, trigger_mode="always_last")
+        on_typing((self.kind, *self.fields), self.first_again, source, self.said)
         leads(self.start.click, self.submitted, form, self.said, self.target)
         gr.on([self.look.click, self.hub.submit], self.files, self.hub, self.said, **QUIET)
 

@@ -24,7 +24,7 @@ from app.views import (
     verdict,
 )
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
-from app.widgets.elements import QUIET, block, notice
+from app.widgets.elements import QUIET, block, link_button, notice
 from app.widgets.hidden import hidden
 from app.widgets.picker import live
 from app.widgets.problems import saying_errors
@@ -179,7 +179,7 @@ def downloads(session: Session, job: Job) -> str:
     """Where the files are of the checkpoint that a job trained or exported."""
     query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
     checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
-    link = tag("a", "Download it for a server…", href=f"/checkpoints?id={checkpoint_id}", class_="sp-button sp-quiet")
+    link = link_button("Download it for a server…", f"/checkpoints?id={checkpoint_id}")
     return tag("div", link, class_="sp-link-row") if checkpoint_id else ""
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state
+from app.widgets.elements import empty_state, link_button
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
 from app.widgets.picker import BY_PLACE, table, ways
@@ -127,10 +127,7 @@ def take_away(view: View, total: int) -> str:
     )
     if not total:
         return ""
-    anchors = "".join(
-        tag("a", safe(words), href=to.rstrip("?"), download=save, class_="sp-button sp-quiet")
-        for to, words, save in links
-    )
+    anchors = "".join(link_button(words, to.rstrip("?"), download=save) for to, words, save in links)
     return tag("div", anchors, class_="sp-links")
 
 

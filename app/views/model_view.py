@@ -3,7 +3,7 @@
 from app.links import model_link
 from app.views.checkpoint_rows import method_words
 from app.views.job_view import banner, job_line, progress
-from app.widgets.elements import badge, detail_head, facts, notice
+from app.widgets.elements import badge, detail_head, facts, link_button, notice
 from app.widgets.formatting import ago, size
 from app.widgets.picker import pick
 from app.widgets.text import safe, tag
@@ -55,13 +55,13 @@ def uses(base: Base) -> str:
     if base.state != "ready":
         return ""
     links = (
-        (model_link("playground", base.name), "Chat with it", "sp-button"),
-        (f"/data?base={base.id}", "Generate training data", "sp-button sp-quiet"),
-        (f"/train?base={base.id}", "Train a draft for it", "sp-button sp-quiet"),
-        (f"/plans?base={base.id}", "Plan a draft", "sp-button sp-quiet"),
-        (f"/checkpoints?base={base.id}", "Add a published draft", "sp-button sp-quiet"),
+        link_button("Chat with it", model_link("playground", base.name), main=True),
+        link_button("Generate training data", f"/data?base={base.id}"),
+        link_button("Train a draft for it", f"/train?base={base.id}"),
+        link_button("Plan a draft", f"/plans?base={base.id}"),
+        link_button("Add a published draft", f"/checkpoints?base={base.id}"),
     )
-    return tag("div", "".join(tag("a", safe(t), href=to, class_=c) for to, t, c in links), class_="sp-link-row")
+    return tag("div", "".join(links), class_="sp-link-row")
 
 
 def methods(base: Base) -> str:

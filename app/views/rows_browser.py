@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from app import arrivals, previews
 from app.views import data_view
 from app.views.manage import SMALL, row
-from app.widgets.elements import QUIET, block, notice
+from app.widgets.elements import QUIET, block, notice, on_typing
 from app.widgets.fields import one_line
 from app.widgets.hidden import hidden_json
 from app.widgets.problems import saying_errors
@@ -37,7 +37,7 @@ class RowsBrowser:
         self.places = hidden_json("dataset-places", [])
         self.live = [self.preview, self.before, self.after, self.places]
         asked, shown = [chosen, self.find, self.places], self.live
-        gr.on([self.find.input], self._search, asked[:2], shown, **QUIET, trigger_mode="always_last")
+        on_typing([self.find], self._search, asked[:2], shown)
         self.after.click(self._shown, asked, shown, **QUIET)
         self.before.click(self._back, asked, shown, **QUIET)
 

@@ -39,6 +39,11 @@ def section(title: str, lead: str = "") -> gr.HTML:
     return block(tag("h2", safe(title), class_="sp-section") + lead_html)
 
 
+def link_button(words: str, to: str, main: bool = False, **attributes: object) -> str:
+    """A link that looks like a button; the `main` one stands out."""
+    return tag("a", safe(words), href=to, class_="sp-button" if main else "sp-button sp-quiet", **attributes)
+
+
 def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") -> str:
     """One sentence in a coloured strip with a sign; `link` must be an address of our own."""
     more = " " + tag("a", safe(link_text or link), href=link) if link else ""
@@ -49,7 +54,7 @@ def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") 
 
 def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:
     """What a list shows when it has nothing: what would be here and how to get it."""
-    action = tag("a", safe(link_text), href=link, class_="sp-button") if link else ""
+    action = link_button(link_text, link, main=True) if link else ""
     return tag("div", tag("h2", safe(title)) + tag("p", safe(text)) + action, class_="sp-empty")
 
 
@@ -110,9 +115,10 @@ def loads() -> int:
     return sum(any(event == "load" for _, event in fn.targets) for fn in Context.root_block.fns.values())
 
 
-def on_typing(controls, fn, inputs=None, outputs=None) -> None:
+def on_typing(controls, fn, inputs, outputs, js: str | None = None):
     """Run `fn` when someone changes any of `controls`: one event for all, so that its answers keep their order."""
-    gr.on([control.input for control in controls], fn, inputs, outputs, **QUIET, trigger_mode="always_last")
+    events = [control.input for control in controls]
+    return gr.on(events, fn, inputs, outputs, js=js, trigger_mode="always_last", **QUIET)
 
 
 def on_changes(fields, fn, outputs) -> None:

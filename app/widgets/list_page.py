@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from app import arrivals
 from app.widgets.asked import ORDERS, WRITE, Asked, address, of_address
-from app.widgets.elements import QUIET, block, notice, on_change, on_load
+from app.widgets.elements import block, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
 from app.widgets.hidden import hidden, hidden_json
 from app.widgets.picker import on_pick, pick, picker
@@ -144,9 +144,8 @@ class ListPage:
         on_load(self.open_address, [*outputs, self.place, self.query, self.asked, *self.asking])
         for listed in (self.table, self.back):
             on_pick(listed, self.search, self.pick, [self.asked, self.place, self.query], [*outputs, self.place])
-        events = [field.input for field in self.asking]
         drawn = [self.table, self.back, self.place, self.asked]
-        gr.on(events, self.narrow, self.asking, drawn, js=self._write, trigger_mode="always_last", **QUIET)
+        on_typing(self.asking, self.narrow, self.asking, drawn, self._write)
         shown = [self.chosen, self.asked, self.place, self.seen]
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
         on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
