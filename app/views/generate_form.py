@@ -17,10 +17,11 @@ from app.widgets.problems import saying_errors
 from app.widgets.review import review
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.tables import Base, Dataset, Job
+from tracking.tables import Dataset, Job
+from upkeep.homes import names
 from workers.ask.command_line import command_for
 from workers.ask.estimates import estimate
-from workers.ask.requests import SHARD_ROWS, GenerateData
+from workers.ask.requests import SHARD_ROWS
 
 FIELDS = ("who", "endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size")
 LATER = ("max_minutes", "seed", "samples", "shard_rows", "served", "api", "temperatures", "hidden_states_store")
@@ -180,14 +181,8 @@ class GenerateForm:
     def _reviewed(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
         request = generate_request(data_id, **form)
         guess = estimate(session, request, self.settings.home)
-        return review(guess, command_for(request, row_names(session, request), name.strip()))
+        return review(guess, command_for(request, names(session), name.strip()))
 
     def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
         form = dict(zip(self.inputs, values, strict=True))
         return started(self.settings, lambda: generate_request(data_id, **form), name=name)
-
-
-def row_names(session: Session, request: GenerateData) -> dict[str, str]:
-    """id → name of what the request reads."""
-    rows = [session.get(Dataset, request.source_id), session.get(Base, request.base_id) if request.base_id else None]
-    return {row.id: row.name for row in rows if row is not None}

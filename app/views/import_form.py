@@ -129,7 +129,7 @@ class ImportForm:
         found = self._look(upload, path, hub, kind, fields)
         options = [(RECOGNISED, ""), *((name, name) for name in found["columns"])]
         chosen = [field if field in found["columns"] else "" for field in fields]
-        shown = gr.Row(visible=bool(found["columns"]) and kind != SUITE)
+        shown = gr.Row(visible=bool(found["columns"]))
         return [first_look(found), shown, *(gr.Dropdown(options, value=value) for value in chosen)]
 
     def first_again(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> str:

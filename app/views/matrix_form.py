@@ -64,11 +64,7 @@ class MatrixForm:
         models, suites = model_choices(session), suite_choices(session)
         if values is None:
             best = [value for _, value in models if not value.endswith(PAIR)][:1]
-            chosen = [
-                gr.Dropdown(models, value=best, multiselect=True),
-                gr.Dropdown(suites, value=[BUILT_IN], multiselect=True),
-            ]
-            return [gr.skip(), *chosen, *[gr.skip()] * 5]
+            return [gr.skip(), _several(models, best), _several(suites, [BUILT_IN]), *[gr.skip()] * 5]
         (here, there), (known, lost) = _parted(models, values[0]), _parted(suites, values[1])
         boxes = [_several(models, here), _several(suites, known)]
         return [gr.Accordion(open=True), *boxes, *values[2:], gone(there + lost)]
