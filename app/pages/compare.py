@@ -47,8 +47,7 @@ def start(
     """(comparison id, problem as HTML). Plain targets come first, so that the others are set against them. Raises
     what turns.new_comparison raises."""
     chosen = sorted((targets.parse(v) for v in values or []), key=lambda t: (bool(t.drafter), "@" in t.model))
-    asked = [(target.model, target.drafter) for target in chosen]
-    group, refused = turns.new_comparison(settings, asked, prompt, sampling, drafting)
+    group, refused = turns.new_comparison(settings, chosen, prompt, sampling, drafting)
     return group, notice(refused, "bad") if refused else ""
 
 

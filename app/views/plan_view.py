@@ -22,11 +22,6 @@ COLUMNS = ["Plan", "Verdict", "When"]
 PLAIN = "plain"
 
 
-def query() -> Any:
-    """Plans, newest first."""
-    return select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
-
-
 def signature(session: Session) -> str:
     """A text that changes when a plan does."""
     count, version = session.execute(select(func.count(), func.sum(Job.version)).where(Job.kind == "plan")).one()
@@ -35,7 +30,8 @@ def signature(session: Session) -> str:
 
 def plans_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the list, for what was asked (app/widgets/asked.py)."""
-    shown = page(session, narrowed(query(), which), place)
+    newest = select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
+    shown = page(session, narrowed(newest, which), place)
     if not shown.rows:
         begin = "A plan measures what a step costs here and says which drafting pays, before anything is trained."
         return nothing(which, "plan", begin)

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.views.job_view import reached
-from app.widgets.elements import block, notice
+from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
 from speculoos import room
@@ -27,11 +27,6 @@ ROOM_PAGE = "/storage"
 """Where people see what is large and make room."""
 WEIGH_SECONDS = 60
 """How long the sizes of the largest things are kept: looking at every file takes time."""
-
-
-def build() -> None:
-    """The strip's place; a script (static/changes.js) fills it from `/api/changes` and keeps it fresh."""
-    block(tag("div", "", data_sp="strip"), elem_id="strip")
 
 
 def render(settings: Settings) -> str:
