@@ -26,12 +26,6 @@ from workers.ask.requests import SHARD_ROWS
 FIELDS = ("who", "endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size")
 LATER = ("max_minutes", "seed", "samples", "shard_rows", "served", "api", "temperatures", "hidden_states_store")
 FLAGS = ("replace_system", "drop_cut", "unique")
-TEXTS = ("endpoint_model", "system_prompt", "temperatures", "hidden_states_store")
-DEFAULTS: dict[str, Any] = {
-    **{"max_tokens": 256, "temperature": 0.0, "top_p": 1.0},
-    **{"batch_size": 16, "seed": 0, "samples": 1, "api": "chat"},
-    **dict.fromkeys(FLAGS, False),
-}
 
 
 class GenerateForm:
@@ -163,8 +157,7 @@ class GenerateForm:
     def _values(self, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
         job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
         cloned = generate_form(job.request) if job and job.kind == "generate_data" else {}
-        empty = {name: DEFAULTS.get(name, "" if name in TEXTS else None) for name in self.inputs}
-        return {**empty, **cloned}
+        return {**{name: box.value for name, box in self.inputs.items()}, **cloned}
 
     def _endpoint(self, who: str | None) -> tuple[Any, ...]:
         """What only endpoints have."""

@@ -31,6 +31,8 @@ STATES: dict[str, tuple[str, Tone | str]] = {
     "FAILED": ("Failed", "bad"),
     "CANCELLED": ("Cancelled", ""),
 }
+MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
+"""Signs of a state where there is no room for its name."""
 
 
 def kind_words(kind: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.views.job_view import STATES
+from app.views.job_view import MARKS, STATES
 from app.views.leaderboard import address
 from app.widgets.elements import link_button
 from app.widgets.text import breakable, safe, tag
@@ -16,7 +16,6 @@ from tracking import shards
 from tracking.leaderboard import View
 from tracking.tables import Base, Checkpoint, Dataset, Job
 
-MARKS = {"RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
 Names = Mapping[str, str]
 
 
