@@ -8,10 +8,9 @@ from sqlalchemy import select
 from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
-from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
+from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
 from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
 from app.widgets.formatting import ago
-from app.widgets.hidden import hidden
 from app.widgets.text import safe, tag
 from methods import trees
 from speculoos.errors import SpeculoosError

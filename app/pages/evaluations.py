@@ -15,9 +15,8 @@ from app.links import leads
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
 from app.views.matrix_form import MatrixForm, ServerForm
-from app.widgets.elements import QUIET, block, notice, on_change, on_load, on_typing, page_header
+from app.widgets.elements import QUIET, block, hidden, notice, on_change, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
-from app.widgets.hidden import hidden
 from app.widgets.picker import KEEP_FOCUS, pick, picker
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError

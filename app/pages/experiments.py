@@ -10,9 +10,8 @@ from app.links import leads
 from app.views import experiment_rows, shell
 from app.views.manage import SMALL, Manage
 from app.widgets.bulk import Action, on_bulk
-from app.widgets.elements import QUIET, block, page_header, section
+from app.widgets.elements import QUIET, block, hidden, page_header, section
 from app.widgets.fields import one_line
-from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import live, picker
 from app.widgets.problems import saying_errors

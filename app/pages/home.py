@@ -13,9 +13,19 @@ from app import visitor
 from app.links import model_link
 from app.views import experiment_view, job_rows
 from app.views.checkpoint_rows import method_words
-from app.widgets.elements import QUIET, block, link_button, notice, on_change, on_load, page_header, section, tiles
+from app.widgets.elements import (
+    QUIET,
+    block,
+    hidden,
+    link_button,
+    notice,
+    on_change,
+    on_load,
+    page_header,
+    section,
+    tiles,
+)
 from app.widgets.formatting import figure, size
-from app.widgets.hidden import hidden
 from app.widgets.picker import live, table
 from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag

@@ -13,11 +13,9 @@ from app.links import leads
 from app.views import model_view
 from app.views.hub_search import HubSearch
 from app.views.manage import SMALL, Manage, note_line
-from app.widgets.accordion import closed_accordion
 from app.widgets.asked import narrowed, nothing
-from app.widgets.elements import QUIET, block, page_header, section
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
 from app.widgets.fields import one_line
-from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
 from app.widgets.problems import saying_errors

@@ -11,10 +11,8 @@ from app.links import leads
 from app.views import choices, plan_view
 from app.views.asking import command_of, started
 from app.views.manage import SMALL
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown, one_line
-from app.widgets.hidden import hidden
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import live
 from app.widgets.problems import sentence

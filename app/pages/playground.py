@@ -8,9 +8,8 @@ import gradio as gr
 from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
-from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
+from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
 from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
-from app.widgets.hidden import hidden
 from methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings

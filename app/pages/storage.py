@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.views import storage_view
 from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, last_question, outcome_notice, question
-from app.widgets.elements import QUIET, block, notice, on_load, page_header, section
-from app.widgets.hidden import hidden
+from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, section
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag

@@ -11,11 +11,9 @@ from app import forms, visitor
 from app.links import GO
 from app.views import choices
 from app.views.train_settings import SettingControls
-from app.widgets.accordion import closed_accordion
 from app.widgets.at_field import reviewing, wrong
-from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown, one_line
-from app.widgets.hidden import hidden
 from app.widgets.problems import sentence
 from app.widgets.review import line, review
 from app.widgets.text import safe, tag

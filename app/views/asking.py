@@ -7,8 +7,7 @@ import gradio as gr
 from app import visitor
 from app.views import manage
 from app.views.manage import SMALL
-from app.widgets.elements import block, notice
-from app.widgets.hidden import hidden
+from app.widgets.elements import block, hidden, notice
 from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
 from speculoos.settings import Settings

@@ -9,9 +9,7 @@ from sqlalchemy import select
 from app import visitor
 from app.links import leads
 from app.views.manage import SMALL
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import badge, block, notice, on_load
-from app.widgets.hidden import hidden
+from app.widgets.elements import badge, block, closed_accordion, hidden, notice, on_load
 from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError

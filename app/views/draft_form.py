@@ -12,10 +12,8 @@ from app.draft_source import LAYOUTS, SOURCES, DraftForm, first_look, gather, re
 from app.links import leads
 from app.views import choices
 from app.views.manage import SMALL
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, facts, notice, on_changes, on_load
+from app.widgets.elements import QUIET, block, closed_accordion, facts, hidden, notice, on_changes, on_load
 from app.widgets.fields import dropdown, one_line, uploads
-from app.widgets.hidden import hidden
 from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag

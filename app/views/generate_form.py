@@ -10,8 +10,7 @@ from app.forms import ENDPOINT, generate_form, generate_request
 from app.links import leads
 from app.views import choices
 from app.views.asking import AS_SETTINGS_SAY, form_end, started
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, on_typing
+from app.widgets.elements import QUIET, closed_accordion, on_typing
 from app.widgets.fields import dropdown, one_line, whole_number
 from app.widgets.problems import saying_errors
 from app.widgets.review import review

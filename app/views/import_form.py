@@ -11,11 +11,9 @@ from app.forms import hub_location, import_file, import_request
 from app.links import leads
 from app.views import choices, data_view
 from app.views.manage import SMALL
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice, on_typing
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_typing
 from app.widgets.fields import dropdown, one_line, upload_box
 from app.widgets.formatting import size
-from app.widgets.hidden import hidden
 from app.widgets.picker import table
 from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag

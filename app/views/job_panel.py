@@ -24,8 +24,7 @@ from app.views import (
     verdict,
 )
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
-from app.widgets.elements import QUIET, block, link_button, notice
-from app.widgets.hidden import hidden
+from app.widgets.elements import QUIET, block, hidden, link_button, notice
 from app.widgets.picker import live
 from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag

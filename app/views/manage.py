@@ -9,8 +9,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice
+from app.widgets.elements import QUIET, block, closed_accordion, notice
 from app.widgets.fields import one_line
 from app.widgets.formatting import size
 from app.widgets.problems import sentence

@@ -10,8 +10,7 @@ from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
 from app.links import leads
 from app.views.asking import AS_SETTINGS_SAY, command_of, form_end, started
 from app.views.choices import Choices
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import block, notice, on_changes
+from app.widgets.elements import block, closed_accordion, notice, on_changes
 from app.widgets.fields import dropdown, one_line, whole_number
 from app.widgets.problems import saying_errors
 from app.widgets.review import review

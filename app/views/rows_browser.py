@@ -8,9 +8,8 @@ from sqlalchemy.orm import Session
 from app import arrivals, previews
 from app.views import data_view
 from app.views.manage import SMALL, row
-from app.widgets.elements import QUIET, block, notice, on_typing
+from app.widgets.elements import QUIET, block, hidden_json, notice, on_typing
 from app.widgets.fields import one_line
-from app.widgets.hidden import hidden_json
 from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings

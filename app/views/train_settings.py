@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.widgets.accordion import closed_accordion
+from app.widgets.elements import closed_accordion
 from methods import METHODS, SETTINGS
 from methods.settings import Setting
 

@@ -1,7 +1,7 @@
 """Small pieces every page is made of: header, notice, empty state, tiles, facts. Each is HTML with escaped text."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import gradio as gr
 from gradio.context import Context
@@ -14,12 +14,34 @@ QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of an event that answers at once, shows no spinner and is not offered as an API."""
 ASKING = "(...given) => { window.speculoos.asking(); return given; }"
 ANSWERED = "() => { window.speculoos.answered(); }"
+HIDDEN = "sp-hidden"
 SIGNS = {"info": "i", "good": "✓", "warn": "!", "bad": "×"}
 
 
 def block(html: str = "", **options) -> gr.HTML:
     """`gr.HTML` without Gradio's own text styles. `html` comes from these pieces, never from a user as it is."""
     return gr.HTML(html, apply_default_css=False, **options)
+
+
+def hidden(elem_id: str) -> gr.Textbox:
+    """A text that a page carries without showing it, such as the open row's id. Hidden by our style sheet: Gradio's own
+    `visible="hidden"` comes undone when the column around it is shown again."""
+    return gr.Textbox(elem_id=elem_id, elem_classes=HIDDEN, container=False, show_label=False)
+
+
+def hidden_json(elem_id: str, value: Any) -> gr.JSON:
+    """The same for a table of values."""
+    return gr.JSON(value, elem_id=elem_id, elem_classes=HIDDEN)
+
+
+def closed_accordion(title: str, **options: Any) -> gr.Accordion:
+    """A part of a form that is folded until someone opens it; its fields are on the page from the start.
+
+    Gradio makes what is inside an accordion with `open=False` when it is opened, and a frame later sets every field
+    to the value it had before: what was entered in between is lost. It looks for `false` and for nothing else, so 0,
+    which is as closed, spares the fields this.
+    """
+    return gr.Accordion(title, open=0, **options)  # type: ignore[arg-type]
 
 
 def page_header(title: str, lead: str) -> gr.HTML:
@@ -137,5 +159,5 @@ def on_change(page: str, fn, inputs=None, outputs=None, *, chosen: str, seen: st
     a question costs a tenth of an event of Gradio's. `fn` returns gr.skip() when nothing changed after all.
     """
     mark = tag("span", "", data_sp="changes", data_page=page, data_chosen=chosen, data_seen=seen)
-    heard = gr.HTML(mark, js_on_load=HEAR, apply_default_css=False, elem_classes="sp-hidden")
+    heard = gr.HTML(mark, js_on_load=HEAR, apply_default_css=False, elem_classes=HIDDEN)
     heard.stale(fn, inputs, outputs, **QUIET)

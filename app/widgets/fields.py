@@ -7,7 +7,7 @@ import gradio as gr
 
 from app.drafting import EXACT, TYPICAL, Drafting
 from app.turns import Sampling
-from app.widgets.accordion import closed_accordion
+from app.widgets.elements import closed_accordion
 from app.widgets.kept import PRESETS, keep, wire_presets
 from speculoos.errors import BadInput
 

@@ -18,9 +18,8 @@ from sqlalchemy.orm import Session
 
 from app import arrivals
 from app.widgets.asked import ORDERS, WRITE, Asked, address, of_address
-from app.widgets.elements import block, notice, on_change, on_load, on_typing
+from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
-from app.widgets.hidden import hidden, hidden_json
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
