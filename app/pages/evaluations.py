@@ -18,6 +18,7 @@ from app.views.matrix_form import MatrixForm, ServerForm
 from app.widgets.elements import QUIET, block, hidden, notice, on_change, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
 from app.widgets.picker import KEEP_FOCUS, pick, picker
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -167,13 +168,11 @@ class EvaluationsPage:
         except SpeculoosError:
             return gr.skip()
 
+    @saying_errors("")
     def show_steps(self, row_id: str, event: gr.EventData) -> tuple[str, str]:
         """Run one of its prompts again, with the model's probabilities: (what went wrong, where to see it)."""
-        try:
-            chat, refused = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
-        except SpeculoosError as error:
-            return notice(str(error), "bad"), ""
-        return notice(refused, "bad") if refused else "", "" if refused else f"/playground?chat={chat}"
+        chat, refused = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
+        return (notice(refused, "bad"), "") if refused else ("", f"/playground?chat={chat}")
 
     def _managed(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         return self.manage.view(row_of(session, query))

@@ -21,6 +21,7 @@ from app.widgets.asked import ORDERS, WRITE, Asked, address, of_address
 from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
 from app.widgets.picker import on_pick, pick, picker
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -190,14 +191,12 @@ class ListPage:
         """As `open`, for the frame and the live parts."""
         return self.open(row_id, asked, place)[: len(self.frame) + len(self.panel.live)]
 
+    @saying_errors(gr.skip(), gr.skip(), gr.skip())
     def narrow(self, which: str, find: str, order: str) -> list[Any]:
         """The list as it is asked for now, from its beginning; the way back to it, that place, what was asked."""
         asked = self._asked([which, find, ORDERS.get(order, "")])
-        try:
-            with reading(self.settings) as session:
-                return [self.what.html(session, asked, ""), self._back(asked, ""), "", asked.values]
-        except SpeculoosError as error:
-            return [notice(str(error), "bad"), gr.skip(), gr.skip(), gr.skip()]
+        with reading(self.settings) as session:
+            return [self.what.html(session, asked, ""), self._back(asked, ""), "", asked.values]
 
     def _asked(self, values: Any) -> Asked:
         return Asked.of(values if isinstance(values, list) else [values], self.what.filters)
