@@ -1,4 +1,5 @@
-"""Small pieces every page is made of: header, notice, empty state, tiles, facts. Each is HTML with escaped text."""
+"""Small pieces every page is made of: header, notice, empty state, tiles, facts, hidden fields. Text in their HTML is
+escaped."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
