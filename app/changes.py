@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.pages import checkpoints, data, evaluations, experiments, home, jobs, models, plans, trainings
+from app.pages import checkpoints, data, evaluations, experiments, jobs, models, plans, trainings
 from app.views import status_bar
 from app.views.trainings_view import LONGEST
 from speculoos.errors import SpeculoosError
@@ -29,7 +29,7 @@ LISTINGS = (
     experiments.EXPERIMENTS,
 )
 SIGNATURES: dict[str, Callable[[Session, str], str]] = {
-    "home": lambda session, _id: home.signature(session),
+    "home": lambda session, _id: listing.signature(session),
     "evaluations": evaluations.now,
     trainings.PAGE: trainings.now,
     **{what.page: what.now for what in LISTINGS},
@@ -95,23 +95,21 @@ class Board:
 
     def _strip(self) -> tuple[str, bool]:
         """The strip, and whether something runs."""
-        try:
-            with reading(self.settings) as session:
-                busy = session.scalar(select(Job.id).where(Job.state == JobState.RUNNING).limit(1)) is not None
-        except SpeculoosError:
-            busy = False
+        running = select(Job.id).where(Job.state == JobState.RUNNING).limit(1)
+        busy = self._rows(lambda session: session.scalar(running) is not None, False)
         return status_bar.render(self.settings), busy
 
     def _ended(self) -> list[dict[str, Any]]:
-        try:
-            with reading(self.settings) as session:
-                return [{"id": job.id, "name": job.name, "state": job.state} for job in listing.ended(session, ENDED)]
-        except SpeculoosError:
-            return []
+        jobs = self._rows(lambda session: listing.ended(session, ENDED), [])
+        return [{"id": job.id, "name": job.name, "state": job.state} for job in jobs]
 
     def _signature(self, page: str, row_id: str) -> str:
+        return self._rows(lambda session: SIGNATURES[page](session, row_id), "")
+
+    def _rows(self, look: Callable[[Session], Any], away: Any) -> Any:
+        """What `look` finds, or `away` while the database does not answer."""
         try:
             with reading(self.settings) as session:
-                return SIGNATURES[page](session, row_id)
+                return look(session)
         except SpeculoosError:
-            return ""
+            return away

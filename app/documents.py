@@ -22,7 +22,7 @@ class Documents:
         self._answers: OrderedDict[tuple[Any, ...], Answer] = OrderedDict()
 
     async def serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        key = _address(scope)
+        key = (scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], tuple(_said(scope)))
         if (answer := self._answers.get(key)) is None:
             answer = Answer()
             await self.app({**scope, "query_string": b"", "headers": _said(scope)}, receive, answer)
@@ -56,10 +56,6 @@ class Answer:
         """As if it had just been made."""
         await send({**self.start, "headers": list(self.start["headers"])})
         await send({"type": "http.response.body", "body": self.body})
-
-
-def _address(scope: dict[str, Any]) -> tuple[Any, ...]:
-    return scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], tuple(_said(scope))
 
 
 def _said(scope: dict[str, Any]) -> list[tuple[bytes, bytes]]:

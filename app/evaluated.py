@@ -4,8 +4,8 @@ steps it is made of. Greedy answers are the same again; the speeds of such a run
 from collections.abc import Mapping
 from typing import Any
 
-from app import inference
-from speculoos.errors import BadInput, NotFound, SpeculoosError
+from app import turns
+from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings
 from tracking import queries, runs
 from tracking.db import writing
@@ -26,11 +26,7 @@ def run_again(settings: Settings, evaluation_id: str, number: str) -> tuple[str,
             raise NotFound("What was measured is gone: its base or its checkpoint was deleted.")
         model = queries.model_name(session, base.id, row.checkpoint_id)
         run = runs.create_run(session, "chat", model, request, new_id())
-    try:
-        inference.start(settings, run.id)
-    except SpeculoosError as error:
-        return str(run.group_id), str(error)
-    return str(run.group_id), ""
+    return str(run.group_id), turns.start(settings, run.id)
 
 
 def request_of(row: Evaluation, number: str) -> dict[str, Any]:

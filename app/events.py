@@ -75,11 +75,10 @@ def routes(settings: Settings) -> APIRouter:
     return router
 
 
-async def answer_error(_request: Request, error: Exception) -> JSONResponse:
+async def answer_error(_request: Request, error: SpeculoosError) -> JSONResponse:
     """A SpeculoosError as JSON with its sentence (the exception handler of our own routes)."""
     status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, Unavailable) else 400
-    code = error.code if isinstance(error, SpeculoosError) else "error"
-    return JSONResponse({"error": {"message": str(error), "code": code}}, status_code=status)
+    return JSONResponse({"error": {"message": str(error), "code": error.code}}, status_code=status)
 
 
 def view(settings: Settings, run_id: str) -> dict[str, Any]:
@@ -97,13 +96,8 @@ def comparison_view(settings: Settings, group_id: str) -> dict[str, Any]:
     return {"id": group_id, "columns": columns}
 
 
-async def anyone() -> bool:
-    """Of a stream that needs no login."""
-    return True
-
-
 async def follow(
-    settings: Settings, run_id: str, last: int, allowed: Callable[[], Awaitable[bool]] = anyone
+    settings: Settings, run_id: str, last: int, allowed: Callable[[], Awaitable[bool]] | None = None
 ) -> AsyncIterator[str]:
     """The run's records after index `last` as server-sent events, then `end` with the run itself.
 
@@ -114,7 +108,7 @@ async def follow(
     shown, silent = "", 0.0
     while True:
         try:
-            if not await allowed():
+            if allowed and not await allowed():
                 yield ": logged out\n\n"
                 return
             run, records = await asyncio.to_thread(_look, settings, run_id, last)

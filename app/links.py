@@ -1,16 +1,22 @@
 """Addresses of the pages, and how a click on a button leads to one. Every address is our own."""
 
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlencode
 
+import gradio as gr
+
 from app.evaluation_forms import cloned
+from app.widgets.elements import QUIET
 from tracking.tables import Job
 
 GO = "(to) => { if (to && to.startsWith('/') && !to.startsWith('//')) location.href = to; }"
 
 
-def go() -> str:
-    """Script for a `.then(None, target, None, js=go())`: open the address in `target`, if there is one."""
-    return GO
+def leads(event: Callable[..., Any], act: Callable[..., Any], inputs: Any, said: gr.HTML, target: gr.Textbox) -> None:
+    """When `event` happens, call `act(*inputs)`: (what went wrong, for `said`; an address, for the hidden `target`).
+    Then open that address, if there is one."""
+    event(act, inputs, [said, target], **QUIET).then(None, target, None, js=GO, api_visibility="private")
 
 
 def model_link(page: str, base: str, checkpoint: str = "") -> str:

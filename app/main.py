@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
-from app import auth, changes, chats, downloads, evaluation_files, events, experiment_files, metrics
+from app import auth, changes, chats, downloads, events, figure_files, metrics
 from app.forms import PRIVATE
 from app.gradio_gate import GradioGate
 from app.head import PageHead
@@ -48,12 +48,8 @@ def make_app(settings: Settings) -> FastAPI:
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    app.include_router(events.routes(settings))
-    app.include_router(chats.routes(settings))
-    app.include_router(downloads.routes(settings))
-    app.include_router(changes.routes(settings))
-    app.include_router(evaluation_files.routes(settings))
-    app.include_router(experiment_files.routes(settings))
+    for part in (events, chats, downloads, changes, figure_files):
+        app.include_router(part.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     measured = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -24,6 +25,7 @@ from starlette.requests import Request
 from starlette.routing import Match, Mount
 
 from speculoos.errors import SpeculoosError
+from speculoos.room import existing
 from speculoos.settings import Settings
 from tracking import workload
 from tracking.db import reading
@@ -83,10 +85,6 @@ class Rows:
         self._until, self._last = 0.0, list[Metric]()
         self._waits = Waits()
 
-    def describe(self) -> list[Metric]:
-        """Nothing is asked of the database before the first scrape."""
-        return []
-
     def collect(self) -> list[Metric]:
         """The metrics, from rows at most `fresh` seconds old; one caller reads, the others wait for it."""
         with self._lock:
@@ -142,8 +140,7 @@ class Rows:
         yield gauge("speculoos_device_held", "1 while a job or a measurement holds the device.", ["device", "by"], held)
 
     def _disk(self) -> Iterator[Metric]:
-        folder = next(p for p in (self.settings.home, *self.settings.home.parents) if p.exists())
-        disk = shutil.disk_usage(folder)
+        disk = shutil.disk_usage(existing(self.settings.home))
         yield gauge("speculoos_disk_free_bytes", "Free where the home is.", [], {(): disk.free})
         yield gauge("speculoos_disk_total_bytes", "Size of that disk.", [], {(): disk.total})
         if survey := self.surveys.get(SURVEY_SECONDS):
@@ -178,25 +175,19 @@ class Waits:
         self._since = max(self._since, at)
 
 
-def gauge(name: str, words: str, labels: list[str], values: dict[tuple[str, ...], float]) -> Metric:
-    family = GaugeMetricFamily(name, words, labels=labels)
-    return _filled(family, values)
+def _filled(kind: type, name: str, words: str, labels: list[str], values: dict[tuple[str, ...], float]) -> Any:
+    family = kind(name, words, labels=labels)
+    for of, value in values.items():
+        family.add_metric([str(label) for label in of], value)
+    return family
 
 
-def counter(name: str, words: str, labels: list[str], values: dict[tuple[str, ...], float]) -> Metric:
-    family = CounterMetricFamily(name, words, labels=labels)
-    return _filled(family, values)
+gauge, counter = partial(_filled, GaugeMetricFamily), partial(_filled, CounterMetricFamily)
 
 
 def by_one(values: dict[str, float] | dict[str, int]) -> dict[tuple[str, ...], float]:
     """Values by one label."""
     return {(key,): value for key, value in values.items()}
-
-
-def _filled(family: Any, values: dict[tuple[str, ...], float]) -> Any:
-    for labels, value in values.items():
-        family.add_metric([str(label) for label in labels], value)
-    return family
 
 
 class Readiness:

@@ -125,9 +125,10 @@ def theme() -> gr.themes.Base:
 def head() -> str:
     """Tags for every page's head: our style sheets and scripts, named with their hash so that a new one is fetched."""
     styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
+    preloads = "".join(f'<link rel="modulepreload" href="{module(name)}">' for name in modules())
     return (
         f'{styles}<link rel="icon" href="{asset("icon.svg")}"><script src="{asset("early.js")}"></script>'
-        f'{"".join(_preload(name) for name in modules())}<script type="module" src="{module(MAIN)}"></script>'
+        f'{preloads}<script type="module" src="{module(MAIN)}"></script>'
     )
 
 
@@ -144,10 +145,6 @@ def modules() -> list[str]:
 def module(name: str) -> str:
     """The address of a module. The hash of all is a folder, so that what a module imports beside it has it too."""
     return f"/ui/{_version()}/{name}"
-
-
-def _preload(name: str) -> str:
-    return f'<link rel="modulepreload" href="{module(name)}">'
 
 
 @cache

@@ -74,7 +74,7 @@ def next_turn(
         request = {**_request(messages, sampling, speculation), chats.KEY: _place(turns, way)}
         group = turns[0].group_id if turns else new_id()
         run = runs.create_run(opened, "chat", model, request, group, way[-1].position + 1 if way else 0)
-    return run, _start(settings, run.id)
+    return run, start(settings, run.id)
 
 
 def continue_turn(settings: Settings, run_id: str) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def new_comparison(
         columns = runs.create_comparison(
             opened, [(m, _request(messages, sampling, each)) for m, each in asked], backwards
         )
-    reason = _start(settings, columns[0].id)
+    reason = start(settings, columns[0].id)
     if reason:
         with writing(settings) as opened:
             for run in columns[1:]:
@@ -235,7 +235,8 @@ def chat_of(settings: Settings, chat_id: str) -> list[Run]:
         return runs.group_runs(opened, chat_id)
 
 
-def _start(settings: Settings, run_id: str) -> str:
+def start(settings: Settings, run_id: str) -> str:
+    """Have a run answered; why it could not start, "" when it did."""
     try:
         inference.start(settings, run_id)
     except SpeculoosError as error:

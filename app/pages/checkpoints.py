@@ -9,16 +9,16 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.views import checkpoint_rows, export_rows, manage
+from app.views.asking import queued
 from app.views.draft_form import AddDraft
 from app.views.manage import SMALL, Manage
 from app.views.replay_form import ReplayForm
 from app.views.tree_form import TreeForm
-from app.widgets.accordion import closed_accordion
 from app.widgets.bulk import Action, on_bulk
 from app.widgets.downloads import maker, on_make
-from app.widgets.elements import QUIET, block, notice, page_header
+from app.widgets.elements import QUIET, block, page_header
 from app.widgets.list_page import Listing, ListPage, signature_of
-from speculoos.errors import SpeculoosError
+from app.widgets.problems import saying_errors
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.states import JobState
@@ -76,8 +76,7 @@ class CheckpointPanel:
                 self.tree = TreeForm(settings, chosen)
             with gr.Tab("Settings", elem_id="checkpoint-tab-settings"):
                 self.config = block(elem_id="checkpoint-settings")
-        with closed_accordion("Name, note, delete", elem_id="checkpoint-manage"):
-            self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
+        self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
         self.live += self.tree.live
         drawn_once = [*self.replay.outputs, *self.tree.outputs, *self.manage.outputs]
@@ -103,30 +102,25 @@ class CheckpointPanel:
         drawn_once = [*self.replay.view(session, row), *self.tree.view(session, row), *self.manage.view(row)]
         return [*live, "", "", *drawn_once]
 
+    @saying_errors(gr.skip())
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
         """Queue the export called `name`: (what went wrong, the list as it is now)."""
-        try:
-            with reading(self.settings) as session:
-                ask = export_rows.can_be_made(session, self.settings, checkpoint_id, name)
-            if ask:
-                submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
-            with reading(self.settings) as session:
-                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-                return "", export_rows.exports_table(session, self.settings, row)
-        except SpeculoosError as error:
-            return notice(manage.sentence(error), "bad"), gr.skip()
+        with reading(self.settings) as session:
+            ask = export_rows.can_be_made(session, self.settings, checkpoint_id, name)
+        if ask:
+            submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
+        with reading(self.settings) as session:
+            row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+            return "", export_rows.exports_table(session, self.settings, row)
 
 
 def measure(settings: Settings, checkpoint_id: str) -> str:
     """Queue an evaluation of the checkpoint; what came of it, as HTML."""
-    try:
-        with reading(settings) as session:
-            row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-        job = submit(Evaluate(base_id=row.base_id, checkpoint_id=row.id), user=visitor.user(), settings=settings)
-    except SpeculoosError as error:
-        return notice(manage.sentence(error), "bad")
-    return notice(
-        "Queued: acceptance and speed on 20 questions, beside plain.", "good", f"/jobs?id={job.id}", "See the job"
+    return queued(
+        settings,
+        checkpoint_id,
+        lambda row: Evaluate(base_id=row.base_id, checkpoint_id=row.id),
+        "acceptance and speed on 20 questions, beside plain",
     )
 
 

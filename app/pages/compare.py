@@ -8,18 +8,9 @@ from sqlalchemy import select
 from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
-from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
-from app.widgets.fields import (
-    DRAFTING,
-    drafting_fields,
-    drafting_of,
-    drafting_values,
-    dropdown,
-    sampling_fields,
-    sampling_of,
-)
+from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
+from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
 from app.widgets.formatting import ago
-from app.widgets.hidden import hidden
 from app.widgets.text import safe, tag
 from methods import trees
 from speculoos.errors import SpeculoosError
@@ -55,8 +46,7 @@ def start(
     """(comparison id, problem as HTML). Plain targets come first, so that the others are set against them. Raises
     what turns.new_comparison raises."""
     chosen = sorted((targets.parse(v) for v in values or []), key=lambda t: (bool(t.drafter), "@" in t.model))
-    asked = [(target.model, target.drafter) for target in chosen]
-    group, refused = turns.new_comparison(settings, asked, prompt, sampling, drafting)
+    group, refused = turns.new_comparison(settings, chosen, prompt, sampling, drafting)
     return group, notice(refused, "bad") if refused else ""
 
 
@@ -68,15 +58,16 @@ def first_targets(choices: list[tuple[str, str]]) -> list[str]:
 
 def render_recent(items: list[tuple[str, str, str]]) -> str:
     """Links to earlier comparisons."""
-    rows = [
-        tag("li", tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}") + " " + _muted(when))
-        for group, prompt, when in items
-    ]
-    return (
-        tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", "".join(rows), class_="sp-recent")
-        if rows
-        else ""
-    )
+    if not items:
+        return ""
+    rows = "".join(map(_earlier, items))
+    return tag("h2", "Earlier comparisons", class_="sp-section") + tag("ul", rows, class_="sp-recent")
+
+
+def _earlier(item: tuple[str, str, str]) -> str:
+    group, prompt, when = item
+    link = tag("a", safe(prompt[:90] or "…"), href=f"/compare?comparison={group}")
+    return tag("li", link + " " + tag("span", safe(when), class_="sp-hint"))
 
 
 def build(settings: Settings) -> None:
@@ -116,12 +107,11 @@ def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earl
 
     def started(values, text: str, *fields: Any):
         try:
-            sampling, drafting = sampling_of(*fields[:-DRAFTING]), drafting_of(*fields[-DRAFTING:])
-            return start(settings, values, text, sampling, drafting)
+            return start(settings, values, text, *asked_of(*fields))
         except SpeculoosError as error:
             return "", notice(str(error), "bad")
 
-    on_load(load, None, [chosen, prompt, earlier, *drafting])
+    on_load(load, [chosen, prompt, earlier, *drafting])
     step = run.click(started, [chosen, prompt, *sampling, *drafting], [group, problem], **QUIET)
     step.then(None, group, None, js="(id) => { window.speculoos.compare.open(id); }", api_visibility="private")
 
@@ -145,7 +135,3 @@ def opening(
 def _value(run: Any) -> str:
     lookup = (run.request.get("speculation") or {}).get("drafter") == LOOKUP
     return run.model + targets.LOOKUP_CHOICE if lookup else run.model
-
-
-def _muted(text: str) -> str:
-    return tag("span", safe(text), class_="sp-hint")

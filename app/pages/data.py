@@ -14,9 +14,8 @@ from app.views.generate_form import GenerateForm
 from app.views.import_form import ImportForm
 from app.views.manage import Manage, note_line
 from app.views.rows_browser import RowsBrowser
-from app.widgets.accordion import closed_accordion
 from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.elements import block, notice, page_header, section
+from app.widgets.elements import block, link_button, notice, page_header, section
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
 from app.widgets.text import tag
@@ -81,8 +80,7 @@ class DataPanel:
         self.facts = block(elem_id="dataset-facts")
         self.distributions = block(elem_id="dataset-distributions")
         self.bad = block(elem_id="dataset-bad")
-        with closed_accordion("Name, note, delete", elem_id="dataset-manage"):
-            self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
+        self.manage = Manage(settings, Dataset, "data set", "dataset", chosen)
         section("Rows")
         self.rows = RowsBrowser(settings, chosen)
         figures = [self.head, self.facts, self.distributions, self.bad]
@@ -119,4 +117,4 @@ def next_step(data: Dataset) -> str:
     if data.kind != "conversations" or data.state == "failed":
         return ""
     link = f"/train?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
-    return tag("div", tag("a", "Train a draft on it", href=link, class_="sp-button"), class_="sp-link-row")
+    return tag("div", link_button("Train a draft on it", link, main=True), class_="sp-link-row")

@@ -1,7 +1,7 @@
 """The evaluations page: every measurement as a leaderboard that sorts and narrows, and what measures more. What is
 shown is in the address; `?id=` opens one, `?clone=` fills a form in as it was for a job."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -11,15 +11,14 @@ from sqlalchemy.orm import Session
 
 from app.evaluated import run_again
 from app.evaluation_forms import cloned
-from app.links import go
+from app.links import leads
 from app.views import evaluation_view, leaderboard
 from app.views.manage import Manage
 from app.views.matrix_form import MatrixForm, ServerForm
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header
+from app.widgets.elements import QUIET, block, hidden, notice, on_change, on_load, on_typing, page_header
 from app.widgets.fields import dropdown
-from app.widgets.hidden import hidden
 from app.widgets.picker import KEEP_FOCUS, pick, picker
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -97,8 +96,7 @@ class EvaluationsPage:
             self.one = gr.HTML(elem_id="evaluation-one", js_on_load=KEEP_FOCUS + STEPS, apply_default_css=False)
             self.steps_said = block(elem_id="evaluation-steps-said")
             self.steps_target = hidden("evaluation-steps-target")
-            with closed_accordion("Name, note, delete", elem_id="evaluation-manage"):
-                self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
+            self.manage = Manage(settings, Evaluation, "evaluation", "evaluation", self.chosen)
         self.boxes = [*self.filters.values(), self.sort]
         self.live = [self.seen, self.away, self.table, self.chart, self.one]
         self.frame = [self.chosen, self.shown, self.problem, self.list, self.detail, self.back, *self.live]
@@ -110,36 +108,26 @@ class EvaluationsPage:
     def wire(self) -> None:
         """Opening, clicks, filters, the poll, and what Manage does."""
         outputs = [*self.frame, *self.boxes]
-        on_load(self.open_address, None, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
+        on_load(self.open_address, [*outputs, *self.matrix.opens, *self.server.opens, *self.manage.outputs])
         for listed in (self.table, self.back):
             listed.pick(
                 self.pick, self.search, [*outputs, *self.manage.outputs], js=NOW, trigger_mode="always_last", **QUIET
             )
-        gr.on(
-            [box.input for box in self.boxes],
-            self.narrow,
-            [self.search, *self.boxes],
-            [*outputs, self.address],
-            js=NOW,
-            trigger_mode="always_last",
-            **QUIET,
-        ).then(None, self.address, None, js=REMEMBER, api_visibility="private")
+        typed = on_typing(self.boxes, self.narrow, [self.search, *self.boxes], [*outputs, self.address], NOW)
+        typed.then(None, self.address, None, js=REMEMBER, api_visibility="private")
         seen = {"chosen": "evaluations-chosen", "seen": "evaluations-seen"}
         on_change("evaluations", self.poll, [self.chosen, self.shown, self.seen], self.live, **seen)
         self.manage.wire(self.redraw, [self.chosen, self.shown], outputs)
-        self.one.steps(self.show_steps, self.chosen, [self.steps_said, self.steps_target], **QUIET).then(
-            None, self.steps_target, None, js=go(), api_visibility="private"
-        )
+        leads(self.one.steps, self.show_steps, self.chosen, self.steps_said, self.steps_target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """What the address asks for, with the choices of the forms."""
         query = {key: str(value) for key, value in request.query_params.items()}
-        try:
-            with reading(self.settings) as session:
-                return [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)]
-        except SpeculoosError as error:
-            forms = len(self.matrix.opens) + len(self.server.opens)
-            return self._broken(error, len(self.boxes) + forms + len(self.manage.outputs))
+        further = [*self.boxes, *self.matrix.opens, *self.server.opens, *self.manage.outputs]
+        return self._read(
+            lambda session: [*view_of(session, query), *self._forms(session, query), *self._managed(session, query)],
+            len(further),
+        )
 
     def _forms(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         """What there is to measure; `?clone=` fills the form in as it was for that job."""
@@ -151,30 +139,24 @@ class EvaluationsPage:
     def pick(self, search: str) -> list[Any]:
         """What the address says after a click, or after the browser's back button."""
         query = _fields(search)
-        try:
-            with reading(self.settings) as session:
-                return [*view_of(session, query), *self._managed(session, query)]
-        except SpeculoosError as error:
-            return self._broken(error, len(self.boxes) + len(self.manage.outputs))
+        return self._read(
+            lambda session: [*view_of(session, query), *self._managed(session, query)],
+            len(self.boxes) + len(self.manage.outputs),
+        )
 
     def narrow(self, search: str, *values: Any) -> list[Any]:
         """What the filters say, from its beginning, and its address."""
         chosen = {key: str(value or "") for key, value in zip((*FILTERS, "sort"), values, strict=True)}
         view = View.of({**_fields(search), **chosen})
-        try:
-            with reading(self.settings) as session:
-                return [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)]
-        except SpeculoosError as error:
-            return self._broken(error, len(self.boxes) + 1)
+        return self._read(
+            lambda session: [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)],
+            len(self.boxes) + 1,
+        )
 
     def redraw(self, row_id: str, shown: str) -> list[Any]:
         """After saving or deleting."""
         query = {**_fields(shown), "id": row_id}
-        try:
-            with reading(self.settings) as session:
-                return view_of(session, query)
-        except SpeculoosError as error:
-            return self._broken(error, len(self.boxes))
+        return self._read(lambda session: view_of(session, query), len(self.boxes))
 
     def poll(self, row_id: str, shown: str, seen: str) -> Any:
         """What changed since `seen`."""
@@ -186,20 +168,22 @@ class EvaluationsPage:
         except SpeculoosError:
             return gr.skip()
 
+    @saying_errors("")
     def show_steps(self, row_id: str, event: gr.EventData) -> tuple[str, str]:
         """Run one of its prompts again, with the model's probabilities: (what went wrong, where to see it)."""
-        try:
-            chat, refused = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
-        except SpeculoosError as error:
-            return notice(str(error), "bad"), ""
-        return notice(refused, "bad") if refused else "", "" if refused else f"/playground?chat={chat}"
+        chat, refused = run_again(self.settings, row_id, str(getattr(event, "wanted", ""))[:8])
+        return (notice(refused, "bad"), "") if refused else ("", f"/playground?chat={chat}")
 
     def _managed(self, session: Session, query: Mapping[str, str]) -> list[Any]:
         return self.manage.view(row_of(session, query))
 
-    def _broken(self, error: SpeculoosError, more: int) -> list[Any]:
-        """The sentence, and nothing else changed."""
-        return ["", "", notice(str(error), "bad"), *[gr.skip()] * (len(self.frame) - 3 + more)]
+    def _read(self, draw: Callable[[Session], list[Any]], further: int) -> list[Any]:
+        """Values of the frame and of so many `further` outputs; where rows cannot be read why, and nothing changed."""
+        try:
+            with reading(self.settings) as session:
+                return draw(session)
+        except SpeculoosError as error:
+            return ["", "", notice(str(error), "bad"), *[gr.skip()] * (len(self.frame) - 3 + further)]
 
 
 def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:

@@ -6,16 +6,15 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.links import go
+from app.links import leads
 from app.views import experiment_rows, shell
-from app.views.manage import SMALL, Manage, sentence
-from app.widgets.accordion import closed_accordion
+from app.views.manage import SMALL, Manage
 from app.widgets.bulk import Action, on_bulk
-from app.widgets.elements import QUIET, block, notice, page_header, section
-from app.widgets.hidden import hidden
+from app.widgets.elements import QUIET, block, hidden, page_header, section
+from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import live, picker
-from speculoos.errors import SpeculoosError
+from app.widgets.problems import saying_errors
 from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import writing
@@ -38,8 +37,7 @@ class ExperimentPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
         self.head = live("experiment-head")
-        with closed_accordion("Name, note, delete", elem_id="experiment-manage"):
-            self.manage = Manage(settings, Experiment, "experiment", "experiment", chosen)
+        self.manage = Manage(settings, Experiment, "experiment", "experiment", chosen)
         self.figures = live("experiment-figures")
         section("Learning curve")
         self.curves = live("experiment-curves")
@@ -83,20 +81,18 @@ def build(settings: Settings) -> None:
 def build_form(settings: Settings) -> None:
     """A name and a button."""
     with gr.Row(elem_classes="sp-find"):
-        name = gr.Textbox(label="New experiment", max_lines=1, max_length=200, elem_id="experiments-name", scale=3)
+        name = one_line("New experiment", "experiments-name", max_length=200, scale=3)
         make = gr.Button("Make it", elem_id="experiments-make", **SMALL)
     said, target = block(elem_id="experiments-said"), hidden("experiments-target")
 
+    @saying_errors("")
     def create(text: str) -> tuple[str, str]:
         """Make the row: (notice, where to go)."""
-        try:
-            with writing(settings) as session:
-                return "", f"/experiments?id={experiments.create(session, text or '').id}"
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
+        with writing(settings) as session:
+            return "", f"/experiments?id={experiments.create(session, text or '').id}"
 
     for event in (make.click, name.submit):
-        event(create, name, [said, target], **QUIET).then(None, target, None, js=go(), api_visibility="private")
+        leads(event, create, name, said, target)
 
 
 def remove(settings: Settings, job_id: str) -> None:

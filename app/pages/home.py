@@ -13,17 +13,29 @@ from app import visitor
 from app.links import model_link
 from app.views import experiment_view, job_rows
 from app.views.checkpoint_rows import method_words
-from app.views.manage import sentence
-from app.widgets.elements import QUIET, block, notice, on_change, on_load, page_header, section, tiles
+from app.widgets.elements import (
+    QUIET,
+    block,
+    hidden,
+    link_button,
+    notice,
+    on_change,
+    on_load,
+    page_header,
+    section,
+    tiles,
+)
 from app.widgets.formatting import figure, size
-from app.widgets.hidden import hidden
 from app.widgets.picker import live, table
+from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
 from models.starter import HEAD
 from speculoos.errors import SpeculoosError
+from speculoos.room import existing
 from speculoos.settings import Settings
-from tracking import jobs, listing, queries
+from tracking import jobs, listing, processes, queries
 from tracking.db import reading
+from tracking.evaluations import number
 from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
 from workers.ask.quickstart import submit_quickstart
@@ -83,7 +95,7 @@ class HomePage:
 
     def wire(self) -> None:
         """Loading, the poll, the button."""
-        on_load(self.open_address, None, [self.experiment, *self.live])
+        on_load(self.open_address, [self.experiment, *self.live])
         experiment = {"chosen": "home-experiment", "seen": "home-seen"}
         on_change("home", self.poll, [self.experiment, self.seen], self.live, **experiment)
         self.start.click(self.begin, None, [self.said, self.experiment], **QUIET).then(
@@ -99,7 +111,7 @@ class HomePage:
         """Values of `live`."""
         try:
             with reading(self.settings) as session:
-                return [signature(session), *self._view(session, experiment_id)]
+                return [listing.signature(session), *self._view(session, experiment_id)]
         except SpeculoosError as error:
             return ["", notice(sentence(error), "bad"), *[gr.skip()] * (len(self.live) - 2)]
 
@@ -107,7 +119,7 @@ class HomePage:
         """What changed since `seen`."""
         try:
             with reading(self.settings) as session:
-                now = signature(session)
+                now = listing.signature(session)
                 return gr.skip() if now == seen else [now, *self._view(session, experiment_id)]
         except SpeculoosError:
             return gr.skip()
@@ -128,12 +140,10 @@ class HomePage:
             machine(session, self.settings, queues.running),
         ]
 
+    @saying_errors("")
     def begin(self) -> tuple[str, str]:
         """Submit the chain: (notice, experiment)."""
-        try:
-            return "", begin_quickstart(self.settings)
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
+        return "", begin_quickstart(self.settings)
 
 
 def hero(title: str, text: str) -> str:
@@ -146,7 +156,7 @@ def first_look(session: Session) -> str:
     for checkpoint in queries.checkpoints(session, ready_only=True):
         if Path(checkpoint.path).name == HEAD.name:
             link = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
-            button = tag("a", "Chat with the starter", href=link, class_="sp-button")
+            button = link_button("Chat with the starter", link, main=True)
             return tag("div", hero("See it at work", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")
     return ""
 
@@ -173,11 +183,6 @@ def active_quickstart(session: Session) -> Experiment | None:
     if experiment is None:
         return None
     return experiment if experiment_view.is_active(jobs_of(session, experiment.id)) else None
-
-
-def signature(session: Session) -> str:
-    """Changes when any job does."""
-    return listing.signature(session)
 
 
 def shown_experiment(session: Session, experiment_id: str) -> Experiment | None:
@@ -228,8 +233,7 @@ def best_drafts(session: Session) -> list[Checkpoint]:
 
 def tau(checkpoint: Checkpoint) -> float | None:
     """Measured mean accepted length."""
-    value = (checkpoint.figures or {}).get("mean_accepted_length")
-    return value if isinstance(value, int | float) else None
+    return number((checkpoint.figures or {}).get("mean_accepted_length"))
 
 
 def best_table(session: Session, best: list[Checkpoint]) -> str:
@@ -259,8 +263,7 @@ def active_table(jobs: list[Job], queues: listing.Queues) -> str:
 
 def machine(session: Session, settings: Settings, running: int) -> str:
     """Processor, memory, disk, and what is here."""
-    existing = next(p for p in (settings.home, *settings.home.parents) if p.exists())
-    disk, memory = shutil.disk_usage(existing), psutil.virtual_memory()
+    disk, memory = shutil.disk_usage(existing(settings.home)), psutil.virtual_memory()
     return tiles(
         [
             ("Device", device(session), f"{os.cpu_count()} processor cores"),
@@ -273,7 +276,5 @@ def machine(session: Session, settings: Settings, running: int) -> str:
 
 def device(session: Session) -> str:
     """What the inference server computes on, from its heartbeat."""
-    from tracking import processes
-
     alive = processes.alive(session, "inference")
     return str(alive[0].value.get("device", "cpu")).upper() if alive else "CPU"

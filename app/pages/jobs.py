@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from app.views import job_rows, manage, shell, verdict
 from app.views.job_panel import JobPanel, cancel
 from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.bulk import Action, bar, leading, naming, on_bulk
+from app.widgets.bulk import Action, bar, comparing, naming, on_bulk
 from app.widgets.elements import QUIET, block, page_header
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import pager
@@ -27,7 +27,6 @@ SHOWN = {
 
 BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete for good?")}
 ADD = ("add", "Add to experiment", "Experiment, known or new")
-COMPARE = leading("Compare trainings", "/trainings?ids=", 2)
 
 
 def table(session: Session, which: str, place: str = "") -> str:
@@ -37,7 +36,7 @@ def table(session: Session, which: str, place: str = "") -> str:
     waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
     listed = job_rows.jobs_table(shown.rows, waits, filtered=is_narrowed(which), chosen=True)
     return (
-        (bar(BULK, COMPARE + naming(*ADD, experiments.names(session))) if shown.rows else "")
+        (bar(BULK, comparing() + naming(*ADD, experiments.names(session))) if shown.rows else "")
         + listed
         + pager("jobs", shown, which)
     )

@@ -1,6 +1,7 @@
 """The models page: base models, their cards, and adding one; `?id=` opens one."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -8,18 +9,17 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import SOURCES, fetch_request
-from app.links import go
+from app.links import leads
 from app.views import model_view
 from app.views.hub_search import HubSearch
-from app.views.manage import SMALL, Manage, note_line, sentence
-from app.widgets.accordion import closed_accordion
-from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.elements import QUIET, block, empty_state, notice, page_header, section
-from app.widgets.hidden import hidden
+from app.views.manage import SMALL, Manage, note_line
+from app.widgets.asked import narrowed, nothing
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, page_header, section
+from app.widgets.fields import one_line
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
+from app.widgets.problems import saying_errors
 from app.widgets.text import tag
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.db import writing
@@ -39,9 +39,10 @@ HINTS = {
 def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of models."""
     shown = page_of(session, narrowed(queries.base_query(), which), place)
-    if is_narrowed(which) and not shown.rows:
-        return empty_state("None of these", "No model is called or noted so; look for other words.")
-    return model_view.cards(shown.rows) + pager("models", shown, which)
+    if not shown.rows:
+        return nothing(which, "model", "Add one above: a hub id, a folder, a GGUF file or the starter model.")
+    cards = tag("div", "".join(map(model_view.card, shown.rows)), class_="sp-cards")
+    return cards + pager("models", shown, which)
 
 
 MODELS = Listing("models", Base, "model", table, signature_of(Base))
@@ -65,17 +66,9 @@ def build_add(settings: Settings) -> None:
         source = gr.Radio(list(SOURCES), value="Hub id", label="Where it comes from", elem_id="models-source")
         hub = HubSearch()
         with gr.Row():
-            location = gr.Textbox(
-                label="Which one",
-                placeholder=HINTS["Hub id"][0],
-                info=HINTS["Hub id"][1],
-                elem_id="models-location",
-                max_lines=1,
-                scale=3,
-            )
-            name = gr.Textbox(
-                label="Name (optional)", info="How it is called here.", max_lines=1, elem_id="models-new-name", scale=2
-            )
+            placeholder, info = HINTS["Hub id"]
+            location = one_line("Which one", "models-location", placeholder=placeholder, info=info, scale=3)
+            name = one_line("Name (optional)", "models-new-name", info="How it is called here.", scale=2)
         said = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
         target = hidden("models-target")
@@ -83,9 +76,7 @@ def build_add(settings: Settings) -> None:
     hub.wire(location)
     values = [source, location, name]
     for event in (add.click, location.submit):
-        event(lambda *form: add_model(settings, *form), values, [said, target], **QUIET).then(
-            None, target, None, js=go(), api_visibility="private"
-        )
+        leads(event, partial(add_model, settings), values, said, target)
 
 
 def hint(source: str) -> tuple[Any, Any]:
@@ -95,17 +86,15 @@ def hint(source: str) -> tuple[Any, Any]:
     return box, gr.Column(visible=source == "Hub id")
 
 
+@saying_errors("")
 def add_model(settings: Settings, source: str, location: str, name: str) -> tuple[str, str]:
     """Submit the job, or take the starter as it is installed: (notice, where to go)."""
-    try:
-        request = fetch_request(settings, source, location)
-        if request.source == "starter":
-            with writing(settings) as session:
-                if installed := ensure_starter(session, settings):
-                    return "", f"/models?id={installed.id}"
-        job = submit(request, name=name.strip(), user=visitor.user(), settings=settings)
-    except SpeculoosError as error:
-        return notice(sentence(error), "bad"), ""
+    request = fetch_request(settings, source, location)
+    if request.source == "starter":
+        with writing(settings) as session:
+            if installed := ensure_starter(session, settings):
+                return "", f"/models?id={installed.id}"
+    job = submit(request, name=name.strip(), user=visitor.user(), settings=settings)
     return "", f"/models?id={job.request['base_id']}"
 
 
@@ -117,8 +106,7 @@ class ModelPanel:
         self.facts = block(elem_id="model-facts")
         section("Drafts it can carry")
         self.methods = block(elem_id="model-methods")
-        with closed_accordion("Name, note, delete", elem_id="model-manage"):
-            self.manage = Manage(settings, Base, "model", "model", chosen)
+        self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.methods]
         self.outputs = [*self.live, *self.manage.outputs]
 

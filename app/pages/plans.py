@@ -7,16 +7,15 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.links import go
+from app.links import leads
 from app.views import choices, plan_view
 from app.views.asking import command_of, started
-from app.views.manage import SMALL, sentence
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
-from app.widgets.fields import dropdown
-from app.widgets.hidden import hidden
+from app.views.manage import SMALL
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
+from app.widgets.fields import dropdown, one_line
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import live
+from app.widgets.problems import sentence
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking import queries
@@ -45,12 +44,8 @@ class PlanForm:
             self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
         with closed_accordion("Sequences, layers, another machine", elem_id="plans-more"):
             with gr.Row():
-                self.batches = gr.Textbox(
-                    "1, 2, 4, 8, 16", label="Sequences at once", elem_id="plans-batches", max_lines=1
-                )
-                self.layers = gr.Textbox(
-                    "2, 4, 8", label="Layers of standalone drafts", elem_id="plans-layers", max_lines=1
-                )
+                self.batches = one_line("Sequences at once", "plans-batches", value="1, 2, 4, 8, 16")
+                self.layers = one_line("Layers of standalone drafts", "plans-layers", value="2, 4, 8")
             self.figures = gr.Textbox(
                 label="Figures of another machine", info=FIGURES, lines=3, max_lines=8, elem_id="plans-figures"
             )
@@ -63,13 +58,11 @@ class PlanForm:
         self._wire()
 
     def _wire(self) -> None:
-        on_load(self.open_address, None, [self.base, self.draft, self.review])
+        on_load(self.open_address, [self.base, self.draft, self.review])
         again = (self.review_now, self.values, self.review)
         self.base.input(self.choose_base, self.base, self.draft, **QUIET).then(*again, **QUIET)
         on_typing((self.draft, self.batches, self.layers, self.figures), *again)
-        self.start.click(self.submit, self.values, [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        leads(self.start.click, self.submit, self.values, self.said, self.target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """The choices; `?base=` and `?checkpoint=` name what to plan for."""

@@ -8,17 +8,8 @@ import gradio as gr
 from app import turns
 from app.drafting import LOOKUP, Drafting
 from app.views import targets
-from app.widgets.elements import QUIET, block, notice, on_load, page_header, stop_button
-from app.widgets.fields import (
-    DRAFTING,
-    drafting_fields,
-    drafting_of,
-    drafting_values,
-    dropdown,
-    sampling_fields,
-    sampling_of,
-)
-from app.widgets.hidden import hidden
+from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
+from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
 from methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -140,7 +131,7 @@ def wire_pickers(settings, base, draft, off, prompt, chat_id, drafting) -> None:
         with reading(settings) as session:
             return _off(targets.why_off(session, base_name, name or ""))
 
-    on_load(load, None, [base, draft, off, prompt, chat_id, *drafting])
+    on_load(load, [base, draft, off, prompt, chat_id, *drafting])
     base.input(picked, base, [draft, off], **QUIET)
     draft.input(drafted, [base, draft], off, **QUIET)
     for picker in (base, draft):
@@ -152,8 +143,7 @@ def wire_sending(settings, inputs, outputs, send, prompt) -> None:
 
     def sent(place: str, base: str, draft: str, text: str, *fields: Any):
         try:
-            sampling, drafting = sampling_of(*fields[:-DRAFTING]), drafting_of(*fields[-DRAFTING:])
-            return send_turn(settings, place, base, draft, text, sampling, drafting)
+            return send_turn(settings, place, base, draft, text, *asked_of(*fields))
         except SpeculoosError as error:
             return (place or "").partition("/")[0], text, notice(str(error), "bad")
 

@@ -56,14 +56,13 @@ def build(settings: Settings) -> None:
     section("Set from outside", OUTSIDE)
     block(limits(settings), elem_id="settings-limits")
     section("Look", "The button at the top right changes between light, dark and the system's choice.")
-    on_load(lambda: health_table(settings), None, health)
+    on_load(lambda: health_table(settings), health)
     again.click(lambda: health_table(settings), None, health, **{**QUIET, "show_progress": "minimal"})
 
 
 def health_table(settings: Settings) -> str:
     """Every part, ill ones first."""
-    parts = check(settings, [name for name in CHECKS if name not in NEEDS_TORCH])
-    return health_html(parts)
+    return health_html(check(settings, [name for name in CHECKS if name not in NEEDS_TORCH]))
 
 
 def health_html(parts: Mapping[str, Part]) -> str:
@@ -97,8 +96,7 @@ def endpoints(settings: Settings) -> str:
     """Each endpoint's name and where its key comes from; never the key."""
     if not settings.endpoints:
         example = '[endpoints.mine]\nurl = "https://example.org/v1"\nmodel = "some-model"\nkey_env = "MINE_API_KEY"'
-        where = tag("p", safe(f"None yet. In {settings.home / 'settings.toml'}:"), class_="sp-lead")
-        return where + tag("code", safe(example), class_="sp-command")
+        return none_yet(settings, example)
     rows = [
         [safe(name), safe(e.model or "asked for each time"), key_badge(e)] for name, e in settings.endpoints.items()
     ]
@@ -108,11 +106,15 @@ def endpoints(settings: Settings) -> str:
 def state_servers(settings: Settings) -> str:
     """Each server's name, kind, and where its token comes from; never the token."""
     if not settings.state_servers:
-        example = '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"'
-        where = tag("p", safe(f"None yet. In {settings.home / 'settings.toml'}:"), class_="sp-lead")
-        return where + tag("code", safe(example), class_="sp-command")
+        return none_yet(settings, '[hidden_states.mine]\nurl = "http://127.0.0.1:7862"\nkey_env = "MINE_TOKEN"')
     rows = [[safe(name), safe(s.kind), key_badge(s)] for name, s in settings.state_servers.items()]
     return table(["Name", "Kind", "Token"], rows, "Servers of hidden states")
+
+
+def none_yet(settings: Settings, example: str) -> str:
+    """How the first one is named."""
+    where = tag("p", safe(f"None yet. In {settings.home / 'settings.toml'}:"), class_="sp-lead")
+    return where + tag("code", safe(example), class_="sp-command")
 
 
 def key_badge(endpoint) -> str:  # noqa: ANN001 (speculoos.settings.Endpoint or StateServer)
@@ -133,7 +135,12 @@ def limits(settings: Settings) -> str:
 def outside(settings: Settings) -> list[tuple[str, str, str]]:
     """(what, in force, line for the environment) of what cannot be changed here."""
     patience = settings.stuck_seconds
-    secret = [(words, set_words(value), f"{name}_FILE=/path/of/a/file") for words, name, value in secrets(settings)]
+    stuck = f"{patience} s without a sign of life" if patience else "never"
+    told = ", ".join(map(TRACKERS.get, settings.trackers)) or "these pages alone"
+    secret = [
+        (words, "set" if value else "not set", f"{name}_FILE=/path/of/a/file")
+        for words, name, value in secrets(settings)
+    ]
     return [
         *secret,
         ("Pages listen at", f"{settings.host}:{settings.port}", f"SPECULOOS_PORT={settings.port}"),
@@ -141,21 +148,13 @@ def outside(settings: Settings) -> list[tuple[str, str, str]]:
         ("Computes on", settings.device, f"SPECULOOS_DEVICE={settings.device}"),
         ("Precision of answers and measurements", settings.dtype, f"SPECULOOS_DTYPE={settings.dtype}"),
         ("Largest upload", f"{settings.max_upload_mb} MB", f"SPECULOOS_MAX_UPLOAD_MB={settings.max_upload_mb}"),
-        ("Inference is stuck after", stuck(patience), f"SPECULOOS_STUCK_SECONDS={patience}"),
+        ("Inference is stuck after", stuck, f"SPECULOOS_STUCK_SECONDS={patience}"),
         ("Log lines", settings.log_format, f"SPECULOOS_LOG_FORMAT={settings.log_format}"),
         ("The hub is asked", "no" if offline() else "yes", f"HF_HUB_OFFLINE={int(offline())}"),
         ("Further hosts allowed", *_listed("SPECULOOS_ALLOWED_HOSTS", settings.allowed_hosts)),
         ("Webhooks inside this network", *_listed("SPECULOOS_WEBHOOK_HOSTS", settings.webhook_hosts)),
-        ("Metrics of trainings go to", trackers(settings), f"SPECULOOS_TRACKERS={','.join(settings.trackers)}"),
+        ("Metrics of trainings go to", told, f"SPECULOOS_TRACKERS={','.join(settings.trackers)}"),
     ]
-
-
-def trackers(settings: Settings) -> str:
-    return ", ".join(map(TRACKERS.get, settings.trackers)) or "these pages alone"
-
-
-def stuck(seconds: int) -> str:
-    return f"{seconds} s without a sign of life" if seconds else "never"
 
 
 def _listed(name: str, hosts: tuple[str, ...]) -> tuple[str, str]:
@@ -163,15 +162,10 @@ def _listed(name: str, hosts: tuple[str, ...]) -> tuple[str, str]:
 
 
 def secrets(settings: Settings) -> list[tuple[str, str, str]]:
-    """(what, variable, value) of each; the value is for `set_words` alone."""
+    """(what, variable, value) of each; of the value nothing is shown but whether it is set."""
     return [
         ("Hub token, for gated models", "HF_TOKEN", settings.hf_token),
         ("Password of the pages", "SPECULOOS_PASSWORD", settings.password),
         ("Token of the inference server", "SPECULOOS_INFERENCE_TOKEN", settings.inference_token),
         ("Token for metrics", "SPECULOOS_METRICS_TOKEN", settings.metrics_token),
     ]
-
-
-def set_words(value: str) -> str:
-    """A secret is set, or not."""
-    return "set" if value else "not set"

@@ -8,10 +8,10 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views import storage_view
-from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, outcome_notice, question, sentence
-from app.widgets.elements import QUIET, block, notice, on_load, page_header, section
-from app.widgets.hidden import hidden
+from app.views.manage import LEAVE_IF_EMPTY, SMALL, delete, last_question, outcome_notice, question
+from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, section
 from app.widgets.picker import on_pick, pick, picker
+from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -78,7 +78,7 @@ class StoragePage:
             self._build_detail()
         self.drawn = [self.seen, self.overview, self.parts, self.things, self.left, self.chore_said, self.round]
         frame = [self.chosen, self.list, self.detail, self.problem, self.back, self.one, self.confirm]
-        on_load(self.open_address, None, [*frame, *self.drawn])
+        on_load(self.open_address, [*frame, *self.drawn])
         for listed in (self.things, self.back):
             on_pick(listed, self.search, lambda row_id, _place: self.open(row_id), [], frame)
         gr.Timer(POLL_SECONDS).tick(self.poll, self.seen, self.drawn, **QUIET)  # counts and chores are not rows
@@ -102,16 +102,12 @@ class StoragePage:
         self.left = block(elem_id="storage-leftovers")
         with gr.Row(elem_classes="sp-buttons"):
             sweep = gr.Button("Remove leftovers …", elem_id="storage-sweep", **SMALL)
-        with gr.Column(visible=False, elem_id="storage-sweep-confirm") as sure:
-            block(notice("They are removed for good. Nothing in the lists of the workbench uses them.", "warn"))
-            with gr.Row(elem_classes="sp-buttons"):
-                really = gr.Button("Remove for good", variant="stop", elem_id="storage-sweep-really", **SMALL)
-                keep = gr.Button("Keep them", elem_id="storage-sweep-keep", **SMALL)
+        asked = notice("They are removed for good. Nothing in the lists of the workbench uses them.", "warn")
+        sure, _, really = last_question("storage-sweep", "Remove for good", "Keep them", asked)
         look.click(self.look, None, self.chore_said, **QUIET)
         clean.click(self.clean, None, self.chore_said, **QUIET)
         again.click(self.count, None, self.overview, **QUIET)
         sweep.click(lambda: gr.Column(visible=True), None, sure, **QUIET)
-        keep.click(lambda: gr.Column(visible=False), None, sure, **QUIET)
         really.click(self.sweep, None, [self.chore_said, sure], **QUIET)
 
     def _build_detail(self) -> None:
@@ -119,15 +115,10 @@ class StoragePage:
         self.one = block(elem_id="storage-one")
         self.said = block(elem_id="storage-said")
         self.delete = gr.Button("Delete", variant="stop", elem_id="storage-delete", **SMALL)
-        with gr.Column(visible=False, elem_id="storage-confirm") as self.confirm:
-            self.question = block(elem_id="storage-question")
-            with gr.Row(elem_classes="sp-buttons"):
-                self.really = gr.Button("Delete for good", variant="stop", elem_id="storage-really", **SMALL)
-                self.keep = gr.Button("Keep it", elem_id="storage-keep", **SMALL)
+        self.confirm, self.question, self.really = last_question("storage")
 
     def _wire_delete(self, frame: list[Any]) -> None:
         self.delete.click(self.ask, self.chosen, [self.confirm, self.question], **QUIET)
-        self.keep.click(lambda: gr.Column(visible=False), None, self.confirm, **QUIET)
         gone = self.really.click(self.remove, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
         gone.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
             self.after_removal, [self.chosen, self.said], [*frame, *self.drawn], **QUIET
@@ -179,12 +170,10 @@ class StoragePage:
         last = self.surveys.last
         return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.words)}"
 
+    @saying_errors()
     def round_html(self) -> str:
-        try:
-            with reading(self.settings) as session:
-                return storage_view.last_round(retention.last_round(session))
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad")
+        with reading(self.settings) as session:
+            return storage_view.last_round(retention.last_round(session))
 
     def look(self) -> str:
         """Say what cleaning up would remove."""
@@ -198,25 +187,23 @@ class StoragePage:
 
     def clean(self) -> str:
         """Apply the rules now."""
-
-        def work() -> str:
-            words = retention.in_words(retention.clean(self.settings))
-            self.surveys.count()
-            return f"Removed {words}." if words else "Nothing had to go."
-
-        self.chore.start("Cleaning up; the page may be closed …", work)
-        return self.chore.words
+        return self._remove(retention.clean, "Cleaning up; the page may be closed …", "Nothing had to go.")
 
     def sweep(self) -> tuple[str, Any]:
         """Remove the leftovers."""
+        words = self._remove(retention.sweep, "Removing leftovers …", "Nothing was left over.")
+        return words, gr.Column(visible=False)
+
+    def _remove(self, act: Callable[[Settings], Any], what: str, nothing: str) -> str:
+        """Have `act` done beside the page, and count again."""
 
         def work() -> str:
-            words = retention.in_words(retention.sweep(self.settings))
+            words = retention.in_words(act(self.settings))
             self.surveys.count()
-            return f"Removed {words}." if words else "Nothing was left over."
+            return f"Removed {words}." if words else nothing
 
-        self.chore.start("Removing leftovers …", work)
-        return self.chore.words, gr.Column(visible=False)
+        self.chore.start(what, work)
+        return self.chore.words
 
     def count(self) -> Any:
         """Count anew; the poll shows the result."""

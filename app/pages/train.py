@@ -1,6 +1,6 @@
 """The train page: base, data, method and recipe, what it will take, start. `?base=`, `?data=`, `?clone=` fill it in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,15 +8,13 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app import forms, visitor
-from app.links import go
+from app.links import GO
 from app.views import choices
-from app.views.manage import sentence
 from app.views.train_settings import SettingControls
-from app.widgets.accordion import closed_accordion
 from app.widgets.at_field import reviewing, wrong
-from app.widgets.elements import QUIET, block, notice, on_load, on_typing, page_header
-from app.widgets.fields import dropdown
-from app.widgets.hidden import hidden
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
+from app.widgets.fields import dropdown, one_line
+from app.widgets.problems import sentence
 from app.widgets.review import line, review
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
@@ -100,7 +98,7 @@ class TrainPage:
     def _build_review(self) -> None:
         step(4, "Review and start", "What it takes on this machine.")
         self.review = reviewing("train-review")
-        self.name = gr.Textbox(label="Name of the draft (optional)", max_lines=1, max_length=200, elem_id="train-name")
+        self.name = one_line("Name of the draft (optional)", "train-name", max_length=200)
         self.experiment = dropdown(
             [],
             value="",
@@ -116,7 +114,7 @@ class TrainPage:
     def wire(self) -> None:
         """Loading, filling in, the review that follows every change, the start."""
         groups = list(self.advanced.groups.values())
-        on_load(self.open_address, None, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
+        on_load(self.open_address, [*self.values, *groups, self.method_note, *self.reviewed, self.empty])
         seen = (self.review_now, self.values, self.reviewed)
         typed = (self.base, self.data, self.name, self.experiment, self.measure)
         on_typing((*typed, *self.advanced.inputs), *seen)
@@ -127,7 +125,7 @@ class TrainPage:
         )
         starts = [self.start.click, self.start_here.click]
         gr.on(starts, self.start_training, self.values, [self.said, self.target, self.line], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
+            None, self.target, None, js=GO, api_visibility="private"
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
@@ -194,7 +192,7 @@ class TrainPage:
         try:
             asked = self.asked(*values)
             with reading(self.settings) as session:
-                return review_box(session, self.settings, asked.request, asked.name, asked.flags)
+                return review_box(session, self.settings, asked)
         except SpeculoosError as error:
             return wrong(sentence(error), FIELDS), in_line(error)
 
@@ -316,10 +314,9 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 """What a sentence about this form begins with, and the box it is about."""
 
 
-def review_box(
-    session: Session, settings: Settings, request: Train, name: str, flags: Sequence[str] = ()
-) -> tuple[str, str]:
+def review_box(session: Session, settings: Settings, asked: Asked) -> tuple[str, str]:
     """The review box of a request that can be made, and the estimate in one line."""
+    request = asked.request
     check(session, request)
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
@@ -328,5 +325,5 @@ def review_box(
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     guess = estimate(session, request, settings.home)
-    whole = notes + review(guess, command_for(request, names, name.strip(), flags))
+    whole = notes + review(guess, command_for(request, names, asked.name, asked.flags))
     return tag("div", whole, class_="sp-stack"), line(guess)

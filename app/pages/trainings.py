@@ -9,9 +9,17 @@ from sqlalchemy.orm import Session
 
 from app.views import shell, trainings_tables, trainings_view
 from app.views.trainings_view import OVER, SMOOTHEST, View
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, empty_state, notice, on_change, on_load, page_header
-from app.widgets.hidden import hidden
+from app.widgets.elements import (
+    QUIET,
+    block,
+    closed_accordion,
+    empty_state,
+    hidden,
+    notice,
+    on_change,
+    on_load,
+    page_header,
+)
 from app.widgets.list_page import DRAWN, changed_parts
 from app.widgets.picker import live
 from speculoos.errors import SpeculoosError
@@ -74,7 +82,7 @@ class TrainingsPage:
 
     def wire(self) -> None:
         """Opening, the two controls, the poll."""
-        on_load(self.open_address, None, [self.ids, self.over, self.smooth, self.seen, *self.live])
+        on_load(self.open_address, [self.ids, self.over, self.smooth, self.seen, *self.live])
         shown = [self.ids, self.over, self.smooth, self.seen]
         gr.on(
             [self.over.input, self.smooth.release, self.smooth.input],

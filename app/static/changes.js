@@ -1,6 +1,7 @@
 // Keeps a page fresh: asks /api/changes what rows say, and has Gradio draw only what is no longer true.
 // The strip on top comes with the answer. While nothing changes it asks less and less often; while the tab is hidden,
 // not at all (every 15 s in a browser that shows notifications); whoever touches the page gets a fresh one.
+import { el } from "./dom.js";
 import { tell, wanted } from "./notify.js";
 import { onElement } from "./shell.js";
 
@@ -55,13 +56,7 @@ function drawStrip(strip) {
 
 function sayLost(words) {
   if (!holder) return;
-  const chip = document.createElement("span");
-  chip.className = "sp-chip sp-bad";
-  chip.textContent = words;
-  const strip = document.createElement("div");
-  strip.className = "sp-strip";
-  strip.append(chip);
-  holder.replaceChildren(strip);
+  holder.replaceChildren(el("div", { class: "sp-strip" }, el("span", { class: "sp-chip sp-bad" }, words)));
   window.speculoos.drawn("strip");
   tag = "";
 }

@@ -1,5 +1,5 @@
 // Charts (app/widgets/charts.py): the values under the pointer or the arrow keys, the picture as PNG, the numbers as CSV.
-import { el } from "./dom.js";
+import { button, el } from "./dom.js";
 import { onMatch } from "./shell.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -26,9 +26,9 @@ class Chart {
     this.source = figure.dataset.chart;
     this.over = new AbortController();
     const hear = (kind, run) => this.svg.addEventListener(kind, run, { signal: this.over.signal });
-    const button = (text, title, run) => el("button", { type: "button", class: "sp-link-button", title, on: { click: run } }, text);
     this.tools = el("span", { class: "sp-chart-tools" },
-      button("PNG", "The picture as a file", () => this.picture()), button("CSV", "The numbers as a file", () => this.table()));
+      button("link", "PNG", () => this.picture(), { title: "The picture as a file" }),
+      button("link", "CSV", () => this.table(), { title: "The numbers as a file" }));
     figure.querySelector("figcaption").append(this.tools);
     figure.append(this.tip);
     for (const kind of ["pointermove", "pointerdown"]) hear(kind, (event) => this.point(event));

@@ -1,5 +1,5 @@
 // The Playground's page: one conversation, replayed from rows, the live answer as it comes.
-import { allow, el, notice, setAddress } from "./dom.js";
+import { allow, button, el, notice, setAddress } from "./dom.js";
 import { rememberChat } from "./keep.js";
 import { popUp } from "./popover.js";
 import { onElement } from "./shell.js";
@@ -34,8 +34,7 @@ class ChatPage {
     this.side = new Side(this);
     this.empty = el("div", { class: "sp-empty" }, el("h2", {}, "Ask something"),
       el("p", {}, "The answer appears token by token: you see which were drafted ahead and accepted, and which the model had to write itself."),
-      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => el("button", { type: "button", class: "sp-small-button",
-        on: { click: () => typePrompt(idea) } }, idea))));
+      el("p", { class: "sp-ideas" }, ...IDEAS.map((idea) => button("small", idea, () => typePrompt(idea)))));
     this.talk.append(this.empty);
     root.replaceChildren(this.talk, this.side.node);
     const asked = new URLSearchParams(location.search);
@@ -154,8 +153,6 @@ class ChatPage {
     if (below > -180 && below < 120) window.scrollBy(0, below + 180);
   }
 
-  ended() { document.dispatchEvent(new CustomEvent("speculoos:ended")); }
-
   showStep(record, turn, node) {
     if (turn !== this.focused) this.focusTurn(turn);
     this.side.showStep(record);
@@ -166,8 +163,18 @@ class ChatPage {
 
   async stop() {
     const turn = this.live();
-    if (!turn) return;
-    try { await ask(`/api/runs/${turn.id}/cancel`, "POST"); } catch (error) { turn.notes.append(notice(error.message, "bad")); }
+    if (turn) await this.order(turn, "/cancel");
+  }
+
+  // Asks for something to be done with a turn; whether it was. Why not is said below the turn.
+  async order(turn, what, method = "POST") {
+    try {
+      await ask(`/api/runs/${turn.id}${what}`, method);
+      return true;
+    } catch (error) {
+      turn.notes.append(notice(error.message, "bad"));
+      return false;
+    }
   }
 
   async measurePlain() {
@@ -188,12 +195,7 @@ class ChatPage {
 
   // Takes the last turn out of the chat; another version of it, if there is one, is shown then.
   async remove(turn) {
-    try {
-      await ask(`/api/runs/${turn.id}`, "DELETE");
-    } catch (error) {
-      turn.notes.append(notice(error.message, "bad"));
-      return;
-    }
+    if (!await this.order(turn, "", "DELETE")) return;
     const before = this.turns[this.turns.indexOf(turn) - 1];
     this.chosen = (turn.run.versions || []).filter((id) => id !== turn.id).pop() || before?.id || "";
     if (this.chosen) await this.open(this.chat);
@@ -204,11 +206,7 @@ class ChatPage {
   async goOn(turn) {
     turn.goOn.disabled = true;
     this.chosen = "";
-    try {
-      await ask(`/api/runs/${turn.id}/continue`, "POST");
-    } catch (error) {
-      turn.notes.append(notice(error.message, "bad"));
-    }
+    await this.order(turn, "/continue");
     await this.open(this.chat);
     turn.goOn.disabled = false;
   }
@@ -219,7 +217,7 @@ class ChatPage {
     if (!this.editing) this.unsent = field?.value || "";
     this.editing = turn;
     typePrompt(turn.question);
-    const cancel = el("button", { type: "button", class: "sp-link-button", on: { click: () => this.cancelEdit() } }, "Cancel");
+    const cancel = button("link", "Cancel", () => this.cancelEdit());
     const words = this.turns[this.turns.length - 1] === turn ? "Asked differently, it becomes another version." : "Asked differently, it and what followed become another version.";
     document.querySelector('[data-sp="editing"]')?.replaceChildren(el("p", { class: "sp-hint sp-editing" }, `Editing an earlier question. ${words} `, cancel));
     for (const other of this.turns) other.node.classList.toggle("sp-edited", other === turn);

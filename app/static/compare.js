@@ -1,5 +1,5 @@
 // Compare: one column a target, filled one after the other as each is measured alone; then what differs.
-import { allow, el, notice, number, setAddress, term } from "./dom.js";
+import { allow, button, el, notice, number, setAddress, term } from "./dom.js";
 import { popUp } from "./popover.js";
 import { sameLoad, whyUnlike } from "./reference.js";
 import { onElement } from "./shell.js";
@@ -27,7 +27,7 @@ class Column {
     this.bars = el("div", {});
     this.notes = el("div", { class: "sp-column-notes" });
     this.stream = new TokenStream((record, _, node) => page.showStep(record, this, node));
-    const name = words(el("h2", {}), [view.model, ...trace.asked(view.request)].join(" · "));
+    const name = el("h2", {}, [view.model, ...trace.asked(view.request)].join(" · "));
     const figures = el("dl", { class: "sp-column-figures" },
       ...FIGURES.map(([key, name, word]) => el("div", {}, el("dt", {}, word ? term(word, name) : name), el("dd", {}, this.values[key]))));
     this.node = el("section", { class: "sp-column", "data-run": view.id, "data-state": view.state }, el("header", {}, name, this.badge),
@@ -60,9 +60,8 @@ class Column {
   }
 
   againButton() {
-    const button = el("button", { type: "button", class: "sp-small-button" }, "Measure this column");
-    button.addEventListener("click", () => this.page.again(this, button));
-    return button;
+    const made = button("small", "Measure this column", () => this.page.again(this, made));
+    return made;
   }
 
   showState(state) {
@@ -72,10 +71,7 @@ class Column {
     this.badge.className = `sp-badge ${{ SUCCEEDED: "sp-good", FAILED: "sp-bad", RUNNING: "sp-info", CANCELLED: "sp-warn" }[state] || ""}`;
   }
 
-  get now() {
-    const ended = this.run.ended && Object.keys(this.run.summary).length;
-    return ended ? trace.fromSummary(this.run.summary, this.stream.records) : trace.figures(this.stream.records);
-  }
+  get now() { return trace.figuresOf(this.run, this.stream.records); }
 
   show(plain) {
     const now = this.now;
@@ -121,8 +117,8 @@ class ComparePage {
     this.turn = 0;
     this.prompt = el("div", { class: "sp-question" });
     this.tools = el("div", { class: "sp-compare-tools" });
-    this.replay = el("button", { type: "button", class: "sp-small-button", id: "replay", on: { click: () => this.race() } }, "Replay side by side");
-    this.delete = el("button", { type: "button", class: "sp-small-button", id: "delete-comparison", on: { click: () => this.remove() } }, "Delete");
+    this.replay = button("small", "Replay side by side", () => this.race(), { id: "replay" });
+    this.delete = button("small", "Delete", () => this.remove(), { id: "delete-comparison" });
     this.grid = el("div", { class: "sp-columns" });
     this.step = el("div", { class: "sp-panel sp-compare-step", hidden: true });
     this.root = root;
@@ -181,8 +177,8 @@ class ComparePage {
   }
 
   // Measures a column that was stopped or failed once more, in its place.
-  async again(column, button) {
-    button.disabled = true;
+  async again(column, pressed) {
+    pressed.disabled = true;
     const failed = await ask(`/api/runs/${column.run.id}/again`, "POST").then(() => "", (error) => error.message);
     await this.open(this.id);
     if (failed && !this.columns.some((each) => each.run.error)) this.tools.append(notice(failed, "bad"));
@@ -225,8 +221,8 @@ class ComparePage {
 
   showStep(record, column, node) {
     if (node) popUp(trace.detail(record), `Step ${record.index}`, node);
-    const name = words(el("p", { class: "sp-hint" }), `Column ${column.index + 1}: ${column.run.model}`);
-    this.step.replaceChildren(name, trace.detail(record));
+    const name = `Column ${column.index + 1}: ${column.run.model}`;
+    this.step.replaceChildren(el("p", { class: "sp-hint" }, name), trace.detail(record));
     this.step.hidden = false;
   }
 

@@ -26,13 +26,16 @@ function term(slug, text) {
   return el("a", { class: "sp-term", href: `/words#${slug}` }, text);
 }
 
+// A button of the kind "small" or "link".
+function button(kind, label, run, more = {}) {
+  return el("button", { type: "button", class: `sp-${kind}-button`, on: { click: run }, ...more }, label);
+}
+
 // One sentence in a coloured strip with a sign.
 function notice(text, tone) {
   const signs = { info: "i", warn: "!", bad: "×", good: "✓" };
-  const words = el("span", {});
-  words.textContent = text;
   return el("div", { class: `sp-notice sp-${tone}`, role: tone === "bad" ? "alert" : "status" },
-    el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), words);
+    el("span", { class: "sp-sign", "aria-hidden": "true" }, signs[tone]), el("span", {}, text));
 }
 
 // Writes query parameters into the address without a new page; null removes one.
@@ -51,4 +54,4 @@ function allow(id, can) {
   if (button && button.disabled === can) button.disabled = !can;
 }
 
-export { allow, el, visible, percent, number, term, notice, setAddress };
+export { allow, button, el, visible, percent, number, term, notice, setAddress };

@@ -1,5 +1,5 @@
 // The chats that are stored: a list to search, names, deletion. Also how the answers below are read.
-import { el, notice } from "./dom.js";
+import { button, el, notice } from "./dom.js";
 import { keep, kept } from "./keep.js";
 import { onElement } from "./shell.js";
 import { ask } from "./stream.js";
@@ -17,24 +17,22 @@ function ago(iso) {
 
 // A button that asks once more on itself before it does what cannot be undone.
 function sureButton(label, question, act) {
-  const button = el("button", { type: "button", class: "sp-link-button" }, label);
-  button.addEventListener("click", () => {
-    if (button.dataset.sure) return act();
-    button.dataset.sure = "yes";
-    button.textContent = question;
+  const made = button("link", label, () => {
+    if (made.dataset.sure) return act();
+    made.dataset.sure = "yes";
+    made.textContent = question;
   });
-  button.addEventListener("blur", () => { delete button.dataset.sure; button.textContent = label; });
-  return button;
+  made.addEventListener("blur", () => { delete made.dataset.sure; made.textContent = label; });
+  return made;
 }
 
 class History {
   constructor(root) {
-    this.open = el("button", { type: "button", class: "sp-small-button", id: "chats-open", "aria-expanded": "false", "aria-controls": "chats",
-      on: { click: () => this.toggle() } }, "Chats");
+    this.open = button("small", "Chats", () => this.toggle(), { id: "chats-open", "aria-expanded": "false", "aria-controls": "chats" });
     this.title = el("span", { class: "sp-history-title" });
     this.find = el("input", { type: "search", id: "chats-find", placeholder: "Search names, questions, answers", "aria-label": "Search chats" });
     this.list = el("ul", { class: "sp-history-list" });
-    this.more = el("button", { type: "button", class: "sp-small-button", hidden: true, on: { click: () => this.load(true) } }, "Older chats");
+    this.more = button("small", "Older chats", () => this.load(true), { hidden: true });
     this.problem = el("div", {});
     this.panel = el("section", { class: "sp-history-panel", id: "chats", hidden: true, "aria-label": "Chats" }, this.find, this.problem, this.list, this.more);
     this.asked = 0;
@@ -94,13 +92,11 @@ class History {
   }
 
   row(chat) {
-    const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": chat.id === window.speculoos.chat?.chat ? "true" : undefined });
-    link.textContent = chat.title;
-    const note = el("span", { class: "sp-row-note" });
-    note.textContent = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${ago(chat.at)}`;
-    const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, note));
-    row.append(el("span", { class: "sp-history-actions" },
-      el("button", { type: "button", class: "sp-link-button", on: { click: () => this.rename(chat, row) } }, "Rename"),
+    const current = chat.id === window.speculoos.chat?.chat ? "true" : undefined;
+    const link = el("a", { href: `/playground?chat=${chat.id}`, class: "sp-row-name", "aria-current": current }, chat.title);
+    const said = `${chat.turns} ${chat.turns === 1 ? "turn" : "turns"} · ${chat.model} · ${ago(chat.at)}`;
+    const row = el("li", { "data-chat": chat.id }, el("span", { class: "sp-history-what" }, link, el("span", { class: "sp-row-note" }, said)));
+    row.append(el("span", { class: "sp-history-actions" }, button("link", "Rename", () => this.rename(chat, row)),
       sureButton("Delete", "Delete for good?", () => this.remove(chat, row))));
     return row;
   }

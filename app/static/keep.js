@@ -27,13 +27,11 @@ window.speculoos.kept = (name, ...now) => {
 };
 window.speculoos.keep = (name, ...values) => { keep(name, values); };
 
-const lastChat = () => read(CHAT) || "";
-
 // The menu leads back to the chat that was open last.
 function toLastChat(nav) {
   const link = nav.querySelector('a[href^="/playground"]');
   if (!link) return;
-  const id = String(lastChat());
+  const id = String(read(CHAT) || "");
   link.setAttribute("href", /^[0-9a-f]{32}$/.test(id) ? `/playground?chat=${id}` : "/playground");
 }
 
@@ -44,4 +42,4 @@ function rememberChat(id) {
 
 onElement("nav", toLastChat);
 
-export { kept, keep, lastChat, rememberChat };
+export { kept, keep, rememberChat };

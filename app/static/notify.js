@@ -1,7 +1,7 @@
 // Browser notifications of long jobs that have ended, for whoever asked for them on the Settings page of this browser.
 // What was told is remembered for all tabs of the browser; a notification has the job's id as its tag, so that two tabs
 // that see an end at once show one.
-import { el } from "./dom.js";
+import { button, el } from "./dom.js";
 import { onElement } from "./shell.js";
 
 const CHOICE = "speculoos-notify", TOLD = "speculoos-told", MOST = 200;
@@ -45,15 +45,15 @@ function stateNow() {
 
 onElement("notify", (place) => {
   const words = el("span", { class: "sp-hint", role: "status" });
-  const button = el("button", { type: "button", class: "sp-small-button", id: "notify-button", on: { click: change } });
-  place.replaceChildren(button, words);
+  const choice = button("small", "", change, { id: "notify-button" });
+  place.replaceChildren(choice, words);
   draw();
 
   function draw() {
     const state = stateNow();
     place.dataset.state = state;
-    button.hidden = state === "impossible" || state === "denied";
-    button.textContent = state === "on" ? "Stop notifying me here" : "Notify me in this browser";
+    choice.hidden = state === "impossible" || state === "denied";
+    choice.textContent = state === "on" ? "Stop notifying me here" : "Notify me in this browser";
     words.textContent = STATES[state];
   }
 

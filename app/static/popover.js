@@ -43,4 +43,4 @@ document.addEventListener("keydown", (event) => {
   close();
 }, true);
 
-export { popUp, close };
+export { popUp };

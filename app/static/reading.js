@@ -1,6 +1,6 @@
 // An answer to be read: Markdown as elements. The server sends a tree of known ones (app/rendered.py); every text in it
 // enters the page as a text node.
-import { el } from "./dom.js";
+import { button, el } from "./dom.js";
 
 const SIMPLE = new Set(["p", "ul", "li", "blockquote", "em", "strong", "s", "code", "table", "thead", "tbody", "tr", "th",
   "td", "hr", "br", "span"]);
@@ -20,19 +20,17 @@ const safeAddress = (address) => (/^(https?|mailto):/i.test(address) ? address :
 
 function codeBlock(language, parts) {
   const code = el("pre", { tabindex: "0" }, el("code", {}, ...parts));
-  const name = el("span", {});
-  name.textContent = language || "code";
-  return el("div", { class: "sp-md-code" }, el("div", { class: "sp-md-code-head" }, name, copyButton(() => code.textContent, "Copy code")), code);
+  const head = el("div", { class: "sp-md-code-head" }, el("span", {}, language || "code"), copyButton(() => code.textContent, "Copy code"));
+  return el("div", { class: "sp-md-code" }, head, code);
 }
 
 // A button that copies what `text()` gives, and says so for a moment.
 function copyButton(text, label) {
-  const button = el("button", { type: "button", class: "sp-link-button", title: label }, "Copy");
-  button.addEventListener("click", async () => {
-    button.textContent = (await copy(text())) ? "Copied" : "Could not copy";
-    setTimeout(() => { button.textContent = "Copy"; }, 1600);
-  });
-  return button;
+  const made = button("link", "Copy", async () => {
+    made.textContent = (await copy(text())) ? "Copied" : "Could not copy";
+    setTimeout(() => { made.textContent = "Copy"; }, 1600);
+  }, { title: label });
+  return made;
 }
 
 // Into the clipboard. Pages that came over plain HTTP from another machine have none of their own to ask.

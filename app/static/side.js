@@ -1,5 +1,5 @@
 // The panel beside a conversation: tiles, acceptance by depth, one step, the legend.
-import { el, number, term } from "./dom.js";
+import { button, el, number, term } from "./dom.js";
 import { bothOf, reference } from "./reference.js";
 import * as trace from "./trace.js";
 
@@ -23,8 +23,7 @@ class Side {
     this.page = page;
     this.tiles = { speed: tile("Tokens/s", "speed"), tau: tile(term("tau", "Mean accepted length τ"), "tau"),
       speedup: tile(term("speedup", "Speedup"), "speedup") };
-    this.measure = el("button", { class: "sp-small-button", type: "button", id: "run-plain", hidden: true,
-      on: { click: () => page.measurePlain() } }, "Measure plain decoding of this prompt");
+    this.measure = button("small", "Measure plain decoding of this prompt", () => page.measurePlain(), { id: "run-plain", hidden: true });
     this.tiles.speedup.node.append(this.measure);
     this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Filled while a draft is checked."));
     this.step = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Point at a token, or walk with ← and →, to see what was drafted there."));

@@ -31,9 +31,7 @@ function tokenNode(token, record) {
   const depth = origin === "draft" ? Math.min(token.depth, 5) : undefined;
   const node = el("span", { class: `tr-token sp-${origin}${kind}`, "data-depth": depth, title: tokenTitle(token, record) });
   const [, space, core] = token.text.match(/^(\s*)([\s\S]*)$/);
-  const inner = el("span", { class: "tr-core" });
-  inner.textContent = core;
-  node.append(space, inner);  // the mark goes around the word, so that no empty mark is left at a line's end
+  node.append(space, el("span", { class: "tr-core" }, core));  // the mark goes around the word: none is left empty at a line's end
   return node;
 }
 

@@ -30,9 +30,9 @@ function figures(records) {
   };
 }
 
-// The same from a run's stored summary, once it has ended.
-function fromSummary(summary, records) {
-  const own = figures(records);
+// The same of a run: from its stored summary, once it has ended.
+function figuresOf(run, records) {
+  const own = figures(records), summary = (run.ended && run.summary) || {};
   return {
     ...own,
     tokensPerSecond: summary.decode_tokens_per_second ?? own.tokensPerSecond,
@@ -47,14 +47,16 @@ function notices(run) {
   return (run.summary.notices || []).filter((text) => drafted || !text.startsWith("Speculation is off"));
 }
 
+function bar(share) {
+  const fill = el("span", { class: "sp-bar-fill" });
+  fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return el("span", { class: "sp-bar" }, fill);
+}
+
 function bars(shares) {
   if (!shares.length) return el("p", { class: "sp-hint" }, "No draft token was scored.");
-  const row = (share, i) => {
-    const fill = el("span", { class: "sp-bar-fill" });
-    fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
-    return el("li", {}, el("span", { class: "sp-bar-name" }, `${i + 1}`), el("span", { class: "sp-bar" }, fill),
-      el("span", { class: "sp-bar-value" }, percent(share)));
-  };
+  const row = (share, i) => el("li", {}, el("span", { class: "sp-bar-name" }, `${i + 1}`), bar(share),
+    el("span", { class: "sp-bar-value" }, percent(share)));
   return el("ol", { class: "sp-bars", "aria-label": "Acceptance by depth" }, ...shares.map(row));
 }
 
@@ -72,21 +74,16 @@ function depthFirst(draft) {
 
 // A bar as long as a probability, with its name where there are two of them.
 function probability(share, name) {
-  const fill = el("span", { class: "sp-bar-fill" });
-  fill.style.width = `${Math.min(1, share) * 100}%`;
   const words = Number.isFinite(share) ? percent(share) : "";
-  return el("span", { class: "tr-prob", "data-of": name }, el("span", { class: "sp-bar" }, fill),
-    el("span", { class: "sp-bar-value" }, name ? `${name} ${words}` : words));
+  return el("span", { class: "tr-prob", "data-of": name }, bar(share), el("span", { class: "sp-bar-value" }, name ? `${name} ${words}` : words));
 }
 
 function draftRow(draft, i, accepted) {
   const state = accepted ? "accepted" : "rejected";
-  const chip = el("span", { class: "tr-node-text" });
-  chip.textContent = visible(draft.texts[i]);
   const q = Math.exp(draft.logprobs[i]);
   const shares = draft.probs ? [probability(q, "q"), probability(draft.probs[i], "p")] : [probability(q)];
   const row = el("li", { class: `tr-node sp-${state}` }, el("span", { class: "tr-node-mark", "aria-label": state }, accepted ? "✓" : "×"),
-    chip, el("span", { class: "tr-probs" }, ...shares));
+    el("span", { class: "tr-node-text" }, visible(draft.texts[i])), el("span", { class: "tr-probs" }, ...shares));
   row.style.setProperty("--depth", draft.depths[i] - 1);
   return row;
 }
@@ -109,11 +106,8 @@ function detail(record) {
     node.append(el("p", {}, `${accepted.size} of up to ${depth} drafted tokens accepted (${drafted} candidates scored).`));
     node.append(el("ol", { class: "tr-tree", tabindex: "0", "aria-label": "Drafted tree" }, ...depthFirst(record.draft).map((i) => draftRow(record.draft, i, accepted.has(i)))));
   }
-  const own = record.tokens.filter((token) => token.origin !== "draft");
-  for (const token of own) {
-    const chip = el("span", { class: `tr-token sp-${token.origin}` });
-    chip.append(el("span", { class: "tr-core" }, visible(token.text)));
-    node.append(el("p", { class: "sp-own-line" }, token.origin === "plain" ? "Plain token: " : "The model's own token: ", chip));
+  for (const { origin, text } of record.tokens.filter((token) => token.origin !== "draft")) {
+    node.append(el("p", { class: "sp-own-line" }, origin === "plain" ? "Plain token: " : "The model's own token: ", marked(origin, visible(text))));
   }
   return node;
 }
@@ -126,20 +120,20 @@ function asked(request) {
     said.acceptance === "typical" ? "typical acceptance (lossy)" : ""].filter(Boolean);
 }
 
+// A single token with the mark of its origin.
+function marked(origin, text, depth) {
+  return el("span", { class: `tr-token sp-${origin}`, "data-depth": depth }, el("span", { class: "tr-core" }, text));
+}
+
 function legend() {
-  const sample = (origin, text, depth) => {
-    const node = el("span", { class: `tr-token sp-${origin}`, "data-depth": depth });
-    node.append(el("span", { class: "tr-core" }, text));
-    return node;
-  };
   const entry = (node, words) => el("li", {}, node, el("span", {}, words));
   return el("ul", { class: "sp-legend", "aria-label": "Legend" },
-    entry(el("span", {}, sample("draft", "one", 1), sample("draft", "two", 2), sample("draft", "three", 3)),
+    entry(el("span", {}, marked("draft", "one", 1), marked("draft", "two", 2), marked("draft", "three", 3)),
       "accepted draft tokens: underlined, thicker the deeper"),
-    entry(sample("target", "own"), "the model's own token: boxed"),
-    entry(sample("mixed", "é"), "one character of several tokens, drafted in part"),
-    entry(sample("plain", "plain"), "no speculation: no mark"),
+    entry(marked("target", "own"), "the model's own token: boxed"),
+    entry(marked("mixed", "é"), "one character of several tokens, drafted in part"),
+    entry(marked("plain", "plain"), "no speculation: no mark"),
     entry(el("span", { class: "sp-seam-sample" }), "seam: a new step begins"));
 }
 
-export { figures, fromSummary, notices, bars, detail, asked, legend };
+export { figuresOf, notices, bars, detail, asked, legend };

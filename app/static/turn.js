@@ -1,5 +1,5 @@
 // One turn of a conversation: the question, the answer's tokens as they come, its figures and what can be done with it.
-import { el, notice, number } from "./dom.js";
+import { button, el, notice, number } from "./dom.js";
 import { build, copyButton } from "./reading.js";
 import { ask, follow } from "./stream.js";
 import { TokenStream } from "./tokens.js";
@@ -10,17 +10,14 @@ const STATES = { QUEUED: "waiting for the model…", RUNNING: "answering…", SU
 const FOLDED = 700, FOLDED_LINES = 9;
 const READ_MS = 700;
 
-const button = (label, title, run, more = {}) => el("button", { type: "button", class: "sp-link-button", title, on: { click: run }, ...more }, label);
+const link = (label, title, run, more = {}) => button("link", label, run, { title, ...more });
 
 // A question as it was written; a long one is folded until someone wants to see it.
 function questionNode(text) {
-  const node = el("div", { class: "sp-question" });
-  const words = el("div", { class: "sp-question-text" });
-  words.textContent = text;
-  node.append(words);
+  const node = el("div", { class: "sp-question" }, el("div", { class: "sp-question-text" }, text));
   if (text.length <= FOLDED && text.split("\n").length <= FOLDED_LINES) return node;
   node.classList.add("sp-folded");
-  const unfold = button(`Show all ${text.length.toLocaleString("en")} characters`, "Unfold this question", () => {
+  const unfold = link(`Show all ${text.length.toLocaleString("en")} characters`, "Unfold this question", () => {
     const folded = node.classList.toggle("sp-folded");
     unfold.textContent = folded ? `Show all ${text.length.toLocaleString("en")} characters` : "Fold";
     unfold.setAttribute("aria-expanded", String(!folded));
@@ -43,15 +40,14 @@ class Turn {
     this.notes = el("div", {});
     const asked = view.request.messages || [];
     this.question = asked.length ? asked[asked.length - 1].content : "";
-    const model = el("span", { class: "sp-turn-model" });
-    model.textContent = [view.model, ...trace.asked(view.request)].join(" · ");
-    this.goOn = button("Continue", "Go on where the answer was cut", () => page.goOn(this), { hidden: true, "data-cut": true });
-    this.remove = button("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
+    const model = el("span", { class: "sp-turn-model" }, [view.model, ...trace.asked(view.request)].join(" · "));
+    this.goOn = link("Continue", "Go on where the answer was cut", () => page.goOn(this), { hidden: true, "data-cut": true });
+    this.remove = link("Remove", "Remove this turn", () => page.remove(this), { "data-last": true });
     this.versions = el("span", { class: "sp-versions" });
     this.showVersions(view.versions || []);
     this.actions = el("span", { class: "sp-turn-actions" }, this.goOn, this.versions, copyButton(() => page.wholeAnswer(this), "Copy the answer as it was written"),
-      button("Again", "Ask the same again, with the draft and sampling chosen now", () => page.again(this)),
-      ...(view.continues ? [] : [button("Edit", "Ask this differently; the answer stays as another version", () => page.edit(this))]), this.remove);
+      link("Again", "Ask the same again, with the draft and sampling chosen now", () => page.again(this)),
+      ...(view.continues ? [] : [link("Edit", "Ask this differently; the answer stays as another version", () => page.edit(this))]), this.remove);
     this.node = el("article", { class: "sp-turn", "data-run": view.id, "data-state": view.state },
       view.continues ? el("p", { class: "sp-continues sp-hint" }, "continued") : questionNode(this.question),
       el("div", { class: "sp-answer" }, el("div", { class: "sp-turn-head" }, model, this.state), this.stream.node, this.reading, this.notes,
@@ -65,7 +61,7 @@ class Turn {
   showVersions(ids) {
     this.run.versions = ids;
     const at = ids.indexOf(this.id);
-    const way = (step, label, title) => button(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
+    const way = (step, label, title) => link(label, title, () => this.page.choose(ids[at + step]), { disabled: !ids[at + step], "aria-label": title });
     this.versions.replaceChildren(...(ids.length < 2 ? [] : [way(-1, "‹", "The version before"), `${at + 1} / ${ids.length}`, way(1, "›", "The version after")]));
   }
 
@@ -108,7 +104,6 @@ class Turn {
     this.showNotes();
     this.showReading();
     this.page.changed(this);
-    this.page.ended(this);
   }
 
   showState(state) {
@@ -127,11 +122,7 @@ class Turn {
     this.notes.replaceChildren(...lines);
   }
 
-  current() {
-    const { summary } = this.run;
-    const ended = this.run.ended && summary && Object.keys(summary).length;
-    return ended ? trace.fromSummary(summary, this.stream.records) : trace.figures(this.stream.records);
-  }
+  current() { return trace.figuresOf(this.run, this.stream.records); }
 
   showFigures() {
     const now = this.current();

@@ -3,10 +3,11 @@
 import gradio as gr
 
 from app.sessions import Sessions, Visitor
-from app.views.manage import SMALL, sentence
+from app.views.manage import SMALL
 from app.visitor import visitor_of
 from app.widgets.elements import QUIET, block, notice, on_load, section
-from speculoos.errors import SpeculoosError
+from app.widgets.fields import one_line
+from app.widgets.problems import saying_errors
 from speculoos.people import access_warning
 from speculoos.settings import Settings
 from tracking.names import LONGEST_USER, check_user
@@ -20,7 +21,7 @@ def build(settings: Settings) -> None:
     def opened(request: gr.Request) -> str:
         return access_notice(settings, visitor_of(request))
 
-    on_load(opened, None, state)
+    on_load(opened, state)
     if settings.asks_login:
         _name(Sessions(settings))
 
@@ -39,7 +40,7 @@ def access_notice(settings: Settings, visitor: Visitor | None) -> str:
 def _name(sessions: Sessions) -> None:
     """The box with one's name, and what became of changing it."""
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
-        name = gr.Textbox(label="Your name on jobs", max_lines=1, max_length=LONGEST_USER, elem_id="settings-user")
+        name = one_line("Your name on jobs", "settings-user", max_length=LONGEST_USER)
     save = gr.Button("Save name", elem_id="settings-user-save", **SMALL)
     said = block(elem_id="settings-user-said")
 
@@ -50,16 +51,14 @@ def _name(sessions: Sessions) -> None:
     def keep(text: str, request: gr.Request) -> str:
         return rename(sessions, visitor_of(request), text)
 
-    on_load(shown, None, name)
+    on_load(shown, name)
     save.click(keep, name, said, **QUIET)
 
 
+@saying_errors()
 def rename(sessions: Sessions, visitor: Visitor | None, text: str) -> str:
     """Keep the name; says so, or why not."""
-    try:
-        user = check_user(text)
-        if visitor:
-            sessions.rename(visitor, user)
-    except SpeculoosError as error:
-        return notice(sentence(error), "bad")
+    user = check_user(text)
+    if visitor:
+        sessions.rename(visitor, user)
     return notice(f"Your next jobs show “{user}”." if user else "Your next jobs show no name.", "good")

@@ -4,11 +4,12 @@ from typing import Any
 
 import gradio as gr
 
-from app.views.manage import SMALL, sentence
+from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_load
-from app.widgets.fields import dropdown
+from app.widgets.fields import dropdown, one_line
 from app.widgets.formatting import ago
 from app.widgets.picker import table
+from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -23,36 +24,25 @@ def build(settings: Settings) -> None:
     """Wire the section inside the current Blocks."""
     listed = block(elem_id="keys-list")
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
-        name = gr.Textbox(
-            label="New key for",
-            placeholder="who or what will use it",
-            max_lines=1,
-            max_length=120,
-            elem_id="keys-name",
-            scale=2,
-        )
+        name = one_line("New key for", "keys-name", placeholder="who or what will use it", max_length=120, scale=2)
         doomed = dropdown([], label="Key to revoke", value=None, elem_id="keys-doomed", scale=2)
     with gr.Row(elem_classes="sp-buttons"):
         make = gr.Button("Make a key", variant="primary", elem_id="keys-make", **SMALL)
         revoke = gr.Button("Revoke", variant="stop", elem_id="keys-revoke", **SMALL)
     said = block(elem_id="keys-said")
-    secret = gr.Textbox(
-        label="The new key", interactive=False, visible=False, buttons=["copy"], max_lines=1, elem_id="keys-secret"
-    )
+    secret = one_line("The new key", "keys-secret", interactive=False, visible=False, buttons=["copy"])
     shown = [listed, doomed]
-    on_load(lambda: view(settings), None, shown)
+    on_load(lambda: view(settings), shown)
     for event in (make.click, name.submit):
         event(lambda given: make_key(settings, given), name, [said, secret, name, *shown], **QUIET)
     revoke.click(lambda chosen: revoke_key(settings, chosen), doomed, [said, secret, *shown], **QUIET)
 
 
+@saying_errors(gr.skip())
 def view(settings: Settings) -> list[Any]:
     """The table, and the choices of what to revoke."""
-    try:
-        with reading(settings) as rows:
-            live = keys.list_keys(rows)
-    except SpeculoosError as error:
-        return [notice(sentence(error), "bad"), gr.skip()]
+    with reading(settings) as rows:
+        live = keys.list_keys(rows)
     choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)
     if not live:
         return [tag("p", safe(NONE_YET.format(path=settings.inference_token_file)), class_="sp-lead"), choices]

@@ -2,33 +2,52 @@
 
 from collections.abc import Callable
 
+import gradio as gr
+
 from app import visitor
-from app.views.manage import sentence
-from app.widgets.elements import notice
+from app.views import manage
+from app.views.manage import SMALL
+from app.widgets.elements import block, hidden, notice
+from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
+from tracking.tables import Checkpoint
 from upkeep.homes import names
 from workers.ask.command_line import command_for
 from workers.ask.requests import Request
 from workers.ask.submit import submit
 
+AS_SETTINGS_SAY = "Empty: the one named in settings.toml."
+"""Of the box for an endpoint's model."""
 
+
+def form_end(prefix: str, words: str) -> tuple[gr.HTML, gr.HTML, gr.Button, gr.Textbox]:
+    """What stands below the fields: the review, what came of the start, its button, and (hidden) where it leads."""
+    review, said = block(elem_id=f"{prefix}-review"), block(elem_id=f"{prefix}-said")
+    start = gr.Button(words, variant="primary", elem_id=f"{prefix}-start", **SMALL)
+    return review, said, start, hidden(f"{prefix}-target")
+
+
+@saying_errors(tone="warn")
 def command_of(settings: Settings, request: Callable[[], Request]) -> str:
     """The command that does the same, or what is wrong with what was filled in."""
-    try:
-        asked = request()
-        with reading(settings) as session:
-            return command_box(command_for(asked, names(session)))
-    except SpeculoosError as error:
-        return notice(sentence(error), "warn")
+    asked = request()
+    with reading(settings) as session:
+        return command_box(command_for(asked, names(session)))
 
 
-def started(settings: Settings, request: Callable[[], Request], page: str = "jobs") -> tuple[str, str]:
-    """Submit what a form says: (notice, where to go: that job on `page`)."""
-    try:
-        job = submit(request(), user=visitor.user(), settings=settings)
-    except SpeculoosError as error:
-        return notice(sentence(error), "bad"), ""
+@saying_errors("")
+def started(settings: Settings, request: Callable[[], Request], page: str = "jobs", name: str = "") -> tuple[str, str]:
+    """Submit what a form says: (notice, where to go: that job on `page`). `name` is of what the job makes."""
+    job = submit(request(), name=name.strip(), user=visitor.user(), settings=settings)
     return "", f"/{page}?id={job.id}"
+
+
+@saying_errors()
+def queued(settings: Settings, checkpoint_id: str, request: Callable[[Checkpoint], Request], what: str) -> str:
+    """Submit what is asked of a checkpoint; says that `what` is queued, or why not."""
+    with reading(settings) as session:
+        row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+    job = submit(request(row), user=visitor.user(), settings=settings)
+    return notice(f"Queued: {what}.", "good", f"/jobs?id={job.id}", "See the job")

@@ -47,7 +47,11 @@ def lengths(result: Mapping[str, Any]) -> str:
     """How many steps gave how many tokens."""
     counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
     total = sum(counts)
-    rows = [(_tokens(n), count / total, f"{count / total:.0%}") for n, count in enumerate(counts, 1) if total]
+    rows = [
+        (f"{n} token{'s' if n > 1 else ''}", count / total, f"{count / total:.0%}")
+        for n, count in enumerate(counts, 1)
+        if total
+    ]
     return bars("Tokens a step gave", rows, f"Of {total:,} steps; τ is their mean.")
 
 
@@ -105,7 +109,3 @@ def _prompt(number: int, prompt: Mapping[str, Any], here: bool) -> list[str]:
     )
     numbers = [f"{prompt.get('tau', 0):.2f}", f"{prompt.get('tokens', 0):,}", f"{prompt.get('steps', 0):,}"]
     return [name, *map(safe, numbers), button if messages and here else ""]
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"

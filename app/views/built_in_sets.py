@@ -1,16 +1,16 @@
 """The sets that come with the workbench, for who has no file at hand: what each is for, and a button that adds it."""
 
+from functools import partial
 from typing import Any
 
 import gradio as gr
 from sqlalchemy import select
 
 from app import visitor
-from app.links import go
-from app.views.manage import SMALL, sentence
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, badge, block, notice, on_load
-from app.widgets.hidden import hidden
+from app.links import leads
+from app.views.manage import SMALL
+from app.widgets.elements import badge, block, closed_accordion, hidden, notice, on_load
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -37,11 +37,9 @@ class BuiltInSets:
         self._wire()
 
     def _wire(self) -> None:
-        on_load(self.opened, None, [self.box, *self.words.values()])
+        on_load(self.opened, [self.box, *self.words.values()])
         for name, button in self.buttons.items():
-            button.click(lambda name=name: self.add(name), None, [self.said, self.target], **QUIET).then(
-                None, self.target, None, js=go(), api_visibility="private"
-            )
+            leads(button.click, partial(self.add, name), None, self.said, self.target)
 
     def opened(self) -> list[Any]:
         """What is here already."""
@@ -53,12 +51,10 @@ class BuiltInSets:
         words = [offer(built_in, here.get(name, "")) for name, built_in in BUILT_IN.items()]
         return [gr.skip() if has_data else gr.Accordion(open=True), *words]
 
+    @saying_errors("")
     def add(self, name: str) -> tuple[str, str]:
         """Add it, once: (notice, where to go)."""
-        try:
-            added = builtin.add(name, user=visitor.user(), settings=self.settings)
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
+        added = builtin.add(name, user=visitor.user(), settings=self.settings)
         place = f"/data?id={added.dataset_id}"
         if added.job:
             return "", place

@@ -8,15 +8,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.links import model_link
-from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.asked import narrowed, nothing
 from app.widgets.bulk import bar, box
-from app.widgets.elements import badge, empty_state, facts, notice, tiles
-from app.widgets.formatting import ago, figure, interval, size
+from app.widgets.elements import badge, detail_head, facts, link_button, notice, tiles
+from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.picker import pager, pick, table
 from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from methods import METHODS
 from tracking import queries
+from tracking.evaluations import number
 from tracking.paging import page
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
@@ -39,11 +40,10 @@ BULK = {"delete": ("Delete", "Delete for good, with what depends on them?")}
 def checkpoints_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of all checkpoints, newest first unless `which` (app/widgets/asked.py) says otherwise."""
     shown = page(session, narrowed(queries.checkpoint_query(), which), place)
-    if not shown.rows and is_narrowed(which):
-        return empty_state("None of these", "No checkpoint is called or noted so; look for other words.")
     if not shown.rows:
-        return empty_state(
-            "No checkpoint yet",
+        return nothing(
+            which,
+            "checkpoint",
             "A checkpoint is what training leaves: a small network that drafts for one base model. One that others "
             "published can be added above.",
             "/train",
@@ -87,7 +87,7 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
         safe(names.get(checkpoint.dataset_id or "", "–") + _further(checkpoint)),
-        safe(figure(_number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
+        safe(figure(number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
         safe(f"{speedup:.2f}×" if isinstance(speedup, int | float) else "–"),
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
         safe(ago(checkpoint.created_at)),
@@ -102,7 +102,7 @@ def _further(checkpoint: Checkpoint) -> str:
 
 def tau_source(figures: Mapping[str, Any]) -> str:
     """Whether τ was measured by an evaluation, with the engine, or estimated on conversations held out in training."""
-    if _number(figures.get("mean_accepted_length")) is None:
+    if number(figures.get("mean_accepted_length")) is None:
         return ""
     return "measured" if "tokens_per_second" in figures or "acceptance_by_depth" in figures else "estimated"
 
@@ -128,8 +128,7 @@ def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
 def head(session: Session, checkpoint: Checkpoint) -> str:
     """Name, figures, lineage, and what can be done with it."""
     base = session.get(Base, checkpoint.base_id)
-    heading = tag("h2", safe(checkpoint.name), class_="sp-detail-title")
-    name = tag("div", heading + state_mark(checkpoint), class_="sp-detail-head")
+    name = detail_head(checkpoint.name, state_mark(checkpoint))
     parts = name, warnings(checkpoint, base), figure_tiles(session, checkpoint), lineage(session, checkpoint, base)
     return tag("div", "".join(parts), class_="sp-stack")
 
@@ -158,8 +157,8 @@ def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     """The figures people ask for first."""
     figures = best_figures(session, checkpoint)
-    tau, speedup = _number(figures.get("mean_accepted_length")), _number(figures.get("speedup"))
-    speed, plain = _number(figures.get("tokens_per_second")), _number(figures.get("plain_tokens_per_second"))
+    tau, speedup = number(figures.get("mean_accepted_length")), number(figures.get("speedup"))
+    speed, plain = number(figures.get("tokens_per_second")), number(figures.get("plain_tokens_per_second"))
     if speedup is None and speed and plain:
         speedup = speed / plain
     return tiles(
@@ -194,11 +193,12 @@ def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
 def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     """Where it comes from: base, data, job, settings; each a link."""
     sets, job = sets_of(session, checkpoint), session.get(Job, checkpoint.job_id or "")
+    unknown = "" if is_imported(checkpoint) else "not recorded"
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
         ("Came from", safe(origin(checkpoint))),
-        ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or _no_data(checkpoint)),
+        ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
         ("Made by", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
@@ -220,25 +220,21 @@ def origin(checkpoint: Checkpoint) -> str:
     return f"{where} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {said}".strip()
 
 
-def _no_data(checkpoint: Checkpoint) -> str:
-    return "" if is_imported(checkpoint) else "not recorded"
-
-
 def actions(session: Session, checkpoint: Checkpoint) -> str:
     """Download, try, compare: links."""
     if checkpoint.state != "ready":
         return ""
     base = session.get_one(Base, checkpoint.base_id)
-    pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
+    file = f"/api/checkpoints/{checkpoint.id}/download"
+    pair = urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}"})
     links = (
-        (f"/api/checkpoints/{checkpoint.id}/download", "Download zip", "sp-button", "checkpoint-download"),
-        (model_link("playground", base.name, checkpoint.name), "Try in the Playground", "sp-button sp-quiet", None),
-        (pair, "Compare with plain", "sp-button sp-quiet", None),
-        (f"/plans?{urlencode({'base': base.id, 'checkpoint': checkpoint.id})}", "Plan", "sp-button sp-quiet", None),
+        link_button("Download zip", file, main=True, id="checkpoint-download"),
+        link_button("Try in the Playground", model_link("playground", base.name, checkpoint.name)),
+        link_button("Compare with plain", f"/compare?{pair}"),
+        link_button("Plan", f"/plans?{urlencode({'base': base.id, 'checkpoint': checkpoint.id})}"),
     )
-    anchors = "".join(tag("a", safe(text), href=to, class_=kind, id=elem_id) for to, text, kind, elem_id in links)
-    hint = "model.safetensors, config.json, model card and SHA256SUMS"
-    return tag("div", anchors + tag("span", safe(hint), class_="sp-hint"), class_="sp-links")
+    hint = tag("span", "model.safetensors, config.json, model card and SHA256SUMS", class_="sp-hint")
+    return tag("div", "".join(links) + hint, class_="sp-links")
 
 
 def settings_table(checkpoint: Checkpoint) -> str:
@@ -266,41 +262,30 @@ def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _evaluation(evaluation: Evaluation) -> list[str]:
+    """One line; a replay says τ on recorded outputs, and the speed as projected."""
     result = evaluation.result
-    speedup, same = _number(result.get("speedup")), result.get("identical_to_plain")
-    words = {True: "yes", False: "no"}.get(same, "–") if isinstance(same, bool) else "–"
     if is_replay(result):
+        speedup, beside = number(result.get("projected_speedup")), "projected"
         place = f"/jobs?id={evaluation.job_id}" if evaluation.job_id else f"/evaluations?id={evaluation.id}"
-        return _replayed(evaluation, _link(place, evaluation.name))
-    how = " · ".join(setting_words(evaluation.config or {})) + (f" · at {evaluation.source}" * bool(evaluation.source))
+        source = result[REPLAYED]
+        name = _link(place, evaluation.name)
+        how = f"replayed: {source.get('rows')} answers of {source.get('file')}"
+    else:
+        speedup, beside = number(result.get("speedup")), interval(result, "speedup", "×")
+        name = _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name)
+        at = [f"at {evaluation.source}"] if evaluation.source else []
+        how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
-        _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name) + _small(how),
-        safe(figure(_number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
-        safe(f"{speedup:.2f}×" if speedup else "–") + _small(interval(result, "speedup", "×")),
-        safe(words),
-        safe(ago(evaluation.created_at)),
-    ]
-
-
-def _replayed(evaluation: Evaluation, name: str) -> list[str]:
-    """A replay: τ on recorded outputs, the speed as projected."""
-    result, source = evaluation.result, evaluation.result[REPLAYED]
-    speedup = _number(result.get("projected_speedup"))
-    return [
-        name + _small(f"replayed: {source.get('rows')} answers of {source.get('file')}"),
-        safe(figure(_number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
-        safe(f"{speedup:.2f}×" if speedup else "–") + _small("projected" if speedup else ""),
-        safe("–"),
+        name + _small(how),
+        safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
+        safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
+        yes_or_no(result.get("identical_to_plain")),
         safe(ago(evaluation.created_at)),
     ]
 
 
 def _small(words: str) -> str:
     return tag("div", safe(words), class_="sp-row-note") if words else ""
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _link(to: str, text: str) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.views.job_view import banner, progress
+from app.views.job_view import banner, job_line, progress
 from app.widgets.charts import line_chart
-from app.widgets.elements import badge, empty_state, facts, notice
+from app.widgets.elements import badge, detail_head, empty_state, facts, notice, row_note
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
 from app.widgets.tags import tag_links
@@ -33,7 +33,7 @@ def data_table(datasets: Iterable[Dataset], filtered: bool) -> str:
 
 
 def _row(data: Dataset) -> list[str]:
-    note = tag("span", safe(data.note), class_="sp-row-note") + tag_links("data", data.note) if data.note else ""
+    note = row_note(data.note) + tag_links("data", data.note) if data.note else ""
     name = pick("data", data.id, safe(data.name), class_="sp-row-name") + note
     counted = f"{data.rows:,}" + (f" ({data.bad_rows:,} bad)" if data.bad_rows else "") if data.rows else "–"
     return [
@@ -41,15 +41,14 @@ def _row(data: Dataset) -> list[str]:
         safe(KINDS.get(data.kind, data.kind)),
         safe(counted),
         badge(*STATES.get(data.state, (data.state, ""))),
-        tag("span", safe(ago(data.created_at)), class_="sp-row-note"),
+        row_note(ago(data.created_at)),
     ]
 
 
 def title(data: Dataset) -> str:
     """Name, kind and state of the open data set."""
-    heading = tag("h2", safe(data.name), class_="sp-detail-title")
-    kind = tag("span", safe(KINDS.get(data.kind, data.kind)), class_="sp-row-note")
-    return tag("div", heading + badge(*STATES.get(data.state, (data.state, ""))) + kind, class_="sp-detail-head")
+    kind = row_note(KINDS.get(data.kind, data.kind))
+    return detail_head(data.name, badge(*STATES.get(data.state, (data.state, ""))) + kind)
 
 
 def state(data: Dataset, job: Job | None, waits_for: str) -> str:
@@ -59,18 +58,14 @@ def state(data: Dataset, job: Job | None, waits_for: str) -> str:
         return ("" if whole else notice(CUT_SHORT, "info")) + _not_extended(job, whole)
     if job is None:
         return notice("This data set was not finished and its job is gone; make it again.", "bad")
-    return progress(job) + banner(job, waits_for) + _job_line(job)
+    return progress(job) + banner(job, waits_for) + job_line(job)
 
 
 def _not_extended(job: Job | None, whole: bool) -> str:
     """A job that was to bring further rows and did not."""
     if job is None or job.state not in (("FAILED", "CANCELLED") if whole else ("FAILED",)):
         return ""
-    return notice(AS_BEFORE, "warn") + banner(job) + _job_line(job)
-
-
-def _job_line(job: Job) -> str:
-    return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
+    return notice(AS_BEFORE, "warn") + banner(job) + job_line(job)
 
 
 AS_BEFORE = "Further rows were asked for and not added; those that were here are as they were."
@@ -212,7 +207,11 @@ def preview(rows: list[dict[str, Any]], masks: Mapping[str, Mapping[str, Any]], 
 
 
 def _masked(row: Mapping[str, Any]) -> str:
-    pieces = "".join(_piece(p) for p in row.get("pieces") or [] if isinstance(p, dict))
+    pieces = "".join(
+        tag("span", safe(piece.get("text", "")), class_="sp-in-loss" if piece.get("in_loss") else None)
+        for piece in row.get("pieces") or []
+        if isinstance(piece, dict)
+    )
     words = f"{row.get('loss_tokens', 0)} of {row.get('tokens', 0)} tokens are learned from"
     problem = notice(f"Not trained on: {row['problem']}", "warn") if row.get("problem") else ""
     head = tag("h3", tag("span", safe(row.get("id", ""))) + tag("span", safe(words)))
@@ -220,10 +219,6 @@ def _masked(row: Mapping[str, Any]) -> str:
         "div", pieces, class_="sp-chat-text", tabindex="0", role="group", aria_label=f"Text of {row.get('id', '')}"
     )
     return tag("section", head + problem + text, class_="sp-chat")
-
-
-def _piece(piece: Mapping[str, Any]) -> str:
-    return tag("span", safe(piece.get("text", "")), class_="sp-in-loss" if piece.get("in_loss") else None)
 
 
 def plain_row(row: Mapping[str, Any]) -> str:

@@ -9,13 +9,12 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.draft_source import LAYOUTS, SOURCES, DraftForm, first_look, gather, request_of
-from app.links import go
+from app.links import leads
 from app.views import choices
-from app.views.manage import SMALL, sentence
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, facts, notice, on_load
-from app.widgets.fields import dropdown, uploads
-from app.widgets.hidden import hidden
+from app.views.manage import SMALL
+from app.widgets.elements import QUIET, block, closed_accordion, facts, hidden, notice, on_changes, on_load
+from app.widgets.fields import dropdown, one_line, uploads
+from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput, SpeculoosError
@@ -68,23 +67,13 @@ class AddDraft:
             self.source = gr.Radio(
                 [*SOURCES], value="Hub id", label="Where it comes from", elem_id="drafts-source", min_width=WIDE
             )
-        self.location = gr.Textbox(
-            label="Which one",
-            placeholder=HINTS["Hub id"][0],
-            info=HINTS["Hub id"][1],
-            elem_id="drafts-location",
-            max_lines=1,
-        )
+        placeholder, info = HINTS["Hub id"]
+        self.location = one_line("Which one", "drafts-location", placeholder=placeholder, info=info)
         words = f"config.json and the weights, at most {self.settings.max_upload_mb} MB together"
         self.files = uploads(label=words, elem_id="drafts-files", height=150, visible=False)
         with gr.Row():
-            self.name = gr.Textbox(
-                label="Name (optional)",
-                info="How it is called here.",
-                max_lines=1,
-                max_length=200,
-                elem_id="drafts-name",
-                min_width=WIDE,
+            self.name = one_line(
+                "Name (optional)", "drafts-name", info="How it is called here.", max_length=200, min_width=WIDE
             )
             self.layout = dropdown(
                 LAYOUTS,
@@ -96,14 +85,11 @@ class AddDraft:
             )
 
     def _wire(self) -> None:
-        on_load(self.opened, None, [self.box, self.source, self.base, self.location, self.layout])
+        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout])
         self.source.change(hint, self.source, [self.location, self.files], **QUIET)
-        changed = [field.change for field in self.fields]  # a pasted text is no `input`
-        gr.on(changed, self.look, self.fields, self.review, **QUIET, trigger_mode="always_last")
+        on_changes(self.fields, self.look, self.review)
         for event in (self.start.click, self.location.submit):
-            event(self.add, self.fields, [self.said, self.target], **QUIET).then(
-                None, self.target, None, js=go(), api_visibility="private"
-            )
+            leads(event, self.add, self.fields, self.said, self.target)
 
     def opened(self, request: gr.Request) -> list[Any]:
         """Which bases there are; unfolded and filled in for who comes from a base (`?base=`) or clones (`?clone=`)."""
@@ -119,36 +105,28 @@ class AddDraft:
         box = gr.Accordion(open=True) if cloned or "base" in asked else gr.skip()
         return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout]
 
+    @saying_errors(tone="warn")
     def look(self, *values: Any) -> str:
         """What the draft is, as far as that can be said before the job, and the command that does the same."""
         form = DraftForm.of(*values)
         if form.is_empty:
             return ""
-        try:
-            return self._reviewed(form, request_of(self.settings, form))
-        except SpeculoosError as error:
-            return notice(sentence(error), "warn")
-
-    def _reviewed(self, form: DraftForm, request: ImportDraft) -> str:
-        base = self._base(form)
+        request, base = request_of(self.settings, form), self._base(form)
         found = first_look(self.settings, form, base)
         known = facts(found.facts) if found else tag("p", safe(FETCHED), class_="sp-hint")
         refused = notice(found.refused, "bad") if found and found.refused else ""
         command = command_box(command_for(request, {base.id: base.name}, form.name))
         return tag("div", known + (refused or command), class_="sp-stack")
 
+    @saying_errors("")
     def add(self, *values: Any) -> tuple[str, str]:
         """Submit the job: (notice, where to go)."""
         form = DraftForm.of(*values)
-        try:
-            request = request_of(self.settings, form)
-            found = first_look(self.settings, form, self._base(form))
-            if found and found.refused:
-                raise BadInput(found.refused)
-            job = self._submitted(form, request)
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
-        return "", f"/jobs?id={job.id}"
+        request = request_of(self.settings, form)
+        found = first_look(self.settings, form, self._base(form))
+        if found and found.refused:
+            raise BadInput(found.refused)
+        return "", f"/jobs?id={self._submitted(form, request).id}"
 
     def _submitted(self, form: DraftForm, request: ImportDraft) -> Job:
         gather(self.settings, form, request)

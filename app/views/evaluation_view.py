@@ -6,14 +6,15 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.views import breakdown_view
-from app.views.leaderboard import address, command, model_words, names_of
+from app.views.leaderboard import address, command, ends, model_words, names_of
 from app.views.manage import note_line
-from app.widgets.elements import badge, facts, notice, tiles
-from app.widgets.formatting import ago, figure
+from app.widgets.elements import badge, detail_head, facts, link_button, notice, row_note, tiles
+from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.picker import table
 from app.widgets.review import command_box
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
+from tracking.evaluations import number
 from tracking.leaderboard import View, counterparts
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
@@ -38,12 +39,12 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
         parts = replayed(row) + depths(row) + breakdown_view.parts(row, again)
         return parts + reproduce(row, names_of(session, [row]))
     beside = counterparts(session, row)
-    names = names_of(session, [row, *beside])
+    names = names_of(session, [row])
     parts = (
         figures(row),
         slower(row),
-        side_by_side(beside, row, names),
-        details(row, names),
+        side_by_side(beside),
+        details(row),
         categories(row),
         depths(row),
         breakdown_view.parts(row, again),
@@ -63,17 +64,15 @@ def report_of(session: Session, job: Job) -> str:
 
 def figures(row: Evaluation) -> str:
     """The figures people ask for first, each with its interval."""
-    same = (row.result or {}).get("identical_to_plain")
-    words = {True: "yes", False: "no"}.get(same, "–") if isinstance(same, bool) else "–"
     plain = row.plain_tokens_per_second
     return tiles(
         (
-            ("Speed against plain", figure(row.speedup, unit="×"), _between(row.speedup_low, row.speedup_high, " ×")),
-            ("Mean accepted length τ", figure(row.tau), _between(row.tau_low, row.tau_high)),
+            ("Speed against plain", figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
+            ("Mean accepted length τ", figure(row.tau), _between(row, "tau")),
             ("Tokens per second", figure(row.tokens_per_second, 1), f"plain {plain:.1f}" if plain else ""),
             (
                 "Same words as plain",
-                words,
+                yes_or_no((row.result or {}).get("identical_to_plain")),
                 "greedy, token for token" if row.temperature == 0 else "sampled: not compared",
             ),
         )
@@ -83,12 +82,12 @@ def figures(row: Evaluation) -> str:
 def replayed(row: Evaluation) -> str:
     """The figures of a replay: nothing was timed, so its speed is what steps cost where that is known."""
     result, of = row.result, row.result[REPLAYED]
-    between = _interval(result, "mean_accepted_length")
+    between = interval(result, "mean_accepted_length")
     return tiles(
         (
-            ("Mean accepted length τ", figure(_number(result.get("mean_accepted_length"))), between),
-            ("Projected speed", figure(_number(result.get("projected_speedup")), unit="×"), "against plain"),
-            ("Recorded answers", figure(_number(of.get("rows")), 0), str(of.get("file") or "")),
+            ("Mean accepted length τ", figure(number(result.get("mean_accepted_length"))), between),
+            ("Projected speed", figure(number(result.get("projected_speedup")), unit="×"), "against plain"),
+            ("Recorded answers", figure(number(of.get("rows")), 0), str(of.get("file") or "")),
         )
     )
 
@@ -99,17 +98,17 @@ def slower(row: Evaluation) -> str:
     return notice(SLOWER, "warn") if high is not None and high < 1 and row.checkpoint_id else ""
 
 
-def side_by_side(found: Sequence[Evaluation], row: Evaluation, names: Names) -> str:
+def side_by_side(found: Sequence[Evaluation]) -> str:
     """The same draft on the same questions here and at servers; "" where there is one of the two only."""
     if len(found) < 2 or len({bool(each.source) for each in found}) < 2:
         return ""
-    cells = [_beside(each, names) for each in found]
+    cells = [_beside(each) for each in found]
     columns = ["Where", "τ", "Speedup", "Tokens/s", "When"]
     head = tag("h3", safe(f"{TRAINED}, and {GETS[0].lower()}{GETS[1:]}"))
     return tag("section", head + table(columns, cells, "Side by side", wide_first=True, named=columns[1:]))
 
 
-def details(row: Evaluation, names: Names) -> str:
+def details(row: Evaluation) -> str:
     """How it was measured."""
     result = row.result or {}
     source = result.get("source") if isinstance(result.get("source"), Mapping) else {}
@@ -183,57 +182,41 @@ def links(session: Session, row: Evaluation) -> str:
         (address(View(matrix=row.matrix_id or "")), "The other cells", row.matrix_id),
         (f"/checkpoints?id={row.checkpoint_id}", "The checkpoint", row.checkpoint_id),
     )
-    made = "".join(
-        tag("a", safe(words), href=to, class_="sp-button sp-quiet") for to, words, is_there in known if is_there
-    )
+    made = "".join(link_button(words, to) for to, words, is_there in known if is_there)
     return tag("div", made, class_="sp-link-row") if made else ""
 
 
 def _title(row: Evaluation, names: Names) -> str:
-    heading = tag("h2", safe(model_words(row, names)), class_="sp-detail-title")
     state = {"pending": ("Being measured", "info"), "failed": ("Not finished", "bad")}.get(row.state)
     marks = (badge(*state) if state else "") + badge("replay", "info") * is_replay(row.result)
-    return tag("div", heading + marks + badge(row.source, "info") * bool(row.source), class_="sp-detail-head")
+    return detail_head(model_words(row, names), marks + badge(row.source, "info") * bool(row.source))
 
 
-def _beside(row: Evaluation, names: Names) -> list[str]:
+def _beside(row: Evaluation) -> list[str]:
     where = f"{GETS}: {row.source}" if row.source else f"{TRAINED}: this engine"
     name = tag("a", safe(where), href=f"/evaluations?id={row.id}", class_="sp-row-name")
-    server = row.machine or ""
     return [
-        name + tag("span", safe(server), class_="sp-row-note"),
-        _with(figure(row.tau), _between(row.tau_low, row.tau_high)),
-        _with(figure(row.speedup, unit="×"), _between(row.speedup_low, row.speedup_high, " ×")),
+        name + row_note(row.machine or ""),
+        _with(figure(row.tau), _between(row, "tau")),
+        _with(figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
         safe(figure(row.tokens_per_second, 1)),
         safe(ago(row.created_at)),
     ]
 
 
 def _category(name: str, values: Mapping[str, Any]) -> list[str]:
-    speedup = _interval(values, "speedup", " ×")
-    tau = _interval(values, "mean_accepted_length")
     return [
         safe(name),
-        _with(figure(_number(values.get("speedup")), unit="×"), speedup),
-        _with(figure(_number(values.get("mean_accepted_length"))), tau),
-        safe(figure(_number(values.get("tokens_per_second")), 1)),
+        _with(figure(number(values.get("speedup")), unit="×"), interval(values, "speedup", " ×")),
+        _with(figure(number(values.get("mean_accepted_length"))), interval(values, "mean_accepted_length")),
+        safe(figure(number(values.get("tokens_per_second")), 1)),
         safe(values.get("prompts", "–")),
     ]
-
-
-def _interval(values: Mapping[str, Any], key: str, unit: str = "") -> str:
-    found = values.get(f"{key}_interval")
-    low, high = found if isinstance(found, list) and len(found) == 2 else (None, None)
-    return _between(_number(low), _number(high), unit)
 
 
 def _with(words: str, between: str) -> str:
     return safe(words) + (tag("span", safe(between), class_="sp-row-note sp-between") if between else "")
 
 
-def _between(low: float | None, high: float | None, unit: str = "") -> str:
-    return f"{low:.2f} – {high:.2f}{unit} (95 %)" if low is not None and high is not None else ""
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _between(row: Evaluation, key: str, unit: str = "") -> str:
+    return interval({f"{key}_interval": ends(row, key)}, key, unit)

@@ -8,11 +8,11 @@ from sqlalchemy.orm import Session
 from app.views import job_rows, learning_curve, lineage_view
 from app.views.manage import note_line
 from app.views.metrics_view import AXES
-from app.views.trainings_tables import measured_ways, speedup_cell, tau_cell
+from app.views.trainings_tables import measured_cell, measured_ways
 from app.views.trainings_view import View, labels
-from app.widgets.asked import is_narrowed, narrowed
-from app.widgets.bulk import bar, leading
-from app.widgets.elements import empty_state
+from app.widgets.asked import narrowed, nothing
+from app.widgets.bulk import bar, comparing
+from app.widgets.elements import detail_head, empty_state, link_button, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.picker import pager, pick, table
 from app.widgets.text import safe, tag
@@ -32,11 +32,10 @@ BULK = {"remove": ("Remove from the experiment", "The jobs stay; remove them?")}
 def experiments_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the list, for what was asked (app/widgets/asked.py)."""
     shown = page(session, narrowed(experiments.query(), which), place)
-    if not shown.rows and is_narrowed(which):
-        return empty_state("None of these", "No experiment is called or noted so; look for other words.")
     if not shown.rows:
-        return empty_state(
-            "No experiment yet",
+        return nothing(
+            which,
+            "experiment",
             "An experiment is a name for jobs that belong together. Make one above, or tick jobs and add them to one.",
             "/jobs",
             "Go to Jobs",
@@ -47,7 +46,7 @@ def experiments_table(session: Session, which: str = "", place: str = "") -> str
 
 
 def _row(row: Experiment, jobs: int, trained: int, going: int) -> list[str]:
-    note = tag("span", safe(row.note.splitlines()[0][:120]), class_="sp-row-note") if row.note else ""
+    note = row_note(row.note.splitlines()[0][:120]) if row.note else ""
     busy = f" · {going} going on" if going else ""
     name = pick("experiments", row.id, safe(row.name), class_="sp-row-name")
     return [name + note, safe(f"{jobs}{busy}"), safe(trained), safe(ago(row.created_at))]
@@ -81,16 +80,14 @@ def tokens_of(session: Session, found: Sequence[Training]) -> dict[str, float]:
 def head(row: Experiment, jobs: Sequence[Job]) -> str:
     """Name, note, and what can be done with all of it."""
     trained = [job.id for job in jobs if job.kind == KIND]
-    heading = tag("h2", safe(row.name), class_="sp-detail-title")
-    age = tag("span", safe(f"made {ago(row.created_at)}"), class_="sp-row-note")
+    title = detail_head(row.name, row_note(f"made {ago(row.created_at)}"))
     files = f"/api/experiments/{quote(row.id, safe='')}"
     ways = [(f"/train?experiment={quote(row.id, safe='')}", "Train another", False)]
     ways += [(f"{files}.json", "JSON", True), (f"{files}.csv", "CSV", True)]
     if len(trained) > 1:
         words = "Compare its trainings" if len(trained) <= MOST else f"Compare its last {MOST} trainings"
         ways.insert(0, (View(tuple(trained[-MOST:])).address, words, False))
-    links = "".join(tag("a", safe(w), href=to, download=save, class_="sp-button sp-quiet") for to, w, save in ways)
-    title = tag("div", heading + age, class_="sp-detail-head")
+    links = "".join(link_button(words, to, download=save) for to, words, save in ways)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 
 
@@ -109,8 +106,8 @@ def figures_table(found: Sequence[Training], tokens: dict[str, float], held_out:
                 safe(each.data),
                 safe(f"{seen:,.0f}" if seen else "–"),
                 safe(figure(held_out.get(each.job.id))),
-                tau_cell(row),
-                speedup_cell(row),
+                measured_cell(row, "tau"),
+                measured_cell(row, "speedup", " ×"),
             ]
         )
     said = tag("p", safe(f"Measured: {how}."), class_="sp-hint sp-below") if how else ""
@@ -125,9 +122,7 @@ def jobs_table(session: Session, jobs: Sequence[Job]) -> str:
         )
     queues = listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in jobs if job.state == JobState.QUEUED}
-    return bar(BULK, leading("Compare trainings", "/trainings?ids=", 2)) + job_rows.jobs_table(
-        jobs[::-1], waits, chosen=True, elsewhere=True
-    )
+    return bar(BULK, comparing()) + job_rows.jobs_table(jobs[::-1], waits, chosen=True, elsewhere=True)
 
 
 def link(session: Session, job: Job) -> str:

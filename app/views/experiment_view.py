@@ -5,8 +5,8 @@ from sqlalchemy.orm import Session
 
 from app.links import model_link
 from app.views.job_view import ACTIVE, banner, kind_words, progress, state_badge
-from app.widgets.elements import notice, tiles
-from app.widgets.formatting import ago, figure, interval
+from app.widgets.elements import detail_head, link_button, notice, row_note, tiles
+from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.text import safe, tag
 from tracking import listing
 from tracking.experiments import jobs_of
@@ -39,12 +39,12 @@ def _step(queues: listing.Queues, number: int, job: Job) -> str:
     mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
     name = tag("a", safe(job.name), href=f"/jobs?id={job.id}", class_="sp-row-name")
     head = tag("div", name + state_badge(job), class_="sp-detail-head")
-    note = tag("span", safe(kind_words(job.kind)), class_="sp-row-note")
+    note = row_note(kind_words(job.kind))
     how = progress(job) if job.state in ("RUNNING", "INTERRUPTED") else ""
     if job.state in ("FAILED", "CANCELLED", "INTERRUPTED"):
         how += banner(job)
     elif job.state == "QUEUED":
-        note = tag("span", safe(queues.waits_for(job)), class_="sp-row-note")
+        note = row_note(queues.waits_for(job))
     body = tag("div", head + note + how, class_="sp-step-body")
     number_html = tag("span", mark, class_="sp-step-number", aria_hidden="true")
     return tag("div", number_html + body, class_=f"sp-step sp-{TONES.get(job.state, 'waiting')}", data_state=job.state)
@@ -70,16 +70,10 @@ def trained_checkpoints(session: Session, jobs: list[Job]) -> list[Checkpoint]:
 def _finished(session: Session, checkpoint: Checkpoint) -> str:
     base = session.get_one(Base, checkpoint.base_id)
     link = model_link("playground", base.name, checkpoint.name)
-    button = tag("a", "Open in Playground", href=link, class_="sp-button", id="open-playground")
+    button = link_button("Open in Playground", link, main=True, id="open-playground")
     text = f"“{checkpoint.name}” is trained. Chat with it and see which words it guessed."
-    row = tag("div", button + compare_link(base, checkpoint), class_="sp-link-row")
-    return notice(text, "good") + figures(checkpoint) + row
-
-
-def compare_link(base: Base, checkpoint: Checkpoint) -> str:
-    """Plain and drafted, side by side."""
-    link = model_link("compare", base.name, checkpoint.name)
-    return tag("a", "Compare with the base alone", href=link, class_="sp-button sp-quiet")
+    compare = link_button("Compare with the base alone", model_link("compare", base.name, checkpoint.name))
+    return notice(text, "good") + figures(checkpoint) + tag("div", button + compare, class_="sp-link-row")
 
 
 def figures(checkpoint: Checkpoint) -> str:
@@ -87,8 +81,6 @@ def figures(checkpoint: Checkpoint) -> str:
     values = checkpoint.figures or {}
     if values.get("mean_accepted_length") is None:
         return ""
-    same = values.get("identical_to_plain")
-    words = {True: "yes", False: "no"}.get(same, "–")
     return tiles(
         [
             (
@@ -102,7 +94,7 @@ def figures(checkpoint: Checkpoint) -> str:
                 interval(values, "speedup", "×") or "same engine",
             ),
             ("Tokens per second", figure(values.get("tokens_per_second"), 1), plain_words(values)),
-            ("Same words as plain", words, "greedy, token for token"),
+            ("Same words as plain", yes_or_no(values.get("identical_to_plain")), "greedy, token for token"),
         ]
     )
 
@@ -116,10 +108,7 @@ def plain_words(values: dict[str, float]) -> str:
 def title(experiment: Experiment) -> str:
     """Name and age."""
     name = "Quickstart" if experiment.name.startswith(QUICKSTART) else experiment.name
-    heading = tag("h2", safe(name), class_="sp-detail-title")
-    return tag(
-        "div", heading + tag("span", safe(ago(experiment.created_at)), class_="sp-row-note"), class_="sp-detail-head"
-    )
+    return detail_head(name, row_note(ago(experiment.created_at)))
 
 
 def view(session: Session, experiment: Experiment) -> str:

@@ -9,12 +9,14 @@ from sqlalchemy.orm import Session
 
 from app import visitor
 from app.forms import whole
-from app.links import go
-from app.views.manage import SMALL, row, sentence
-from app.widgets.elements import QUIET, block, notice, on_typing
-from app.widgets.hidden import hidden
+from app.links import leads
+from app.views.asking import form_end
+from app.views.manage import row
+from app.widgets.elements import block, notice, on_typing
+from app.widgets.fields import one_line
+from app.widgets.problems import saying_errors
 from app.widgets.review import review
-from speculoos.errors import BadInput, SpeculoosError
+from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset
@@ -32,17 +34,12 @@ class ExtendForm:
         self.settings, self.chosen = settings, chosen
         with gr.Accordion("Generate more answers", open=True, elem_id="extend", visible=False) as self.box:
             self.lead = block(elem_id="extend-lead")
-            self.more = gr.Textbox(label=MORE, info="Empty: all that are left.", elem_id="extend-more", max_lines=1)
-            self.review = block(elem_id="extend-review")
-            self.said = block(elem_id="extend-said")
-            self.start = gr.Button("Generate more", variant="primary", elem_id="extend-start", **SMALL)
-            self.target = hidden("extend-target")
+            self.more = one_line(MORE, "extend-more", info="Empty: all that are left.")
+            self.review, self.said, self.start, self.target = form_end("extend", "Generate more")
         self.live = [self.box]
         self.outputs = [self.box, self.lead, self.more, self.review, self.said]
         on_typing([self.more], self._review, [chosen, self.more], self.review)
-        self.start.click(self._start, [chosen, self.more], [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        leads(self.start.click, self._start, [chosen, self.more], self.said, self.target)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
         """Values of `live`."""
@@ -59,30 +56,24 @@ class ExtendForm:
         shown = gr.Accordion(visible=True, open=bool(number))
         return [shown, notice(lead, "info"), number, self._reviewed(session, data, number), ""]
 
+    @saying_errors(tone="warn")
     def _review(self, data_id: str, more: str) -> str:
         if not data_id:
             return ""
-        try:
-            with reading(self.settings) as session:
-                return self._reviewed(session, row(session, Dataset, "data set", data_id), more)
-        except SpeculoosError as error:
-            return notice(sentence(error), "warn")
+        with reading(self.settings) as session:
+            return self._reviewed(session, row(session, Dataset, "data set", data_id), more)
 
+    @saying_errors(tone="warn")
     def _reviewed(self, session: Session, data: Dataset, more: str) -> str:
-        try:
-            limit = limit_for(session, data, more)
-            asked = replace(made_by(data), limit=limit - answered(session, data))
-            return review(estimate(session, asked, self.settings.home), extend_command(data.name, limit))
-        except SpeculoosError as error:
-            return notice(sentence(error), "warn")
+        limit = limit_for(session, data, more)
+        asked = replace(made_by(data), limit=limit - answered(session, data))
+        return review(estimate(session, asked, self.settings.home), extend_command(data.name, limit))
 
+    @saying_errors("")
     def _start(self, data_id: str, more: str) -> tuple[str, str]:
-        try:
-            with reading(self.settings) as session:
-                limit = limit_for(session, row(session, Dataset, "data set", data_id), more)
-            job = extend(data_id, limit=limit, user=visitor.user(), settings=self.settings)
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
+        with reading(self.settings) as session:
+            limit = limit_for(session, row(session, Dataset, "data set", data_id), more)
+        job = extend(data_id, limit=limit, user=visitor.user(), settings=self.settings)
         return "", f"/jobs?id={job.id}"
 
 

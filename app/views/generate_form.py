@@ -6,34 +6,25 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app import visitor
 from app.forms import ENDPOINT, generate_form, generate_request
-from app.links import go
+from app.links import leads
 from app.views import choices
-from app.views.manage import SMALL, sentence
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice, on_typing
-from app.widgets.fields import dropdown
-from app.widgets.hidden import hidden
+from app.views.asking import AS_SETTINGS_SAY, form_end, started
+from app.widgets.elements import QUIET, closed_accordion, on_typing
+from app.widgets.fields import dropdown, one_line, whole_number
+from app.widgets.problems import saying_errors
 from app.widgets.review import review
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.tables import Base, Dataset, Job
+from tracking.tables import Dataset, Job
+from upkeep.homes import names
 from workers.ask.command_line import command_for
 from workers.ask.estimates import estimate
-from workers.ask.requests import SHARD_ROWS, GenerateData
-from workers.ask.submit import submit
+from workers.ask.requests import SHARD_ROWS
 
 FIELDS = ("who", "endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size")
 LATER = ("max_minutes", "seed", "samples", "shard_rows", "served", "api", "temperatures", "hidden_states_store")
 FLAGS = ("replace_system", "drop_cut", "unique")
-TEXTS = ("endpoint_model", "system_prompt", "temperatures", "hidden_states_store")
-DEFAULTS: dict[str, Any] = {
-    **{"max_tokens": 256, "temperature": 0.0, "top_p": 1.0},
-    **{"batch_size": 16, "seed": 0, "samples": 1, "api": "chat"},
-    **dict.fromkeys(FLAGS, False),
-}
 
 
 class GenerateForm:
@@ -45,10 +36,7 @@ class GenerateForm:
             self._build_main()
             with closed_accordion("More settings", elem_id="generate-more"):
                 self._build_more()
-            self.review = block(elem_id="generate-review")
-            self.said = block(elem_id="generate-said")
-            self.start = gr.Button("Start generating", variant="primary", elem_id="generate-start", **SMALL)
-            self.target = hidden("generate-target")
+            self.review, self.said, self.start, self.target = form_end("generate", "Start generating")
         self.inputs = {name: getattr(self, name) for name in FIELDS + LATER + FLAGS}
         self.live = [self.box]
         self.outputs = [self.box, *self.inputs.values(), self.name, self.review, self.said]
@@ -62,25 +50,17 @@ class GenerateForm:
                 info="A base model here, or an endpoint of settings.toml.",
                 elem_id="generate-who",
             )
-            self.endpoint_model = gr.Textbox(
-                label="Model at the endpoint",
-                info="Empty: the one named in settings.toml.",
-                elem_id="generate-endpoint-model",
-                max_lines=1,
-                visible=False,
+            self.endpoint_model = one_line(
+                "Model at the endpoint", "generate-endpoint-model", info=AS_SETTINGS_SAY, visible=False
             )
             self.limit = gr.Textbox(label="Prompts at most", info="Empty: all of them.", elem_id="generate-limit")
-            self.max_tokens = gr.Number(
-                256,
-                label="Most tokens of an answer",
-                info="Longer ones are cut.",
-                precision=0,
-                elem_id="generate-tokens",
+            self.max_tokens = whole_number(
+                256, "Most tokens of an answer", "generate-tokens", info="Longer ones are cut."
             )
         self.system_prompt = gr.Textbox(
             label="System prompt (optional)", lines=1, max_lines=6, elem_id="generate-system", max_length=20_000
         )
-        self.name = gr.Textbox(label="Name (optional)", max_lines=1, max_length=200, elem_id="generate-name")
+        self.name = one_line("Name (optional)", "generate-name", max_length=200)
 
     def _build_more(self) -> None:
         with gr.Row():
@@ -88,43 +68,32 @@ class GenerateForm:
                 0.0, label="Temperature", info="0: always the likeliest token.", elem_id="generate-temperature"
             )
             self.top_p = gr.Number(1.0, label="Top-p", info="Counts above temperature 0.", elem_id="generate-top-p")
-            self.seed = gr.Number(0, label="Seed", precision=0, elem_id="generate-seed")
-            self.batch_size = gr.Number(
-                16,
-                label="Answers at once",
-                info="More is faster and needs more memory.",
-                precision=0,
-                elem_id="generate-batch",
+            self.seed = whole_number(0, "Seed", "generate-seed")
+            self.batch_size = whole_number(
+                16, "Answers at once", "generate-batch", info="More is faster and needs more memory."
             )
             self.max_minutes = gr.Textbox(
                 label="Minutes at most", info="Then it keeps what is done.", elem_id="generate-minutes"
             )
         with gr.Row():
-            self.samples = gr.Number(
-                1,
-                label="Answers to each prompt",
-                info="More than one needs a temperature.",
-                precision=0,
-                elem_id="generate-samples",
+            self.samples = whole_number(
+                1, "Answers to each prompt", "generate-samples", info="More than one needs a temperature."
             )
             self.shard_rows = gr.Textbox(
                 label="Prompts a shard",
                 info=f"Empty: {SHARD_ROWS}. Larger generations are divided; any worker takes a shard.",
                 elem_id="generate-shard-rows",
             )
-
-            self.temperatures = gr.Textbox(
-                label="Several temperatures",
+            self.temperatures = one_line(
+                "Several temperatures",
+                "generate-temperatures",
                 info="In place of one, such as 0.0, 0.3, 0.7: answers are spread over them.",
-                elem_id="generate-temperatures",
-                max_lines=1,
                 max_length=200,
             )
-            self.hidden_states_store = gr.Textbox(
-                label="Store of hidden states",
+            self.hidden_states_store = one_line(
+                "Store of hidden states",
+                "generate-store",
                 info="A name; empty for none. Medusa trainings that name it too need not run the model again.",
-                elem_id="generate-store",
-                max_lines=1,
                 max_length=100,
             )
         with gr.Row():
@@ -154,9 +123,7 @@ class GenerateForm:
         values = [self.chosen, self.name, *self.inputs.values()]
         on_typing((*self.inputs.values(), self.name), self._review, values, self.review)
         self.who.change(self._endpoint, self.who, [self.endpoint_model, self.served, self.api], **QUIET)
-        self.start.click(self._start, values, [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        leads(self.start.click, self._start, values, self.said, self.target)
 
     def follow(self, shown: gr.HTML) -> None:
         """Review again what is asked for when what is shown of the data set has changed: its rows are there now."""
@@ -189,8 +156,7 @@ class GenerateForm:
     def _values(self, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
         job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
         cloned = generate_form(job.request) if job and job.kind == "generate_data" else {}
-        empty = {name: DEFAULTS.get(name, "" if name in TEXTS else None) for name in self.inputs}
-        return {**empty, **cloned}
+        return {**{name: box.value for name, box in self.inputs.items()}, **cloned}
 
     def _endpoint(self, who: str | None) -> tuple[Any, ...]:
         """What only endpoints have."""
@@ -203,24 +169,12 @@ class GenerateForm:
         with reading(self.settings) as session:
             return self._reviewed(session, data_id, name, dict(zip(self.inputs, values, strict=True)))
 
+    @saying_errors(tone="warn")
     def _reviewed(self, session: Session, data_id: str, name: str, form: dict[str, Any]) -> str:
-        try:
-            request = generate_request(data_id, **form)
-            guess = estimate(session, request, self.settings.home)
-        except SpeculoosError as error:
-            return notice(sentence(error), "warn")
-        return review(guess, command_for(request, row_names(session, request), name.strip()))
+        request = generate_request(data_id, **form)
+        guess = estimate(session, request, self.settings.home)
+        return review(guess, command_for(request, names(session), name.strip()))
 
     def _start(self, data_id: str, name: str, *values: Any) -> tuple[str, str]:
-        try:
-            request = generate_request(data_id, **dict(zip(self.inputs, values, strict=True)))
-            job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
-        return "", f"/jobs?id={job.id}"
-
-
-def row_names(session: Session, request: GenerateData) -> dict[str, str]:
-    """id → name of what the request reads."""
-    rows = [session.get(Dataset, request.source_id), session.get(Base, request.base_id) if request.base_id else None]
-    return {row.id: row.name for row in rows if row is not None}
+        form = dict(zip(self.inputs, values, strict=True))
+        return started(self.settings, lambda: generate_request(data_id, **form), name=name)

@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.views.job_rows import sample_card
 from app.views.job_view import reached
-from app.widgets.elements import tiles
+from app.widgets.elements import row_note, tiles
 from app.widgets.formatting import duration, size
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
@@ -92,13 +93,9 @@ def _example(record: Mapping[str, Any] | None) -> str:
         return "–"
     words = f"{record.get('id', '')}: {record.get('reason', '')}"
     text = shorten(str(record.get("text") or record.get("prompt") or ""), 120, placeholder=" …")
-    return safe(words) + " " + tag("span", safe(text), class_="sp-row-note")
+    return safe(words) + " " + row_note(text)
 
 
 def _answer(record: Mapping[str, Any]) -> str:
     ended = "cut at its limit" if record.get("finish") == "length" else "ended by itself"
-    head = tag("h3", safe(f"{record.get('id', '')} · {ended}"))
-    prompt = tag("p", safe(record.get("prompt", "")), class_="sp-sample-prompt")
-    return tag(
-        "section", head + prompt + tag("div", safe(record.get("text", "")), class_="sp-sample"), class_="sp-sample-card"
-    )
+    return sample_card(f"{record.get('id', '')} · {ended}", record, safe(record.get("text", "")))

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 import gradio as gr
 
 from app.forms import hub_id
-from app.views.manage import SMALL, sentence
+from app.views.manage import SMALL
 from app.views.model_view import count
 from app.widgets.elements import QUIET, badge, block, notice
+from app.widgets.fields import one_line
 from app.widgets.formatting import size
 from app.widgets.picker import table
+from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
 from models.hub_search import LONGEST, Found, search
 from speculoos.errors import SpeculoosError
@@ -32,13 +34,8 @@ class HubSearch:
     def __init__(self, find: Callable[[str], Sequence[Found]] = search):
         self.find = find
         with gr.Column(elem_id="models-hub") as self.all:
-            self.words = gr.Textbox(
-                label="Look for it on the hub",
-                placeholder="a part of its name, such as SmolLM2",
-                max_lines=1,
-                max_length=LONGEST,
-                elem_id="models-hub-words",
-            )
+            example = "a part of its name, such as SmolLM2"
+            self.words = one_line("Look for it on the hub", "models-hub-words", placeholder=example, max_length=LONGEST)
             with gr.Row(elem_classes="sp-buttons"):
                 self.start = gr.Button("Search the hub", elem_id="models-hub-search", **SMALL)
             self.found = gr.HTML(elem_id="models-hub-found", js_on_load=TAKE, apply_default_css=False)
@@ -50,12 +47,10 @@ class HubSearch:
         gr.on([self.start.click, self.words.submit], self.searched, self.words, [self.found, self.said], **asked)
         self.found.take(self.taken, None, [location, self.said], **QUIET)
 
+    @saying_errors("", tone="warn")
     def searched(self, words: str) -> tuple[str, str]:
         """What was found, or why nothing was; what was said of a name before goes."""
-        try:
-            return results(self.find(words or "")), ""
-        except SpeculoosError as error:
-            return notice(sentence(error), "warn"), ""
+        return results(self.find(words or "")), ""
 
     @staticmethod
     def taken(event: gr.EventData) -> tuple[object, str]:

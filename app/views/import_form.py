@@ -8,19 +8,18 @@ import gradio as gr
 
 from app import visitor
 from app.forms import hub_location, import_file, import_request
-from app.links import go
+from app.links import leads
 from app.views import choices, data_view
-from app.views.manage import SMALL, sentence
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice
-from app.widgets.fields import dropdown, upload_box
+from app.views.manage import SMALL
+from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_typing
+from app.widgets.fields import dropdown, one_line, upload_box
 from app.widgets.formatting import size
-from app.widgets.hidden import hidden
 from app.widgets.picker import table
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
 from models.hub import Listing
 from models.hub_data import beginning, look_up
-from speculoos.errors import BadInput, SpeculoosError
+from speculoos.errors import BadInput
 from speculoos.limited import ChildError, Overrun, run_limited
 from speculoos.settings import Settings
 from speculoos.suites import SUITES
@@ -85,22 +84,12 @@ class ImportForm:
         with gr.Row():
             self.upload = upload_box(label="Upload a file", file_types=TYPES, elem_id="data-upload", height=230)
             with gr.Column():
-                self.path = gr.Textbox(
-                    label="or a file on this server",
-                    placeholder="/path/to/prompts.jsonl",
-                    elem_id="data-path",
-                    max_lines=1,
-                )
-                self.hub = gr.Textbox(
-                    label="or a data set on the hub",
-                    placeholder="owner/name, or owner/name:train",
-                    elem_id="data-hub",
-                    max_lines=1,
+                self.path = one_line("or a file on this server", "data-path", placeholder="/path/to/prompts.jsonl")
+                self.hub = one_line(
+                    "or a data set on the hub", "data-hub", placeholder="owner/name, or owner/name:train"
                 )
                 with gr.Row():
-                    self.name = gr.Textbox(
-                        label="Name (optional)", max_lines=1, max_length=200, elem_id="data-new-name"
-                    )
+                    self.name = one_line("Name (optional)", "data-new-name", max_length=200)
                     self.limit = gr.Textbox(
                         label="Rows at most", placeholder="all", elem_id="data-limit", min_width=110
                     )
@@ -112,11 +101,8 @@ class ImportForm:
         seen = [self.said, self.mapping, *self.fields]
         gr.on([self.first.click, self.path.submit], self.first_rows, source, seen, **QUIET)
         self.upload.upload(self.first_rows, source, seen, **QUIET)
-        changes = [field.input for field in (self.kind, *self.fields)]
-        gr.on(changes, self.first_again, source, self.said, **QUIET, trigger_mode="always_last")
-        self.start.click(self.submitted, form, [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        on_typing((self.kind, *self.fields), self.first_again, source, self.said)
+        leads(self.start.click, self.submitted, form, self.said, self.target)
         gr.on([self.look.click, self.hub.submit], self.files, self.hub, self.said, **QUIET)
 
     def chosen(self, kind: str) -> tuple[Any, Any, Any]:
@@ -132,18 +118,16 @@ class ImportForm:
             options = choices.bases(session)
         return gr.Dropdown(options, value=choices.first(options), visible=True)
 
+    @saying_errors(*[gr.skip()] * (1 + len(FIELDS)), tone="warn")
     def first_rows(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> list[Any]:
         """The first rows as they would be read, and the file's columns to choose from; of a data set on the hub those
         of its first file."""
         if kind == SUITE:
             return [notice(STRICT, "info"), gr.Row(visible=False), *[gr.skip()] * len(FIELDS)]
-        try:
-            found = self._look(upload, path, hub, kind, fields)
-        except SpeculoosError as error:
-            return [notice(sentence(error), "warn"), *[gr.skip()] * (1 + len(FIELDS))]
+        found = self._look(upload, path, hub, kind, fields)
         options = [(RECOGNISED, ""), *((name, name) for name in found["columns"])]
         chosen = [field if field in found["columns"] else "" for field in fields]
-        shown = gr.Row(visible=bool(found["columns"]) and kind != SUITE)
+        shown = gr.Row(visible=bool(found["columns"]))
         return [first_look(found), shown, *(gr.Dropdown(options, value=value) for value in chosen)]
 
     def first_again(self, upload: str | None, path: str, hub: str, kind: str, *fields: str | None) -> str:
@@ -171,13 +155,12 @@ class ImportForm:
                 f"{file.name}: its first rows cannot be shown in time; the import may still read it."
             ) from None
 
+    @saying_errors(tone="warn")
     def files(self, hub: str) -> str:
         """What would be fetched; nothing is yet."""
-        try:
-            return fetched(look_up(hub_location(hub), self.settings.hf_token))
-        except SpeculoosError as error:
-            return notice(sentence(error), "warn")
+        return fetched(look_up(hub_location(hub), self.settings.hf_token))
 
+    @saying_errors("")
     def submitted(
         self,
         upload: str | None,
@@ -192,12 +175,9 @@ class ImportForm:
     ) -> tuple[str, str]:
         """Submit the job: (notice, where to go)."""
         answered_by = (base_id or "") if kind == ANSWERED else None
-        try:
-            named = (suite or "") if kind == SUITE else ""
-            request = import_request(self.settings, upload, path, limit, answered_by, hub, named, mapping_of(fields))
-            job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad"), ""
+        named = (suite or "") if kind == SUITE else ""
+        request = import_request(self.settings, upload, path, limit, answered_by, hub, named, mapping_of(fields))
+        job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         return "", f"/data?id={job.request['dataset_id']}"
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import visitor
-from app.links import clone_form, go, model_link
+from app.links import clone_form, leads, model_link
 from app.views import (
     evaluation_view,
     experiment_rows,
@@ -24,10 +24,9 @@ from app.views import (
     verdict,
 )
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice
-from app.widgets.hidden import hidden
+from app.widgets.elements import QUIET, block, hidden, link_button, notice
 from app.widgets.picker import live
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
 from tracking import downsampling, generations, jobs, listing, reports
@@ -37,7 +36,11 @@ from tracking.tables import Base, Checkpoint, Dataset, Job
 from upkeep.homes import names
 from workers.ask import submit
 
-OUTPUTS: tuple[tuple[type, str, str], ...] = ((Dataset, "data set", "data"), (Base, "model", "models"))
+OUTPUTS: tuple[tuple[type, str, str], ...] = (
+    (Dataset, "data set", "data"),
+    (Base, "model", "models"),
+    (Checkpoint, "checkpoint", "checkpoints"),
+)
 
 
 SAID = "(said) => { window.speculoosSaid = said ? Date.now() : 0; }"
@@ -56,8 +59,7 @@ class JobPanel:
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
         self._build_head()
-        with closed_accordion("Name, note, delete", elem_id="job-manage"):
-            self.manage = Manage(settings, Job, "job", "job", chosen)
+        self.manage = Manage(settings, Job, "job", "job", chosen)
         self._build_tabs()
         self.live = [self.head, self.cancel, self.retry, self.charts, self.samples, self.log, self.config]
         self.outputs = [*self.live, self.said, *self.manage.outputs]
@@ -88,18 +90,15 @@ class JobPanel:
             button.click(self._act(action), self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
         self.said.change(None, self.said, None, js=SAID, api_visibility="private")
         self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
-        self.clone.click(self._clone, self.chosen, [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        leads(self.clone.click, self._clone, self.chosen, self.said, self.target)
         self.manage.wire(redraw, inputs, outputs)
 
     def _act(self, action: Any) -> Any:
         return lambda job_id: outcome_notice(lambda: action(self.settings, job_id))
 
+    @saying_errors("")
     def _clone(self, job_id: str) -> tuple[str, str]:
-        target: list[str] = []
-        words = outcome_notice(lambda: target.append(clone(self.settings, job_id)) or "")
-        return words, target[0] if target else ""
+        return "", clone(self.settings, job_id)
 
     def live_view(self, session: Session, job: Job) -> list[Any]:
         """Values of `live`."""
@@ -156,9 +155,7 @@ def output_links(session: Session, job: Job) -> str:
     """Links to what a finished job made."""
     if job.state != JobState.SUCCEEDED:
         return ""
-    links = "".join(
-        notice(f"Made the {word} “{name}”.", "good", *link) for word, name, link in outputs_of(session, job)
-    )
+    links = made(session, job)
     if job.kind == "replay":
         links += "".join(_chat(number, chat) for number, chat in enumerate(job.result.get("chats") or (), 1))
     if job.kind in ("evaluate", "replay"):
@@ -181,20 +178,21 @@ def downloads(session: Session, job: Job) -> str:
     """Where the files are of the checkpoint that a job trained or exported."""
     query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
     checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
-    link = tag("a", "Download it for a server…", href=f"/checkpoints?id={checkpoint_id}", class_="sp-button sp-quiet")
+    link = link_button("Download it for a server…", f"/checkpoints?id={checkpoint_id}")
     return tag("div", link, class_="sp-link-row") if checkpoint_id else ""
 
 
-def outputs_of(session: Session, job: Job) -> list[tuple[str, str, tuple[str, str]]]:
-    """(word, name, (link, link text)) of each ready output row of `job`."""
-    outputs = []
+def made(session: Session, job: Job) -> str:
+    """Each row that the job made and that is ready."""
+    said = ""
     for table, word, page in OUTPUTS:
         for row in session.scalars(select(table).where(table.job_id == job.id, table.state == "ready")):
-            outputs.append((word, row.name, (f"/{page}?id={row.id}", "Open it")))
-    for row in session.scalars(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")):
-        link = model_link("playground", session.get_one(Base, row.base_id).name, row.name)
-        outputs.append(("checkpoint", row.name, (link, "Open in Playground")))
-    return outputs
+            link, words = f"/{page}?id={row.id}", "Open it"
+            if table is Checkpoint:
+                base = session.get_one(Base, row.base_id)
+                link, words = model_link("playground", base.name, row.name), "Open in Playground"
+            said += notice(f"Made the {word} “{row.name}”.", "good", link, words)
+    return said
 
 
 def cancel(settings: Settings, job_id: str) -> str:

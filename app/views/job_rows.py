@@ -8,7 +8,7 @@ from typing import Any
 from app.views.job_view import ACTIVE, PAUSED, kind_words, progress, progress_words, seconds, state_badge
 from app.views.outcomes import outcome
 from app.widgets.bulk import box
-from app.widgets.elements import badge, empty_state, facts
+from app.widgets.elements import badge, detail_head, empty_state, facts, row_note
 from app.widgets.formatting import ago, duration
 from app.widgets.picker import pick, table
 from app.widgets.tags import tag_links
@@ -47,7 +47,7 @@ def waits_words(queues: listing.Queues, job: Job) -> str:
 def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
     there = {"data_pick": None} if elsewhere else {}
     name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **there)
-    kind = tag("span", safe(kind_and_user(job)), class_="sp-row-note") + tag_links("jobs", job.note)
+    kind = row_note(kind_and_user(job)) + tag_links("jobs", job.note)
     how = _how(job, waits_for)
     if job.state == "FAILED":
         how += tag(
@@ -56,7 +56,7 @@ def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
     state = badge("Paused", "warn") if waits_for.startswith(PAUSED) else state_badge(job)
     first = box(job.id, job.name) + state if chosen else state
     result = safe(shorten(outcome(job) or "–", 160, placeholder=" …"))
-    return [first, name + kind, how, result, tag("span", safe(time_words(job)), class_="sp-row-note")]
+    return [first, name + kind, how, result, row_note(time_words(job))]
 
 
 def _how(job: Job, waits_for: str) -> str:
@@ -68,7 +68,7 @@ def _how(job: Job, waits_for: str) -> str:
 
 def _note(words: str) -> str:
     """A cell's words; where there are none, what cards on narrow screens leave out."""
-    return tag("span", safe(words), class_="sp-row-note") if words else "–"
+    return row_note(words) if words else "–"
 
 
 def kind_and_user(job: Job) -> str:
@@ -94,12 +94,7 @@ def attempts(times: Mapping[int, float]) -> str:
 
 def title(job: Job) -> str:
     """Name, state and kind of the open job."""
-    heading = tag("h2", safe(job.name), class_="sp-detail-title")
-    return tag(
-        "div",
-        heading + state_badge(job) + tag("span", safe(kind_and_user(job)), class_="sp-row-note"),
-        class_="sp-detail-head",
-    )
+    return detail_head(job.name, state_badge(job) + row_note(kind_and_user(job)))
 
 
 def log_lines(lines: Iterable[JobLog]) -> str:
@@ -143,12 +138,16 @@ def samples(records: Iterable[tuple[int, dict[str, Any]]]) -> str:
 def _sample(step: int, record: dict[str, Any]) -> str:
     tau = record.get("mean_accepted_length")
     head = f"Step {step}" + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else "")
-    prompt = tag("p", safe(record.get("prompt", "")), class_="sp-sample-prompt")
     tokens = record.get("tokens")
     text = "".join(_token(t) for t in tokens) if isinstance(tokens, list) else safe(record.get("text", ""))
-    return tag(
-        "section", tag("h3", safe(head)) + prompt + tag("div", text, class_="sp-sample"), class_="sp-sample-card"
-    )
+    return sample_card(head, record, text)
+
+
+def sample_card(head: str, record: Mapping[str, Any], text: str) -> str:
+    """One kept answer; `text` is its HTML."""
+    prompt = tag("p", safe(record.get("prompt", "")), class_="sp-sample-prompt")
+    answer = tag("div", text, class_="sp-sample")
+    return tag("section", tag("h3", safe(head)) + prompt + answer, class_="sp-sample-card")
 
 
 def _token(token: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from tracking.tables import Job
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
 PAUSED = "Paused: "
 """How the reason begins of a job that waits for room on its worker's machine."""
-ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 KINDS = {
     "fetch_model": "Fetch model",
     "import_draft": "Import draft",
@@ -32,6 +31,8 @@ STATES: dict[str, tuple[str, Tone | str]] = {
     "FAILED": ("Failed", "bad"),
     "CANCELLED": ("Cancelled", ""),
 }
+MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
+"""Signs of a state where there is no room for its name."""
 
 
 def kind_words(kind: str) -> str:
@@ -55,8 +56,7 @@ def paused(job: Job) -> bool:
 
 def state_badge(job: Job) -> str:
     """The state in a coloured box, with the word in it."""
-    word, tone = state_words(job)
-    return badge(word, tone)
+    return badge(*state_words(job))
 
 
 def counted(done: int, total: int | None, unit: str) -> str:
@@ -135,6 +135,6 @@ def seconds(job: Job) -> float | None:
     return (job.finished_at - job.started_at).total_seconds()
 
 
-def shape(job: Job) -> tuple[object, ...]:
-    """What a page must draw anew when it changes."""
-    return (job.id, job.version, job.state, job.done, job.cancel_requested, job.name)
+def job_line(job: Job) -> str:
+    """The way from what a job makes to its page."""
+    return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")

@@ -1,16 +1,16 @@
 """The leaderboard as people see it and take it away: its rows as HTML, bars, CSV. Pure functions over rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state
+from app.widgets.elements import empty_state, link_button
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
-from app.widgets.picker import table
+from app.widgets.picker import BY_PLACE, table, ways
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.suites import title
@@ -64,7 +64,8 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: View) -> str:
         return nothing(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
-    return table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads) + pager(shown, view)
+    listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
+    return listed + ways(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
 
 
 def nothing(view: View) -> str:
@@ -88,29 +89,32 @@ def bars(rows: Sequence[Evaluation], names: Names, view: View) -> tuple[str, lis
     """(title, bars, unit) of τ where the list is sorted by it, else of the speedup."""
     key = "tau" if view.sort.endswith("tau") else "speedup"
     words, unit = {"tau": ("Tokens per verification τ", ""), "speedup": ("Speed against plain", " ×")}[key]
-    made = [
-        Bar(
-            model_words(row, names), settings_words(row), value, getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
-        )
-        for row in rows
-        if (value := getattr(row, key)) is not None
-    ]
-    return words, made, unit
+    return words, bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows]), unit
+
+
+def bars_of(key: str, named: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
+    """Bars of the figure `key`, of (name, note, evaluation); none where it was not measured."""
+    measured = ((name, note, row) for name, note, row in named if getattr(row, key) is not None)
+    return [Bar(name, note, getattr(row, key), *ends(row, key)) for name, note, row in measured]
+
+
+def ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
+    """The 95 % interval of the figure `key`."""
+    return getattr(row, f"{key}_low"), getattr(row, f"{key}_high")
+
+
+def between(row: Evaluation, key: str) -> str:
+    """The same in small print; "" where it was measured without."""
+    low, high = ends(row, key)
+    if low is None or high is None:
+        return ""
+    return tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between")
 
 
 def settings_words(row: Evaluation) -> str:
     """`GSM8K · T 0 · chain 4 · at team`."""
     parts = [row.questions, f"T {row.temperature:g}", row.tree or ("" if row.source else "its own tree")]
     return " · ".join([*filter(None, parts), *([f"at {row.source}"] if row.source else [])])
-
-
-def pager(shown: Page[Evaluation], view: View) -> str:
-    """The ways to the rows before and after."""
-    if shown.newer is None and shown.older is None:
-        return ""
-    where = f"{shown.first:,}–{shown.first + len(shown.rows) - 1:,} of {shown.total:,}"
-    ways = _way("← Before", shown.newer, view) + tag("span", safe(where)) + _way("After →", shown.older, view)
-    return tag("nav", ways, class_="sp-pager", aria_label="Pages of this list")
 
 
 def take_away(view: View, total: int) -> str:
@@ -123,10 +127,7 @@ def take_away(view: View, total: int) -> str:
     )
     if not total:
         return ""
-    anchors = "".join(
-        tag("a", safe(words), href=to.rstrip("?"), download=save, class_="sp-button sp-quiet")
-        for to, words, save in links
-    )
+    anchors = "".join(link_button(words, to.rstrip("?"), download=save) for to, words, save in links)
     return tag("div", anchors, class_="sp-links")
 
 
@@ -135,14 +136,9 @@ def address(view: View, **more: str) -> str:
     return f"/evaluations?{query}" if (query := view.query(**more)) else "/evaluations"
 
 
-def records(rows: Sequence[Evaluation], names: Names) -> list[dict[str, Any]]:
-    """Each evaluation as its row says it, with the command that measures it again."""
-    return [_record(row, names) for row in rows]
-
-
 def as_csv(rows: Sequence[Evaluation], names: Names) -> str:
-    """The records as CSV."""
-    return spreadsheet.as_csv(CSV, records(rows, names))
+    """Each evaluation as its row says it, with the command that measures it again."""
+    return spreadsheet.as_csv(CSV, [_record(row, names) for row in rows])
 
 
 def command(row: Evaluation, names: Names) -> str:
@@ -189,24 +185,14 @@ def _row(row: Evaluation, names: Names, view: View) -> list[str]:
         safe(row.questions or "–"),
         safe(f"{row.temperature:g}"),
         safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
-        _figure(row.speedup, row.speedup_low, row.speedup_high, " ×"),
-        _figure(row.tau, row.tau_low, row.tau_high),
+        _figure(row, "speedup", " ×"),
+        _figure(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
         safe(f"server {row.source}" if row.source else row.machine or "–"),
         safe(ago(row.created_at)),
     ]
 
 
-def _figure(value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
-    if value is None:
-        return "–"
-    known = low is not None and high is not None
-    between = tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between") if known else ""
-    return tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + between
-
-
-def _way(words: str, place: str | None, view: View) -> str:
-    if place is None:
-        return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
-    to = address(view, **{"from": place})
-    return tag("a", safe(words), href=to, data_place=place, class_="sp-small-button")
+def _figure(row: Evaluation, key: str, unit: str = "") -> str:
+    value = getattr(row, key)
+    return "–" if value is None else tag("b", safe(f"{value:.2f}{unit}"), class_="sp-figure") + between(row, key)

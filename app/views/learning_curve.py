@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from app.views.checkpoint_rows import method_words
 from app.views.forecast import FARTHEST, LEAST, Forecast, Point, forecast
+from app.views.leaderboard import ends
 from app.views.trainings_tables import measured_ways, settings_of, sorted_out
 from app.widgets.charts import Look, line_chart
 from app.widgets.elements import notice
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
+from tracking.tables import Evaluation
 from tracking.trainings import Training
 
 DATA = ("data set", "recipe", "epochs", "max_steps", "max_minutes", "seed")
@@ -136,6 +138,6 @@ def _chart(curve: Curve, found: Forecast | None) -> str:
     return line_chart(f"τ by tokens seen, {curve.name}", series, across="tokens seen", look=look)
 
 
-def _spread(row: object) -> float:
-    low, high = getattr(row, "tau_low", None), getattr(row, "tau_high", None)
+def _spread(row: Evaluation) -> float:
+    low, high = ends(row, "tau")
     return (high - low) / 2 if low is not None and high is not None else 0.0

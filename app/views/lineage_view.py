@@ -83,17 +83,10 @@ def _path(d: str) -> str:
 
 
 def _box(node: Node, x: float, y: float) -> str:
-    name, note = _name(node), _note(node)
+    name = FORMATS[node.name].title if node.column == CAME and node.name in FORMATS else node.name
+    note = method_words(node.note) if node.column == DRAFT else node.note
     frame = tag("rect", x=f"{x:.0f}", y=f"{y:.0f}", width=BOX, height=HIGH, rx=8)
     short = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     words = tag("text", safe(short), x=f"{x + 10:.0f}", y=f"{y + 18:.0f}", class_="sp-box-name")
     small = tag("text", safe(note), x=f"{x + 10:.0f}", y=f"{y + 34:.0f}")
     return tag("a", tag("title", safe(f"{name}, {note}")) + frame + words + small, href=node.link)
-
-
-def _name(node: Node) -> str:
-    return FORMATS[node.name].title if node.column == CAME and node.name in FORMATS else node.name
-
-
-def _note(node: Node) -> str:
-    return method_words(node.note) if node.column == DRAFT else node.note

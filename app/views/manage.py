@@ -9,8 +9,10 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.widgets.elements import QUIET, block, notice
+from app.widgets.elements import QUIET, block, closed_accordion, notice
+from app.widgets.fields import one_line
 from app.widgets.formatting import size
+from app.widgets.problems import sentence
 from app.widgets.text import safe, tag
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -22,20 +24,21 @@ SMALL = {"size": "md", "scale": 0, "min_width": 110}
 
 
 class Manage:
-    """The controls for rows of `table`. `chosen` is the hidden box with the row's id; ids of controls start with
+    """The folded controls for rows of `table`. `chosen` is the hidden box with the row's id; ids of controls start with
     `prefix`; `word` is what the thing is called in sentences."""
 
     def __init__(self, settings: Settings, table: type[Table], word: str, prefix: str, chosen: gr.Textbox):
         self.settings, self.table, self.word, self.prefix, self.chosen = settings, table, word, prefix, chosen
-        self._build_fields()
-        self._build_question()
+        with closed_accordion("Name, note, delete", elem_id=f"{prefix}-manage"):
+            self._build_fields()
+            self.said = block(elem_id=f"{prefix}-said")
+            self.confirm, self.question, self.really = last_question(prefix)
         self.outputs = [self.name, self.note, self.said, self.confirm]
         self.delete.click(self._ask, chosen, [self.confirm, self.question], **QUIET)
-        self.keep.click(lambda: gr.Column(visible=False), None, self.confirm, **QUIET)
 
     def _build_fields(self) -> None:
         with gr.Row(equal_height=True, elem_classes="sp-manage"):
-            self.name = gr.Textbox(label="Name", max_lines=1, max_length=200, elem_id=f"{self.prefix}-name", scale=2)
+            self.name = one_line("Name", f"{self.prefix}-name", max_length=200, scale=2)
             self.note = gr.Textbox(
                 label="Note; words with # are tags",
                 max_lines=4,
@@ -49,14 +52,6 @@ class Manage:
             self.delete = gr.Button(
                 f"Delete this {self.word}", elem_id=f"{self.prefix}-delete", variant="stop", **SMALL
             )
-
-    def _build_question(self) -> None:
-        self.said = block(elem_id=f"{self.prefix}-said")
-        with gr.Column(visible=False, elem_id=f"{self.prefix}-confirm") as self.confirm:
-            self.question = block(elem_id=f"{self.prefix}-question")
-            with gr.Row(elem_classes="sp-buttons"):
-                self.really = gr.Button("Delete for good", variant="stop", elem_id=f"{self.prefix}-really", **SMALL)
-                self.keep = gr.Button("Keep it", elem_id=f"{self.prefix}-keep", **SMALL)
 
     def view(self, row: Any) -> list[Any]:
         """Values of `outputs` for a newly opened row (None: nothing is open)."""
@@ -86,6 +81,19 @@ class Manage:
         except SpeculoosError as error:
             return row_id, notice(sentence(error), "bad"), gr.Column(visible=False)
         return "", notice(text, "good"), gr.Column(visible=False)
+
+
+def last_question(
+    prefix: str, words: str = "Delete for good", keep: str = "Keep it", html: str = ""
+) -> tuple[gr.Column, gr.HTML, gr.Button]:
+    """What is asked before something goes, unseen until then: (all of it, the question, the button that says yes)."""
+    with gr.Column(visible=False, elem_id=f"{prefix}-confirm") as asked:
+        question = block(html, elem_id=f"{prefix}-question")
+        with gr.Row(elem_classes="sp-buttons"):
+            really = gr.Button(words, variant="stop", elem_id=f"{prefix}-really", **SMALL)
+            no = gr.Button(keep, elem_id=f"{prefix}-keep", **SMALL)
+    no.click(lambda: gr.Column(visible=False), None, asked, **QUIET)
+    return asked, question, really
 
 
 LEFT = {Experiment: "Its jobs, data sets and checkpoints stay."}
@@ -142,8 +150,3 @@ def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:
     except SpeculoosError as error:
         return notice(sentence(error), "bad")
     return notice(text, tone) if text else ""
-
-
-def sentence(error: SpeculoosError) -> str:
-    """The error and what to change, as one line."""
-    return " ".join(filter(None, (str(error), error.hint)))

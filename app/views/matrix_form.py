@@ -7,17 +7,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
-from app.links import go
-from app.views.asking import command_of, started
+from app.links import leads
+from app.views.asking import AS_SETTINGS_SAY, command_of, form_end, started
 from app.views.choices import Choices
-from app.views.manage import SMALL, sentence
-from app.widgets.accordion import closed_accordion
-from app.widgets.elements import QUIET, block, notice
-from app.widgets.fields import dropdown
-from app.widgets.hidden import hidden
+from app.widgets.elements import block, closed_accordion, notice, on_changes
+from app.widgets.fields import dropdown, one_line, whole_number
+from app.widgets.problems import saying_errors
 from app.widgets.review import review
 from app.widgets.text import safe, tag
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from speculoos.suites import BUILT_IN as BUILT_IN_SUITE
 from speculoos.suites import title
@@ -51,21 +48,14 @@ class MatrixForm:
                 self.temperatures = gr.Textbox(
                     "0", label="Temperatures", info="0 is greedy; several: 0, 1", elem_id="matrix-temperatures"
                 )
-                self.limit = gr.Number(10, label="Questions of a suite at most", precision=0, elem_id="matrix-limit")
-                self.tokens = gr.Number(64, label="Most tokens of a turn", precision=0, elem_id="matrix-tokens")
+                self.limit = whole_number(10, "Questions of a suite at most", "matrix-limit")
+                self.tokens = whole_number(64, "Most tokens of a turn", "matrix-tokens")
             self.trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")
-            self.review = block(elem_id="matrix-review")
-            self.said = block(elem_id="matrix-said")
-            self.start = gr.Button("Start measuring", variant="primary", elem_id="matrix-start", **SMALL)
-            self.target = hidden("matrix-target")
+            self.review, self.said, self.start, self.target = form_end("matrix", "Start measuring")
         fields = [self.models, self.suites, self.temperatures, self.trees, self.limit, self.tokens]
         self.opens = [self.box, *fields, self.said]
-        changed = [field.change for field in fields]  # a pasted text is no `input`
-        gr.on(changed, self._review, fields, self.review, **QUIET, trigger_mode="always_last")
-        ask = lambda *values: started(settings, lambda: matrix_request(*values))  # noqa: E731
-        self.start.click(ask, fields, [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        on_changes(fields, self._review, self.review)
+        leads(self.start.click, self._start, fields, self.said, self.target)
 
     @staticmethod
     def opened(session: Session, values: list[Any] | None) -> list[Any]:
@@ -73,28 +63,25 @@ class MatrixForm:
         models, suites = model_choices(session), suite_choices(session)
         if values is None:
             best = [value for _, value in models if not value.endswith(PAIR)][:1]
-            chosen = [
-                gr.Dropdown(models, value=best, multiselect=True),
-                gr.Dropdown(suites, value=[BUILT_IN], multiselect=True),
-            ]
-            return [gr.skip(), *chosen, *[gr.skip()] * 5]
+            return [gr.skip(), _several(models, best), _several(suites, [BUILT_IN]), *[gr.skip()] * 5]
         (here, there), (known, lost) = _parted(models, values[0]), _parted(suites, values[1])
         boxes = [_several(models, here), _several(suites, known)]
         return [gr.Accordion(open=True), *boxes, *values[2:], gone(there + lost)]
 
+    @saying_errors(tone="warn")
     def _review(self, *values: Any) -> str:
-        try:
-            request = matrix_request(*values)
-            with reading(self.settings) as session:
-                matrix.check(session, request)
-                found, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
-                estimate = estimates.estimate(session, request, self.settings.home)
-                command = command_for(request, names(session))
-        except SpeculoosError as error:
-            return notice(sentence(error), "warn")
+        request = matrix_request(*values)
+        with reading(self.settings) as session:
+            matrix.check(session, request)
+            found, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
+            estimate = estimates.estimate(session, request, self.settings.home)
+            command = command_for(request, names(session))
         left = f"; {missing:,} combinations that cannot be are left out" if missing else ""
         words = tag("p", safe(f"{found:,} evaluation{'' if found == 1 else 's'}{left}."), class_="sp-lead")
         return words + review(estimate, command)
+
+    def _start(self, *values: Any) -> tuple[str, str]:
+        return started(self.settings, lambda: matrix_request(*values))
 
 
 class ServerForm:
@@ -106,35 +93,19 @@ class ServerForm:
             block(tag("p", safe(SERVER), class_="sp-lead"))
             with gr.Row():
                 self.endpoint = dropdown([], label="Server", elem_id="served-endpoint")
-                self.model = gr.Textbox(
-                    label="Model there",
-                    info="Empty: the one named in settings.toml.",
-                    max_lines=1,
-                    elem_id="served-model",
-                )
-                self.plain = gr.Textbox(
-                    label="The same without a draft",
-                    info="For a speedup, where the server has it.",
-                    max_lines=1,
-                    elem_id="served-plain",
-                )
+                self.model = one_line("Model there", "served-model", info=AS_SETTINGS_SAY)
+                why = "For a speedup, where the server has it."
+                self.plain = one_line("The same without a draft", "served-plain", info=why)
             with gr.Row():
                 self.serves = dropdown([], label="What it serves", elem_id="served-serves")
                 self.suite = dropdown([], label="Suite", elem_id="served-suite")
-                self.limit = gr.Number(10, label="Questions at most", precision=0, elem_id="served-limit")
-                self.tokens = gr.Number(64, label="Most tokens of a turn", precision=0, elem_id="served-tokens")
-            self.review = block(elem_id="served-review")
-            self.said = block(elem_id="served-said")
-            self.start = gr.Button("Ask it", variant="primary", elem_id="served-start", **SMALL)
-            self.target = hidden("served-target")
+                self.limit = whole_number(10, "Questions at most", "served-limit")
+                self.tokens = whole_number(64, "Most tokens of a turn", "served-tokens")
+            self.review, self.said, self.start, self.target = form_end("served", "Ask it")
         fields = [self.endpoint, self.model, self.plain, self.serves, self.suite, self.limit, self.tokens]
         self.opens = [self.box, *fields, self.said]
-        changed = [field.change for field in fields]  # a pasted text is no `input`
-        gr.on(changed, self._review, fields, self.review, **QUIET, trigger_mode="always_last")
-        ask = lambda *values: started(settings, lambda: served_request(*values))  # noqa: E731
-        self.start.click(ask, fields, [self.said, self.target], **QUIET).then(
-            None, self.target, None, js=go(), api_visibility="private"
-        )
+        on_changes(fields, self._review, self.review)
+        leads(self.start.click, self._start, fields, self.said, self.target)
 
     def opened(self, session: Session, values: list[Any] | None) -> list[Any]:
         """Values of `opens`: what there is to choose, and `values` of a job that is cloned."""
@@ -151,6 +122,9 @@ class ServerForm:
 
     def _review(self, *values: Any) -> str:
         return command_of(self.settings, lambda: served_request(*values))
+
+    def _start(self, *values: Any) -> tuple[str, str]:
+        return started(self.settings, lambda: served_request(*values))
 
 
 def model_choices(session: Session) -> Choices:

@@ -6,8 +6,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.views.job_view import STATES
+from app.views.job_view import MARKS, STATES
 from app.views.leaderboard import address
+from app.widgets.elements import link_button
 from app.widgets.text import breakable, safe, tag
 from methods import trees
 from speculoos.suites import BUILT_IN, title
@@ -15,7 +16,6 @@ from tracking import shards
 from tracking.leaderboard import View
 from tracking.tables import Base, Checkpoint, Dataset, Job
 
-MARKS = {"RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
 Names = Mapping[str, str]
 
 
@@ -24,9 +24,7 @@ def part(session: Session, job: Job) -> str:
     columns = (Job.id, Job.state, Job.done, Job.total, Job.request, Job.result, Job.error)
     found = session.execute(select(*columns).where(Job.parent_id == job.id).order_by(Job.number)).all()
     tally = shards.tally(session, job.id)
-    board = tag(
-        "a", "The measured ones on the leaderboard", href=address(View(matrix=job.id)), class_="sp-button sp-quiet"
-    )
+    board = link_button("The measured ones on the leaderboard", address(View(matrix=job.id)))
     said = "" if job.progress_note else tag("p", safe(f"{tally.words(job.kind)}."), class_="sp-lead")
     words = said + tag("div", board, class_="sp-link-row")
     return tag("section", words + grid(found, _names(session, found)), class_="sp-shards", aria_label="Cells")
@@ -34,8 +32,8 @@ def part(session: Session, job: Job) -> str:
 
 def grid(cells: Sequence[Any], names: Names) -> str:
     """One cell a combination; what cannot be combined is empty."""
-    rows, columns = _unique(cells, _row), _unique(cells, _column)
-    placed = {(_key(_row(cell)), _key(_column(cell))): cell for cell in cells}
+    placed = {(_row(cell), _column(cell)): cell for cell in cells}
+    rows, columns = dict.fromkeys(map(_row, cells)), dict.fromkeys(map(_column, cells))
     head = tag("td") + "".join(tag("th", _column_words(c, names), scope="col") for c in columns)
     body = "".join(
         tag("tr", tag("th", _row_words(row, names), scope="row") + "".join(_place(placed, row, c) for c in columns))
@@ -55,14 +53,6 @@ def _column(cell: Any) -> tuple[Any, ...]:
     return asked.get("dataset_id", ""), asked.get("temperature", 0.0), asked.get("top_p", 1.0), asked.get("dtype", "")
 
 
-def _key(values: tuple[Any, ...]) -> str:
-    return repr(values)
-
-
-def _unique(cells: Sequence[Any], place: Any) -> list[tuple[Any, ...]]:
-    return list({_key(place(cell)): place(cell) for cell in cells}.values())
-
-
 def _row_words(row: tuple[Any, ...], names: Names) -> str:
     base, checkpoint, tree = row
     model = names.get(base, base) + (f"@{names.get(checkpoint, checkpoint)}" if checkpoint else "")
@@ -77,8 +67,8 @@ def _column_words(column: tuple[Any, ...], names: Names) -> str:
     return tag("b", breakable(name)) + tag("span", safe(" · ".join(settings)), class_="sp-row-note")
 
 
-def _place(placed: Mapping[tuple[str, str], Any], row: tuple[Any, ...], column: tuple[Any, ...]) -> str:
-    cell = placed.get((_key(row), _key(column)))
+def _place(placed: Mapping[Any, Any], row: tuple[Any, ...], column: tuple[Any, ...]) -> str:
+    cell = placed.get((row, column))
     return tag("td", _cell(cell)) if cell is not None else tag("td", "", class_="sp-no-cell")
 
 

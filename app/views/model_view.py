@@ -1,23 +1,16 @@
 """Base models as people see them: a card in the list, and the facts of one. Pure functions over rows."""
 
 from app.links import model_link
-from app.views.job_view import banner, progress
-from app.widgets.elements import badge, empty_state, facts, notice
+from app.views.checkpoint_rows import method_words
+from app.views.job_view import banner, job_line, progress
+from app.widgets.elements import badge, detail_head, facts, link_button, notice
 from app.widgets.formatting import ago, size
 from app.widgets.picker import pick
 from app.widgets.text import safe, tag
-from methods import METHODS
 from tracking.tables import Base, Job
 
 SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
 STATE_BADGES = {"pending": ("Being fetched", "info"), "failed": ("Not fetched", "bad"), "ready": ("Ready", "good")}
-
-
-def cards(bases: list[Base]) -> str:
-    """The list of models."""
-    if not bases:
-        return empty_state("No model yet", "Add one above: a hub id, a folder, a GGUF file or the starter model.")
-    return tag("div", "".join(card(base) for base in bases), class_="sp-cards")
 
 
 def card(base: Base) -> str:
@@ -47,16 +40,14 @@ def count(number: float) -> str:
 
 def title(base: Base) -> str:
     """Name and state of the open model."""
-    heading = tag("h2", safe(base.name), class_="sp-detail-title")
-    return tag("div", heading + badge(*STATE_BADGES.get(base.state, (base.state, ""))), class_="sp-detail-head")
+    return detail_head(base.name, badge(*STATE_BADGES.get(base.state, (base.state, ""))))
 
 
 def state(base: Base, job: Job | None, waits_for: str) -> str:
     """How fetching goes, or what went wrong; nothing once the model is ready."""
     if base.state == "ready" or job is None:
         return "" if base.state == "ready" else notice("This model was not fetched; add it again.", "bad")
-    more = tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")
-    return progress(job) + banner(job, waits_for) + more
+    return progress(job) + banner(job, waits_for) + job_line(job)
 
 
 def uses(base: Base) -> str:
@@ -64,13 +55,13 @@ def uses(base: Base) -> str:
     if base.state != "ready":
         return ""
     links = (
-        (model_link("playground", base.name), "Chat with it", "sp-button"),
-        (f"/data?base={base.id}", "Generate training data", "sp-button sp-quiet"),
-        (f"/train?base={base.id}", "Train a draft for it", "sp-button sp-quiet"),
-        (f"/plans?base={base.id}", "Plan a draft", "sp-button sp-quiet"),
-        (f"/checkpoints?base={base.id}", "Add a published draft", "sp-button sp-quiet"),
+        link_button("Chat with it", model_link("playground", base.name), main=True),
+        link_button("Generate training data", f"/data?base={base.id}"),
+        link_button("Train a draft for it", f"/train?base={base.id}"),
+        link_button("Plan a draft", f"/plans?base={base.id}"),
+        link_button("Add a published draft", f"/checkpoints?base={base.id}"),
     )
-    return tag("div", "".join(tag("a", safe(t), href=to, class_=c) for to, t, c in links), class_="sp-link-row")
+    return tag("div", "".join(links), class_="sp-link-row")
 
 
 def methods(base: Base) -> str:
@@ -82,9 +73,7 @@ def methods(base: Base) -> str:
 
 def _method(name: str, reason: str) -> str:
     mark = badge("no", "bad") if reason else badge("yes", "good")
-    return tag(
-        "li", mark + tag("b", safe(METHODS[name].title if name in METHODS else name)) + tag("span", safe(reason))
-    )
+    return tag("li", mark + tag("b", safe(method_words(name))) + tag("span", safe(reason)))
 
 
 def details(base: Base) -> str:

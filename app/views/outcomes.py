@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from app.views.checkpoint_rows import method_words
 from app.widgets.formatting import size
-from methods import METHODS
 from tracking.evaluations import number
 from tracking.tables import Job
 
@@ -61,8 +61,7 @@ def _export(result: Result) -> str:
 
 
 def _draft(result: Result) -> str:
-    method = str(result.get("method") or "")
-    return METHODS[method].title if method in METHODS else method
+    return method_words(str(result.get("method") or ""))
 
 
 SAID: dict[str, Callable[[Result], str]] = {

@@ -7,9 +7,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.views import job_rows, job_view
-from app.widgets.asked import is_narrowed, narrowed
+from app.widgets.asked import narrowed, nothing
 from app.widgets.charts import line_chart
-from app.widgets.elements import empty_state, facts, notice
+from app.widgets.elements import facts, notice
 from app.widgets.formatting import ago
 from app.widgets.picker import pager, pick, table
 from app.widgets.surface import surface
@@ -22,11 +22,6 @@ COLUMNS = ["Plan", "Verdict", "When"]
 PLAIN = "plain"
 
 
-def query() -> Any:
-    """Plans, newest first."""
-    return select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
-
-
 def signature(session: Session) -> str:
     """A text that changes when a plan does."""
     count, version = session.execute(select(func.count(), func.sum(Job.version)).where(Job.kind == "plan")).one()
@@ -35,14 +30,11 @@ def signature(session: Session) -> str:
 
 def plans_table(session: Session, which: str = "", place: str = "") -> str:
     """A page of the list, for what was asked (app/widgets/asked.py)."""
-    shown = page(session, narrowed(query(), which), place)
-    if not shown.rows and is_narrowed(which):
-        return empty_state("None of these", "No plan is called or noted so; look for other words.")
+    newest = select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
+    shown = page(session, narrowed(newest, which), place)
     if not shown.rows:
-        return empty_state(
-            "No plan yet",
-            "A plan measures what a step costs here and says which drafting pays, before anything is trained.",
-        )
+        begin = "A plan measures what a step costs here and says which drafting pays, before anything is trained."
+        return nothing(which, "plan", begin)
     return table(COLUMNS, [_row(job) for job in shown.rows], "Plans") + pager("plans", shown, which)
 
 
@@ -64,7 +56,7 @@ def head(session: Session, job: Job) -> str:
     else:
         waits = job_rows.waits_words(listing.Queues(session), job)
         parts += [job_view.progress(job), job_view.banner(job, waits)]
-    parts.append(tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead"))
+    parts.append(job_view.job_line(job))
     return tag("div", "".join(parts), class_="sp-stack", data_state=job.state)
 
 

@@ -1,23 +1,21 @@
 """On a checkpoint's page: judge it on recorded answers, those of a data set, without measuring anything anew."""
 
+from functools import partial
 from typing import Any
 
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app import visitor
-from app.views import manage
+from app.views.asking import queued
 from app.views.choices import data_words
 from app.views.manage import SMALL
-from app.widgets.elements import QUIET, block, notice
+from app.widgets.elements import QUIET, block
 from app.widgets.fields import dropdown
-from speculoos.errors import BadInput, SpeculoosError
+from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
-from tracking.db import reading
 from tracking.tables import Checkpoint
 from workers.ask.requests import Replay
-from workers.ask.submit import submit
 
 INFO = "Answers that this base wrote, or a file of recorded ones imported on the Data page as answered conversations."
 
@@ -43,16 +41,15 @@ class ReplayForm:
 
     def submit(self, checkpoint_id: str, dataset_id: str) -> str:
         """Queue the job; what came of it, as HTML."""
-        try:
-            if not dataset_id:
-                raise BadInput("Recorded answers: choose a data set.")
-            with reading(self.settings) as session:
-                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-            request = Replay(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
-            job = submit(request, user=visitor.user(), settings=self.settings)
-        except SpeculoosError as error:
-            return notice(manage.sentence(error), "bad")
-        return notice("Queued: the draft along 50 recorded answers.", "good", f"/jobs?id={job.id}", "See the job")
+        asked = partial(replay_request, dataset_id)
+        return queued(self.settings, checkpoint_id, asked, "the draft along 50 recorded answers")
+
+
+def replay_request(dataset_id: str, row: Checkpoint) -> Replay:
+    """What the form says. Raises BadInput."""
+    if not dataset_id:
+        raise BadInput("Recorded answers: choose a data set.")
+    return Replay(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
 
 
 def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:

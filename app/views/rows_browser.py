@@ -7,11 +7,11 @@ from sqlalchemy.orm import Session
 
 from app import arrivals, previews
 from app.views import data_view
-from app.views.manage import SMALL, row, sentence
-from app.widgets.elements import QUIET, block, notice
-from app.widgets.hidden import hidden_json
+from app.views.manage import SMALL, row
+from app.widgets.elements import QUIET, block, hidden_json, notice, on_typing
+from app.widgets.fields import one_line
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
-from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset
@@ -28,7 +28,7 @@ class RowsBrowser:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
-        self.find = gr.Textbox(label="Search the rows", max_lines=1, max_length=LONGEST_WORDS, elem_id="dataset-find")
+        self.find = one_line("Search the rows", "dataset-find", max_length=LONGEST_WORDS)
         self.preview = block(elem_id="dataset-preview")
         with gr.Row(elem_classes="sp-buttons"):
             self.before = gr.Button("← Before", elem_id="dataset-before", visible=False, **SMALL)
@@ -36,8 +36,8 @@ class RowsBrowser:
         self.places = hidden_json("dataset-places", [])
         self.live = [self.preview, self.before, self.after, self.places]
         asked, shown = [chosen, self.find, self.places], self.live
-        gr.on([self.find.input], self._search, asked[:2], shown, **QUIET, trigger_mode="always_last")
-        self.after.click(self._on, asked, shown, **QUIET)
+        on_typing([self.find], self._search, asked[:2], shown)
+        self.after.click(self._shown, asked, shown, **QUIET)
         self.before.click(self._back, asked, shown, **QUIET)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
@@ -47,19 +47,14 @@ class RowsBrowser:
     def _search(self, data_id: str, words: str) -> list[Any]:
         return self._shown(data_id, words, [])
 
-    def _on(self, data_id: str, words: str, places: Any) -> list[Any]:
-        return self._shown(data_id, words, places)
-
     def _back(self, data_id: str, words: str, places: Any) -> list[Any]:
         return self._shown(data_id, words, places[:-2] if isinstance(places, list) else [])
 
+    @saying_errors(gr.skip(), gr.skip(), gr.skip())
     def _shown(self, data_id: str, words: str, places: Any) -> list[Any]:
-        try:
-            with reading(self.settings) as session:
-                data = row(session, Dataset, "data set", data_id)
-                return self._drawn(session, data, words or "", places)
-        except SpeculoosError as error:
-            return [notice(sentence(error), "bad"), gr.skip(), gr.skip(), gr.skip()]
+        with reading(self.settings) as session:
+            data = row(session, Dataset, "data set", data_id)
+            return self._drawn(session, data, words or "", places)
 
     def _drawn(self, session: Session, data: Dataset, words: str, places: Any) -> list[Any]:
         """The rows after the last of `places`, which were seen before, and the ways on and back."""

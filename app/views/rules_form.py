@@ -6,9 +6,10 @@ from typing import Any
 import gradio as gr
 
 from app.forms import whole
-from app.views.manage import SMALL, sentence
+from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_load, section
-from speculoos.errors import SpeculoosError
+from app.widgets.fields import one_line
+from app.widgets.problems import saying_errors
 from speculoos.settings import Settings
 from tracking import rules
 from tracking.db import reading
@@ -25,13 +26,13 @@ class RulesForm:
             self.fields = [self._field(rule, each.label) for rule, each in some.items()]
         self.said = block(elem_id=f"{name}-said")
         self.save = gr.Button(f"Keep these {name}", variant="primary", elem_id=f"{name}-save", **SMALL)
-        on_load(self.values, None, self.fields)
+        on_load(self.values, self.fields)
         self.save.click(self.kept, self.fields, self.said, **QUIET)
 
     def _field(self, name: str, label: str) -> gr.Textbox:
         outside = getattr(self.settings, name)
         words = f"{outside:,} from outside" if outside or name in rules.KEEPING else UNSET.get(name, "")
-        return gr.Textbox(label=label, placeholder=words, max_lines=1, elem_id=f"rule-{name}", min_width=220)
+        return one_line(label, f"rule-{name}", placeholder=words, min_width=220)
 
     def values(self) -> list[str]:
         """What people chose, "" where they did not."""
@@ -39,13 +40,11 @@ class RulesForm:
             found = rules.chosen(session)
         return [str(found.get(name, "")) for name in self.rules]
 
+    @saying_errors()
     def kept(self, *values: Any) -> str:
         """Keep what is in the fields."""
-        try:
-            asked = dict(zip(self.rules, values, strict=True))
-            rules.keep(self.settings, {name: whole(self.rules[name].label, value) for name, value in asked.items()})
-        except SpeculoosError as error:
-            return notice(sentence(error), "bad")
+        asked = dict(zip(self.rules, values, strict=True))
+        rules.keep(self.settings, {name: whole(self.rules[name].label, value) for name, value in asked.items()})
         return notice(f"Kept; they count {self.then}.", "good")
 
 

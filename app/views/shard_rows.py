@@ -6,14 +6,13 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.views import matrix_grid
-from app.views.job_view import STATES
+from app.views.job_view import MARKS, STATES
 from app.widgets.text import safe, tag
 from tracking import shards
 from tracking.tables import Job
 
 SQUARES = 1000
 """More shards than this are told in words alone."""
-MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
 
 
 def part(session: Session, job: Job) -> str:

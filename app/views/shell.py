@@ -1,6 +1,5 @@
 """What frames every page: brand, navigation, theme switch, and the strip that says how the workbench is."""
 
-from app.views import status_bar
 from app.widgets.elements import block
 from app.widgets.text import safe, tag
 from speculoos.settings import Settings
@@ -31,9 +30,10 @@ MARK = (
 
 
 def frame(current: str, settings: Settings) -> None:
-    """Bar and strip at the top of the page at path `current`, inside the current Blocks."""
+    """Bar and strip at the top of the page at path `current`, inside the current Blocks. A script (static/changes.js)
+    fills the strip from `/api/changes` and keeps it fresh."""
     block(bar(current, settings.asks_login))
-    status_bar.build(settings)
+    block(tag("div", "", data_sp="strip"), elem_id="strip")
 
 
 def page_id(path: str) -> str:

@@ -2,15 +2,16 @@
 
 import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.views.job_view import reached
-from app.widgets.elements import block, notice
+from app.widgets.elements import notice
 from app.widgets.formatting import duration, size
 from app.widgets.text import safe, tag
 from speculoos import room
@@ -28,28 +29,11 @@ WEIGH_SECONDS = 60
 """How long the sizes of the largest things are kept: looking at every file takes time."""
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process that writes heartbeats; `silent` is how long ago the last one came, in seconds."""
-
-    name: str
-    silent: float
-
-    @property
-    def alive(self) -> bool:
-        return self.silent < FRESH.total_seconds()
-
-
-def build(settings: Settings) -> None:
-    """The strip's place; a script (static/changes.js) fills it from `/api/changes` and keeps it fresh."""
-    block(tag("div", "", data_sp="strip"), elem_id="strip")
-
-
 def render(settings: Settings) -> str:
     """The whole strip as HTML; says so when the database cannot be read."""
     try:
         with reading(settings) as session:
-            parts = job_chip(session) + process_dot(processes(session))
+            parts = job_chip(session) + process_dot(silences(session))
     except SpeculoosError as error:
         parts = tag("span", safe(error), class_="sp-chip sp-bad")
     strip = tag("div", parts + disk_chip(settings.home), class_="sp-strip", role="group", aria_label="Workbench")
@@ -78,36 +62,33 @@ def job_progress(job: Job) -> str:
     return f"{share} · {duration(job.eta_seconds)} left" if job.eta_seconds is not None else f"{share} · measuring…"
 
 
-def processes(session: Session) -> list[Process]:
-    """Every process that wrote heartbeats to this database lately, by name; several of a name count as one."""
+def silences(session: Session) -> dict[str, float]:
+    """Seconds since each process was heard of that wrote heartbeats to this database lately, by name; several of a
+    name count as one."""
     latest: dict[str, float] = {}
     for row in session.scalars(select(Preference).where(Preference.key.startswith("process:"))):
         name = str(row.value.get("name", row.key))
         silent = abs((now() - row.updated_at).total_seconds())  # in the future: the clock was put back
         latest[name] = min(silent, latest.get(name, silent))
-    return [Process(name, silent) for name, silent in sorted(latest.items())]
+    return dict(sorted(latest.items()))
 
 
-def process_dot(processes: list[Process]) -> str:
+def process_dot(silences: Mapping[str, float]) -> str:
     """A dot and a word; names the process that has been silent for longest."""
-    silent = max((p for p in processes if not p.alive), key=lambda p: p.silent, default=None)
-    if not processes:
+    name, seconds = max(silences.items(), key=itemgetter(1), default=("", 0.0))
+    if not silences:
         words, tone = "no worker has reported yet", "warn"
-    elif silent:
-        words, tone = f"{silent.name} silent for {duration(silent.silent)}", "bad"
+    elif seconds >= FRESH.total_seconds():
+        words, tone = f"{name} silent for {duration(seconds)}", "bad"
     else:
-        words, tone = (
-            f"{len(processes)} processes alive" if len(processes) > 1 else f"{processes[0].name} alive",
-            "good",
-        )
+        words, tone = f"{len(silences)} processes alive" if len(silences) > 1 else f"{name} alive", "good"
     dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
-    return tag("a", dot + safe(words), href="/settings", class_="sp-chip", title=", ".join(p.name for p in processes))
+    return tag("a", dot + safe(words), href="/settings", class_="sp-chip", title=", ".join(silences))
 
 
 def disk_chip(home: Path) -> str:
     """Free space where the home folder is."""
-    existing = next(p for p in (home, *home.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(room.existing(home)).free
     return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
 
 

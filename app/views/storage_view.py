@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from app.widgets.elements import empty_state, facts, notice, tiles
+from app.widgets.elements import detail_head, empty_state, facts, notice, tiles
 from app.widgets.formatting import ago, size
 from app.widgets.picker import pick, table
 from app.widgets.text import safe, tag
@@ -90,7 +90,6 @@ def things(survey: Survey) -> str:
 
 def one(thing: Thing, path: str, used: Sequence[str]) -> str:
     """One thing: what it costs, where it lies, what depends on it."""
-    head = tag("div", tag("h2", safe(thing.name), class_="sp-detail-title"), class_="sp-detail-head")
     place = {"models": "models", "datasets": "data", "checkpoints": "checkpoints"}[thing.kind]
     cost = (
         f"nothing here; its files lie outside of the home ({size(thing.bytes)})" if thing.outside else size(thing.bytes)
@@ -105,7 +104,7 @@ def one(thing: Thing, path: str, used: Sequence[str]) -> str:
         ]
     )
     link = tag("a", f"Open this {KINDS[thing.kind]}", href=f"/{place}?id={thing.id}", class_="sp-back")
-    return tag("div", head + known + tag("div", link), class_="sp-stack")
+    return tag("div", detail_head(thing.name) + known + tag("div", link), class_="sp-stack")
 
 
 def leftovers(items: Sequence[Leftover], home: str) -> str:
@@ -134,11 +133,7 @@ def last_round(row: Preference | None) -> str:
 
 def _name(name: str, words: dict[str, tuple[str, str, str]]) -> str:
     title, page, _ = words[name]
-    return (
-        tag("a", safe(title), href=page, class_="sp-row-name")
-        if page
-        else tag("span", safe(title), class_="sp-row-name")
-    )
+    return tag("a" if page else "span", safe(title), href=page or None, class_="sp-row-name")
 
 
 def _bar(bytes_: int, used: int) -> str:

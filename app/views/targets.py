@@ -1,6 +1,6 @@
 """What can be asked: ready bases, the checkpoints that fit them, and in words why speculation is off. Pure queries."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -14,8 +14,7 @@ LOOKUP_CHOICE = ":ngram"
 """The choice of prompt lookup; no checkpoint can have this name, which begins with a colon."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A model as the API names it, and the drafter asked for ("" is the checkpoint's own)."""
 
     model: str

@@ -1,13 +1,13 @@
 """The advanced training settings as controls, one for each field of each method's, with its help text.
 
-Fields of other methods are hidden with their group; `values` and `fill` keep the order of `names`.
+Fields of other methods are hidden with their group; `named` and `fill` keep the order of `inputs`.
 """
 
 from typing import Any
 
 import gradio as gr
 
-from app.widgets.accordion import closed_accordion
+from app.widgets.elements import closed_accordion
 from methods import METHODS, SETTINGS
 from methods.settings import Setting
 
@@ -38,12 +38,8 @@ class SettingControls:
             self._group("More", rest)
 
     @property
-    def names(self) -> list[str]:
-        """Names of the settings, in the order of `inputs`."""
-        return list(self.controls)
-
-    @property
     def inputs(self) -> list[Any]:
+        """All of them, in the order in which they were built."""
         return list(self.controls.values())
 
     def fill(self, values: dict[str, Any]) -> list[Any]:

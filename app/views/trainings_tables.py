@@ -6,12 +6,12 @@ from typing import Any
 
 from app import forms
 from app.views import job_view
-from app.views.leaderboard import settings_words
+from app.views.leaderboard import bars_of, between, settings_words
 from app.views.metrics_view import AXES
 from app.views.trainings_view import Metrics, View, labels
 from app.widgets.elements import facts
 from app.widgets.formatting import duration, figure, size
-from app.widgets.intervals import Bar, interval_chart
+from app.widgets.intervals import interval_chart
 from app.widgets.picker import table
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
@@ -46,12 +46,10 @@ def bars(trainings: Sequence[Training]) -> str:
     if not ways:
         return ""
     way, rows = ways[0]
-    found = [
-        (n, rows[each.job.id]) for n, each in zip(labels(trainings), trainings, strict=True) if each.job.id in rows
-    ]
-    tau = [Bar(name, "", row.tau, row.tau_low, row.tau_high) for name, row in found if row.tau is not None]
-    speed = [Bar(n, "", row.speedup, row.speedup_low, row.speedup_high) for n, row in found if row.speedup is not None]
-    html = interval_chart(f"τ: {way}", tau) + interval_chart(f"Speed against plain: {way}", speed, " ×")
+    named = zip(labels(trainings), trainings, strict=True)
+    found = [(name, "", rows[each.job.id]) for name, each in named if each.job.id in rows]
+    html = interval_chart(f"τ: {way}", bars_of("tau", found))
+    html += interval_chart(f"Speed against plain: {way}", bars_of("speedup", found), " ×")
     return tag("div", html, class_="sp-charts") if html else ""
 
 
@@ -150,8 +148,8 @@ def _measured_rows(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]
     rows = []
     for way, found in measured_ways(trainings)[:MOST_MEASURED]:
         chosen = [found.get(each.job.id) for each in trainings]
-        rows.append((_way("τ", way), [tau_cell(row) for row in chosen]))
-        rows.append((_way("Speedup", way), [speedup_cell(row) for row in chosen]))
+        rows.append((_way("τ", way), [measured_cell(row, "tau") for row in chosen]))
+        rows.append((_way("Speedup", way), [measured_cell(row, "speedup", " ×") for row in chosen]))
     return rows
 
 
@@ -159,23 +157,13 @@ def _way(what: str, how: str) -> str:
     return tag("span", safe(what) + tag("span", safe(how), class_="sp-row-note"))
 
 
-def tau_cell(row: Evaluation | None) -> str:
-    """τ with its interval, a link to its evaluation."""
-    return _measured(row, row.tau, row.tau_low, row.tau_high) if row else DASH
-
-
-def speedup_cell(row: Evaluation | None) -> str:
-    """The same of the speedup."""
-    return _measured(row, row.speedup, row.speedup_low, row.speedup_high, " ×") if row else DASH
-
-
-def _measured(row: Evaluation, value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
-    """A figure that leads to its evaluation, with its interval."""
-    if value is None:
+def measured_cell(row: Evaluation | None, key: str, unit: str = "") -> str:
+    """The figure `key` of an evaluation, to which it leads, with its interval."""
+    value = getattr(row, key, None)
+    if row is None or value is None:
         return DASH
     link = tag("a", safe(f"{value:.2f}{unit}"), href=f"/evaluations?id={row.id}", class_="sp-figure")
-    known = low is not None and high is not None
-    return link + (tag("span", safe(f"{low:.2f} – {high:.2f}"), class_="sp-row-note sp-between") if known else "")
+    return link + between(row, key)
 
 
 def _head(training: Training, name: str, view: View) -> str:

@@ -5,23 +5,23 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app import visitor
 from app.views import manage, tree_view
-from app.views.job_panel import names
+from app.views.asking import queued
 from app.views.manage import SMALL
 from app.widgets.elements import QUIET, block, notice, on_typing, section
 from app.widgets.fields import dropdown
 from app.widgets.formatting import rounded
+from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
-from speculoos.errors import BadInput, SpeculoosError
+from speculoos.errors import BadInput
 from speculoos.settings import DTYPES, Settings
 from tracking.db import reading
 from tracking.tables import Checkpoint
+from upkeep.homes import names
 from workers.ask import estimates
 from workers.ask.command_line import command_for
 from workers.ask.requests import Tune
-from workers.ask.submit import submit
 
 USUAL = [("As the settings say", ""), *((name, name) for name in DTYPES if name != "auto")]
 EDITOR = (
@@ -66,14 +66,12 @@ class TreeForm:
         drawn = tree_view.reckoned(session, row, tree or "chain 1")
         return [self._reviewed(session, tune_request(row, "", True)), gr.Button(visible=True), "", tree, drawn]
 
+    @saying_errors()
     def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
         """What it takes, and the command that does the same."""
-        try:
-            with reading(self.settings) as session:
-                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-                return self._reviewed(session, tune_request(row, dtype, keep))
-        except SpeculoosError as error:
-            return notice(manage.sentence(error), "bad")
+        with reading(self.settings) as session:
+            row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+            return self._reviewed(session, tune_request(row, dtype, keep))
 
     def _reviewed(self, session: Session, request: Tune) -> str:
         found = estimates.estimate(session, request, self.settings.home)
@@ -83,22 +81,16 @@ class TreeForm:
 
     def submit(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
         """Queue the job; what came of it, as HTML."""
-        try:
-            with reading(self.settings) as session:
-                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-            job = submit(tune_request(row, dtype, keep), user=visitor.user(), settings=self.settings)
-        except SpeculoosError as error:
-            return notice(manage.sentence(error), "bad")
-        return notice("Queued: the verdict comes here.", "good", f"/jobs?id={job.id}", "See the job")
+        return queued(
+            self.settings, checkpoint_id, lambda row: tune_request(row, dtype, keep), "the verdict comes here"
+        )
 
+    @saying_errors()
     def reckon(self, checkpoint_id: str, text: str) -> str:
         """What the typed tree would give, as HTML."""
-        try:
-            with reading(self.settings) as session:
-                row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
-                return tree_view.reckoned(session, row, text or "")
-        except SpeculoosError as error:
-            return notice(manage.sentence(error), "bad")
+        with reading(self.settings) as session:
+            row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
+            return tree_view.reckoned(session, row, text or "")
 
 
 def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.views.checkpoint_rows import best_figures
 from app.widgets.charts import line_chart
-from app.widgets.elements import facts, notice, tiles
+from app.widgets.elements import facts, link_button, notice, tiles
 from app.widgets.formatting import figure
 from app.widgets.text import tag
 from app.widgets.tree_picture import tree_picture
@@ -140,6 +140,5 @@ def links(base: Base, checkpoint: Checkpoint, text: str) -> str:
     """Where the tree can be tried."""
     to = "/playground?" + urlencode({"model": f"{base.name}@{checkpoint.name}", "tree": text})
     pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}", "tree": text})
-    made = tag("a", "Try it in the Playground", href=to, class_="sp-button sp-quiet")
-    made += tag("a", "Compare it with plain", href=pair, class_="sp-button sp-quiet")
+    made = link_button("Try it in the Playground", to) + link_button("Compare it with plain", pair)
     return tag("div", made, class_="sp-link-row")

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from app.links import model_link
 from app.views.checkpoint_rows import plain_is_faster, sets_of
-from app.widgets.elements import Tone, notice
-from app.widgets.text import safe, tag
+from app.widgets.elements import Tone, link_button, notice
+from app.widgets.text import tag
 from methods import METHODS
 from tracking.evaluations import number
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
@@ -123,7 +123,7 @@ def part(session: Session, job: Job) -> str:
     row = evaluation_of(session, checkpoint)
     known, ways = trained(session, job, checkpoint, row), ways_of(session, job, checkpoint)
     said = verdict(known, ways)
-    button = tag("a", safe(said.button), href=said.link, class_="sp-button", id="verdict-next") if said.link else ""
+    button = link_button(said.button, said.link, main=True, id="verdict-next") if said.link else ""
     words = notice(said.words, said.tone)
     row_of_links = tag("div", button + _evaluation_link(row), class_="sp-link-row")
     return tag("section", words + row_of_links, class_="sp-stack", id="verdict", aria_label="What came of it")
@@ -185,4 +185,4 @@ def _evaluation_link(row: Evaluation | None) -> str:
     waits = row.state == "pending"
     link = f"/jobs?id={row.job_id}" if waits and row.job_id else f"/evaluations?id={row.id}"
     words = "Its evaluation is under way" if waits else "Its evaluation"
-    return tag("a", safe(words), href=link, class_="sp-button sp-quiet", id="verdict-evaluation")
+    return link_button(words, link, id="verdict-evaluation")

@@ -42,17 +42,14 @@ def picture(shown: Mapping[str, Any]) -> str:
 
 def _tiles(shown: Mapping[str, Any]) -> str:
     figures = shown["figures"]
+    shares = " · ".join(f"{share:.0%}" for share in figures["acceptance_by_depth"][:4])
     return tiles(
         [
             ("Tokens", figures["tokens"], f"in {figures['verifications']} verifications"),
             ("Mean accepted length τ", f"{figures['mean_accepted_length']:.2f}", "tokens a verification"),
-            ("Acceptance by depth", _shares(figures["acceptance_by_depth"]), "depth 1, 2, 3 …"),
+            ("Acceptance by depth", shares, "depth 1, 2, 3 …"),
         ]
     )
-
-
-def _shares(shares: Sequence[float]) -> str:
-    return " · ".join(f"{share:.0%}" for share in shares[:4])
 
 
 def _step(record: Mapping[str, Any]) -> str:

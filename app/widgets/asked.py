@@ -7,6 +7,8 @@ from urllib.parse import urlencode
 
 from sqlalchemy import Select, or_
 
+from app.widgets.elements import empty_state
+
 ORDERS = {"Newest first": "", "Oldest first": "oldest", "By name": "name"}
 """Words of an order, and how the address calls it."""
 BY: dict[str, Callable[[Any], tuple[Any, ...]]] = {
@@ -56,9 +58,9 @@ def address(page: str, place: str = "", asked: str = "", first: str = "All") -> 
     return f"/{page}?{query}" if query else f"/{page}"
 
 
-def is_narrowed(asked: str, first: str = "All") -> bool:
+def is_narrowed(asked: str) -> bool:
     """Whether some rows may be left out."""
-    return asked not in ("", first) or bool(getattr(asked, "words", ""))
+    return asked not in ("", "All") or bool(getattr(asked, "words", ""))
 
 
 def narrowed(query: Select[Any], asked: str) -> Select[Any]:
@@ -68,6 +70,13 @@ def narrowed(query: Select[Any], asked: str) -> Select[Any]:
     for word in words.split():
         query = query.where(or_(*(text.icontains(word, autoescape=True) for text in (table.name, table.note))))
     return query.order_by(None).order_by(*BY[order](table)) if order else query
+
+
+def nothing(asked: str, word: str, *begin: str) -> str:
+    """What a list of things called `word` shows without a row: `begin` says how to get one (text, link, its words)."""
+    if is_narrowed(asked):
+        return empty_state("None of these", f"No {word} is called or noted so; look for other words.")
+    return empty_state(f"No {word} yet", *begin)
 
 
 WRITE = """(show, find, order) => {

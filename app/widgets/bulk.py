@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.widgets.elements import QUIET, notice
+from app.widgets.problems import sentence
 from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 
@@ -85,9 +86,9 @@ def bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
     return tag("div", count + ticking + acting + more, class_="sp-bulk", hidden=True)
 
 
-def leading(words: str, to: str, least: int) -> str:
-    """A button that leads to `to` with the ids of the chosen rows behind it, once so many are chosen."""
-    return _button("go", words, go=to, least=least)
+def comparing() -> str:
+    """A button that leads to the page that compares the chosen trainings, once there are two."""
+    return _button("go", "Compare trainings", go="/trainings?ids=", least=2)
 
 
 def naming(name: str, words: str, label: str, known: Sequence[str]) -> str:
@@ -130,7 +131,7 @@ def do(action: Action, row_ids: Sequence[str], words: str = "") -> str:
         try:
             action.act(row_id, *more)
         except SpeculoosError as error:
-            reasons.append(" ".join(filter(None, (str(error), error.hint))))
+            reasons.append(sentence(error))
     good = len(row_ids) - len(reasons)
     said = notice(f"{action.done}: {good}.", "good") if good else ""
     left = list(dict.fromkeys(reasons))

@@ -1,9 +1,11 @@
-"""Small pieces every page is made of: header, notice, empty state, tiles, facts. Each is HTML with escaped text."""
+"""Small pieces every page is made of: header, notice, empty state, tiles, facts, hidden fields. Text in their HTML is
+escaped."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import gradio as gr
+from gradio.context import Context
 
 from app.widgets.terms import label as labelled
 from app.widgets.text import coded, safe, tag
@@ -13,6 +15,7 @@ QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 """Options of an event that answers at once, shows no spinner and is not offered as an API."""
 ASKING = "(...given) => { window.speculoos.asking(); return given; }"
 ANSWERED = "() => { window.speculoos.answered(); }"
+HIDDEN = "sp-hidden"
 SIGNS = {"info": "i", "good": "✓", "warn": "!", "bad": "×"}
 
 
@@ -21,10 +24,31 @@ def block(html: str = "", **options) -> gr.HTML:
     return gr.HTML(html, apply_default_css=False, **options)
 
 
-def page_header(title: str, lead: str = "") -> gr.HTML:
+def hidden(elem_id: str) -> gr.Textbox:
+    """A text that a page carries without showing it, such as the open row's id. Hidden by our style sheet: Gradio's own
+    `visible="hidden"` comes undone when the column around it is shown again."""
+    return gr.Textbox(elem_id=elem_id, elem_classes=HIDDEN, container=False, show_label=False)
+
+
+def hidden_json(elem_id: str, value: Any) -> gr.JSON:
+    """The same for a table of values."""
+    return gr.JSON(value, elem_id=elem_id, elem_classes=HIDDEN)
+
+
+def closed_accordion(title: str, **options: Any) -> gr.Accordion:
+    """A part of a form that is folded until someone opens it; its fields are on the page from the start.
+
+    Gradio makes what is inside an accordion with `open=False` when it is opened, and a frame later sets every field
+    to the value it had before: what was entered in between is lost. It looks for `false` and for nothing else, so 0,
+    which is as closed, spares the fields this.
+    """
+    return gr.Accordion(title, open=0, **options)  # type: ignore[arg-type]
+
+
+def page_header(title: str, lead: str) -> gr.HTML:
     """The page's title and one sentence that says what the page is for."""
-    lead_html = tag("p", safe(lead), class_="sp-lead") if lead else ""
-    return block(tag("header", tag("h1", safe(title)) + lead_html, class_="sp-page-header"))
+    words = tag("h1", safe(title)) + tag("p", safe(lead), class_="sp-lead")
+    return block(tag("header", words, class_="sp-page-header"))
 
 
 def stop_button(elem_id: str) -> gr.Button:
@@ -38,6 +62,11 @@ def section(title: str, lead: str = "") -> gr.HTML:
     return block(tag("h2", safe(title), class_="sp-section") + lead_html)
 
 
+def link_button(words: str, to: str, main: bool = False, **attributes: object) -> str:
+    """A link that looks like a button; the `main` one stands out."""
+    return tag("a", safe(words), href=to, class_="sp-button" if main else "sp-button sp-quiet", **attributes)
+
+
 def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") -> str:
     """One sentence in a coloured strip with a sign; `link` must be an address of our own."""
     more = " " + tag("a", safe(link_text or link), href=link) if link else ""
@@ -48,8 +77,18 @@ def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") 
 
 def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:
     """What a list shows when it has nothing: what would be here and how to get it."""
-    action = tag("a", safe(link_text), href=link, class_="sp-button") if link else ""
+    action = link_button(link_text, link, main=True) if link else ""
     return tag("div", tag("h2", safe(title)) + tag("p", safe(text)) + action, class_="sp-empty")
+
+
+def detail_head(name: str, beside: str = "") -> str:
+    """What the open thing is called; `beside` its name badges and notes, as HTML."""
+    return tag("div", tag("h2", safe(name), class_="sp-detail-title") + beside, class_="sp-detail-head")
+
+
+def row_note(words: object) -> str:
+    """A few words in small print, below or beside a name."""
+    return tag("span", safe(words), class_="sp-row-note")
 
 
 def tile(name: str, value: object, note: str = "") -> str:
@@ -78,7 +117,7 @@ def badge(text: str, tone: Tone | str = "") -> str:
     return tag("span", safe(text), class_=f"sp-badge sp-{tone}" if tone else "sp-badge")
 
 
-def progress_bar(done: float, total: float | None, label: str = "") -> str:
+def progress_bar(done: float, total: float | None, label: str) -> str:
     """A bar with its label in words. Without `total` it shows motion only."""
     if not total:
         return tag("div", tag("progress") + tag("span", safe(label)), class_="sp-progress")
@@ -86,26 +125,28 @@ def progress_bar(done: float, total: float | None, label: str = "") -> str:
     return tag("div", bar + tag("span", safe(label or f"{done / total:.0%}")), class_="sp-progress")
 
 
-def on_load(fn, inputs=None, outputs=None) -> None:
+def on_load(fn, outputs) -> None:
     """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` brings the page's query string.
 
     The page is shown once all such questions are answered (static/early.js), so that nothing moves afterwards."""
-    from gradio.context import Context
-
-    asked = Context.root_block.load(fn, inputs, outputs, js=ASKING, **QUIET)
+    asked = Context.root_block.load(fn, None, outputs, js=ASKING, **QUIET)
     asked.then(None, None, None, js=ANSWERED, api_visibility="private")
 
 
 def loads() -> int:
     """How many events the current Blocks has that run when a page is opened."""
-    from gradio.context import Context
-
     return sum(any(event == "load" for _, event in fn.targets) for fn in Context.root_block.fns.values())
 
 
-def on_typing(controls, fn, inputs=None, outputs=None) -> None:
+def on_typing(controls, fn, inputs, outputs, js: str | None = None):
     """Run `fn` when someone changes any of `controls`: one event for all, so that its answers keep their order."""
-    gr.on([control.input for control in controls], fn, inputs, outputs, **QUIET, trigger_mode="always_last")
+    events = [control.input for control in controls]
+    return gr.on(events, fn, inputs, outputs, js=js, trigger_mode="always_last", **QUIET)
+
+
+def on_changes(fields, fn, outputs) -> None:
+    """Run `fn(*fields)` when any of `fields` changes, also by itself: a text that is pasted is no typing."""
+    gr.on([field.change for field in fields], fn, fields, outputs, **QUIET, trigger_mode="always_last")
 
 
 HEAR = "element.addEventListener('sp-stale', () => trigger('stale', {}));"
@@ -119,5 +160,5 @@ def on_change(page: str, fn, inputs=None, outputs=None, *, chosen: str, seen: st
     a question costs a tenth of an event of Gradio's. `fn` returns gr.skip() when nothing changed after all.
     """
     mark = tag("span", "", data_sp="changes", data_page=page, data_chosen=chosen, data_seen=seen)
-    heard = gr.HTML(mark, js_on_load=HEAR, apply_default_css=False, elem_classes="sp-hidden")
+    heard = gr.HTML(mark, js_on_load=HEAR, apply_default_css=False, elem_classes=HIDDEN)
     heard.stale(fn, inputs, outputs, **QUIET)

@@ -7,7 +7,7 @@ import gradio as gr
 
 from app.drafting import EXACT, TYPICAL, Drafting
 from app.turns import Sampling
-from app.widgets.accordion import closed_accordion
+from app.widgets.elements import closed_accordion
 from app.widgets.kept import PRESETS, keep, wire_presets
 from speculoos.errors import BadInput
 
@@ -23,6 +23,16 @@ def dropdown(*args: Any, **options: Any) -> gr.Dropdown:
     field = gr.Dropdown(*args, **options)
     field.preprocess = _texts  # type: ignore[method-assign]
     return field
+
+
+def one_line(label: str, elem_id: str, **options: Any) -> gr.Textbox:
+    """A box for a text of one line."""
+    return gr.Textbox(label=label, elem_id=elem_id, max_lines=1, **options)
+
+
+def whole_number(value: int, label: str, elem_id: str, **options: Any) -> gr.Number:
+    """A box for a whole number."""
+    return gr.Number(value, label=label, elem_id=elem_id, precision=0, **options)
 
 
 def uploads(*args: Any, **options: Any) -> gr.File:
@@ -65,7 +75,7 @@ def sampling_fields() -> list[gr.components.Component]:
             top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top-p (1: all tokens)", elem_id="top-p")
             top_k = gr.Slider(0, 200, value=0, step=1, label="Top-k (0: all tokens)", elem_id="top-k")
         with gr.Row():
-            seed = gr.Textbox(label="Seed (empty: another each time)", max_lines=1, elem_id="seed")  # a Number sends 0
+            seed = one_line("Seed (empty: another each time)", "seed")  # a Number sends 0
             system = gr.Textbox(label="System prompt", lines=1, elem_id="system")
     made = [limit, temperature, seed, system, top_p, top_k]
     wire_presets(preset, [temperature, top_p, top_k])
@@ -102,6 +112,11 @@ def drafting_fields() -> list[gr.components.Component]:
 def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
     """What the fields say."""
     return Drafting(str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))
+
+
+def asked_of(*values: Any) -> tuple[Sampling, Drafting]:
+    """What `sampling_fields` and, after them, `drafting_fields` say. Raises BadInput."""
+    return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
 
 
 def drafting_values(drafting: Drafting) -> list[Any]:

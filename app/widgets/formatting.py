@@ -49,6 +49,11 @@ def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
     return "–" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"
 
 
+def yes_or_no(value: object) -> str:
+    """What is said of a question that was answered, a dash where it was not."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else "–"
+
+
 def interval(figures: Mapping[str, Any], name: str, unit: str = "") -> str:
     """ "1.38 – 1.47×, 95 %" of the figure `name` in `figures`; "" where it was measured without."""
     low_high = figures.get(f"{name}_interval")

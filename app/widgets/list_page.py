@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 
 from app import arrivals
 from app.widgets.asked import ORDERS, WRITE, Asked, address, of_address
-from app.widgets.elements import QUIET, block, notice, on_change, on_load
-from app.widgets.fields import dropdown
-from app.widgets.hidden import hidden, hidden_json
+from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
+from app.widgets.fields import dropdown, one_line
 from app.widgets.picker import on_pick, pick, picker
+from app.widgets.problems import saying_errors
 from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
@@ -123,7 +123,7 @@ class ListPage:
                 visible=len(filters) > 1,
                 scale=3,
             )
-            self.find = gr.Textbox(label="Search names and notes", max_lines=1, elem_id=f"{page}-find", scale=2)
+            self.find = one_line("Search names and notes", f"{page}-find", scale=2)
             self.order = dropdown(
                 list(ORDERS), value=next(iter(ORDERS)), label="Order", elem_id=f"{page}-order", min_width=190
             )
@@ -141,12 +141,11 @@ class ListPage:
         """Opening, clicks and the poll."""
         self.panel = panel
         outputs = [*self.frame, *panel.outputs]
-        on_load(self.open_address, None, [*outputs, self.place, self.query, self.asked, *self.asking])
+        on_load(self.open_address, [*outputs, self.place, self.query, self.asked, *self.asking])
         for listed in (self.table, self.back):
             on_pick(listed, self.search, self.pick, [self.asked, self.place, self.query], [*outputs, self.place])
-        events = [field.input for field in self.asking]
         drawn = [self.table, self.back, self.place, self.asked]
-        gr.on(events, self.narrow, self.asking, drawn, js=self._write, trigger_mode="always_last", **QUIET)
+        on_typing(self.asking, self.narrow, self.asking, drawn, self._write)
         shown = [self.chosen, self.asked, self.place, self.seen]
         names = {"chosen": f"{self.what.page}-chosen", "seen": f"{self.what.page}-seen"}
         on_change(self.what.page, self.poll, shown, [self.seen, self.table, *panel.live], **names)
@@ -192,14 +191,12 @@ class ListPage:
         """As `open`, for the frame and the live parts."""
         return self.open(row_id, asked, place)[: len(self.frame) + len(self.panel.live)]
 
+    @saying_errors(gr.skip(), gr.skip(), gr.skip())
     def narrow(self, which: str, find: str, order: str) -> list[Any]:
         """The list as it is asked for now, from its beginning; the way back to it, that place, what was asked."""
         asked = self._asked([which, find, ORDERS.get(order, "")])
-        try:
-            with reading(self.settings) as session:
-                return [self.what.html(session, asked, ""), self._back(asked, ""), "", asked.values]
-        except SpeculoosError as error:
-            return [notice(str(error), "bad"), gr.skip(), gr.skip(), gr.skip()]
+        with reading(self.settings) as session:
+            return [self.what.html(session, asked, ""), self._back(asked, ""), "", asked.values]
 
     def _asked(self, values: Any) -> Asked:
         return Asked.of(values if isinstance(values, list) else [values], self.what.filters)

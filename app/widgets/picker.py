@@ -38,6 +38,8 @@ const follow = (event) => {
 element.addEventListener('click', follow);
 if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
 """
+BY_PLACE = ("← Before", "After →")
+"""Words of the ways through a list that is not in the order of time."""
 
 
 def live(elem_id: str) -> gr.HTML:
@@ -76,19 +78,23 @@ def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
 
 def pager(name: str, page: Page[Any], asked: str = "") -> str:
     """Which rows of page `name` are shown, and the ways to those before and after; nothing when these are all."""
+    words = BY_PLACE if getattr(asked, "order", "") else ("← Newer", "Older →")
+    return ways(page, words, lambda place: address(name, place, asked))
+
+
+def ways(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:
+    """The same of any list; `words` of the two ways, `address_of` says where the rows from a place on are shown."""
     if page.newer is None and page.older is None:
         return ""
     where = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
-    back, on = ("← Newer", "Older →") if not getattr(asked, "order", "") else ("← Before", "After →")
-    ways = _way(name, back, page.newer, asked) + tag("span", safe(where)) + _way(name, on, page.older, asked)
-    return tag("nav", ways, class_="sp-pager", aria_label="Pages of this list")
+    back, on = (_way(said, place, address_of) for said, place in zip(words, (page.newer, page.older), strict=True))
+    return tag("nav", back + tag("span", safe(where)) + on, class_="sp-pager", aria_label="Pages of this list")
 
 
-def _way(name: str, words: str, place: str | None, asked: str) -> str:
+def _way(words: str, place: str | None, address_of: Callable[[str], str]) -> str:
     if place is None:
         return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
-    where = address(name, place, asked)
-    return tag("a", safe(words), href=where, data_place=place, class_="sp-small-button")
+    return tag("a", safe(words), href=address_of(place), data_place=place, class_="sp-small-button")
 
 
 def table(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from app.widgets.text import safe, tag
 
+TITLE = "The tree"
 COLUMN, ROW, MARGIN = 108, 24, 14
 """Pixels: between depths, between leaves, around."""
 MOST_NODES = 128
@@ -14,7 +15,7 @@ MOST_NODES = 128
 Path = tuple[int, ...]
 
 
-def tree_picture(chances: Mapping[Path, float], title: str = "The tree") -> str:
+def tree_picture(chances: Mapping[Path, float]) -> str:
     """`chances`: path of ranks → how likely the node is accepted; every node's parent is among them (the root, (), is
     not). "" for none."""
     if not chances:
@@ -35,10 +36,10 @@ def tree_picture(chances: Mapping[Path, float], title: str = "The tree") -> str:
         width=width,
         height=f"{height:.0f}",
         role="img",
-        aria_label=f"{title}: {words}{more}",
+        aria_label=f"{TITLE}: {words}{more}",
     )
-    caption = tag("figcaption", safe(title))
-    scroll = tag("div", picture, class_="sp-tree-scroll", tabindex="0", role="group", aria_label=title)
+    caption = tag("figcaption", TITLE)
+    scroll = tag("div", picture, class_="sp-tree-scroll", tabindex="0", role="group", aria_label=TITLE)
     return tag("figure", caption + scroll, class_="sp-chart sp-tree-picture")
 
 

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app import events, experiment_files
+from app import events, figure_files
 from app.pages import experiments as page
 from app.pages import jobs as jobs_page
 from app.views import experiment_export, experiment_rows, lineage_view
@@ -77,7 +77,7 @@ def parts(settings: Settings) -> list[str]:
 
 def client(settings: Settings) -> TestClient:
     app = FastAPI()
-    app.include_router(experiment_files.routes(settings))
+    app.include_router(figure_files.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
     return TestClient(app)
 
@@ -239,7 +239,7 @@ def test_a_file_of_nothing_is_one_sentence(filled: Settings) -> None:
         answer = client(filled).get(f"/api/experiments/nowhere.{kind}")
         assert answer.status_code == 404 and "This experiment is gone" in answer.text
     with db.reading(filled) as session, pytest.raises(NotFound):
-        experiment_files.found(session, "x" * 500)
+        figure_files.found(session, "x" * 500)
 
 
 def test_a_page_of_it_follows_the_rows(filled: Settings) -> None:

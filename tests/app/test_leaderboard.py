@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from sqlalchemy.orm import Session
 
-from app import evaluation_files
+from app import figure_files
 from app.evaluation_forms import cloned, matrix_request, served_request
 from app.links import clone_form
 from app.pages import evaluations
@@ -148,7 +148,7 @@ def test_the_list_shows_names_as_text_intervals_and_ways_to_sort(filled: Setting
 
 def test_the_csv_says_what_the_rows_say(filled: Settings) -> None:
     app = FastAPI()
-    app.include_router(evaluation_files.routes(filled))
+    app.include_router(figure_files.routes(filled))
     with TestClient(app) as client:
         answer = client.get("/api/evaluations.csv?suite=GSM8K&sort=-tau")
         picture = client.get("/api/evaluations.png?sort=-tau")

@@ -44,7 +44,7 @@ def test_every_page_answers_and_has_its_style_in_the_head(client: TestClient) ->
 
 
 def test_no_accordion_makes_its_fields_only_when_it_opens(home: Settings) -> None:
-    """See app/widgets/accordion.py."""
+    """See app.widgets.elements.closed_accordion."""
     found = [c["props"] for c in make_pages(home).config["components"] if c["type"] == "accordion"]
     lazy = [props["label"] for props in found if props["open"] is False]
     assert {props["open"] for props in found} == {0, True} and not lazy

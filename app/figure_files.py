@@ -1,0 +1,76 @@
+"""Figures taken away as files: the leaderboard as `/api/evaluations.csv` and `.png`, of the view that their query
+names, and an experiment as `/api/experiments/{id}.json` and `.csv`."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from sqlalchemy.orm import Session
+
+from app.views import experiment_export, leaderboard
+from app.widgets import intervals
+from speculoos.errors import NotFound
+from speculoos.redaction import secrets
+from speculoos.settings import Settings
+from tracking.db import reading
+from tracking.leaderboard import View
+from tracking.tables import Experiment
+
+MOST = 100_000
+"""Rows of a file."""
+CSV = "text/csv; charset=utf-8"
+
+
+def routes(settings: Settings) -> APIRouter:
+    """GET /api/evaluations.csv and .png, GET /api/experiments/{id}.json and .csv."""
+    router = APIRouter(prefix="/api")
+
+    @router.get("/evaluations.csv")
+    def evaluations_csv(request: Request) -> Response:
+        view = View.of(request.query_params)
+        with reading(settings) as session:
+            rows = list(session.scalars(view.select().limit(MOST)))
+            text = leaderboard.as_csv(rows, leaderboard.names_of(session, rows))
+        return as_file(text.encode("utf-8-sig"), CSV, "evaluations.csv")
+
+    @router.get("/evaluations.png")
+    def evaluations_png(request: Request) -> Response:
+        view = View.of(request.query_params)
+        with reading(settings) as session:
+            rows = list(session.scalars(view.select().limit(intervals.MOST)))
+            bars = leaderboard.bars(rows, leaderboard.names_of(session, rows), view)
+        return as_file(intervals.png(*bars), "image/png", "evaluations.png")
+
+    @router.get("/experiments/{experiment_id}.json")
+    def experiment_json(experiment_id: str) -> Response:
+        with reading(settings) as session:
+            row = found(session, experiment_id)
+            text = experiment_export.as_json(session, row, settings.home, secrets(settings))
+            return as_file(text.encode(), "application/json", f"{file_name(row)}.json")
+
+    @router.get("/experiments/{experiment_id}.csv")
+    def experiment_csv(experiment_id: str) -> Response:
+        with reading(settings) as session:
+            row = found(session, experiment_id)
+            text = experiment_export.as_csv(session, row, settings.home, secrets(settings))
+            return as_file(text.encode("utf-8-sig"), CSV, f"{file_name(row)}.csv")
+
+    return router
+
+
+def as_file(content: bytes, kind: str, name: str) -> Response:
+    """Saved by the browser, and asked for anew each time."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return Response(content, media_type=kind, headers=headers)
+
+
+def found(session: Session, experiment_id: str) -> Experiment:
+    """The row. Raises NotFound."""
+    row = session.get(Experiment, experiment_id[:64])
+    if row is None:
+        raise NotFound("This experiment is gone; it was deleted, or the address is wrong.")
+    return row
+
+
+def file_name(row: Experiment) -> str:
+    """Its name in letters, digits and dashes, as a header may hold it."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in row.name.lower())
+    return "-".join(filter(None, plain.split("-"))) or "experiment"
