@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from formats.imports.fields import Fields
-from formats.imports.names import SECTIONS, TITLES, detect, medusa_name, plain_name
+from formats.imports.names import SECTIONS, TITLES, detect, made_for, medusa_name, plain_name
 from methods import METHODS
-from models.card import NAMES
 from models.hub import PICKLES, choose_draft
-from models.identity import TensorEntry, read_json, tensors_of
+from models.identity import FLOATS, TensorEntry, read_json, tensors_of
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.sums import SUMS
 
@@ -67,8 +66,10 @@ def look(files: Sequence[Path], base: Wanted, layout: str = "", shown: str = "up
     try:
         return _look({path.name: path for path in files}, base, layout, shown)
     except SpeculoosError as error:
-        places = sorted({f"{path.parent}/" for path in files}, key=len, reverse=True)
-        raise type(error)(_without(places, str(error)), error.hint) from None
+        said = str(error)
+        for place in sorted({f"{path.parent}/" for path in files}, key=len, reverse=True):
+            said = said.replace(place, "")
+        raise type(error)(said, error.hint) from None
 
 
 def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> Look:
@@ -82,7 +83,8 @@ def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> L
     layout = layout or detect(config, entries, shown)
     fields = Fields(f"{shown}/config.json", config, *(config.get(name) for name in SECTIONS))
     method = _method(layout, config)
-    shapes = _shapes(entries, method)
+    rename = medusa_name if method == "medusa" else plain_name
+    shapes = {rename(name): entry.shape for name, entry in entries.items()}  # by names that layouts of a method share
     width = _width(fields, shapes, method)
     facts = [
         ("Format", TITLES[layout]),
@@ -130,12 +132,6 @@ def _title(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-def _shapes(entries: Mapping[str, TensorEntry], method: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by the names that layouts of a method share."""
-    rename = medusa_name if method == "medusa" else plain_name
-    return {rename(name): entry.shape for name, entry in entries.items()}
-
-
 def _parts(shapes: Collection[str], method: str) -> str:
     if method == "medusa":
         heads = _numbers(shapes, r"(?:blocks|lm_heads)\.(\d+)\.")
@@ -170,10 +166,7 @@ def _tokens(fields: Fields, shapes: Mapping[str, tuple[int, ...]], base: Wanted)
 
 
 def _made_for(config: Mapping[str, Any]) -> str:
-    section = config.get("speculators_config")
-    verifier = section.get("verifier") if isinstance(section, dict) else None
-    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    found = config.get("base_model_name_or_path") or named or config.get("base")
+    found = made_for(config) or config.get("base")
     return found[:120] if isinstance(found, str) else ""
 
 
@@ -182,7 +175,7 @@ def _stored(entries: Mapping[str, TensorEntry]) -> str:
     for entry in entries.values():
         sizes[entry.dtype] += entry.end - entry.start
     kind, total = sizes.most_common(1)[0][0] if sizes else "", sum(sizes.values())
-    return f"{_counted(len(entries), 'tensor')} as {NAMES.get(kind, kind)}, {total / 1e6:,.1f} MB"
+    return f"{_counted(len(entries), 'tensor')} as {FLOATS.get(kind, kind)}, {total / 1e6:,.1f} MB"
 
 
 def _refusal(fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str, width: int, base: Wanted) -> str:
@@ -196,9 +189,3 @@ def _refusal(fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str,
     if reason := base.refused.get(method):
         return f"{base.name} cannot carry it: {reason}"
     return ""
-
-
-def _without(places: Sequence[str], text: str) -> str:
-    for place in places:
-        text = text.replace(place, "")
-    return text

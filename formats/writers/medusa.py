@@ -8,7 +8,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
-from formats.plan import Plan, TensorSource, cast, constant, content, from_entry, widen
+from formats.plan import Plan, TensorSource, cast, constant, from_entry, widen
 
 HEADS = "medusa_lm_head"
 
@@ -103,6 +103,6 @@ def _token_map(checkpoint: Checkpoint) -> list[TensorSource]:
     """Token ids of the base by draft id, int64."""
     if not checkpoint.small_vocabulary:
         return []
-    offsets = array.array("q", content(checkpoint.tensors["d2t"]))
+    offsets = array.array("q", b"".join(checkpoint.tensors["d2t"].chunks()))
     ids = array.array("q", (place + offset for place, offset in enumerate(offsets)))
     return [constant("token_map", "I64", (len(ids),), ids.tobytes())]

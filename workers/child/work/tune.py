@@ -6,7 +6,7 @@ from typing import Any
 
 from evaluation.tuning import TunedDraft, can_be_tuned, tune
 from models.base import decoding_dtype, load_base
-from models.checkpoints import load_draft, set_drafting
+from models.checkpoints import amend, load_draft
 from speculoos.errors import Unsupported
 from tracking.changes import size
 from tracking.tables import Base, Checkpoint, now
@@ -54,7 +54,7 @@ def _keep(checkpoint_id: str, folder: Path, tuned: TunedDraft, context: Context)
     """The tree in the checkpoint's config.json (its folder is replaced whole), unless this attempt is over."""
     with context.fenced():
         pass
-    set_drafting(folder, tuned.drafting, tuned.plan.to_json())
+    amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.publish(Checkpoint, checkpoint_id, path=str(folder), size_bytes=size(folder))
 
 
