@@ -86,13 +86,14 @@ def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> L
     rename = medusa_name if method == "medusa" else plain_name
     shapes = {rename(name): entry.shape for name, entry in entries.items()}  # by names that layouts of a method share
     width = _width(fields, shapes, method)
+    named = made_for(config) or config.get("base")
     facts = [
         ("Format", TITLES[layout]),
         ("Method", _title(method) if layout in ("speculoos", "model") else ""),
         ("Made of", _parts(shapes, method)),
         ("Hidden size", f"{width:,}" if width else ""),
         ("Tokens it knows", _tokens(fields, shapes, base)),
-        ("Made for", _made_for(config)),
+        ("Made for", named[:120] if isinstance(named, str) else ""),
         ("Weights", _stored(entries)),
     ]
     return Look(tuple(fact for fact in facts if fact[1]), _refusal(fields, shapes, method, width, base))
@@ -163,11 +164,6 @@ def _tokens(fields: Fields, shapes: Mapping[str, tuple[int, ...]], base: Wanted)
     rows = next((shapes[n][0] for n in ("lm_head.weight", "lm_heads.0.weight") if shapes.get(n)), 0)
     all_tokens = base.vocabulary or fields.get("vocab_size")
     return f"{rows:,} of {all_tokens:,}" if rows and type(all_tokens) is int and rows < all_tokens else ""
-
-
-def _made_for(config: Mapping[str, Any]) -> str:
-    found = made_for(config) or config.get("base")
-    return found[:120] if isinstance(found, str) else ""
 
 
 def _stored(entries: Mapping[str, TensorEntry]) -> str:
