@@ -16,13 +16,14 @@ from corpus.shards import ShardWriter, read_rows, write_summary
 from evaluation.acceptance import evaluate
 from evaluation.questions import built_in, read_questions
 from evaluation.tuning import tune
-from methods.recipes import parse_changes, read_recipe
+from methods.recipes import read_recipe
 from models.base import load_base
-from models.checkpoints import amend, load_draft, read_config, set_drafting
+from models.checkpoints import amend, load_draft, read_config
 from models.fetch import read_card
 from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 from training.loop import train
+from workers.ask.command_line import parse_settings
 
 RECIPE = "eagle3-starter"
 MAX_TOKENS = 128
@@ -48,7 +49,7 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, help="JSONL to measure on once trained")
     parser.add_argument("changes", nargs="*", help="setting=value")
     args = parser.parse_args()
-    config = read_recipe(RECIPE).config(parse_changes(args.changes))
+    config = read_recipe(RECIPE).config(parse_settings(args.changes))
     card = read_card(starter_path())
     facts = merge(args.data, args.data / "answers", card)
     notes = NOTES.format(changes=" ".join(args.changes), **facts) + begun(config.draft_path)
@@ -99,7 +100,7 @@ def keep_tree(folder: Path) -> dict[str, Any]:
     """Tune the tree for this machine on built-in questions and keep it with the checkpoint."""
     base = load_base(starter_path())
     tuned = tune(base, load_draft(folder, base), built_in()[-16:], ConsoleReporter(), max_tokens=MAX_TOKENS)
-    set_drafting(folder, tuned.drafting, tuned.plan.to_json())
+    amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     return {"drafting": tuned.drafting, "verdict": tuned.plan.verdict}
 
 

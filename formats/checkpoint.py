@@ -9,18 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from models.archive import WEIGHTS
+from models.archive import WEIGHTS, archive_files
+from models.card import first
+from models.checkpoints import OWN_KEYS, read_config
 from models.foreign import plain_config
-from models.identity import TensorEntry, tensors, tensors_of, tokenizer_sha256
-from speculoos.errors import BadInput, NotFound
+from models.identity import FLOATS, TensorEntry, tensors, tensors_of, tokenizer_sha256
+from speculoos.errors import BadInput
 
-DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-BOOKKEEPING = frozenset(
-    {
-        *("speculoos_method", "speculoos_format", "dtype", "base", "base_sha256", "training", "drafting", "tuning"),
-        *("imported", "source", "notes"),
-    }
-)
+BOOKKEEPING = frozenset({*OWN_KEYS, "dtype", "imported", "source", "notes"})
 """Keys of a checkpoint's config.json that say nothing about its network."""
 
 
@@ -39,12 +35,9 @@ class Checkpoint:
     @classmethod
     def read(cls, path: str | Path, base_path: str | Path) -> "Checkpoint":
         """Raises NotFound, BadInput or Unsupported for what is no checkpoint or no base."""
-        from models.checkpoints import read_config
-
         path, base_path = Path(path), Path(base_path)
         config = read_config(path)
-        if not (path / WEIGHTS).is_file():
-            raise NotFound(f"The files of this checkpoint are gone ({path}); train it again or restore the folder.")
+        archive_files(path)  # raises NotFound where the weights are gone
         entries = {entry.name: entry for entry in tensors_of(path / WEIGHTS)}
         base = plain_config(base_path)
         return cls(
@@ -93,7 +86,7 @@ class Checkpoint:
     @cached_property
     def float_type(self) -> str:
         """safetensors' name of the floating-point type of the weights. Raises BadInput where there are two."""
-        kinds = {entry.dtype for entry in self.tensors.values() if entry.dtype in DTYPES}
+        kinds = {entry.dtype for entry in self.tensors.values() if entry.dtype in FLOATS}
         if len(kinds) != 1:
             raise BadInput(
                 f"{self.path / WEIGHTS}: expected weights of one floating-point type, found {sorted(kinds)}."
@@ -106,13 +99,13 @@ class Checkpoint:
         too if it is wider, so that nothing is rounded."""
         shared = self.config.get("medusa_tie_lm_head") and not self.small_vocabulary
         shape = (self.vocab_size, self.hidden_size) if shared else ()
-        types = [entry.dtype for entry in self.base_tensors.values() if entry.shape == shape and entry.dtype in DTYPES]
-        return max([self.float_type, *types], key=[*reversed(DTYPES)].index)
+        types = [entry.dtype for entry in self.base_tensors.values() if entry.shape == shape and entry.dtype in FLOATS]
+        return max([self.float_type, *types], key=[*reversed(FLOATS)].index)
 
     @property
     def dtype(self) -> str:
         """Its usual name: `bfloat16`."""
-        return DTYPES[self.written_type]
+        return FLOATS[self.written_type]
 
     @cached_property
     def tokenizer_sha256(self) -> str:
@@ -122,11 +115,6 @@ class Checkpoint:
     def unknown(self, known: frozenset[str]) -> list[str]:
         """Keys of config.json that shape the network, are set, and are not `known`."""
         return sorted(k for k, v in self.config.items() if k not in known and k not in BOOKKEEPING and v)
-
-
-def first(config: Mapping[str, Any], *names: str) -> Any:
-    """The first of these keys that is set; None when none is."""
-    return next((config[name] for name in names if config.get(name) is not None), None)
 
 
 def read_object(path: Path) -> dict[str, Any]:

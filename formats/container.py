@@ -11,14 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.plan import CHUNK, SIZES, TensorSource
-from models.identity import tensors_of
+from formats.plan import CHUNK, TensorSource
+from models.identity import FLOATS, SIZES, tensors_of
 from speculoos.errors import Damaged
 
-TORCH = {
-    **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"},
-    **{"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"},
-}
+INTEGERS = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
 
 
 def write(path: Path, pieces: Sequence[TensorSource], passed: Callable[[int], None] = lambda _: None) -> None:
@@ -67,7 +64,7 @@ def mapped(weights: Path, pages: mmap.mmap) -> dict[str, Any]:
 
     tensors = {}
     for entry in tensors_of(weights):
-        dtype = getattr(torch, TORCH[entry.dtype])
+        dtype = getattr(torch, (FLOATS | INTEGERS)[entry.dtype])
         flat = torch.frombuffer(pages, dtype=dtype, count=entry.count, offset=entry.start)
         tensors[entry.name] = flat.view(entry.shape)
     return tensors

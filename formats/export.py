@@ -10,17 +10,16 @@ from typing import Any
 
 from formats import OWN, container, find_format
 from formats.checkpoint import Checkpoint
-from formats.facts import Facts, facts_of
+from formats.facts import Facts
 from formats.plan import Plan
 from formats.readme import readme
 from formats.report import Report
 from formats.validate import REPORT, validate
 from models.archive import zip_files
-from speculoos import sums as folder_sums
 from speculoos.errors import Conflict, Unsupported
 from speculoos.files import new_folder, write_json
 from speculoos.reporting import Reporter, Silent, check_stop, heeding
-from speculoos.sums import SUMS, file_sha256
+from speculoos.sums import SUMS, of_files
 
 
 def build(
@@ -40,7 +39,8 @@ def build(
     it or the validation failed, Conflict where `target` is taken, and what reading a checkpoint raises.
     """
     target, reporter, record = Path(target), reporter or Silent(), find_format(format_name)
-    checkpoint, facts = check_possible(folder, base.path, format_name, target), facts or facts_of(base.path)
+    checkpoint = check_possible(folder, base.path, format_name, target)
+    facts = facts or Facts(Path(base.path).name, str(base.path))  # of a base that is in no list: its folder
     with heeding(reporter), _place(target, reporter) as building:
         plan = record.load("writer", checkpoint.method)(checkpoint, base, facts)
         write(plan, building, reporter)
@@ -51,7 +51,8 @@ def build(
                 "With --force it is written all the same, and says so.",
             )
         if format_name != OWN:
-            card = readme(record, checkpoint, facts, report, _folder_name(repository or target), repository)
+            folder_name = Path(repository or target).name.removesuffix(".zip")
+            card = readme(record, checkpoint, facts, report, folder_name, repository)
             _describe(building, card, report)
     return report
 
@@ -119,8 +120,8 @@ def _describe(folder: Path, card: str, report: Report) -> None:
     """The report, the README and the sums of all files."""
     write_json(folder / REPORT, report.to_json())
     (folder / "README.md").write_text(card, encoding="utf-8")
-    files = {path.name: file_sha256(path) for path in folder.iterdir() if path.is_file()}
-    (folder / SUMS).write_text(folder_sums.lines(files), encoding="utf-8")
+    files = [path for path in folder.iterdir() if path.is_file()]
+    (folder / SUMS).write_text(of_files(files), encoding="utf-8")
 
 
 @contextmanager
@@ -139,9 +140,3 @@ def _place(target: Path, reporter: Reporter) -> Iterator[Path]:
         yield Path(building)
         files = sorted(Path(building).iterdir())
         zip_files(files, target, passed=_counter(reporter, sum(path.stat().st_size for path in files), "zipped"))
-
-
-def _folder_name(target: str | Path) -> str:
-    """What the README calls the folder."""
-    path = Path(target)
-    return path.stem if path.suffix == ".zip" else path.name

@@ -3,7 +3,6 @@ torch."""
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 
@@ -45,9 +44,3 @@ class Facts:
             licence=base.card.get("licence") or "",
             checkpoint=checkpoint,
         )
-
-
-def facts_of(base_path: str | Path, name: str = "", **further: str) -> Facts:
-    """Facts of a base that is in no list: its folder."""
-    path = Path(base_path)
-    return Facts(name or path.name, str(path), **further)

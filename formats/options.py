@@ -24,8 +24,7 @@ class Option:
     """About, of its tensors; 0 where it is not possible."""
 
     def to_json(self) -> dict[str, Any]:
-        values = asdict(self)
-        return {"name": values.pop("name"), "title": values.pop("title"), "for": values.pop("servers"), **values}
+        return {"for" if name == "servers" else name: value for name, value in asdict(self).items()}
 
 
 def options(checkpoint: str | Path, base: str | Path) -> list[Option]:

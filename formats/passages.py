@@ -44,20 +44,16 @@ class Passage:
 
 
 @torch.no_grad()
-def passages(base: Any, layers: Sequence[int], prompts: Sequence[str] = PROMPTS) -> Iterator[Passage]:
-    """One for each prompt, with the outputs of `layers`. The base is in float32."""
-    for text in prompts:
+def passages(base: Any, layers: Sequence[int]) -> Iterator[Passage]:
+    """One for each of PROMPTS, with the outputs of `layers`. The base is in float32."""
+    for text in PROMPTS:
         prompt = render(base.tokenizer, [{"role": "user", "content": text}])
         ids = list(prompt)
         for _ in range(CONTINUED):
             heed()
-            hidden, _ = base.forward_hidden(_row(ids, base))
+            hidden, _ = base.forward_hidden(torch.tensor([ids], device=base.device))
             ids.append(int(base.logits(hidden[0, -1]).argmax()))
         numbers = sorted(set(layers))
-        hidden, outputs = base.forward_hidden(_row(ids, base), layers=numbers)
+        hidden, outputs = base.forward_hidden(torch.tensor([ids], device=base.device), layers=numbers)
         states = {layer: state[0] for layer, state in zip(numbers, outputs, strict=True)}
         yield Passage(ids, len(prompt), hidden[0], states)
-
-
-def _row(ids: list[int], base: Any) -> torch.Tensor:
-    return torch.tensor([ids], device=base.device)

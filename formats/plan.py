@@ -4,16 +4,12 @@ beside them. No torch: bytes are copied, a few small tensors are made, and one k
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from formats.checkpoint import DTYPES
-from models.identity import TensorEntry
+from models.identity import FLOATS, SIZES, TensorEntry
 
-SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "BOOL": 1, "U8": 1, "I8": 1}
-"""Bytes of an element, by safetensors' name of the type."""
 CHUNK = 4 << 20
 
 
@@ -47,16 +43,7 @@ class Plan:
 
 def from_entry(entry: TensorEntry, name: str = "") -> TensorSource:
     """A stored tensor as it is, under another name where one is given."""
-
-    def chunks() -> Iterator[bytes]:
-        with open(entry.file, "rb") as file:
-            file.seek(entry.start)
-            left = entry.end - entry.start
-            while left and (piece := file.read(min(CHUNK, left))):
-                left -= len(piece)
-                yield piece
-
-    return TensorSource(name or entry.name, entry.dtype, entry.shape, chunks)
+    return TensorSource(name or entry.name, entry.dtype, entry.shape, entry.chunks)
 
 
 def constant(name: str, dtype: str, shape: tuple[int, ...], content: bytes) -> TensorSource:
@@ -89,7 +76,7 @@ def widen(piece: TensorSource, dtype: str) -> TensorSource:
         import torch
 
         for chunk in piece.chunks():
-            yield _bytes(torch.frombuffer(bytearray(chunk), dtype=getattr(torch, DTYPES[piece.dtype])), dtype)
+            yield _bytes(torch.frombuffer(bytearray(chunk), dtype=getattr(torch, FLOATS[piece.dtype])), dtype)
 
     return TensorSource(piece.name, dtype, piece.shape, chunks)
 
@@ -98,9 +85,4 @@ def _bytes(values: Any, dtype: str) -> bytes:
     """A tensor's elements in the type `dtype`."""
     import torch
 
-    return values.to("cpu", getattr(torch, DTYPES[dtype])).contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def content(entry: TensorEntry) -> bytes:
-    """All bytes of a small stored tensor, such as d2t."""
-    return b"".join(chain(from_entry(entry).chunks()))
+    return values.to("cpu", getattr(torch, FLOATS[dtype])).contiguous().view(torch.uint8).numpy().tobytes()

@@ -27,6 +27,7 @@ def readme(
     layout = record.layout(checkpoint.method)
     assert layout is not None
     training = checkpoint.config.get("training") or {}
+    fetch = f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
     noun = METHODS[checkpoint.method].noun if checkpoint.method in METHODS else checkpoint.method
     return "\n".join(
         [
@@ -35,9 +36,9 @@ def readme(
             f"For {layout.servers}. Written by Speculoos from checkpoint {code(facts.checkpoint or 'unnamed')}.\n",
             *_verdict(report),
             "## Serve\n",
-            *(["Fetch it first:\n", block(fetching(repository, folder), "sh")] if repository else []),
+            *(["Fetch it first:\n", block(fetch, "sh")] if repository else []),
             _places(facts, folder),
-            record.load("serve", checkpoint.method)(checkpoint, facts, folder),
+            layout.serve(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
             "## Base\n",
             table(_base(facts, checkpoint)),
@@ -52,11 +53,6 @@ def readme(
             "",
         ]
     )
-
-
-def fetching(repository: str, folder: str) -> str:
-    """How an export that lies on the hub is fetched into the folder that the other commands name."""
-    return f"hf download {shlex.quote(repository)} --local-dir {shlex.quote(f'./{folder}')}"
 
 
 def _places(facts: Facts, folder: str) -> str:

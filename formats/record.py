@@ -1,5 +1,5 @@
 """What is known of a format before anything is written: names, words, servers and their versions, what cannot go there
-and why, and where its writer, table and reader are. No torch: these are named as `module:name`, imported when needed.
+and why, and where its writer, table and reader are. No torch: these are imported when they are needed.
 """
 
 import importlib
@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.facts import Facts
+from formats.refusals import Refusal
 
 ANY = "*"
 """Stands for every method, those of strangers too."""
-
-
-def takes_all(_checkpoint: Checkpoint) -> str:
-    """The refusal of a layout that has none."""
-    return ""
 
 
 @dataclass(frozen=True)
@@ -24,16 +21,13 @@ class Layout:
 
     servers: str
     """Which server, in which versions: `vLLM 0.9 to 0.32`."""
-    writer: str
-    """(Checkpoint, Base, Facts) → formats.plan.Plan."""
-    table: str
-    """Checkpoint → formats.table.Table: what must be in the folder."""
-    reader: str
-    """(folder, Checkpoint) → the draft network as the server builds it; see formats.readers."""
-    serve: str
-    """(Checkpoint, Facts, folder's name) → how to serve it, Markdown."""
-    refusal: Callable[[Checkpoint], str] = takes_all
-    """Empty where a checkpoint of this shape can go there, else one sentence why not."""
+    serve: Callable[[Checkpoint, Facts, str], str]
+    """With the folder's name: how to serve it, Markdown."""
+    refusals: tuple[Refusal, ...] = ()
+    """Each empty where a checkpoint of this shape can go there, else one sentence why not."""
+    parts: str = ""
+    """Module in `writers/`, `tables/` and `readers/` whose functions of the format's name are its parts; "" for the
+    one called like the method."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +54,14 @@ class Format:
     def reason(self, checkpoint: Checkpoint) -> str:
         """Empty where the checkpoint can be written in this format, else one sentence why not."""
         layout = self.layout(checkpoint.method)
-        return layout.refusal(checkpoint) if layout else self.lacking.get(checkpoint.method, self.otherwise)
+        if layout is None:
+            return self.lacking.get(checkpoint.method, self.otherwise)
+        return next((said for refusal in layout.refusals if (said := refusal(checkpoint))), "")
 
     def load(self, part: str, method: str) -> Any:
-        """What `writer`, `table`, `reader` or `serve` of a method's layout names."""
+        """For drafts of `method` the `writer`: (Checkpoint, Base, Facts) → formats.plan.Plan; the `table`: Checkpoint →
+        formats.table.Table, what must be in the folder; or the `reader`: (folder, Checkpoint) → the draft network as
+        the server builds it (see formats.readers)."""
         layout = self.layout(method)
         assert layout is not None, f"{self.name} holds no {method}"
-        module, _, name = getattr(layout, part).partition(":")
-        return getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(f"formats.{part}s.{layout.parts or method}"), self.name)

@@ -1,13 +1,17 @@
-"""Why a checkpoint of some shape cannot go to a server: each function takes a Checkpoint and gives "" or one sentence.
-Each is about something that the server's source does not read; the server would ignore it and draft garbage. No torch.
+"""Why a checkpoint of some shape cannot go to a server: each function takes the server's name and a
+Checkpoint and gives "" or one sentence. Each is about something that the server's source does not read; the server
+would ignore it and draft garbage. No torch.
 """
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from formats.checkpoint import Checkpoint
 
 Refusal = Callable[[Checkpoint], str]
+Reason = Callable[[str, Checkpoint], str]
+"""A refusal that is told which server's it is."""
 LAYER = frozenset(
     {
         *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -29,19 +33,15 @@ TENSORS = {
 """What the tensors of a draft that every server knows are called."""
 
 
-def first_of(*refusals: Refusal) -> Refusal:
-    """The first sentence of several refusals."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        return next((said for each in refusals if (said := each(checkpoint))), "")
-
-    return refusal
+def of(server: str, *reasons: Reason) -> tuple[Refusal, ...]:
+    """The reasons as refusals of one server's layout."""
+    return tuple(partial(reason, server) for reason in reasons)
 
 
-def only(server: str, known: frozenset[str]) -> Refusal:
-    """Nothing in the config or among the tensors that `server` has no place for."""
+def only(known: frozenset[str]) -> Reason:
+    """Nothing in the config, besides what is `known`, or among the tensors that the server has no place for."""
 
-    def refusal(checkpoint: Checkpoint) -> str:
+    def reason(server: str, checkpoint: Checkpoint) -> str:
         for key in checkpoint.unknown(known):
             return f"An export for {server} has no place for the draft's `{key}` ({checkpoint.config[key]!r})."
         for name in checkpoint.tensors:
@@ -49,122 +49,92 @@ def only(server: str, known: frozenset[str]) -> Refusal:
                 return f"An export for {server} has no place for the draft's tensor {name}."
         return ""
 
-    return refusal
+    return reason
 
 
-def ascending_layers(server: str) -> Refusal:
+def ascending_layers(server: str, checkpoint: Checkpoint) -> str:
     """EAGLE-3: servers collect hidden states while the layers run, so in ascending order and each once."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        ids = checkpoint.aux_layers
-        if list(ids) != sorted(set(ids)) or min(ids) < 0:
-            return (
-                f"The draft fuses the base's layers {list(ids)}; {server} collects each layer once and in ascending "
-                "order. Train with other aux_layers (small bases have no three layers by default)."
-            )
-        return ""
-
-    return refusal
+    ids = checkpoint.aux_layers
+    if list(ids) != sorted(set(ids)) or min(ids) < 0:
+        return (
+            f"The draft fuses the base's layers {list(ids)}; {server} collects each layer once and in ascending "
+            "order. Train with other aux_layers (small bases have no three layers by default)."
+        )
+    return ""
 
 
-def three_layers(server: str) -> Refusal:
+def three_layers(server: str, checkpoint: Checkpoint) -> str:
     """EAGLE-3: `fc` of this server is three hidden states wide, whatever the config says."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        count = len(checkpoint.aux_layers)
-        return "" if count == 3 else f"The draft fuses {count} layers of the base; {server} always fuses three."
-
-    return refusal
+    count = len(checkpoint.aux_layers)
+    return "" if count == 3 else f"The draft fuses {count} layers of the base; {server} always fuses three."
 
 
-def one_layer(server: str) -> Refusal:
+def one_layer(server: str, checkpoint: Checkpoint) -> str:
     """EAGLE-3: further layers are vLLM's and speculators'; others call them otherwise, or norm their input."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        count = checkpoint.config.get("eagle_num_layers", 1)
-        return "" if count == 1 else f"The draft has {count} layers; for {server} only drafts of one are exported."
-
-    return refusal
+    count = checkpoint.config.get("eagle_num_layers", 1)
+    return "" if count == 1 else f"The draft has {count} layers; for {server} only drafts of one are exported."
 
 
-def residual_after_norm(server: str) -> Refusal:
+def residual_after_norm(server: str, checkpoint: Checkpoint) -> str:
     """EAGLE-3: `norm_before_residual` is vLLM's and speculators' alone."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        if not checkpoint.config.get("norm_before_residual"):
-            return ""
-        return (
-            f"The draft was trained with norm_before_residual, which {server} does not read (it always takes the "
-            "residual before the norm); vLLM and speculators do. Train with norm_before_residual=false."
-        )
-
-    return refusal
+    if not checkpoint.config.get("norm_before_residual"):
+        return ""
+    return (
+        f"The draft was trained with norm_before_residual, which {server} does not read (it always takes the "
+        "residual before the norm); vLLM and speculators do. Train with norm_before_residual=false."
+    )
 
 
-def plain_eagle(server: str) -> Refusal:
+def plain_eagle(server: str, checkpoint: Checkpoint) -> str:
     """EAGLE-1 as the reference has it: no norm before the first layer, none after the last, the base's plain head."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        for key, what in (
-            ("use_input_layernorm_in_first_layer", "first layer's input norm"),
-            ("use_last_layernorm", "last norm"),
-        ):
-            if checkpoint.config.get(key):
-                return f"The draft has a {what} ({key}), which {server}'s EAGLE class leaves out; train without it."
-        if any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors):
-            return f"The base's lm_head has a bias, which {server}'s EAGLE class does not add to the draft's logits."
-        return ""
-
-    return refusal
+    for key, what in (
+        ("use_input_layernorm_in_first_layer", "first layer's input norm"),
+        ("use_last_layernorm", "last norm"),
+    ):
+        if checkpoint.config.get(key):
+            return f"The draft has a {what} ({key}), which {server}'s EAGLE class leaves out; train without it."
+    if any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors):
+        return f"The base's lm_head has a bias, which {server}'s EAGLE class does not add to the draft's logits."
+    return ""
 
 
-def some_blocks(server: str) -> Refusal:
+def some_blocks(server: str, checkpoint: Checkpoint) -> str:
     """Medusa: a head has a residual block."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        if checkpoint.config["medusa_num_layers"] > 0:
-            return ""
-        return f"The heads have no residual block (medusa_num_layers 0); {server} was written for one or more."
-
-    return refusal
-
-
-def few_tokens_shared(server: str) -> Refusal:
-    """Medusa: vLLM makes heads of their own over all tokens, and only a shared matrix over those of token_map."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        if not checkpoint.small_vocabulary or checkpoint.config.get("medusa_tie_lm_head"):
-            return ""
-        return (
-            f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens each by its own matrix; "
-            f"{server} loads fewer rows for a shared matrix only (medusa_tie_lm_head). Train with "
-            "draft_vocab_size=0 or medusa_tie_lm_head=true."
-        )
-
-    return refusal
-
-
-def whole_vocabulary(server: str) -> Refusal:
-    """Medusa: heads of this server score every token of the base."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        if not checkpoint.small_vocabulary:
-            return ""
-        return (
-            f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} has no map from "
-            "draft ids to tokens (vLLM up to 0.32 has, for shared heads: token_map). Train with draft_vocab_size=0."
-        )
-
-    return refusal
-
-
-def own_head_without_bias(server: str) -> Refusal:
-    """Medusa: shared heads are written out as the base's matrix; there is no place for its bias."""
-
-    def refusal(checkpoint: Checkpoint) -> str:
-        biased = any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors)
-        if checkpoint.config.get("medusa_tie_lm_head") and biased:
-            return f"The heads share the base's lm_head, which has a bias; a Medusa head of {server} has none."
+    if checkpoint.config["medusa_num_layers"] > 0:
         return ""
+    return f"The heads have no residual block (medusa_num_layers 0); {server} was written for one or more."
 
-    return refusal
+
+def few_tokens_shared(server: str, checkpoint: Checkpoint) -> str:
+    """Medusa: vLLM makes heads of their own over all tokens, and only a shared matrix over those of token_map."""
+    if not checkpoint.small_vocabulary or checkpoint.config.get("medusa_tie_lm_head"):
+        return ""
+    return (
+        f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens each by its own matrix; "
+        f"{server} loads fewer rows for a shared matrix only (medusa_tie_lm_head). Train with "
+        "draft_vocab_size=0 or medusa_tie_lm_head=true."
+    )
+
+
+def whole_vocabulary(server: str, checkpoint: Checkpoint) -> str:
+    """Medusa: heads of this server score every token of the base."""
+    if not checkpoint.small_vocabulary:
+        return ""
+    return (
+        f"The heads know {checkpoint.draft_vocab_size} of {checkpoint.vocab_size} tokens; {server} has no map from "
+        "draft ids to tokens (vLLM up to 0.32 has, for shared heads: token_map). Train with draft_vocab_size=0."
+    )
+
+
+def own_head_without_bias(server: str, checkpoint: Checkpoint) -> str:
+    """Medusa: shared heads are written out as the base's matrix; there is no place for its bias."""
+    biased = any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors)
+    if checkpoint.config.get("medusa_tie_lm_head") and biased:
+        return f"The heads share the base's lm_head, which has a bias; a Medusa head of {server} has none."
+    return ""
+
+
+REFERENCE_EAGLE3 = (residual_after_norm, ascending_layers, one_layer, only(EAGLE3))
+"""EAGLE-3 as the EAGLE repository has it, no more."""
+REFERENCE_MEDUSA = (some_blocks, whole_vocabulary, own_head_without_bias, only(MEDUSA))
+"""Medusa heads as the Medusa repository has them."""

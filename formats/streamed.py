@@ -13,9 +13,7 @@ from torch import nn
 
 from formats.readers.weights import KEPT, Weights
 from models.checkpoints import WEIGHTS, draft_class, load_draft, read_config
-
-Stored = Callable[[str], str]
-"""A parameter's name → the name it is stored under."""
+from models.standalone import StandaloneDraft
 
 
 def draft(folder: Path, base: Any) -> Any:
@@ -24,7 +22,7 @@ def draft(folder: Path, base: Any) -> Any:
         return load_draft(folder, base)
     config = read_config(folder)
     if config["speculoos_method"] == "draft":
-        return _Standalone(model(folder))
+        return StandaloneDraft(model(folder))
     with torch.device("meta"):
         network = draft_class(config["speculoos_method"]).from_json(config, replace(base, device=torch.device("meta")))
     weights = Weights(folder / WEIGHTS)
@@ -52,9 +50,10 @@ def model(folder: Path) -> Any:
     )
 
 
-def stream(module: nn.Module, weights: Weights, stored: Stored = str) -> Any:
+def stream(module: nn.Module, weights: Weights, stored: Callable[[str], str] = str) -> Any:
     """`module`, whose parameters lie on the meta device, made to fetch each part's before that part runs; the matrices
-    of linear layers pass some rows at a time, and of embeddings the rows that are asked for are read."""
+    of linear layers pass some rows at a time, and of embeddings the rows that are asked for are read. `stored`: a
+    parameter's name → the name it is stored under."""
     for prefix, part in module.named_modules():
         names = {name: stored(f"{prefix}.{name}") for name, _ in part.named_parameters(recurse=False)}
         if type(part) is nn.Linear:
@@ -78,12 +77,3 @@ def _fill(names: dict[str, str], weights: Weights, part: nn.Module, _args: Any) 
 
 def _empty(parameters: dict[str, Any], part: nn.Module, _args: Any, _out: Any) -> None:
     part._parameters.update(parameters)
-
-
-class _Standalone:
-    """What a standalone draft offers to a proof."""
-
-    method = "draft"
-
-    def __init__(self, streamed: Any):
-        self.model = streamed

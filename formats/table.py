@@ -8,10 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from formats.checkpoint import DTYPES, read_object
-from formats.plan import SIZES
+from formats.checkpoint import read_object
 from formats.report import Check, all_of
-from models.identity import TensorEntry, tensors_of
+from models.identity import FLOATS, SIZES, TensorEntry, tensors_of
 from speculoos.errors import BadInput
 
 ALWAYS = ("config.json", "README.md", "validation.json", "SHA256SUMS")
@@ -54,7 +53,7 @@ def compare(folder: Path, table: Table) -> list[Check]:
     return [
         all_of("files", _files(folder, table), f"{table.weights}, config.json and what belongs to them"),
         all_of("tensors", _tensors(entries, table), f"{len(entries)} tensors, none missing, none left over"),
-        all_of("types", _types(entries, config, table), f"all weights are {DTYPES[table.float_type]}, as declared"),
+        all_of("types", _types(entries, config, table), f"all weights are {FLOATS[table.float_type]}, as declared"),
         all_of("config", _config(config, table), f"{len(flat(config))} keys as the server reads them"),
     ]
 
@@ -90,7 +89,7 @@ def _types(entries: Mapping[str, TensorEntry], config: Mapping[str, Any], table:
         expected = table.float_type if kind == FLOAT else kind
         if name in entries and entries[name].dtype != expected:
             wrong.append(f"{table.weights}: {name}: expected the type {expected}, found {entries[name].dtype}.")
-    kinds = {DTYPES[entry.dtype] for entry in entries.values() if entry.dtype in DTYPES}
+    kinds = {FLOATS[entry.dtype] for entry in entries.values() if entry.dtype in FLOATS}
     for key in ("torch_dtype", "dtype"):
         if key in config and {config[key]} != kinds:
             wrong.append(f"config.json: {key} says {config[key]}, the tensors are {', '.join(sorted(kinds))}.")

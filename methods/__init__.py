@@ -5,8 +5,7 @@ A method of one's own is a module with a record called METHOD; its name goes int
 
 import importlib
 import os
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
@@ -24,39 +23,37 @@ BUILT_IN = ("methods.medusa", "methods.eagle", "methods.eagle3", "methods.standa
 class _Table(Mapping[str, Record]):
     """A mapping that is made when it is first looked into."""
 
-    @abstractmethod
-    def _all(self) -> Mapping[str, Record]: ...
+    def __init__(self, make: Callable[[], Mapping[str, Record]]):
+        self._make = make
 
     def __getitem__(self, name: str) -> Record:
-        return self._all()[name]
+        return self._make()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
+        return iter(self._make())
 
     def __len__(self) -> int:
-        return len(self._all())
-
-
-class _Records(_Table[Method]):
-    """Every record by its method's name. Those of SPECULOOS_METHODS (module names, comma-separated) are read when they
-    are first asked for: a stranger's module may hold its classes too, and those import rooms that import this one."""
-
-    def __init__(self) -> None:
-        self._known = _read(BUILT_IN)
-        self._further = [name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(",") if name.strip()]
-
-    def _all(self) -> dict[str, Method]:
-        further, self._further = self._further, []
-        if further:
-            self._known |= _read(further)
-        return self._known
+        return len(self._make())
 
 
 def _read(modules: Iterable[str]) -> dict[str, Method]:
     return {record.name: record for record in (importlib.import_module(name).METHOD for name in modules)}
 
 
-METHODS: Mapping[str, Method] = _Records()
+_known = _read(BUILT_IN)
+_further = [name.strip() for name in os.environ.get("SPECULOOS_METHODS", "").split(",") if name.strip()]
+
+
+def _records() -> dict[str, Method]:
+    """Every record by its method's name. Those of SPECULOOS_METHODS (module names, comma-separated) are read when they
+    are first asked for: a stranger's module may hold its classes too, and those import rooms that import this one."""
+    further = [*_further]
+    _further.clear()
+    _known.update(_read(further))
+    return _known
+
+
+METHODS: Mapping[str, Method] = _Table(_records)
 
 
 def find_method(name: str) -> Method:
@@ -79,15 +76,9 @@ def train_config(method: str = "medusa", **settings: Any) -> TrainConfig:
         raise first_problem(error, schema) from None
 
 
-class _Settings(_Table[Setting]):
-    """Every setting by name; `methods` names those it counts for, where it does not count for all."""
-
-    def _all(self) -> dict[str, Setting]:
-        return _all_settings(tuple(METHODS.values()))
-
-
 @cache
-def _all_settings(methods: tuple[Method, ...]) -> dict[str, Setting]:
+def _settings_of_all(methods: tuple[Method, ...]) -> dict[str, Setting]:
+    """Every setting by name; `methods` names those it counts for, where it does not count for all."""
     settings: dict[str, Setting] = {}
     for method in methods:
         for setting in settings_of(method.config, (method.name,)):
@@ -97,4 +88,4 @@ def _all_settings(methods: tuple[Method, ...]) -> dict[str, Setting]:
     return settings
 
 
-SETTINGS: Mapping[str, Setting] = _Settings()
+SETTINGS: Mapping[str, Setting] = _Table(lambda: _settings_of_all(tuple(METHODS.values())))

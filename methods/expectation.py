@@ -111,11 +111,8 @@ def _likeliest(measured: Measured, deepest: int) -> list[Path]:
 
 def interpolate(points: Mapping[int, float], at: int) -> float:
     """Piecewise linear through `points`, level beyond its ends."""
-    known = sorted(points)
-    if at <= known[0] or at >= known[-1]:
-        return points[known[0] if at <= known[0] else known[-1]]
-    low = max(n for n in known if n <= at)
-    high = min(n for n in known if n >= at)
+    low = max((n for n in points if n <= at), default=min(points))
+    high = min((n for n in points if n >= at), default=max(points))
     share = (at - low) / (high - low) if high > low else 0.0
     return points[low] + share * (points[high] - points[low])
 

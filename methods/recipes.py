@@ -3,7 +3,7 @@
 A recipe has `about` (one line), `source` (where its numbers come from), `method` and `settings`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -73,17 +73,6 @@ def config_for(method: str, recipe: str, settings: Mapping[str, Any]) -> TrainCo
     if start and start["method"] != method:
         raise BadInput(f"Recipe {recipe!r} is for {start['method']}, not for {method}.")
     return train_config(**{**start, **settings, "method": method})
-
-
-def parse_changes(pairs: Iterable[str]) -> dict[str, str]:
-    """`key=value` strings of `--set`. Raises BadInput for one without `=`."""
-    changes = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise BadInput(f"--set {pair}: expected key=value, such as lr=0.0005.")
-        changes[key.strip()] = value.strip()
-    return changes
 
 
 def _parsed(path: Path) -> dict[str, Any]:

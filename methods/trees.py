@@ -70,7 +70,7 @@ def check(tree: Any) -> None:
     """Raises BadInput for what is no list of paths, or more than one forward may score. Cheap, whatever is given."""
     if not isinstance(tree, list | tuple) or not all(isinstance(path, list | tuple) for path in tree):
         raise BadInput("tree: expected a list of choices, such as [[0], [0, 0], [1]].")
-    if not all(path and all(map(_is_rank, path)) for path in tree):
+    if not all(path and all(type(rank) is int and rank >= 0 for rank in path) for path in tree):
         raise BadInput("tree: every choice is one or more ranks counted from 0, such as [0, 1].")
     if deep := next((len(path) for path in tree if len(path) > DEEPEST), 0):
         raise BadInput(f"tree: a path of {deep:,} ranks cannot be drafted; a tree is at most {DEEPEST} deep.")
@@ -81,10 +81,6 @@ def check(tree: Any) -> None:
 def nodes(tree: Any) -> set[tuple[int, ...]]:
     """All nodes of a tree given as paths: those and what they begin with, the root left out."""
     return {tuple(path[:depth]) for path in tree for depth in range(1, len(path) + 1)}
-
-
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _leaves(text: str, widths: list[int]) -> list[list[int]]:

@@ -5,10 +5,9 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from speculoos import sums as folder_sums
 from speculoos.errors import Damaged, NotFound
 from speculoos.files import new_path
-from speculoos.sums import SUMS, Sums, file_sha256
+from speculoos.sums import SUMS, Sums, differing, of_files
 
 WEIGHTS = "model.safetensors"
 FILES = (WEIGHTS, "config.json", "generation_config.json", "README.md", SUMS)
@@ -23,7 +22,7 @@ def archive_name(base: str, checkpoint: str) -> str:
 def write_zip(folder: str | Path, target: str | Path) -> Path:
     """The checkpoint in `folder` as a zip, whole or not at all. SHA256SUMS is made when the folder has none."""
     files = archive_files(Path(folder))
-    return zip_files(files, Path(target), {} if Path(folder, SUMS).exists() else {SUMS: sums(files)})
+    return zip_files(files, Path(target), {} if Path(folder, SUMS).exists() else {SUMS: of_files(files)})
 
 
 def zip_files(
@@ -55,18 +54,13 @@ def archive_files(folder: Path) -> list[Path]:
     return [folder / name for name in FILES if (folder / name).is_file()]
 
 
-def sums(files: list[Path]) -> str:
-    """Lines for `sha256sum -c`."""
-    return folder_sums.lines({path.name: file_sha256(path) for path in files})
-
-
 def damage(folder: str | Path, sha256: str = "", taken: Sums | None = None) -> dict[str, str]:
     """{file: what is wrong with it} of a checkpoint, by its SHA256SUMS and its row's `sha256` of the weights; empty
     when all is well. `taken` remembers sums."""
     folder, taken = Path(folder), taken or Sums()
     if not (folder / WEIGHTS).is_file():
         return {WEIGHTS: "is missing"}
-    damage = folder_sums.differing(folder, taken)
+    damage = differing(folder, taken)
     if sha256 and WEIGHTS not in damage and taken.of_file(folder / WEIGHTS) != sha256:
         damage[WEIGHTS] = "is not the file that was trained (its sha256 differs)"
     return damage

@@ -16,7 +16,7 @@ from torch import nn
 from models import foreign, identity, varlen
 from models.damage import NO_SUMS, Known, check_base
 from models.families import LogitRule, logit_rule
-from models.logits import Head, bend, head_of
+from models.logits import Head, bend
 from models.tokenizer import first_line, read_tokenizer, token_ids
 from models.tokenizer import load_tokenizer as load_tokenizer
 from models.tokenizer import read_eos_ids as read_eos_ids
@@ -68,7 +68,7 @@ class Base:
     @property
     def head(self) -> Head:
         """Matrix, bias and rule of the logits, for who multiplies by itself; not of a packed base."""
-        return head_of(self.model)
+        return Head(self.lm_head.weight, getattr(self.lm_head, "bias", None), self.logit_rule)
 
     @cached_property
     def logit_rule(self) -> LogitRule:
@@ -103,24 +103,17 @@ class Base:
         return int(getattr(self.config, "max_position_embeddings", None) or 2048)
 
     def forward_hidden(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        layers: Sequence[int] = (),
-        lengths: torch.Tensor | None = None,
+        self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Run without a cache: the head's input [B, N, H] and the outputs [B, N, H] of 0-based `layers`.
 
-        `attention_mask` is [B, N] (1 = real token) or a prepared 4-D mask [B, 1, N, N]. Instead of one, `lengths` [B]
-        says how many tokens of each row are real: what lies after them is not computed where that can be spared.
+        `lengths` [B] says how many tokens of each row are real: what lies after them is not computed where that can be
+        spared.
         """
         if lengths is not None and varlen.can_run(self.config, self.device, lengths):
             return self._forward_rows(input_ids, lengths, layers)
         with capture_layers(self.model, layers) as captured:
-            out = self.backbone(
-                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-            )
+            out = self.backbone(input_ids=input_ids, use_cache=False)
         return out.last_hidden_state, tuple(captured)
 
     def _forward_rows(
@@ -212,7 +205,9 @@ def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> Base:
     """A causal model of transformers that is loaded already, as a Base. Freezes it, in place."""
     model.eval().requires_grad_(False)
     path = Path(path or model.name_or_path)
-    return Base(model, tokenizer, path, model.dtype, model.device, _eos_ids(model, tokenizer))
+    holders = (model.generation_config, model.config, tokenizer)
+    eos_ids = token_ids(getattr(holder, "eos_token_id", None) for holder in holders)
+    return Base(model, tokenizer, path, model.dtype, model.device, eos_ids)
 
 
 def pick_device(name: str) -> torch.device:
@@ -299,8 +294,3 @@ def _plain(error: Exception, view: Path, folder: Path) -> SpeculoosError:
         return BadInput(f"{folder}: config.json describes other sizes than the weights have; restore it.")
     kind = "" if isinstance(error, ValueError | KeyError) else f"{type(error).__name__}: "
     return Unsupported(f"{folder}: transformers cannot load it as a causal model ({kind}{said}).")
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    holders = (model.generation_config, model.config, tokenizer)
-    return token_ids(getattr(holder, "eos_token_id", None) for holder in holders)

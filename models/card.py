@@ -4,6 +4,7 @@ A card is plain JSON: rows store it, pages and the command line show it.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,20 @@ from models import identity
 from models.damage import NO_SUMS, weights_sum
 from models.families import why_not
 from models.foreign import check_sizes, plain_config
-from speculoos.sums import Sums
+from speculoos.sums import Sums, file_sha256
 
-NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 KV_TOKENS = 2048
 LICENCE_LINE = re.compile(r"^license(?:_name)?:\s*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
-def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True, sums: Sums = NO_SUMS) -> dict[str, Any]:
-    """Card of a Hugging Face folder. `licence` overrides what its README says.
+def make_card(folder: str | Path, *, licence: str = "", sums: Sums = NO_SUMS) -> dict[str, Any]:
+    """Card of a Hugging Face folder. `licence` overrides what its README says; `sums` remembers the sum of the weights.
 
-    `hashes=False` leaves the sha256 fields empty (hashing reads every byte of the weights); `sums` remembers them.
     Raises BadInput when the folder has no config or no safetensors, or they do not fit each other; Unsupported when
     its weights are quantised.
     """
     folder = Path(folder)
-    config = read_config(folder)
+    config = plain_config(folder)
     text = config.get("text_config") or config
     entries = identity.tensors(folder)
     check_sizes(folder, config, entries)
@@ -37,29 +36,23 @@ def make_card(folder: str | Path, *, licence: str = "", hashes: bool = True, sum
         "architecture": (config.get("architectures") or [""])[0],
         "model_type": config.get("model_type", ""),
         "parameters": parameters,
-        "layers": _first(text, "num_hidden_layers", "n_layer", "num_layers"),
-        "hidden_size": _first(text, "hidden_size", "n_embd", "d_model"),
-        "heads": _first(text, "num_attention_heads", "n_head"),
-        "kv_heads": _first(text, "num_key_value_heads", "num_attention_heads", "n_head"),
+        "layers": first(text, "num_hidden_layers", "n_layer", "num_layers"),
+        "hidden_size": first(text, "hidden_size", "n_embd", "d_model"),
+        "heads": first(text, "num_attention_heads", "n_head"),
+        "kv_heads": first(text, "num_key_value_heads", "num_attention_heads", "n_head"),
         "vocabulary": text.get("vocab_size"),
         "tied_embeddings": bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         "dtype": _dtype(entries),
-        "max_length": _first(text, "max_position_embeddings", "n_positions"),
+        "max_length": first(text, "max_position_embeddings", "n_positions"),
         "chat_template": bool(template),
-        "licence": licence or _licence(folder),
+        "licence": licence or licence_in(folder),
         "size_bytes": sum(entry.end - entry.start for entry in entries),
-        "tokenizer_sha256": identity.tokenizer_sha256(folder) if hashes else "",
-        "weights_sha256": weights_sum(folder, sums) if hashes else "",
-        "files": identity.file_sums(folder) if hashes else {},
+        "tokenizer_sha256": identity.tokenizer_sha256(folder),
+        "weights_sha256": weights_sum(folder, sums),
+        "files": {path.name: file_sha256(path) for path in identity.read_files(folder)},
         "memory": memory_needed(parameters, text),
         "methods": methods(config),
     }
-
-
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a model folder as it is loaded. Raises BadInput when it is missing or none, Unsupported for
-    quantised weights."""
-    return plain_config(folder)
 
 
 def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
@@ -67,10 +60,10 @@ def memory_needed(parameters: int, config: dict[str, Any]) -> dict[str, int]:
 
     `kv` is key-value heads × head size. Activations and the runtime itself come on top.
     """
-    heads = _first(config, "num_attention_heads", "n_head") or 1
-    hidden = _first(config, "hidden_size", "n_embd", "d_model") or 0
-    width = (_first(config, "num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
-    cells = 2 * (_first(config, "num_hidden_layers", "n_layer") or 0) * width * KV_TOKENS
+    heads = first(config, "num_attention_heads", "n_head") or 1
+    hidden = first(config, "hidden_size", "n_embd", "d_model") or 0
+    width = (first(config, "num_key_value_heads") or heads) * (config.get("head_dim") or hidden // heads)
+    cells = 2 * (first(config, "num_hidden_layers", "n_layer") or 0) * width * KV_TOKENS
     return {name: (parameters + cells) * size for name, size in (("float32", 4), ("bfloat16", 2), ("float16", 2))}
 
 
@@ -79,7 +72,8 @@ def methods(config: dict[str, Any]) -> dict[str, str]:
     return dict.fromkeys(METHODS, why_not(config))
 
 
-def _first(config: dict[str, Any], *names: str) -> int | None:
+def first(config: Mapping[str, Any], *names: str) -> Any:
+    """The first of these keys that is set; None when none is."""
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
@@ -88,11 +82,12 @@ def _dtype(entries: list[identity.TensorEntry]) -> str:
     for entry in entries:
         counts[entry.dtype] = counts.get(entry.dtype, 0) + entry.count
     common = max(counts, key=counts.__getitem__)
-    return NAMES.get(common, common.lower())
+    return identity.FLOATS.get(common, common.lower())
 
 
-def _licence(folder: Path) -> str:
+def licence_in(folder: Path) -> str:
+    """As the folder's README states it; "" where it does not."""
     readme = folder / "README.md"
-    text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.exists() else ""
+    text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.is_file() else ""
     match = LICENCE_LINE.search(text)
     return match.group(1) if match else ""

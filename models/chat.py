@@ -9,16 +9,14 @@ ROLES = ("system", "user", "assistant")
 SENTINEL = "\u2063answer\u2063"
 
 
-def render(
-    tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "", add_generation_prompt: bool = True
-) -> list[int]:
-    """Token ids of a conversation, with the marker that makes the model answer unless told otherwise.
+def render(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "") -> list[int]:
+    """Token ids of a conversation, with the marker that makes the model answer.
 
     `messages` are {"role", "content"}; a `system` text goes before them unless they begin with their own.
     A tokenizer without a chat template (a base model that was never taught to chat) takes one user turn as it is,
     with its begin-of-text token; more turns raise Unsupported. A template that refuses raises BadInput.
     """
-    return to_ids(tokenizer, *to_text(tokenizer, messages, system, add_generation_prompt))
+    return to_ids(tokenizer, *to_text(tokenizer, messages, system))
 
 
 def after_answer(tokenizer: Any, eos_ids: Collection[int], messages: Sequence[dict[str, str]], last: int) -> list[int]:
@@ -32,9 +30,7 @@ def after_answer(tokenizer: Any, eos_ids: Collection[int], messages: Sequence[di
     return ids[1:] if ids and ids[0] == last and last in eos_ids else ids
 
 
-def to_text(
-    tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "", add_generation_prompt: bool = True
-) -> tuple[str, bool]:
+def to_text(tokenizer: Any, messages: Sequence[dict[str, str]], system: str = "") -> tuple[str, bool]:
     """The first half of `render`: the conversation as one text, and whether a chat template wrote it."""
     messages = _checked(messages, system)
     if not getattr(tokenizer, "chat_template", None):
@@ -42,7 +38,7 @@ def to_text(
     from jinja2 import TemplateError
 
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, tokenize=False)
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
         raise BadInput(f"The model's chat template refuses these messages: {error}.") from None
     return text, True

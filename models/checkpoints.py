@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,11 @@ from models.identity import read_json
 from speculoos import sums as folder_sums
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.files import new_folder
-from speculoos.sums import SUMS, Sums, file_sha256
+from speculoos.sums import SUMS, Sums, of_files
 
 FORMAT = 1
+OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "drafting", "tuning")
+"""Keys of config.json that say nothing about the network."""
 KINDS = {"speculoos_method": str, "speculoos_format": int, "training": dict, "drafting": dict, "tuning": dict}
 WORDS = {str: "text", int: "number", dict: "table"}
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -97,14 +98,10 @@ def draft_to_train(folder: str | Path, base: Any, method: str) -> Any:
     return _filled(Path(folder), config, base, full=True)
 
 
-def set_drafting(folder: str | Path, drafting: dict[str, Any], tuning: dict[str, Any]) -> None:
-    """Keep with the checkpoint how to draft with it (options of `decoding.drafters.make_drafter`, used where none are
-    given) and how that was found."""
-    amend(folder, drafting=drafting, tuning=tuning)
-
-
 def amend(folder: str | Path, **changes: Any) -> None:
-    """Change keys of the checkpoint's config.json. The folder is replaced whole, its card and sums renewed."""
+    """Change keys of the checkpoint's config.json, such as `drafting` (options of `decoding.drafters.make_drafter`
+    where none are given) and `tuning` (how these were found). The folder is replaced whole, its card and sums
+    renewed."""
     folder = Path(folder)
     with new_folder(folder, replace=True) as building:
         shutil.copytree(folder, building, dirs_exist_ok=True)
@@ -151,8 +148,8 @@ def _write_texts(folder: Path, config: dict[str, Any]) -> None:
         parameters = sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
     (folder / CONFIG).write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
     (folder / CARD).write_text(draft_card(config, (folder / WEIGHTS).stat().st_size, parameters), encoding="utf-8")
-    files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    (folder / SUMS).write_text(_sums(folder, files), encoding="utf-8")
+    files = (path for path in folder.glob("[!.]*") if path.is_file() and path.name != SUMS)
+    (folder / SUMS).write_text(of_files(files), encoding="utf-8")
 
 
 def own_tensors(draft: Any) -> dict[str, Any]:
@@ -168,10 +165,6 @@ def _cast(tensors: dict[str, Any], dtype: str) -> dict[str, Any]:
         name: value.detach().to("cpu", kind if kind and value.is_floating_point() else value.dtype).contiguous().clone()
         for name, value in tensors.items()
     }
-
-
-def _sums(folder: Path, files: Iterable[Path]) -> str:
-    return folder_sums.lines({p.name: file_sha256(p) for p in files if p.name != SUMS})
 
 
 def _check_fit(folder: Path, config: dict[str, Any], base: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from models import identity
 from speculoos.errors import Damaged, SpeculoosError
-from speculoos.sums import Sums, differing
+from speculoos.sums import Sums, differing, file_sha256
 
 REMAKE = "Make the data set again, or put its files back from a copy; `speculoos verify` checks all."
 MEND = "Put the original files back, or bring the model here again under another name; `speculoos verify` checks all."
@@ -69,9 +69,9 @@ def dataset_damage(folder: str | Path, sums: Sums = NO_SUMS, rows: int | None = 
     return damage
 
 
-def check_dataset(folder: str | Path, sums: Sums = NO_SUMS) -> None:
+def check_dataset(folder: str | Path) -> None:
     """Raise Damaged, naming the first file of the data set that is not as it was written."""
-    for name, wrong in dataset_damage(folder, sums).items():
+    for name, wrong in dataset_damage(folder).items():
         raise Damaged(f"{Path(folder) / name} {wrong}.", REMAKE)
 
 
@@ -101,7 +101,7 @@ def _files(folder: Path, known: dict[str, str]) -> dict[str, str]:
 
 def _changed(path: Path, digest: str) -> str:
     try:
-        return "" if identity.file_sha256(path) == digest else "was changed after the model came here, or is damaged"
+        return "" if file_sha256(path) == digest else "was changed after the model came here, or is damaged"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
 

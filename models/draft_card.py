@@ -24,7 +24,7 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             *section("Settings", training.get("settings")),
             *section("Figures", training.get("figures")),
             *section("Drafting", _drafting(config)),
-            *_notes(training.get("notes")),
+            *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## How to load\n",
             "Where Speculoos is installed; what is downloaded for a server says itself how it is served.\n",
             block(
@@ -46,7 +46,3 @@ def _drafting(config: dict[str, Any]) -> dict[str, Any]:
         each = (f"{s['nodes']}: τ {s['expected_tau']:.2f}, {s['speedup']:.2f} ×" for s in sizes)
         tuning["sizes"] = "nodes, expected τ and times plain: " + "; ".join(each)
     return {"options": json.dumps(config["drafting"])} | tuning
-
-
-def _notes(notes: Any) -> list[str]:
-    return ["## Notes\n", quotation(notes) + "\n"] if notes else []

@@ -190,8 +190,8 @@ def causal_mask(n: int, total: int, device: torch.device) -> Tensor:
     return torch.ones(n, total, dtype=torch.bool, device=device).tril(total - n)
 
 
-def init_weights(module: nn.Module, std: float = 0.02) -> None:
-    """Linear layers drawn from N(0, std²), as Llama does; norms stay at one."""
+def init_weights(module: nn.Module) -> None:
+    """Linear layers drawn from N(0, 0.02²), as Llama does; norms stay at one."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            nn.init.normal_(part.weight, 0.0, std)
+            nn.init.normal_(part.weight, 0.0, 0.02)

@@ -8,7 +8,7 @@ frozen too. `fc` of a draft trained here has no bias (servers disagree about one
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +44,10 @@ class EagleLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class BorrowedParts:
+class BorrowedParts(nn.Module):
     """Embeddings and head of the base, used but neither owned nor stored by a draft.
 
-    `embed_tokens` is set by every draft: None, or a table [V, H] of its own (`own_table`).
+    Every draft sets its `config`, and `embed_tokens`: None, or a table [V, H] of its own (`own_table`).
     """
 
     embed_tokens: nn.Embedding | None
@@ -55,8 +55,13 @@ class BorrowedParts:
     runner: Any = None
     """What drafts with this draft's weights, once it has taken them over (`decoding.eagle_runner.packed_runner`)."""
 
-    def borrow(self, base: Any) -> None:
+    def _at(self, base: Any) -> Self:
+        """This draft over `base`, in its dtype and on its device."""
         self._base = (base,)  # in a tuple: not a submodule; its head is looked up late, since it may be packed by then
+        return self.to(device=base.device, dtype=base.dtype)  # a packed head's own weight is on no device
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self.config)
 
     @property
     def table(self) -> Any:
@@ -74,7 +79,7 @@ def own_table(config: Any) -> nn.Embedding | None:
     return nn.Embedding(config.vocab_size, config.hidden_size).requires_grad_(False)
 
 
-class EagleDraft(BorrowedParts, nn.Module):
+class EagleDraft(BorrowedParts):
     """The EAGLE-1 network. `forward` gives features; `logits` turns features into scores of tokens."""
 
     method: ClassVar[str] = "eagle"
@@ -103,9 +108,6 @@ class EagleDraft(BorrowedParts, nn.Module):
     def from_json(cls, data: dict[str, Any], base: Any) -> "EagleDraft":
         config = EagleConfig(**{name: data[name] for name in EagleConfig.__dataclass_fields__ if name in data})
         return cls(config)._at(base)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self.config)
 
     def fuse(self, hidden: Tensor, aux: tuple[Tensor, ...] = ()) -> Tensor:
         """Features [B, n, H] from the base's final hidden states; `aux` is not used."""
@@ -142,7 +144,3 @@ class EagleDraft(BorrowedParts, nn.Module):
     def to_draft(self, ids: Tensor) -> Tensor:
         """Token ids of the base as columns of `logits`: the same."""
         return ids
-
-    def _at(self, base: Any) -> "EagleDraft":
-        self.borrow(base)
-        return self.to(device=base.device, dtype=base.dtype)  # a packed head's own weight is on no device

@@ -109,7 +109,7 @@ def _unfold(module: ScaledLinear, state: dict[str, Tensor], prefix: str, *_rest:
         state[prefix + "weight"] = stored / module.scale.to(stored.device)
 
 
-class Eagle3Draft(BorrowedParts, nn.Module):
+class Eagle3Draft(BorrowedParts):
     """The EAGLE-3 network, with the same face as EAGLE-1: `fuse`, `forward`, `logits`, `to_target`."""
 
     method: ClassVar[str] = "eagle3"
@@ -146,8 +146,7 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         head = base.head.rows(ids).folded()
         sizes = {"vocab_size": base.vocab_size, "draft_vocab_size": len(ids), "lm_head_bias": head.bias is not None}
         draft = cls(Eagle3Config(**{**asdict(shape_of(base)), **sizes, **options}))
-        if feature_rms is not None:
-            draft.fc = ScaledLinear(feature_rms.float().cpu(), base.hidden_size)
+        draft.scale_features(feature_rms)
         init_weights(draft)
         with torch.no_grad():
             draft.lm_head.weight.copy_(head.weight)
@@ -167,9 +166,6 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         values = {name: data[name] for name in Eagle3Config.__dataclass_fields__ if name in data}
         values["aux_layers"] = tuple(values.get("aux_layers") or aux_layers(base.num_layers))
         return cls(Eagle3Config(**values))._at(base)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self.config)
 
     def scale_features(self, rms: Tensor | None) -> None:
         """Let `fc` learn in units of its inputs' size `rms` [3H]; what it computes stays the same. Normed inputs have
@@ -244,7 +240,3 @@ class Eagle3Draft(BorrowedParts, nn.Module):
         places = torch.full(self.t2d.shape, -100, device=self.t2d.device)
         places[self.draft_ids] = torch.arange(len(self.d2t), device=self.t2d.device)
         return places[ids]
-
-    def _at(self, base: Any) -> "Eagle3Draft":
-        self.borrow(base)
-        return self.to(device=base.device, dtype=base.dtype)  # a packed head's own weight is on no device

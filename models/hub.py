@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.identity import file_sha256
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.reporting import Reporter, check_stop
+from speculoos.sums import file_sha256
 
 PART = r"[A-Za-z0-9][\w.-]{0,95}"
 HUB_ID = re.compile(rf"(?P<repo>(?:{PART}/)?{PART})(?:@(?P<revision>[\w./-]{{1,100}}))?")
@@ -34,15 +34,22 @@ Choice = Callable[[Files], Files]
 
 @dataclass(frozen=True)
 class Listing:
-    """What will be downloaded of one revision: {file name: (bytes, sha256 or "")}."""
+    """What will be downloaded of one revision."""
 
     repo: str
     revision: str
-    files: dict[str, tuple[int, str]]
+    files: Files
 
     @property
     def size(self) -> int:
         return sum(size for size, _ in self.files.values())
+
+    def check_arrived(self, name: str, folder: Path) -> None:
+        """Raise Unavailable where a file is not what the hub said, and remove it."""
+        _, sha256 = self.files[name]
+        if sha256 and file_sha256(folder / name) != sha256:
+            (folder / name).unlink()
+            raise Unavailable(f"{self.repo}: {name} arrived damaged (its sha256 differs); fetch it again.")
 
 
 def parse_id(location: str) -> tuple[str, str | None]:
@@ -65,10 +72,8 @@ def download(location: str, folder: Path, reporter: Reporter, token: str = "", c
     folder.mkdir(parents=True, exist_ok=True)
     reporter.log(f"Downloading {repo} ({listing.size / 1e6:,.0f} MB) …")
     in_thread(lambda: guarded(repo, lambda: _snapshot(listing, folder, token)), listing, folder, reporter)
-    for name, (_size, sha256) in listing.files.items():
-        if sha256 and file_sha256(folder / name) != sha256:
-            (folder / name).unlink()
-            raise Unavailable(f"{repo}: {name} arrived damaged (its sha256 differs); fetch it again.")
+    for name in listing.files:
+        listing.check_arrived(name, folder)
     _remove_others(folder, listing)
     return listing
 
@@ -81,7 +86,7 @@ def _remove_others(folder: Path, listing: Listing) -> None:
             path.unlink()
 
 
-def choose(files: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
+def choose(files: Files) -> Files:
     """Of all files of a repository, those a base model needs. `model*.safetensors` come before other weights."""
     selection = {n: v for n, v in files.items() if WANTED.fullmatch(n) and not UNWANTED.fullmatch(n)}
     weights = [n for n in selection if n.endswith(".safetensors")]

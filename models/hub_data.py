@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from models.hub import Files, Listing, check_space, guarded, in_thread, parse_id
 from models.hub_ask import Question, answer
-from models.identity import file_sha256
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Reporter
 
@@ -175,12 +174,10 @@ def fetch(listing: Listing, folder: Path, reporter: Reporter, token: str = "") -
     """
     check_space(listing, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (name, (size, sha256)) in enumerate(listing.files.items(), 1):
+    for number, (name, (size, _)) in enumerate(listing.files.items(), 1):
         reporter.log(f"Fetching {name} ({size / 1e6:,.1f} MB), file {number} of {len(listing.files)} …")
         in_thread(partial(_get, listing, name, folder, token), listing, folder, reporter)
-        if sha256 and file_sha256(folder / name) != sha256:
-            (folder / name).unlink()
-            raise Unavailable(f"{listing.repo}: {name} arrived damaged (its sha256 differs); fetch it again.")
+        listing.check_arrived(name, folder)
         yield folder / name
 
 

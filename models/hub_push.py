@@ -11,6 +11,13 @@ from models.hub import parse_id
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unavailable
 
 AGAIN = "push again: what arrived is not sent twice."
+REFUSALS = {
+    400: (BadInput, "the hub does not take these files; look at the head of README.md and the names."),
+    401: (Unavailable, "the hub does not know the token; run `hf auth login` anew, or set HF_TOKEN."),
+    403: (Unavailable, "the token may not write there; take one with write access, or another owner."),
+    404: (NotFound, "there is no such owner on the hub, or the token may not see it."),
+}
+"""What the status of an answer means to who pushes."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +26,6 @@ class Pushed:
 
     url: str
     commit: str
-    private: bool
 
 
 def check_repository(repo: str) -> None:
@@ -53,7 +59,7 @@ def push_folder(folder: Path, repo: str, public: bool, message: str) -> Pushed:
     def work(api: Any) -> Pushed:
         api.create_repo(repo, private=not public, exist_ok=True)
         done = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-        return Pushed(address(repo), done.oid, not public)
+        return Pushed(address(repo), done.oid)
 
     return _asked(repo, work)
 
@@ -96,23 +102,13 @@ def _sentence(repo: str, error: BaseException) -> SpeculoosError:
         if isinstance(each, OfflineModeIsEnabled):
             return Unavailable(f"{repo}: the hub is not asked while HF_HUB_OFFLINE is set; unset it to push.")
         if isinstance(each, HfHubHTTPError) and each.response is not None:
-            return _refusal(repo, each.response.status_code)
+            status = each.response.status_code
+            kind, told = REFUSALS.get(status, (Unavailable, f"the hub answered with status {status}; {AGAIN}"))
+            return kind(f"{repo}: {told}")
         if type(each).__module__.startswith(("httpx", "httpcore")) or isinstance(each, ConnectionError | TimeoutError):
             name = type(each).__name__
             return Unavailable(f"{repo}: the hub cannot be reached ({name}); check the network and {AGAIN}")
     return Unavailable(f"{repo}: the upload broke off ({type(error).__name__}); {AGAIN}")
-
-
-def _refusal(repo: str, status: int) -> SpeculoosError:
-    if status == 400:
-        return BadInput(f"{repo}: the hub does not take these files; look at the head of README.md and the names.")
-    if status == 401:
-        return Unavailable(f"{repo}: the hub does not know the token; run `hf auth login` anew, or set HF_TOKEN.")
-    if status == 403:
-        return Unavailable(f"{repo}: the token may not write there; take one with write access, or another owner.")
-    if status == 404:
-        return NotFound(f"{repo}: there is no such owner on the hub, or the token may not see it.")
-    return Unavailable(f"{repo}: the hub answered with status {status}; {AGAIN}")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ from typing import Any
 from models.families import why_not
 from models.hub import parse_id
 from models.hub_ask import Question, answer
+from models.identity import SIZES
 from speculoos.errors import BadInput, Unavailable
 
 MOST_BYTES = 8 << 20
@@ -20,8 +21,6 @@ LONGEST = 100
 KINDS = ("text-generation", "safetensors")
 """Tags of models that may be a base: others cannot be loaded here (models.hub)."""
 TOLD = ("safetensors", "config", "tags", "downloads", "gated")
-BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
-"""Bytes of a weight; one that is not named takes one."""
 NAME = "Search"
 STRANGE = f"{NAME}: the hub answered with something that is no list of models; try again later."
 ADAPTER = "It is an adapter, not a whole model; merge it into its base first."
@@ -72,15 +71,16 @@ def _found(item: Any) -> Found | None:
     tags = [tag for tag in _list(item.get("tags")) if isinstance(tag, str)]
     config = _config(item.get("config"))
     counts = _counts(item.get("safetensors"))
+    adapter = "peft" in tags or "peft" in _table(item.get("config"))
     return Found(
         repo,
         parameters=sum(counts.values()),
-        size=sum(count * BYTES.get(dtype, 1) for dtype, count in counts.items()),
+        size=sum(count * SIZES.get(dtype, 1) for dtype, count in counts.items()),
         licence=next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), "")[:60],
         downloads=_count(item.get("downloads")),
         gated=item.get("gated") not in (None, False),
         architecture=config["architectures"][0] if config.get("architectures") else "",
-        why_not=ADAPTER if _is_adapter(item.get("config"), tags) else why_not(config),
+        why_not=ADAPTER if adapter else why_not(config),
     )
 
 
@@ -89,10 +89,6 @@ def _is_name(repo: str) -> bool:
         return parse_id(repo) == (repo, None)
     except BadInput:
         return False
-
-
-def _is_adapter(config: Any, tags: list[str]) -> bool:
-    return "peft" in tags or "peft" in _table(config)
 
 
 def _config(given: Any) -> dict[str, Any]:

@@ -6,13 +6,14 @@ Knows safetensors headers and tokenizer files. Reads tensors one at a time, so m
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from speculoos.errors import BadInput
-from speculoos.sums import file_sha256
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
 INDEX = "model.safetensors.index.json"
@@ -21,6 +22,10 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 BESIDE = ("added_tokens.json", "special_tokens_map.json", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model")
 READ_FILES = (*CONFIGS, *TEMPLATES, *TOKENIZER_FILES, *BESIDE)
 """Files besides the weights that loading a model reads; no other is shown to transformers."""
+FLOATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""safetensors' names of the floating-point types, widest first, with their usual ones."""
+SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "BOOL": 1, "U8": 1, "I8": 1}
+"""Bytes of an element, by safetensors' name of the type."""
 MAX_JSON = 64 << 20
 MAX_HEADER = 100_000_000
 CHUNK = 1 << 22
@@ -40,10 +45,21 @@ class TensorEntry:
     @property
     def count(self) -> int:
         """Number of elements."""
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
+        return prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.start
+
+    def chunks(self) -> Iterator[bytes]:
+        """Its bytes, a few megabytes at a time; too few of them where the file ends early."""
+        with open(self.file, "rb") as file:
+            file.seek(self.start)
+            left = self.size
+            while left and (piece := file.read(min(CHUNK, left))):
+                left -= len(piece)
+                yield piece
 
 
 def weight_files(folder: str | Path) -> list[Path]:
@@ -61,11 +77,6 @@ def read_files(folder: str | Path) -> list[Path]:
     return [path for name in READ_FILES if (path := Path(folder) / name).is_file()]
 
 
-def file_sums(folder: str | Path) -> dict[str, str]:
-    """{name: sha256} of the files besides the weights that loading reads: a card keeps them, a load compares them."""
-    return {path.name: file_sha256(path) for path in read_files(folder)}
-
-
 def tensors_of(file: Path) -> list[TensorEntry]:
     """Entries of one safetensors file, from its header alone. Raises BadInput when the file is damaged."""
     size = file.stat().st_size
@@ -76,7 +87,7 @@ def tensors_of(file: Path) -> list[TensorEntry]:
             raise BadInput(f"{file}: not a whole safetensors file; fetch it again.")
         header = handle.read(length)
     try:
-        return [e for e in _entries(file, json.loads(header), 8 + length) if _within(e, size)]
+        return _entries(file, json.loads(header), 8 + length, size)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{file}: damaged safetensors header ({error}); fetch it again.") from None
 
@@ -193,7 +204,7 @@ def _indexed_files(index: Path) -> list[Path]:
     return [index.parent / name for name in sorted(set(names.values()))]
 
 
-def _entries(file: Path, header: dict, base: int) -> list[TensorEntry]:
+def _entries(file: Path, header: dict, base: int, file_size: int) -> list[TensorEntry]:
     entries = []
     for name, value in header.items():
         if name != "__metadata__":
@@ -201,26 +212,20 @@ def _entries(file: Path, header: dict, base: int) -> list[TensorEntry]:
             shape = tuple(value["shape"])
             if not all(type(size) is int and 0 <= size < 1 << 48 for size in shape):
                 raise ValueError(f"{name} has the shape {list(shape)[:8]}")
-            entries.append(TensorEntry(name, str(value["dtype"]), shape, file, base + start, base + end))
+            entry = TensorEntry(name, str(value["dtype"]), shape, file, base + start, base + end)
+            if not 0 <= entry.start <= entry.end <= file_size:
+                raise ValueError(f"{name} ends at byte {entry.end} of {file_size}")
+            entries.append(entry)
     return entries
 
 
-def _within(entry: TensorEntry, size: int) -> bool:
-    if not 0 <= entry.start <= entry.end <= size:
-        raise ValueError(f"{entry.name} ends at byte {entry.end} of {size}")
-    return True
-
-
 def _update(digest: Any, entry: TensorEntry) -> None:
-    with open(entry.file, "rb") as handle:
-        handle.seek(entry.start)
-        left = entry.end - entry.start
-        while left > 0:
-            chunk = handle.read(min(CHUNK, left))
-            if not chunk:
-                raise BadInput(f"{entry.file}: ends early; fetch it again.")
-            digest.update(chunk)
-            left -= len(chunk)
+    taken = 0
+    for chunk in entry.chunks():
+        digest.update(chunk)
+        taken += len(chunk)
+    if taken < entry.size:
+        raise BadInput(f"{entry.file}: ends early; fetch it again.")
 
 
 def _one_template(template: Any, path: Path) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.families import PLAIN, LogitRule, logit_rule
+from models.families import PLAIN, LogitRule
 from speculoos.errors import Unsupported
 
 TRIED = 4
@@ -65,12 +65,6 @@ class Head:
             return replace(self, rule=PLAIN)
         bias = None if self.bias is None else self.bias * self.rule.scale
         return Head(self.weight * self.rule.scale, bias)
-
-
-def head_of(model: Any) -> Head:
-    """The head of a causal model of transformers."""
-    linear = model.get_output_embeddings()
-    return Head(linear.weight, getattr(linear, "bias", None), logit_rule(model.config.to_dict()))
 
 
 @torch.no_grad()

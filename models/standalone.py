@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from models.base import Base, find_layers, load_base
+from models.checkpoints import OWN_KEYS
 from models.foreign import cleaned
 from models.frame import Frame, shallow_config
 from speculoos.errors import BadInput, Unsupported
-
-OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "drafting", "tuning")
 
 
 class StandaloneDraft(nn.Module):
@@ -55,7 +54,9 @@ class StandaloneDraft(nn.Module):
         """Any small model whose token ids are the base's. Raises Unsupported where the tokenizers differ."""
         small = load_base(folder, dtype=str(base.dtype).removeprefix("torch."), device=str(base.device))
         check_same_tokens(small, base)
-        return cls(resized(small.model, base.vocab_size).requires_grad_(True))
+        if small.embed_tokens.weight.shape[0] != base.vocab_size:  # families pad the same tokenizer differently
+            small.model.resize_token_embeddings(base.vocab_size, mean_resizing=False)
+        return cls(small.model.requires_grad_(True))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], base: Base) -> "StandaloneDraft":
@@ -111,13 +112,6 @@ def check_same_tokens(small: Base, base: Base) -> None:
             f"{small.path} has another tokenizer than the base (they differ in {differing!r}); "
             "a standalone draft must share the base's vocabulary."
         )
-
-
-def resized(model: Any, vocab_size: int) -> Any:
-    """`model` with `vocab_size` rows in embeddings and head: families pad the same tokenizer differently."""
-    if model.get_input_embeddings().weight.shape[0] != vocab_size:
-        model.resize_token_embeddings(vocab_size, mean_resizing=False)
-    return model
 
 
 def _layer_weights(model: Any, sources: list[int]) -> dict[str, Tensor]:

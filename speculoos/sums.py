@@ -7,7 +7,7 @@ in silence keeps its time: `speculoos verify` takes every sum anew.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,11 @@ def check(folder: str | Path, mend: str, sums: Sums | None = None) -> None:
 def lines(sums: dict[str, str]) -> str:
     """The text of a SHA256SUMS, as `sha256sum -c` takes it."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+
+
+def of_files(files: Iterable[Path]) -> str:
+    """The text of a SHA256SUMS of these files, taken now."""
+    return lines({path.name: file_sha256(path) for path in files})
 
 
 def _wrong(path: Path, digest: str, sums: Sums) -> str:

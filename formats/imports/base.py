@@ -12,7 +12,7 @@ from torch import Tensor
 from models import foreign, identity
 from models.base import Base, aux_layers
 from models.identity import TensorEntry
-from speculoos.errors import SpeculoosError, Unsupported
+from speculoos.errors import Unsupported
 
 META = torch.device("meta")
 
@@ -20,8 +20,8 @@ META = torch.device("meta")
 class BaseOutline:
     """Sizes and single tensors of the base in `folder`, called `name` in messages."""
 
-    def __init__(self, folder: str | Path, name: str = ""):
-        self.folder, self.name = Path(folder), name or Path(folder).name
+    def __init__(self, folder: str | Path, name: str):
+        self.folder, self.name = Path(folder), name
         self.base = Base(_meta_model(self.folder), None, self.folder, torch.float32, META, frozenset())
         self.hidden_size, self.vocab_size = self.base.hidden_size, self.base.vocab_size
         self.num_layers = self.base.num_layers
@@ -66,8 +66,6 @@ def _meta_model(folder: Path) -> Any:
     try:
         with META:
             model = AutoModelForCausalLM.from_config(config)
-    except SpeculoosError:
-        raise
     except Exception as error:
         raise Unsupported(f"{folder}: transformers cannot make this base's outline ({type(error).__name__}).") from None
     return model

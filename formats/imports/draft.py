@@ -8,7 +8,7 @@ from torch import Tensor
 from formats.imports.base import META, BaseOutline
 from formats.imports.source import Source, same_values
 from models.checkpoints import draft_class, own_tensors
-from speculoos.errors import BadInput
+from speculoos.errors import BadInput, Unsupported
 
 TABLE = "embed_tokens.weight"
 
@@ -26,18 +26,14 @@ class ReadDraft:
     drafting: dict[str, Any] = field(default_factory=dict)
 
 
-def outline(method: str, config: dict[str, Any], base: BaseOutline) -> Any:
-    """The draft's network of that config, on the meta device: names and shapes, no numbers."""
-    with META:
-        return draft_class(method).from_json(config, base.base)
-
-
 def fill(method: str, config: dict[str, Any], source: Source, base: BaseOutline, given: dict[str, Tensor]) -> ReadDraft:
     """Take every tensor the network of `config` has, out of `given` or from the source under the same name.
 
     Raises BadInput or Unsupported where one is missing, has another shape, or is left over.
     """
-    network, tensors = outline(method, config, base), {}
+    with META:  # names and shapes, no numbers
+        network = draft_class(method).from_json(config, base.base)
+    tensors = {}
     for name, parameter in own_tensors(network).items():
         value = given[name] if name in given else source.take(name, tuple(parameter.shape))
         if tuple(value.shape) != tuple(parameter.shape):
@@ -47,8 +43,23 @@ def fill(method: str, config: dict[str, Any], source: Source, base: BaseOutline,
     return ReadDraft(network, tensors)
 
 
-def own_embeddings(source: Source, base: BaseOutline, width: int) -> Tensor | None:
-    """Embeddings [V, width] that the source brings and that are not the base's; None where the base's serve.
+def check_size(source: Source, base: BaseOutline, key: str, stated: int, actual: int) -> None:
+    """Raise Unsupported where the config says another size than the base has."""
+    if stated != actual:
+        raise Unsupported(
+            f"{source.where}: {key} is {stated}, the base {base.name} has {actual}; "
+            "choose the base the draft was trained for."
+        )
+
+
+def check_vocabulary(source: Source, base: BaseOutline) -> None:
+    """Raise Unsupported where the config's vocabulary is another than the base's."""
+    check_size(source, base, "vocab_size", source.fields.number("vocab_size", base.vocab_size), base.vocab_size)
+
+
+def own_embeddings(source: Source, base: BaseOutline, width: int) -> dict[str, Tensor]:
+    """Embeddings [V, width] that the source brings and that are not the base's, by their name; {} where the base's
+    serve.
 
     Raises BadInput where a draft of another width brings none, or they have another shape.
     """
@@ -58,7 +69,7 @@ def own_embeddings(source: Source, base: BaseOutline, width: int) -> Tensor | No
                 f"{source.name}: {TABLE} is missing, and the base's cannot serve: "
                 f"the draft is {width} wide and the base {base.hidden_size}."
             )
-        return None
+        return {}
     own = source.take(TABLE, (base.vocab_size, width))
     shared = width == base.hidden_size and base.embeddings is not None and same_values(own, base.embeddings)
-    return None if shared else own
+    return {} if shared else {TABLE: own}

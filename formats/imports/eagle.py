@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from formats.imports.base import BaseOutline
-from formats.imports.draft import TABLE, ReadDraft, fill, own_embeddings
+from formats.imports.draft import TABLE, ReadDraft, check_size, check_vocabulary, fill, own_embeddings
 from formats.imports.layers import layer_config, layer_count, looks_back_less
 from formats.imports.names import plain_name
 from formats.imports.source import Source, same_values
@@ -18,12 +18,11 @@ from speculoos.errors import BadInput, Unsupported
 def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     """The draft as EAGLE-1's network. Raises BadInput or Unsupported, naming the key that is at fault."""
     source.rename(plain_name)
-    hidden = _hidden(source, base)
+    hidden = source.fields.number("hidden_size", source.shape("fc.weight")[0])
+    check_size(source, base, "hidden_size", hidden, base.hidden_size)
+    check_vocabulary(source, base)
     config = layer_config(source, hidden)
-    given: dict[str, Tensor] = {}
-    table = own_embeddings(source, base, hidden)
-    if table is not None:
-        given[TABLE] = table
+    given = own_embeddings(source, base, hidden)
     bias, said = _fc_bias(source)
     if bias is not None:
         given["fc.bias"] = bias
@@ -34,32 +33,11 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
         "use_input_layernorm_in_first_layer": source.has("layers.0.input_layernorm.weight"),
         "use_last_layernorm": source.has("norm.weight"),
         "fc_bias": bias is not None,
-        "own_embeddings": table is not None,
+        "own_embeddings": TABLE in given,
     }
     draft = fill("eagle", config, source, base, given)
     draft.notices += [notice for notice in (said, looks_back_less(source.fields)) if notice]
     return draft
-
-
-def _hidden(source: Source, base: BaseOutline) -> int:
-    hidden = source.fields.number("hidden_size", source.shape("fc.weight")[0])
-    if hidden != base.hidden_size:
-        raise Unsupported(
-            f"{source.where}: hidden_size is {hidden}, the base {base.name} has {base.hidden_size}; "
-            "choose the base the draft was trained for."
-        )
-    check_vocabulary(source, base)
-    return hidden
-
-
-def check_vocabulary(source: Source, base: BaseOutline) -> None:
-    """Raise Unsupported where the config's vocabulary is another than the base's."""
-    stated = source.fields.number("vocab_size", base.vocab_size)
-    if stated != base.vocab_size:
-        raise Unsupported(
-            f"{source.where}: vocab_size is {stated}, the base {base.name} has {base.vocab_size}; "
-            "choose the base the draft was trained for."
-        )
 
 
 def _fc_bias(source: Source) -> tuple[Tensor | None, str]:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from formats.imports.base import BaseOutline
-from formats.imports.draft import TABLE, ReadDraft, fill, own_embeddings
-from formats.imports.eagle import check_vocabulary
+from formats.imports.draft import TABLE, ReadDraft, check_size, check_vocabulary, fill, own_embeddings
 from formats.imports.layers import layer_config, layer_count, looks_back_less
 from formats.imports.names import plain_name
 from formats.imports.source import Source, same_values
@@ -33,19 +32,18 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     _check_known(source)
     check_vocabulary(source, base)
     hidden = source.fields.number("hidden_size", source.shape("norm.weight")[0])
-    target = _target_hidden(source, base, hidden)
-    layers, counted = _aux_layers(source, base, layout, _fused(source, hidden, target))
+    _check_target(source, base, hidden)
+    layers, counted = _aux_layers(source, base, layout, _fused(source, hidden, base.hidden_size))
     config = layer_config(source, hidden) | _options(source) | {"aux_layers": layers}
     config["norm_features_twice"] = layout == TWICE
-    table = own_embeddings(source, base, hidden)
-    given, notices = _head(source, base, hidden, table)
-    if table is not None:
-        given[TABLE] = table
+    given = own_embeddings(source, base, hidden)
+    head, notices = _head(source, base, hidden, given.get(TABLE))
+    given |= head
     config |= {
         "vocab_size": base.vocab_size,
         "draft_vocab_size": len(given["d2t"]),
-        "target_hidden_size": 0 if target == hidden else target,
-        "own_embeddings": table is not None,
+        "target_hidden_size": 0 if hidden == base.hidden_size else base.hidden_size,
+        "own_embeddings": TABLE in given,
     }
     draft = fill("eagle3", config, source, base, given)
     draft.notices += [*notices, *filter(None, [counted, looks_back_less(source.fields)])]
@@ -83,15 +81,11 @@ def _options(source: Source) -> dict[str, Any]:
     }
 
 
-def _target_hidden(source: Source, base: BaseOutline, hidden: int) -> int:
+def _check_target(source: Source, base: BaseOutline, hidden: int) -> None:
+    """The base is as wide as the config says, or, where it does not, as the draft."""
     stated = source.fields.number("target_hidden_size", 0)
-    if (stated or hidden) != base.hidden_size:
-        key = "target_hidden_size" if stated else "hidden_size"
-        raise Unsupported(
-            f"{source.where}: {key} is {stated or hidden}, the base {base.name} has {base.hidden_size}; "
-            "choose the base the draft was trained for."
-        )
-    return base.hidden_size
+    key = "target_hidden_size" if stated else "hidden_size"
+    check_size(source, base, key, stated or hidden, base.hidden_size)
 
 
 def _fused(source: Source, hidden: int, target: int) -> int:

@@ -38,9 +38,9 @@ class Fields:
             raise BadInput(f"{self.where}: {key}: expected a number above 0, got {str(value)[:60]!r}.")
         return float(value)
 
-    def flag(self, key: str, default: bool = False) -> bool:
-        """true or false."""
-        value = self.get(key, default)
+    def flag(self, key: str) -> bool:
+        """true or false; false where there is none."""
+        value = self.get(key, False)
         if not isinstance(value, bool):
             raise BadInput(f"{self.where}: {key}: expected true or false, got {str(value)[:60]!r}.")
         return value

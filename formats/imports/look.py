@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from formats.imports.fields import Fields
-from formats.imports.names import SECTIONS, TITLES, detect, medusa_name, plain_name
+from formats.imports.names import SECTIONS, TITLES, detect, made_for, medusa_name, plain_name
 from methods import METHODS
-from models.card import NAMES
 from models.hub import PICKLES, choose_draft
-from models.identity import TensorEntry, read_json, tensors_of
+from models.identity import FLOATS, TensorEntry, read_json, tensors_of
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.sums import SUMS
 
@@ -67,8 +66,10 @@ def look(files: Sequence[Path], base: Wanted, layout: str = "", shown: str = "up
     try:
         return _look({path.name: path for path in files}, base, layout, shown)
     except SpeculoosError as error:
-        places = sorted({f"{path.parent}/" for path in files}, key=len, reverse=True)
-        raise type(error)(_without(places, str(error)), error.hint) from None
+        said = str(error)
+        for place in sorted({f"{path.parent}/" for path in files}, key=len, reverse=True):
+            said = said.replace(place, "")
+        raise type(error)(said, error.hint) from None
 
 
 def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> Look:
@@ -82,15 +83,17 @@ def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> L
     layout = layout or detect(config, entries, shown)
     fields = Fields(f"{shown}/config.json", config, *(config.get(name) for name in SECTIONS))
     method = _method(layout, config)
-    shapes = _shapes(entries, method)
+    rename = medusa_name if method == "medusa" else plain_name
+    shapes = {rename(name): entry.shape for name, entry in entries.items()}  # by names that layouts of a method share
     width = _width(fields, shapes, method)
+    named = made_for(config) or config.get("base")
     facts = [
         ("Format", TITLES[layout]),
         ("Method", _title(method) if layout in ("speculoos", "model") else ""),
         ("Made of", _parts(shapes, method)),
         ("Hidden size", f"{width:,}" if width else ""),
         ("Tokens it knows", _tokens(fields, shapes, base)),
-        ("Made for", _made_for(config)),
+        ("Made for", named[:120] if isinstance(named, str) else ""),
         ("Weights", _stored(entries)),
     ]
     return Look(tuple(fact for fact in facts if fact[1]), _refusal(fields, shapes, method, width, base))
@@ -130,12 +133,6 @@ def _title(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-def _shapes(entries: Mapping[str, TensorEntry], method: str) -> dict[str, tuple[int, ...]]:
-    """Shapes by the names that layouts of a method share."""
-    rename = medusa_name if method == "medusa" else plain_name
-    return {rename(name): entry.shape for name, entry in entries.items()}
-
-
 def _parts(shapes: Collection[str], method: str) -> str:
     if method == "medusa":
         heads = _numbers(shapes, r"(?:blocks|lm_heads)\.(\d+)\.")
@@ -169,20 +166,12 @@ def _tokens(fields: Fields, shapes: Mapping[str, tuple[int, ...]], base: Wanted)
     return f"{rows:,} of {all_tokens:,}" if rows and type(all_tokens) is int and rows < all_tokens else ""
 
 
-def _made_for(config: Mapping[str, Any]) -> str:
-    section = config.get("speculators_config")
-    verifier = section.get("verifier") if isinstance(section, dict) else None
-    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
-    found = config.get("base_model_name_or_path") or named or config.get("base")
-    return found[:120] if isinstance(found, str) else ""
-
-
 def _stored(entries: Mapping[str, TensorEntry]) -> str:
     sizes: Counter[str] = Counter()
     for entry in entries.values():
         sizes[entry.dtype] += entry.end - entry.start
     kind, total = sizes.most_common(1)[0][0] if sizes else "", sum(sizes.values())
-    return f"{_counted(len(entries), 'tensor')} as {NAMES.get(kind, kind)}, {total / 1e6:,.1f} MB"
+    return f"{_counted(len(entries), 'tensor')} as {FLOATS.get(kind, kind)}, {total / 1e6:,.1f} MB"
 
 
 def _refusal(fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str, width: int, base: Wanted) -> str:
@@ -196,9 +185,3 @@ def _refusal(fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str,
     if reason := base.refused.get(method):
         return f"{base.name} cannot carry it: {reason}"
     return ""
-
-
-def _without(places: Sequence[str], text: str) -> str:
-    for place in places:
-        text = text.replace(place, "")
-    return text

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from formats.imports.base import BaseOutline
-from formats.imports.draft import ReadDraft, fill
-from formats.imports.eagle import check_vocabulary
+from formats.imports.draft import ReadDraft, check_vocabulary, fill
 from formats.imports.names import HEADS, medusa_name
 from formats.imports.source import Source, same_values
 from speculoos.errors import BadInput, Unsupported

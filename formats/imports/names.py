@@ -46,6 +46,14 @@ def medusa_name(name: str) -> str:
     return name
 
 
+def made_for(config: Mapping[str, Any]) -> Any:
+    """The base that a config of the Medusa repository or of speculators names; None where it names none."""
+    section = config.get("speculators_config")
+    verifier = section.get("verifier") if isinstance(section, dict) else None
+    named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return config.get("base_model_name_or_path") or named
+
+
 def is_medusa(names: Collection[str]) -> bool:
     """Whether tensors are heads of either layout."""
     return any(LINEAR.fullmatch(HEADS.sub("", name)) or VLLM.fullmatch(HEADS.sub("", name)) for name in names) or any(

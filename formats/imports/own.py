@@ -5,15 +5,10 @@ from math import isfinite
 from typing import Any
 
 from formats.imports.base import BaseOutline
-from formats.imports.draft import ReadDraft, fill
+from formats.imports.draft import ReadDraft, check_size, fill
 from formats.imports.source import Source
 from methods import find_method
-from models.checkpoints import draft_class, read_config, verify_sums
-from speculoos.errors import Unsupported
-
-KEYS = frozenset(
-    ("speculoos_method", "speculoos_format", "dtype", "base", "base_sha256", "training", "drafting", "tuning")
-)
+from models.checkpoints import OWN_KEYS, read_config, verify_sums
 
 
 def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
@@ -21,9 +16,8 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     config = read_config(source.folder)
     verify_sums(source.folder)
     method = config["speculoos_method"]
-    draft_class(method)
     _check_sizes(source, base, find_method(method).shares_hidden_size)
-    shape = {key: value for key, value in config.items() if key not in KEYS}
+    shape = {key: value for key, value in config.items() if key not in (*OWN_KEYS, "dtype")}
     draft = fill(method, shape, source, base, {})
     told = config.get("training", {})
     draft.info = {**told, "figures": figures(told.get("figures")), "base_sha256": str(config.get("base_sha256", ""))}
@@ -48,12 +42,7 @@ def _is_figure(value: Any) -> bool:
 
 def _check_sizes(source: Source, base: BaseOutline, shares_hidden_size: bool) -> None:
     fields = source.fields
-    width = fields.get("target_hidden_size") or fields.get("hidden_size", base.hidden_size)
-    checks = [("vocab_size", fields.get("vocab_size", base.vocab_size), base.vocab_size)]
-    checks += [("hidden_size", width, base.hidden_size)] if shares_hidden_size else []
-    for key, stated, actual in checks:
-        if stated != actual:
-            raise Unsupported(
-                f"{source.where}: {key} is {stated}, the base {base.name} has {actual}; "
-                "choose the base the draft was trained for."
-            )
+    check_size(source, base, "vocab_size", fields.get("vocab_size", base.vocab_size), base.vocab_size)
+    if shares_hidden_size:
+        width = fields.get("target_hidden_size") or fields.get("hidden_size", base.hidden_size)
+        check_size(source, base, "hidden_size", width, base.hidden_size)

@@ -61,7 +61,7 @@ def import_draft(
 ) -> dict[str, Any]:
     """Make `folder` a checkpoint of the draft at `location` (`source` folder, or hub with owner/name[@revision]).
 
-    `layout` is one of `layouts.LAYOUTS`, found by itself when empty. Returns what `work.convert` says. Raises BadInput,
+    `layout` is one of `names.TITLES`, found by itself when empty. Returns what `work.convert` says. Raises BadInput,
     Unsupported, NotFound or Unavailable in one sentence; then nothing of it stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -12,14 +12,13 @@ from torch import Tensor
 from formats.imports.fields import Fields
 from formats.imports.names import SECTIONS
 from models import identity
-from models.card import LICENCE_LINE
+from models.card import licence_in
 from models.hub import PICKLES
-from models.identity import TensorEntry
+from models.identity import FLOATS, TensorEntry
 from speculoos.errors import BadInput, Unsupported
 
 BUFFERS = re.compile(r".*rotary_emb\.inv_freq|verifier_(lm_head|norm)\.weight|(.*\.)?position_ids")
 """Tensors that old files keep beside the weights and that follow from the config or from the base."""
-NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def pickled_files(folder: Path) -> list[Path]:
@@ -38,14 +37,14 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 class Source:
-    """What is in the folder. Tensors are read when they are taken; `left` says which nobody took."""
+    """What is in the folder. Tensors are read when they are taken, and ticked off."""
 
-    def __init__(self, folder: Path, files: Iterable[Path] = (), shown: str = "", layout_given: bool = False):
+    def __init__(self, folder: Path, files: list[Path], shown: str, layout_given: bool):
         """`files`: weights instead of those in the folder (pickles rewritten). `shown`: how messages name it.
         `layout_given`: somebody said what its layout is, so that nothing is guessed."""
-        self.folder, self.name, self.layout_given = folder, shown or folder.name, layout_given
+        self.folder, self.name, self.layout_given = folder, shown, layout_given
         self.config = identity.read_json(folder / "config.json")
-        self.rewritten = [*files]
+        self.rewritten = files
         self.entries = self._entries(self.rewritten or safetensors_files(folder))
         self._taken: set[str] = set()
 
@@ -109,7 +108,7 @@ class Source:
                 value = stored.get_tensor(entry.name)
         except (SafetensorError, OSError) as error:
             raise BadInput(f"{self.name}: {entry.name} cannot be read ({error}); fetch the draft again.") from None
-        self.drop(name)
+        self._taken.add(name)
         return value
 
     def leave(self, names: Iterable[str]) -> None:
@@ -117,18 +116,9 @@ class Source:
         for name in names:
             del self.entries[name]
 
-    def drop(self, name: str) -> None:
-        """Tick a tensor off without reading it."""
-        self._taken.add(name)
-
-    @property
-    def left(self) -> list[str]:
-        """Names nobody took, as the file has them."""
-        return [entry.name for name, entry in self.entries.items() if name not in self._taken]
-
     def check_nothing_left(self) -> None:
         """Raise Unsupported, naming a tensor that no part of the draft is made of."""
-        if left := self.left:
+        if left := [entry.name for name, entry in self.entries.items() if name not in self._taken]:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             raise Unsupported(
                 f"{self.name}: holds {left[0]}{more}, which is no part of such a draft as it is known here."
@@ -139,23 +129,15 @@ class Source:
         """What most of its numbers are stored as."""
         counts: dict[str, int] = {}
         for entry in self.entries.values():
-            if entry.dtype in NAMES:
+            if entry.dtype in FLOATS:
                 counts[entry.dtype] = counts.get(entry.dtype, 0) + entry.count
-        return NAMES[max(counts, key=counts.__getitem__)] if counts else ""
+        return FLOATS[max(counts, key=counts.__getitem__)] if counts else ""
 
     @property
     def licence(self) -> str:
         """As its README or config states it."""
         stated = self.config.get("license")
-        readme = self.folder / "README.md"
-        text = readme.read_text(encoding="utf-8", errors="replace")[:20_000] if readme.is_file() else ""
-        match = LICENCE_LINE.search(text)
-        return match.group(1) if match else stated[:80] if isinstance(stated, str) else ""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the weights."""
-        return sum(entry.end - entry.start for entry in self.entries.values())
+        return licence_in(self.folder) or (stated[:80] if isinstance(stated, str) else "")
 
 
 def same_values(one: Tensor, other: Tensor) -> bool:

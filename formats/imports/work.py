@@ -6,7 +6,8 @@ from typing import Any
 from formats.imports import pickles, source
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft
-from formats.imports.layouts import LAYOUTS, find_layout
+from formats.imports.layouts import READERS, find_layout
+from formats.imports.names import TITLES, made_for
 from formats.imports.run import Conversion
 from formats.imports.source import Source
 from formats.imports.tokens import check_tokenizer
@@ -32,9 +33,9 @@ def _convert(conversion: Conversion, base: BaseOutline) -> dict[str, Any]:
     source = Source(folder, _rewritten(folder, scratch), conversion.shown, bool(conversion.layout))
     layout = find_layout(source, conversion.layout)
     notices = [check_tokenizer(folder, conversion.shown, base.folder, base.name), _other_dtype(source)]
-    draft = LAYOUTS[layout].read(source, base, layout)
+    draft = READERS[layout](source, base, layout)
     report = {
-        **{"format": layout, "title": LAYOUTS[layout].title, "origin": conversion.origin or conversion.shown},
+        **{"format": layout, "title": TITLES[layout], "origin": conversion.origin or conversion.shown},
         **{"notices": [*filter(None, notices), *draft.notices], "licence": source.licence},
     }
     _write(scratch / "draft", draft, base, conversion.base_sha256, _source(source, report))
@@ -67,20 +68,14 @@ def _other_dtype(source: Source) -> str:
 
 def _source(source: Source, report: dict[str, Any]) -> dict[str, Any]:
     """For the card: where it came from."""
-    made_for = source.config.get("base_model_name_or_path") or _verifier(source.config)
+    named = made_for(source.config)
     return {
         "came from": report["origin"],
         "format": report["title"],
-        "made for": made_for if isinstance(made_for, str) else "",
+        "made for": named if isinstance(named, str) else "",
         "licence": report["licence"] or "not stated",
         "notices": " ".join(report["notices"]),
     }
-
-
-def _verifier(config: dict[str, Any]) -> Any:
-    section = config.get("speculators_config")
-    verifier = section.get("verifier") if isinstance(section, dict) else None
-    return verifier.get("name_or_path") if isinstance(verifier, dict) else None
 
 
 def _write(folder: Path, draft: ReadDraft, base: BaseOutline, base_sha256: str, came_from: dict[str, Any]) -> None:

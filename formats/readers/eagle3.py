@@ -3,34 +3,28 @@ norm(h)]; the MLP; logits from norm(x), while x itself goes on. They differ in w
 how fused layers are counted, and when d2t is read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from formats.checkpoint import Checkpoint, read_object
-from formats.readers.llama import attention, mlp, norm
-from formats.readers.weights import Weights
+from formats.checkpoint import Checkpoint
+from formats.readers.eagle import Head, LlamaDraft
+from formats.readers.llama import norm
+from formats.readers.weights import Weights, opened
 
-Head = Callable[[torch.Tensor], torch.Tensor]
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass
-class Eagle3:
-    """`layer_inputs`: the base's layers (0-based) whose *inputs* the server hands over, in this order."""
+class Eagle3(LlamaDraft):
+    """The network of EAGLE-3."""
 
-    config: Mapping[str, Any]
-    weights: Weights
-    layer_inputs: tuple[int, ...]
-    target_ids: torch.Tensor
     residual_after_norm: bool = False
     newer: bool = False
     """Whether the server reads EAGLE-3.1's options."""
-    own_embeddings: bool = False
-    """Whether it keeps embeddings of the draft's own."""
 
     def fuse(self, hidden: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """inputs [n, 3H], side by side → [n, H]. `fc_norm` norms each, `norm_before_fc` all of them together."""
@@ -46,12 +40,6 @@ class Eagle3:
         """An option of EAGLE-3.1, where this server reads it."""
         return self.newer and bool(self.config.get(name))
 
-    def embed(self, ids: torch.Tensor, target: Head) -> torch.Tensor:
-        """Embeddings [n, H] of tokens: the draft's own where the file has some and the server reads them."""
-        if self.own_embeddings and "embed_tokens.weight" in self.weights:
-            return self.weights.embedding(ids, "embed_tokens.weight")
-        return target(ids)
-
     def step(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Features [n, H] with embeddings [n, H] of the tokens after them → features [n, H], before the last norm
         unless `norm_output` is on. Layers after the first are plain ones."""
@@ -59,74 +47,60 @@ class Eagle3:
         normed = norm(features, w[f"{prefix}hidden_norm.weight"], eps)
         residual = normed if self.residual_after_norm else features
         both = torch.cat([norm(embedded, w[f"{prefix}input_layernorm.weight"], eps), normed], -1)
-        x = self._rest(both, residual, prefix)
+        x = self.layer(both, residual, prefix)
         for index in range(1, self.config["num_hidden_layers"]):
             prefix = f"layers.{index}."
-            x = self._rest(norm(x, w[f"{prefix}input_layernorm.weight"], eps), x, prefix)
+            x = self.layer(norm(x, w[f"{prefix}input_layernorm.weight"], eps), x, prefix)
         return self._normed(x) if self.switch("norm_output") else x
-
-    def _rest(self, x: torch.Tensor, residual: torch.Tensor, prefix: str) -> torch.Tensor:
-        """Attention and MLP of a layer, each added to the residual."""
-        w = self.weights
-        residual = residual + attention(x, w, f"{prefix}self_attn.", self.config)
-        x = norm(residual, w[f"{prefix}post_attention_layernorm.weight"], self.config["rms_norm_eps"])
-        return residual + mlp(x, w, f"{prefix}mlp.")
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         return norm(x, self.weights["norm.weight"], self.config["rms_norm_eps"])
 
     def logits(self, features: torch.Tensor, head: Head) -> torch.Tensor:
         """[n, H] → [n, V'], by the draft's own head unless the config ties it to the embeddings."""
-        if self.config.get("tie_word_embeddings"):
-            raise ValueError(
-                "config.json: tie_word_embeddings is true: the server would take the embeddings for a head."
-            )
+        self.check_untied()
         return self.weights.linear(features if self.switch("norm_output") else self._normed(features), "lm_head.weight")
 
 
 def vllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     """Layer ids are handed to the target unchanged: inputs of these layers. t2d is skipped."""
-    config, weights = _opened(folder)
+    config, weights = opened(folder)
     ids = config.get(IDS) or config.get("eagle_config", {}).get(IDS) or _usual(checkpoint)
     targets = _targets(config, weights, "t2d")
-    return Eagle3(config, weights, tuple(ids), targets, config.get("norm_before_residual", False), True, True)
+    return Eagle3(config, weights, tuple(ids), targets, True, config.get("norm_before_residual", False), True)
 
 
 def speculators(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     """d2t and t2d are buffers where draft_vocab_size differs from the layer's vocab_size; layer ids as in vLLM."""
-    config, weights = _opened(folder)
+    config, weights = opened(folder)
     options = {name: config[name] for name in ("draft_vocab_size", "norm_before_fc", "fc_norm", "norm_output")}
     layer = {**config["transformer_layer_config"], **options}
     ids = config.get(IDS) or _usual(checkpoint)
     targets = _targets(layer, weights, "t2d")
     if "t2d" in weights and not torch.equal(weights["t2d"].nonzero().flatten(), targets.sort().values):
         raise ValueError("model.safetensors: t2d and d2t name different tokens.")
-    return Eagle3(layer, weights, tuple(ids), targets, config["norm_before_residual"], True, True)
+    return Eagle3(layer, weights, tuple(ids), targets, True, config["norm_before_residual"], True)
 
 
 def sglang(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     """set_eagle3_layers_to_capture adds one to the ids of eagle_config; hot_token_id = d2t + arange."""
-    config, weights = _opened(folder)
+    config, weights = opened(folder)
     outputs = config.get("eagle_config", {}).get(IDS)
     ids = [layer + 1 for layer in outputs] if outputs else _usual(checkpoint)
-    return Eagle3(config, weights, tuple(ids), _targets(config, weights, "t2d"), newer=True)
+    return Eagle3(config, weights, tuple(ids), _targets(config, weights, "t2d"), False, newer=True)
 
 
 def trtllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     """Layers are captured by their outputs, as the YAML says (our README writes the checkpoint's). d2t is a parameter
     only where draft_vocab_size differs from vocab_size."""
-    config, weights = _opened(folder)
+    config, weights = opened(folder)
     ids = tuple(layer + 1 for layer in sorted(checkpoint.aux_layers))
-    return Eagle3(config, weights, ids, _targets(config, weights))
+    return Eagle3(config, weights, ids, _targets(config, weights), False)
 
 
 def modelopt(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     """Outputs of these layers; d2t where the vocabulary is smaller."""
     return sglang(folder, checkpoint)
-
-
-def _opened(folder: Path) -> tuple[dict[str, Any], Weights]:
-    return read_object(folder / "config.json"), Weights(folder / "model.safetensors")
 
 
 def _usual(checkpoint: Checkpoint) -> tuple[int, int, int]:

@@ -18,7 +18,8 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def attention(x: torch.Tensor, weights: Weights, prefix: str, config: Mapping[str, Any]) -> torch.Tensor:
     """Causal self-attention of n places, x [n, width] → [n, H], positions 0 … n - 1."""
-    heads, keys, dim = config["num_attention_heads"], config["num_key_value_heads"], _dim(config)
+    heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config.get("head_dim") or config["hidden_size"] // heads
     q = rotated(weights.linear(x, f"{prefix}q_proj.weight").view(-1, heads, dim), config)
     k = rotated(weights.linear(x, f"{prefix}k_proj.weight").view(-1, keys, dim), config)
     v = weights.linear(x, f"{prefix}v_proj.weight").view(-1, keys, dim)
@@ -57,7 +58,3 @@ def _frequencies(config: Mapping[str, Any], half: int) -> tuple[torch.Tensor, fl
     scaling = {"rope_theta": theta, "rope_scaling": dict(config["rope_scaling"])}
     rotary = LlamaRotaryEmbedding(LlamaConfig(**{name: config[name] for name in names if name in config}, **scaling))
     return rotary.inv_freq.float(), float(rotary.attention_scaling)
-
-
-def _dim(config: Mapping[str, Any]) -> int:
-    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -3,6 +3,7 @@ block, then the head's matrix.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,59 +11,56 @@ import torch
 from torch.nn import functional as F
 
 from formats.checkpoint import Checkpoint, read_object
-from formats.readers.weights import Weights, pieces
+from formats.readers.weights import Weights, opened, pieces
 
 
+@dataclass
 class Medusa:
     """Heads by the names of their tensors: `block` and `matrix` are patterns of head and layer."""
 
-    def __init__(self, weights: Weights, heads: int, layers: int, block: str, matrix: str, targets: torch.Tensor):
-        self.weights, self.heads, self.layers, self.target_ids = weights, heads, layers, targets
-        self.block, self.matrix = block, matrix
+    weights: Weights
+    heads: int
+    layers: int
+    block: str
+    matrix: str
+    target_ids: torch.Tensor
+    biased: bool = True
+    """Whether the server's blocks have a bias; else a stored one is passed over."""
 
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
         """The base's last hidden states [n, H] → [n, V'] of one head (0-based)."""
         x = hidden
         for layer in range(self.layers):
             name = self.block.format(head=head, layer=layer)
-            x = x + F.silu(self.weights.linear(x, f"{name}.weight", self._bias(f"{name}.bias")))
+            bias = self.weights[f"{name}.bias"] if self.biased else None
+            x = x + F.silu(self.weights.linear(x, f"{name}.weight", bias))
         return self.weights.linear(x, self.matrix.format(head=head, layers=self.layers))
-
-    def _bias(self, name: str) -> torch.Tensor | None:
-        return self.weights[name]
-
-
-class WithoutBias(Medusa):
-    """vLLM's blocks where medusa_fc_bias is not true: a stored bias is passed over."""
-
-    def _bias(self, name: str) -> None:
-        return None
 
 
 def vllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
     """MedusaConfig takes any key with `num` and `heads`, or `num` and `layers`, in it for its own two, the last one
     wins; token_map counts where truncated_vocab_size is smaller. With `original_lm_head` lm_heads.0 serves all; without
     it every head is made over the whole vocabulary (0.29 to 0.32), whatever truncated_vocab_size says."""
-    config, weights = read_object(folder / "config.json"), Weights(folder / "model.safetensors")
+    config, weights = opened(folder)
     heads = _last(config, "heads", 5)
     layers = _last(config, "layers", 1)
     vocabulary = config.get("vocab_size", 32001)
     columns = config.get("truncated_vocab_size") or vocabulary
     targets = weights["token_map"] if columns < vocabulary else torch.arange(vocabulary)
-    kind = Medusa if config.get("medusa_fc_bias", False) else WithoutBias
+    biased = bool(config.get("medusa_fc_bias"))
     matrix = "lm_heads.0.weight" if config.get("original_lm_head") else "lm_heads.{head}.weight"
     if columns != vocabulary and not config.get("original_lm_head"):
         raise ValueError("config.json: truncated_vocab_size: vLLM loads heads of their own over all tokens only.")
-    return kind(weights, heads, layers, "blocks.{head}.layers.{layer}", matrix, targets)
+    return Medusa(weights, heads, layers, "blocks.{head}.layers.{layer}", matrix, targets, biased)
 
 
-def repository(folder: Path, checkpoint: Checkpoint) -> Medusa:
+def medusa(folder: Path, checkpoint: Checkpoint) -> Medusa:
     """TGI: no `architectures`, `{h}.{l}.linear` and `{h}.{L}`; the repository: no `model_type`."""
     config = read_object(folder / "config.json")
     for key in ("architectures", "model_type"):
         if key in config:
             raise ValueError(f"config.json: {key} must not be there.")
-    return _repository(config, folder, config["medusa_num_heads"], checkpoint)
+    return _repository(config, folder, checkpoint)
 
 
 def trtllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
@@ -70,16 +68,15 @@ def trtllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
     config = read_object(folder / "config.json")
     if config["num_medusa_heads"] != config["medusa_num_heads"]:
         raise ValueError("config.json: num_medusa_heads and medusa_num_heads differ.")
-    return _repository(config, folder, config["num_medusa_heads"], checkpoint)
+    return _repository(config, folder, checkpoint)
 
 
-def _repository(config: Mapping[str, Any], folder: Path, heads: int, checkpoint: Checkpoint) -> Medusa:
+def _repository(config: Mapping[str, Any], folder: Path, checkpoint: Checkpoint) -> Medusa:
     weights = Weights(folder / "medusa_lm_head.safetensors")
     _same_pickle(folder / "medusa_lm_head.pt", weights)
+    heads, layers = config["medusa_num_heads"], config["medusa_num_layers"]
     targets = torch.arange(checkpoint.vocab_size)
-    return Medusa(
-        weights, heads, config["medusa_num_layers"], "{head}.{layer}.linear", "{head}.{layers}.weight", targets
-    )
+    return Medusa(weights, heads, layers, "{head}.{layer}.linear", "{head}.{layers}.weight", targets)
 
 
 def _same_pickle(path: Path, weights: Weights) -> None:

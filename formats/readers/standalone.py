@@ -8,7 +8,7 @@ from formats.checkpoint import Checkpoint
 from formats.readers.weights import KEPT
 
 
-def reader(folder: Path, checkpoint: Checkpoint) -> Any:
+def huggingface(folder: Path, checkpoint: Checkpoint) -> Any:
     """AutoModelForCausalLM.from_pretrained, in float32; a large one is built empty and fetches its weights layer by
     layer. Raises ValueError for weights that are missing or left over."""
     import torch

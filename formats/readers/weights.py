@@ -5,11 +5,13 @@ Remembers what was asked for; a stop that was asked for is met at every read of 
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
+from formats.checkpoint import read_object
 from speculoos.reporting import heed
 
 KEPT = 256 << 20
@@ -21,9 +23,9 @@ SLICE = 4 << 20
 class Weights:
     """Like a mapping from names to tensors."""
 
-    def __init__(self, path: str | Path, limit: int = KEPT):
+    def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._keep = self.path.stat().st_size <= limit
+        self._keep = self.path.stat().st_size <= KEPT
         self._read: dict[str, torch.Tensor] = {}
         with safe_open(self.path, "pt") as stored:
             self.names = frozenset(stored.keys())
@@ -71,6 +73,11 @@ class Weights:
     def unused(self) -> list[str]:
         """Tensors that nobody asked for."""
         return sorted(self.names - self.used)
+
+
+def opened(folder: Path) -> tuple[dict[str, Any], Weights]:
+    """config.json and the weights of an export."""
+    return read_object(folder / "config.json"), Weights(folder / "model.safetensors")
 
 
 def pieces(path: Path, name: str) -> Iterator[torch.Tensor]:

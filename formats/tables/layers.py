@@ -4,8 +4,9 @@ for them. Written from their source, not from the writers. No torch.
 
 from typing import Any
 
-from formats.checkpoint import Checkpoint, first
+from formats.checkpoint import Checkpoint
 from formats.table import FLOAT
+from models.card import first
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 

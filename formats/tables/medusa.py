@@ -1,12 +1,12 @@
 """What vLLM's Medusa, TensorRT-LLM's and the Medusa repository's loaders ask for. No torch."""
 
-from typing import Any
+from dataclasses import replace
 
 from formats.checkpoint import Checkpoint
 from formats.table import FLOAT, Table
+from formats.tables.layers import Shapes
 
 HEADS = "medusa_lm_head"
-Shapes = dict[str, tuple[tuple[int, ...], str]]
 WHY = {
     "medusa_fc_bias": "without it vLLM makes the blocks without bias and drops ours",
     "vocab_size": "vLLM's default is 32001",
@@ -43,21 +43,8 @@ def vllm(checkpoint: Checkpoint) -> Table:
     return Table(tensors, config, checkpoint.written_type, why=WHY)
 
 
-def repository(checkpoint: Checkpoint) -> Table:
+def medusa(checkpoint: Checkpoint) -> Table:
     """The state dict of `medusa_head`, as safetensors for TGI and pickled for the repository."""
-    return _repository(checkpoint, {}, ())
-
-
-def trtllm(checkpoint: Checkpoint) -> Table:
-    """The same tensors, three names for two numbers, and the tree for `--medusa_choices`."""
-    further = {
-        **{"num_medusa_heads": checkpoint.config["medusa_num_heads"], "hidden_size": checkpoint.hidden_size},
-        "vocab_size": checkpoint.vocab_size,
-    }
-    return _repository(checkpoint, further, ("medusa_choices.json",))
-
-
-def _repository(checkpoint: Checkpoint, further: dict[str, Any], files: tuple[str, ...]) -> Table:
     heads, layers = _counts(checkpoint)
     hidden = checkpoint.hidden_size
     tensors: Shapes = {}
@@ -66,16 +53,22 @@ def _repository(checkpoint: Checkpoint, further: dict[str, Any], files: tuple[st
             tensors[f"{head}.{layer}.linear.weight"] = ((hidden, hidden), FLOAT)
             tensors[f"{head}.{layer}.linear.bias"] = ((hidden,), FLOAT)
         tensors[f"{head}.{layers}.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
-    config = {"medusa_num_heads": heads, "medusa_num_layers": layers, "torch_dtype": checkpoint.dtype, **further}
     return Table(
         tensors,
-        config,
+        {"medusa_num_heads": heads, "medusa_num_layers": layers, "torch_dtype": checkpoint.dtype},
         checkpoint.written_type,
         frozenset({"base_model_name_or_path"}),
         WHY,
         f"{HEADS}.safetensors",
-        (f"{HEADS}.pt", *files),
+        (f"{HEADS}.pt",),
     )
+
+
+def trtllm(checkpoint: Checkpoint) -> Table:
+    """The same tensors, three names for two numbers, and the tree for `--medusa_choices`."""
+    table, heads = medusa(checkpoint), checkpoint.config["medusa_num_heads"]
+    further = {"num_medusa_heads": heads, "hidden_size": checkpoint.hidden_size, "vocab_size": checkpoint.vocab_size}
+    return replace(table, config={**table.config, **further}, files=(*table.files, "medusa_choices.json"))
 
 
 def _counts(checkpoint: Checkpoint) -> tuple[int, int]:

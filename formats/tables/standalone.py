@@ -5,7 +5,7 @@ from formats.table import Table, flat
 from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
 
 
-def table(checkpoint: Checkpoint) -> Table:
+def huggingface(checkpoint: Checkpoint) -> Table:
     """Every stored tensor under transformers' name; the model's own config without the workbench's keys."""
     config = {key: value for key, value in checkpoint.config.items() if key not in BOOKKEEPING}
     fields = {key: config[key] for key in ("model_type", "vocab_size", "hidden_size") if key in config}

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from formats.checkpoint import Checkpoint, first
+from formats.checkpoint import Checkpoint
+from models.card import first
 
 SHAPES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),

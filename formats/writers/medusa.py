@@ -4,11 +4,13 @@ written out whole: no server takes the target's. No torch at import.
 
 import array
 import json
+from dataclasses import replace
 from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
-from formats.plan import Plan, TensorSource, cast, constant, content, from_entry, widen
+from formats.plan import Plan, TensorSource, cast, constant, from_entry, widen
+from methods.trees import nodes
 
 HEADS = "medusa_lm_head"
 
@@ -41,23 +43,17 @@ def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
 def trtllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     """The repository's layout with all three names for the number of heads and layers: config.py and model.py of
     TensorRT-LLM read different ones. Older releases read the `.pt` only."""
-    plan = repository(checkpoint, base, facts)
-    heads = checkpoint.config["medusa_num_heads"]
-    return Plan(
-        plan.tensors,
-        {
-            **plan.config,
-            "num_medusa_heads": heads,
-            "hidden_size": checkpoint.hidden_size,
-            "vocab_size": checkpoint.vocab_size,
-        },
-        weights=plan.weights,
-        pickled=plan.pickled,
-        texts={"medusa_choices.json": json.dumps(choices(checkpoint)) + "\n"},
-    )
+    plan = medusa(checkpoint, base, facts)
+    further = {
+        "num_medusa_heads": checkpoint.config["medusa_num_heads"],
+        "hidden_size": checkpoint.hidden_size,
+        "vocab_size": checkpoint.vocab_size,
+    }
+    texts = {"medusa_choices.json": json.dumps(choices(checkpoint)) + "\n"}
+    return replace(plan, config={**plan.config, **further}, texts=texts)
 
 
-def repository(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def medusa(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     """`{h}.{l}.linear` and `{h}.{L}`. Neither `model_type` nor `architectures`: with the one the repository takes the
     config for the base's, with the other TGI takes the folder for no Medusa at all."""
     shape = checkpoint.config
@@ -76,8 +72,7 @@ def repository(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
 def choices(checkpoint: Checkpoint) -> list[list[int]]:
     """The tuned tree, every node a path of ranks; a chain of first choices where none was tuned."""
     tree = checkpoint.config.get("drafting", {}).get("tree") or [[0] * checkpoint.config["medusa_num_heads"]]
-    nodes = {tuple(path[:depth]) for path in tree for depth in range(1, len(path) + 1)}
-    return [list(path) for path in sorted(nodes, key=lambda path: (len(path), path))]
+    return [list(path) for path in sorted(nodes(tree), key=lambda path: (len(path), path))]
 
 
 def _blocks(checkpoint: Checkpoint, pattern: str) -> list[TensorSource]:
@@ -103,6 +98,6 @@ def _token_map(checkpoint: Checkpoint) -> list[TensorSource]:
     """Token ids of the base by draft id, int64."""
     if not checkpoint.small_vocabulary:
         return []
-    offsets = array.array("q", content(checkpoint.tensors["d2t"]))
+    offsets = array.array("q", b"".join(checkpoint.tensors["d2t"].chunks()))
     ids = array.array("q", (place + offset for place, offset in enumerate(offsets)))
     return [constant("token_map", "I64", (len(ids),), ids.tobytes())]

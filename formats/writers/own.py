@@ -8,6 +8,6 @@ from formats.plan import Plan
 from models.archive import archive_files
 
 
-def plan(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def own(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     """Nothing is written anew."""
     return Plan([], {}, weights="", copies=tuple(archive_files(checkpoint.path)))

@@ -6,14 +6,14 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
 from formats.plan import Plan, from_entry
+from models.checkpoints import OWN_KEYS
 from models.foreign import cleaned
 from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
-from models.standalone import OWN_KEYS
 
 TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
 
 
-def plan(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def huggingface(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     """transformers' names are ours. The generation config is the checkpoint's, without settings of sampling: what an
     assistant drafts with is the caller's choice."""
     values = {key: value for key, value in checkpoint.config.items() if key not in (*OWN_KEYS, "torch_dtype")}

@@ -181,10 +181,10 @@ def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp
 
 
 def test_the_readme_names_the_tree_that_was_measured_best(base, checkpoint, tmp_path):
-    from models.checkpoints import set_drafting
+    from models.checkpoints import amend
 
     folder = checkpoint("eagle3")
-    set_drafting(folder, {"depth": 2, "top_k": 4, "nodes": 6}, {"verdict": "6 nodes: 1.86 × plain."})
+    amend(folder, drafting={"depth": 2, "top_k": 4, "nodes": 6}, tuning={"verdict": "6 nodes: 1.86 × plain."})
     build(folder, base, "sglang", tmp_path / "sglang")
     build(folder, base, "vllm", tmp_path / "vllm")
     said = (tmp_path / "sglang" / "README.md").read_text()

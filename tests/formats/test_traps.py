@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from formats import find_format, streamed
 from formats.checkpoint import Checkpoint
 from formats.export import build
-from formats.facts import facts_of
+from formats.facts import Facts
 from formats.proof import prove
 from formats.validate import validate
 from speculoos.errors import Unsupported
@@ -28,7 +28,7 @@ def spoilt(base, checkpoint, tmp_path):
         build(checkpoint(kind, dtype), base, name, target)
         rewrite(target, change)
         found = Checkpoint.read(checkpoint(kind, dtype), base.path)
-        report = validate(target, name, found, base, facts_of(base.path))
+        report = validate(target, name, found, base, Facts(base.path.name, str(base.path)))
         assert not report.passed
         return " ".join(report.failures)
 
@@ -154,12 +154,12 @@ def test_the_tokenizer_of_another_model(base, checkpoint, tmp_path):
     folder, found = checkpoint("draft"), Checkpoint.read(checkpoint("draft"), base.path)
     build(folder, base, "huggingface", tmp_path / "out")
     shutil.copyfile(other / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
-    report = validate(tmp_path / "out", "huggingface", found, base, facts_of(base.path))
+    report = validate(tmp_path / "out", "huggingface", found, base, Facts(base.path.name, str(base.path)))
     assert "tokenizer: tokenizer.json or its chat template is not the base's" in report.failures[0]
 
     build(checkpoint("eagle3"), base, "vllm", tmp_path / "head")
     found = Checkpoint.read(checkpoint("eagle3"), other)
-    report = validate(tmp_path / "head", "vllm", found, base, facts_of(other))
+    report = validate(tmp_path / "head", "vllm", found, base, Facts(other.name, str(other)))
     assert report.failures[0].startswith("tokenizer: tokenizer_sha256: made for")
 
 

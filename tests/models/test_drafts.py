@@ -14,7 +14,6 @@ from models.checkpoints import (
     load_draft,
     read_config,
     save_draft,
-    set_drafting,
     verify_sums,
 )
 from models.eagle import EagleDraft
@@ -226,7 +225,7 @@ def test_a_checkpoint_from_before_biases_loads(base, tmp_path):
 @torch.no_grad()
 def test_what_is_kept_with_a_standalone_checkpoint_is_no_setting_of_its_model(base, tmp_path):
     save_draft(tmp_path / "d", StandaloneDraft.from_base(base, 1), {})
-    set_drafting(tmp_path / "d", {"depth": 2}, {"verdict": "fast"})
+    amend(tmp_path / "d", drafting={"depth": 2}, tuning={"verdict": "fast"})
     draft = load_draft(tmp_path / "d", base)
     assert draft.drafting == {"depth": 2} and not {"drafting", "tuning"} & set(draft.to_json())
 

@@ -26,13 +26,13 @@ def batch(base):
 def test_real_places_are_as_with_padding(family):
     ids, real = batch(family)
     layers = (0, family.num_layers - 1)
-    plain, captured = family.forward_hidden(ids, attention_mask=real.long(), layers=layers)
+    plain, captured = family.forward_hidden(ids, layers=layers)
     hidden, found = family.forward_hidden(ids, layers=layers, lengths=LENGTHS)
     for wanted, got in zip((plain, *captured), (hidden, *found), strict=True):
         assert torch.allclose(got[real], wanted[real], atol=1e-5)
         assert not got[~real].any()
     assert family.config._attn_implementation != varlen.NAME, "left as it was found"
-    again, _ = family.forward_hidden(ids, attention_mask=real.long())
+    again, _ = family.forward_hidden(ids)
     assert torch.equal(again, plain)
 
 

@@ -15,13 +15,14 @@ import torch
 import uvicorn
 
 from models.base import load_base
-from models.checkpoints import WEIGHTS, file_sha256, save_draft
+from models.checkpoints import WEIGHTS, save_draft
 from models.identity import weights_sha256
 from models.medusa import MedusaConfig, MedusaHeads
 from models.tiny import make_tiny_base
 from serving.engine import Engine
 from serving.main import create_app
 from speculoos.settings import Settings, load
+from speculoos.sums import file_sha256
 from tests.tools.databases import Databases
 from tracking.db import upgrade, writing
 from tracking.tables import Base, Checkpoint

@@ -13,13 +13,14 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.target import fast_target
 from models.base import load_base
-from models.checkpoints import WEIGHTS, file_sha256, save_draft, set_drafting
+from models.checkpoints import WEIGHTS, amend, save_draft
 from models.tiny import make_tiny_base
 from runtime.argmax import tied_table
 from serving.catalog import ModelRef
 from serving.pool import MAX_CONTEXT, LoadedModel, Pool, default_budget
 from serving.sizes import cache_bytes, held_bytes
 from speculoos.errors import NotFound, Unsupported
+from speculoos.sums import file_sha256
 from tests.serving.test_reuse import MAKERS
 
 MEGABYTE = 2**20
@@ -219,7 +220,7 @@ def test_a_draft_that_is_tuned_while_it_is_warm_drafts_by_its_new_tree(
     first = warm.get(ref)
     before = first.drafter({})
     assert len(before.shape) > 2 and warm.get(ref).drafter({}) is before
-    set_drafting(folder, {"tree": [[0]]}, {})
+    amend(folder, drafting={"tree": [[0]]}, tuning={})
     again = warm.get(ref)
     assert again.draft is first.draft, "the same weights"
     assert len(again.drafter({}).shape) == 2

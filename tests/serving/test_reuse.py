@@ -9,13 +9,14 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.step import Step
 from models.base import load_base
-from models.checkpoints import WEIGHTS, file_sha256, save_draft
+from models.checkpoints import WEIGHTS, save_draft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from serving.catalog import ModelRef
 from serving.pool import LoadedModel, Pool
+from speculoos.sums import file_sha256
 
 MAKERS: dict[str, Any] = {
     "medusa": lambda base: MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3), base),

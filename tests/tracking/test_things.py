@@ -11,6 +11,7 @@ import pytest
 from models import archive
 from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings
+from speculoos.sums import of_files
 from tracking import changes, db, names, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
 from upkeep.starter import ensure_starter
@@ -178,7 +179,7 @@ def checkpoint(tmp_path: Path) -> Path:
     (folder / "config.json").write_text("{}")
     (folder / "README.md").write_text("# heads")
     (folder / "optimizer.safetensors").write_bytes(b"not for others")
-    (folder / "SHA256SUMS").write_text(archive.sums(archive.archive_files(folder)))
+    (folder / "SHA256SUMS").write_text(of_files(archive.archive_files(folder)))
     return folder
 
 

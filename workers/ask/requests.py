@@ -41,7 +41,7 @@ class FetchModel(Request):
 @dataclass(frozen=True)
 class ImportDraft(Request):
     """Make checkpoint `checkpoint_id` of the draft published at `location`: `source` folder, hub, or upload (a folder
-    of uploaded files, which is ours to remove). `layout` is one of `formats.imports.layouts.LAYOUTS`, found by itself
+    of uploaded files, which is ours to remove). `layout` is one of `formats.imports.names.TITLES`, found by itself
     when empty."""
 
     kind: ClassVar[str] = "import_draft"

@@ -92,7 +92,7 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> dict[s
     from evaluation.questions import built_in
     from evaluation.tuning import can_be_tuned, tune
     from models.base import decoding_dtype, load_base
-    from models.checkpoints import load_draft, set_drafting
+    from models.checkpoints import amend, load_draft
     from workers.child.work.tune import figures_of
 
     context.log("Looking for the tree that gives the most tokens per second on this machine.")
@@ -102,7 +102,7 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> dict[s
     if not can_be_tuned(draft):
         return {"tuning": ""}
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
-    set_drafting(folder, tuned.drafting, tuned.plan.to_json())
+    amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
     return figures_of(tuned, kept=True, job_id=context.job_id)
 
