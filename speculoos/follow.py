@@ -6,12 +6,8 @@ from datetime import timedelta
 
 from launch.services import Services, needed_for
 from speculoos.console import say
-<<<<<<< HEAD
-from speculoos.errors import Cancelled, SpeculoosError
-from speculoos.people import account
-=======
 from speculoos.errors import Cancelled, JobFailed
->>>>>>> slim-work
+from speculoos.people import account
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.jobs import get
@@ -24,19 +20,6 @@ from workers.ask.submit import submit
 POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
 
 
-<<<<<<< HEAD
-class JobFailed(SpeculoosError):
-    """A job that was followed ended FAILED; `code` is the job's own."""
-
-    def __init__(self, job: Job):
-        super().__init__(f"“{job.name}” failed: {job.error or 'it left no word'}", job.hint)
-        self._code = job.error_code
-
-    @property
-    def code(self) -> str:
-        return self._code or super().code
-
-
 def run_request(settings: Settings, request: Request, name: str = "", wait: bool = True) -> Job:
     """Submit what this account asks for, its output called `name`, and follow it; see `run_jobs`."""
     asked = {"name": name, "user": account(), "settings": settings}
@@ -45,9 +28,6 @@ def run_request(settings: Settings, request: Request, name: str = "", wait: bool
 
 
 def run_jobs(settings: Settings, submitted: Callable[[], list[Job]], queue: str, wait: bool) -> list[Job]:
-=======
-def run_jobs(settings: Settings, submit: Callable[[], list[Job]], queues: tuple[str, ...], wait: bool) -> list[Job]:
->>>>>>> slim-work
     """Submit jobs and follow them: always when this command has to start the services itself, else if `wait`.
 
     Returns the rows as they are at the end. Raises what a job failed with.
