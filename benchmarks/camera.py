@@ -24,9 +24,9 @@ class Camera:
         self.page = page
         page.set_default_timeout(TIMEOUT_MS)
 
-    def open(self, url: str, width: int, height: int, theme: str = "light") -> None:
-        """Show `url` as somebody sees it whose window is as large and who prefers `theme`."""
-        self.page.emulate_media(color_scheme=theme)
+    def open(self, url: str, width: int, height: int) -> None:
+        """Show `url` as somebody sees it whose window is as large and who prefers the light theme."""
+        self.page.emulate_media(color_scheme="light")
         self.page.set_viewport_size({"width": width, "height": height})
         open_page(self.page, url)
 

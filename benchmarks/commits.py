@@ -23,9 +23,9 @@ import torch
 from benchmarks.decode import prompts_of
 from benchmarks.report import conditions, finish, load_average
 from benchmarks.side import Side
+from benchmarks.tables import table_lines, wishes
 from models.base import load_tokenizer
-from models.starter import starter_path
-from speculoos.settings import CLONE
+from models.starter import HEAD, starter_path
 
 SIDE = Path(__file__).with_name("commits_side.py")
 DRAFTERS = ("plain", "head")
@@ -54,10 +54,10 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
 
 def of_start(args: argparse.Namespace, dtype: str, prompts: Path, numbers: range) -> Answers:
     """What a fresh process of each commit answers to some of the prompts."""
-    words = ["--model", args.model, "--dtype", dtype, "--prompts", prompts, "--checkpoint", args.checkpoint]
-    words += ["--tokens", args.tokens, "--threads", args.threads]
+    given = {"model": str(args.model), "dtype": dtype, "prompts": str(prompts), "checkpoint": str(args.checkpoint)}
+    given |= {"tokens": args.tokens, "threads": args.threads}
     answers: Answers = []
-    with Side(SIDE, words) as now, Side(SIDE, words, args.before.resolve()) as before:
+    with Side(SIDE, given) as now, Side(SIDE, given, args.before.resolve()) as before:
         sides = {"now": now, "before": before}
         for place, number in enumerate(numbers):
             order = SIDES if place % 2 else SIDES[::-1]
@@ -96,18 +96,19 @@ def _interval(speeds: dict[str, list[list[float]]]) -> list[float]:
 
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
-    lines = ["| | before, tokens/s | now | now is × | 95 % | same answers |", "| --- " * 6 + "|"]
+    rows = []
     for dtype, part in result["dtypes"].items():
         for drafter, f in part["drafters"].items():
             speeds, (low, high) = f["tokens_per_second"], f["interval"]
             same = f"{f['same_answers']} of {f['answers']}"
-            row = (f"{dtype}, {drafter}", speeds["before"], speeds["now"], f["times_as_fast"], f"{low} to {high}", same)
-            lines.append("| " + " | ".join(map(str, row)) + " |")
+            rows.append(
+                (f"{dtype}, {drafter}", speeds["before"], speeds["now"], f["times_as_fast"], f"{low} to {high}", same)
+            )
+    lines = table_lines("| | before, tokens/s | now | now is × | 95 % | same answers |", rows)
     for dtype, part in result["dtypes"].items():
         memory = part["peak_memory_mb"]
         lines.append(f"\nPeak, {dtype}: {memory['before']} MiB before, {memory['now']} now, {memory['ratio']} ×.")
-    lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in wanted(result).items()]
-    return "\n".join(lines)
+    return "\n".join(lines + wishes(wanted(result)))
 
 
 def wanted(result: dict[str, Any]) -> dict[str, bool]:
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, help="a worktree of another commit")
     parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
     parser.add_argument("--model", type=Path, default=starter_path())
-    parser.add_argument("--checkpoint", type=Path, default=CLONE / "models" / "starter_head")
+    parser.add_argument("--checkpoint", type=Path, default=HEAD)
     parser.add_argument("--limit", type=int, default=36, help=f"prompts; the first {WARM_UP} of a start do not count")
     parser.add_argument("--starts", type=int, default=6, help="fresh processes of each commit, for each precision")
     parser.add_argument("--tokens", type=int, default=128)

@@ -3,7 +3,6 @@
 Runs with the modules of the tree it is started in, so it uses only what old and new trees have.
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -26,13 +25,8 @@ def fast_target(base: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("model", "dtype", "prompts", "checkpoint"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    given = json.loads(sys.argv[1])
+    torch.set_num_threads(given["threads"])
 
     from benchmarks.peers.common import peak_memory_mb
     from decoding.config import GenerateConfig
@@ -41,19 +35,18 @@ def main() -> None:
     from models.base import load_base
     from models.checkpoints import load_draft
 
-    base = load_base(args.model, dtype=args.dtype)
-    draft = load_draft(args.checkpoint, base)
+    base = load_base(given["model"], dtype=given["dtype"])
+    draft = load_draft(given["checkpoint"], base)
     target = fast_target(base)
     drafters = {"plain": make_drafter(target, None, {}), "head": make_drafter(target, draft, {"tree": TREE})}
-    prompts = json.loads(Path(args.prompts).read_text())
+    prompts = json.loads(Path(given["prompts"]).read_text())
+    config = GenerateConfig(given["tokens"])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         target.rewind(0)
         began = time.perf_counter()
-        steps = list(
-            generate(target, drafters[command["drafter"]], prompts[command["prompt"]], GenerateConfig(args.tokens))
-        )
+        steps = list(generate(target, drafters[command["drafter"]], prompts[command["prompt"]], config))
         seconds = time.perf_counter() - began
         tokens = [token.id for step in steps for token in step.tokens]
         digest = hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:12]

@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.report import conditions, finish, load_average
 from benchmarks.side import Side
+from benchmarks.tables import table_lines, wishes
 from models.base import load_tokenizer
 from models.chat import render
 from models.starter import starter_path
@@ -47,8 +48,8 @@ def _first_turn(row: dict[str, Any]) -> str:
 
 def side(args: argparse.Namespace, name: str, dtype: str, prompts: Path, tree: Path = CLONE) -> Side:
     """A contender, not yet started."""
-    words = ["--side", name, "--model", args.model, "--dtype", dtype, "--prompts", prompts]
-    return Side(SIDE, [*words, "--tokens", args.tokens, "--threads", args.threads], tree)
+    given = {"side": name, "model": str(args.model), "dtype": dtype, "prompts": str(prompts)}
+    return Side(SIDE, {**given, "tokens": args.tokens, "threads": args.threads}, tree)
 
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
@@ -101,13 +102,14 @@ def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = [f"{result['prompts']} prompts ({result['prompt_tokens']} tokens) × {result['tokens']} new tokens."]
     for dtype, numbers in result["dtypes"].items():
-        lines += [f"\n**{dtype}**", "", "| | tokens/s | tokens/s of a core | peak MiB |", "| --- | --- | --- | --- |"]
-        for name, speed in numbers["tokens_per_second"].items():
-            row = (name, speed, numbers["tokens_per_cpu_second"][name], numbers["peak_memory_mb"][name])
-            lines.append("| " + " | ".join(map(str, row)) + " |")
+        rows = [
+            (name, speed, numbers["tokens_per_cpu_second"][name], numbers["peak_memory_mb"][name])
+            for name, speed in numbers["tokens_per_second"].items()
+        ]
+        lines += [f"\n**{dtype}**", "", *table_lines("| | tokens/s | tokens/s of a core | peak MiB |", rows)]
         for peer, ratio in numbers["times_as_fast"].items():
             lines.append(f"\nOurs is {ratio} × {peer}; {numbers['same_answers'][peer]} answers are the same.")
-        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in numbers["wanted"].items()]
+        lines += wishes(numbers["wanted"])
     return "\n".join(lines)
 
 

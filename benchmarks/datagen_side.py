@@ -1,10 +1,10 @@
 """One side of a generation race, started by benchmarks.datagen: this tree's local generation, or transformers.generate.
 
-Runs with the modules of the tree it is started in, which may be an older commit. Reads one JSON command a line,
-`{"batch": 32}`, answers every prompt of the file and writes `{"seconds", "cpu_seconds", "digest", "peak_memory_mb"}`.
+Runs with the modules of the tree it is started in, which may be an older commit. `prompts` of its argument is a file, a
+JSON list of lists of token ids. Reads one JSON command a line, `{"batch": 32}`, answers every prompt of the file and
+writes `{"seconds", "cpu_seconds", "digest", "peak_memory_mb"}`.
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -50,11 +50,11 @@ def theirs(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list
     return [answers[i] for i in range(len(prompts))]
 
 
-def load(args: argparse.Namespace) -> Any:
+def load(given: dict[str, Any]) -> Any:
     from models.base import load_base
 
-    base = load_base(args.model, dtype=args.dtype)
-    if args.side == "ours" and Path("decoding/fast_layers.py").exists():  # before there was a runtime
+    base = load_base(given["model"], dtype=given["dtype"])
+    if given["side"] == "ours" and Path("decoding/fast_layers.py").exists():  # before there was a runtime
         from decoding.fast_layers import pack_known
 
         pack_known(base)
@@ -62,22 +62,15 @@ def load(args: argparse.Namespace) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", choices=["ours", "transformers"], required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", required=True)
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON list of lists of token ids")
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    prompts, base = json.loads(args.prompts.read_text()), load(args)
-    run = ours if args.side == "ours" else theirs
+    given = json.loads(sys.argv[1])
+    torch.set_num_threads(given["threads"])
+    prompts, base = json.loads(Path(given["prompts"]).read_text()), load(given)
+    run = ours if given["side"] == "ours" else theirs
     run(base, prompts[:2], 2, 2)  # kernels are picked, weights taken over
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         began, spent = time.perf_counter(), time.process_time()
-        answers = run(base, prompts, args.tokens, json.loads(line)["batch"])
+        answers = run(base, prompts, given["tokens"], json.loads(line)["batch"])
         report = {
             "seconds": time.perf_counter() - began,
             "cpu_seconds": time.process_time() - spent,

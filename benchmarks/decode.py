@@ -10,10 +10,11 @@ in a process of its own for each side.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ import torch
 
 from benchmarks.peers.common import peak_memory_mb
 from benchmarks.report import finish
+from benchmarks.tables import row, table_lines
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.stats import summarize
 from decoding.target import Target, fast_target
 from decoding.tuning import measure_forward
+from evaluation.estimate import milliseconds
 from evaluation.machine import describe_machine
 from models.base import Base, load_base, pick_device
 from models.chat import render
+from models.checkpoints import load_draft
 from models.eagle3 import Eagle3Draft
 from models.starter import starter_path
 from runtime.transformers import TransformersForward
@@ -84,7 +88,7 @@ def contenders(
     """Everything that takes part, by name; the transformers base, our target (two loads of one folder), and a module
     to time steps with, made while the base still has its weights."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
-    drafts = {folder.name: _draft(folder, own) for folder in args.checkpoint}
+    drafts = {folder.name: load_draft(folder, own) for folder in args.checkpoint}
     module = fresh_module(own)
     target = fast_target(own, args.context)
     runs = {
@@ -95,12 +99,6 @@ def contenders(
     }
     runs |= {f"ours {name}": ours(target, draft, {}, args.max_tokens) for name, draft in drafts.items()}
     return runs, theirs, target, module
-
-
-def _draft(folder: Path, base: Base) -> Any:
-    from models.checkpoints import load_draft
-
-    return load_draft(folder, base)
 
 
 def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
@@ -147,7 +145,7 @@ def _step_costs(target: Target, module: Eagle3Draft, prompts: list[list[int]]) -
         for name, drafter in drafters.items():
             target.rewind(0)
             steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=32)))[2:]
-            spent[name] += [s.ms_draft + s.ms_verify + s.ms_other for s in steps]
+            spent[name] += map(milliseconds, steps)
             drafting += [s.ms_draft for s in steps] if name == "eagle3" else []
     medians = {name: round(statistics.median(times), 2) for name, times in spent.items()}
     ratio = round(medians["eagle3"] / medians["plain"], 3)
@@ -179,56 +177,37 @@ def _forward_costs(theirs: Base, target: Target, prompts: list[list[int]]) -> di
 
 def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
     """Peak resident MiB of a process that answers one prompt, for each side."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.decode",
-        "--model",
-        str(args.model),
-        "--questions",
-        str(args.questions),
-    ]
-    command += ["--device", args.device, "--max-tokens", str(args.max_tokens), "--memory-dtype", dtype]
-    command += ["--context", str(args.context)]
     peaks = {}
     for side in ("transformers", "ours"):
-        out = subprocess.run([*command, "--memory-of", side], capture_output=True, text=True, check=True).stdout
-        peaks[side] = float(out.strip().splitlines()[-1])
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            peaks[side] = float(process.submit(memory_of, args, dtype, side).result())
     peaks["ratio"] = round(peaks["ours"] / peaks["transformers"], 3)
     return peaks
 
 
-def memory_of(args: argparse.Namespace) -> None:
-    """Answer one prompt on one side and print this process's peak resident MiB."""
-    base = load_base(args.model, dtype=args.memory_dtype, device=args.device)
+def memory_of(args: argparse.Namespace, dtype: str, side: str) -> int:
+    """Answer one prompt on one side; this process's peak resident MiB."""
+    base = load_base(args.model, dtype=dtype, device=args.device)
     prompt = prompts_of(base.tokenizer, args.questions, 1)[0]
-    if args.memory_of == "transformers":
+    if side == "transformers":
         reference(base, args.max_tokens)(prompt)
     else:
         ours(fast_target(base, args.context), None, {"drafter": "ngram"}, args.max_tokens)(prompt)
-    print(peak_memory_mb())
+    return peak_memory_mb()
 
 
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = []
     for dtype, part in result["dtypes"].items():
-        lines += [
-            f"\n**{dtype}**",
-            "",
-            "| | tokens/s | × transformers | × our plain | τ |",
-            "| --- | --- | --- | --- | --- |",
+        rows = [
+            (name, f["tokens_per_second"], f["ratio_to_transformers"], f["ratio_to_our_plain"], f["tau"])
+            for name, f in part["contenders"].items()
         ]
-        for name, f in part["contenders"].items():
-            row = (name, f["tokens_per_second"], f["ratio_to_transformers"], f["ratio_to_our_plain"], f["tau"])
-            lines.append("| " + " | ".join(map(str, row)) + " |")
+        lines += [f"\n**{dtype}**", "", *table_lines("| | tokens/s | × transformers | × our plain | τ |", rows), ""]
         costs = part["forward_ms"]
-        lines += [
-            "",
-            "| nodes | " + " | ".join(map(str, costs["ours"])) + " |",
-            "| --- " * (len(costs["ours"]) + 1) + "|",
-        ]
-        lines += [f"| {name} ms | " + " | ".join(map(str, by.values())) + " |" for name, by in costs.items()]
+        times = [(f"{name} ms", *by.values()) for name, by in costs.items()]
+        lines += table_lines(row(["nodes", *costs["ours"]]), times)
         steps = part["step_ms"]
         lines.append(
             f"\nA step: plain {steps['plain']} ms, EAGLE-3 module with a tree of 8 nodes {steps['eagle3']} ms "
@@ -239,7 +218,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=starter_path())
     parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
@@ -250,16 +229,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--context", type=int, default=2048, help="tokens the cache is made for")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--memory-of", choices=("transformers", "ours"), help=argparse.SUPPRESS)
-    parser.add_argument("--memory-dtype", default="float32", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args = parse(sys.argv[1:] if arguments is None else arguments)
-    if args.memory_of:
-        memory_of(args)
-        return
+    args = parse(arguments)
     result: dict[str, Any] = {
         "machine": describe_machine(pick_device(args.device)),
         "model": str(args.model),

@@ -15,13 +15,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import conditions, finish, load_average
-from models.starter import starter_path
+from benchmarks.tables import table_lines
+from models.starter import HEAD, starter_path
 from runtime.speed import WAITS
 from speculoos.settings import CLONE, Settings
 from tests.tools.running import Up, wait_for
@@ -46,7 +48,6 @@ from workers.ask.requests import (
 from workers.ask.submit import submit
 
 PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
-HEAD = CLONE / "models" / "starter_head"
 ALLOWED = (2.0, 1.3)
 """Factors between estimate and time in the first and the second round."""
 JOB_SECONDS = 1800.0
@@ -82,27 +83,27 @@ class Home:
         return {"kind": kind, "estimated": job.estimated_seconds, "took": round(took, 2), "request": job.request}
 
 
-def requests(home: Home, number: int) -> Iterator[tuple[str, Any]]:
-    """(kind, request) of round `number`, 1 or 2; what a job made comes back as the value of the yield."""
-    prompts = yield "import prompts", ImportPrompts(path=str(prompt_file(home.folder, 20_000 * number)))
-    data = prompts["dataset_id"]
+def do_round(home: Home, number: int, do: Callable[[str, Request], dict[str, Any]]) -> None:
+    """Every kind of job of round `number`, 1 or 2. `do(kind, request)` gives the request with the ids of what the job
+    made."""
+    prompts = do("import prompts", ImportPrompts(path=str(prompt_file(home.folder, 20_000 * number))))
     wanted = {"limit": 40 + 40 * number, "max_tokens": 64 + 32 * number, "batch_size": 32}
-    made = yield "generate data", GenerateData(source_id=data, base_id=home.base, **wanted)
+    made = do("generate data", GenerateData(source_id=prompts["dataset_id"], base_id=home.base, **wanted))
     answers = made["dataset_id"]
     file = conversation_file(home.folder, home.settings, answers, 4_000 * number)
-    yield "import answered", ImportAnswered(path=str(file), base_id=home.base)
+    do("import answered", ImportAnswered(path=str(file), base_id=home.base))
     checkpoints = {}
     for method, settings in TRAININGS.items():
-        trained = yield f"train {method}", Train(method, home.base, answers, settings)
+        trained = do(f"train {method}", Train(method, home.base, answers, settings))
         checkpoints[method] = trained["checkpoint_id"]
-    yield "import draft", ImportDraft("folder", str(HEAD), home.base)
-    yield "evaluate", Evaluate(home.base, home.head, limit=2 + 4 * number, max_tokens=64)
+    do("import draft", ImportDraft("folder", str(HEAD), home.base))
+    do("evaluate", Evaluate(home.base, home.head, limit=2 + 4 * number, max_tokens=64))
     trees = [{}, {"depth": 3}]
     model = {"base_id": home.base, "checkpoint_id": home.head}
-    yield "matrix", Matrix([model], drafting=trees, limit=2 + 2 * number, max_tokens=48)
-    yield "replay", Replay(home.base, home.head, answers, limit=10 + 10 * number)
-    yield "plan", Plan(home.base, home.head, limit=2 + 2 * number, batches=[1, 4])
-    yield "export", Export(checkpoints["eagle3"] if number == 1 else checkpoints["medusa"], "own")
+    do("matrix", Matrix([model], drafting=trees, limit=2 + 2 * number, max_tokens=48))
+    do("replay", Replay(home.base, home.head, answers, limit=10 + 10 * number))
+    do("plan", Plan(home.base, home.head, limit=2 + 2 * number, batches=[1, 4]))
+    do("export", Export(checkpoints["eagle3"] if number == 1 else checkpoints["medusa"], "own"))
 
 
 def prompt_file(folder: Path, rows: int) -> Path:
@@ -157,30 +158,26 @@ def factor(row: dict[str, Any]) -> float:
 
 def measure(home: Home) -> list[dict[str, Any]]:
     rows = []
+
+    def do(number: int, kind: str, request: Request) -> dict[str, Any]:
+        row = {"round": number, **home.do(kind, request)}
+        made = row.pop("request")
+        rows.append({**row, "factor": round(factor(row), 2)})
+        print(f"{number} {kind}: {row['estimated']} s said, {row['took']} s taken", file=sys.stderr)
+        return made
+
     for number in (1, 2):
-        jobs, answer = requests(home, number), None
-        try:
-            while True:
-                kind, request = jobs.send(answer)
-                row = {"round": number, **home.do(kind, request)}
-                answer = row.pop("request")
-                rows.append({**row, "factor": round(factor(row), 2)})
-                print(f"{number} {kind}: {row['estimated']} s said, {row['took']} s taken", file=sys.stderr)
-        except StopIteration:
-            pass
+        do_round(home, number, partial(do, number))
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| job | first: said, took | factor | second: said, took | factor |", "| --- | --- | --- | --- | --- |"]
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        cells = [
-            f"{row['estimated'] or 0:.1f} s, {row['took']:.1f} s | {row['factor']:.2f}"
-            for row in rows
-            if row["kind"] == kind
-        ]
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    cells: dict[str, list[str]] = {}
+    for row in rows:
+        said = f"{row['estimated'] or 0:.1f} s, {row['took']:.1f} s"
+        cells.setdefault(row["kind"], [row["kind"]]).extend((said, f"{row['factor']:.2f}"))
+    head = "| job | first: said, took | factor | second: said, took | factor |"
+    return "\n".join(table_lines(head, cells.values()))
 
 
 def main() -> None:

@@ -11,13 +11,14 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.decode import prompts_of
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
@@ -27,7 +28,7 @@ from decoding.step import Step
 from decoding.target import Target, common_prefix, fast_target
 from evaluation.ties import TIE
 from models.base import Base, load_base
-from models.chat import render
+from models.checkpoints import load_draft
 from models.fetch import read_card
 from models.starter import starter_path
 from speculoos.files import write_json
@@ -75,24 +76,30 @@ def reference(base: Base, prompt: Sequence[int], max_tokens: int) -> Reference:
     return Reference(list(prompt), tokens, second, [float(b.values[0] - b.values[1]) for b in best])
 
 
-def compare(target: Target, drafter: Drafter, expected: Reference) -> Outcome:
-    """Run our loop on the reference's prompt, and after a tie again from the reference's prefix."""
-    outcome, start = Outcome(len(expected.tokens)), 0
+def guided(target: Target, drafter: Drafter, expected: Reference) -> Iterator[tuple[list[Step], int, int | None]]:
+    """Run our loop on the reference's prompt, and after each token that differs again from the reference's prefix: the
+    steps, where they differ first (the reference's length: nowhere), and our token there, None for an early end."""
+    start = 0
     while start < len(expected.tokens):
         prompt = expected.prompt + expected.tokens[:start]
-        config = GenerateConfig(max_tokens=len(expected.tokens) - start)
-        steps = list(generate(target, drafter, prompt, config))
-        outcome.steps += steps
+        steps = list(generate(target, drafter, prompt, GenerateConfig(max_tokens=len(expected.tokens) - start)))
         ours = [t.id for step in steps for t in step.tokens]
-        at = start + common_prefix(ours, expected.tokens[start:])
+        same = common_prefix(ours, expected.tokens[start:])
+        yield steps, start + same, ours[same] if same < len(ours) else None
+        start += same + 1
+
+
+def compare(target: Target, drafter: Drafter, expected: Reference) -> Outcome:
+    """Our tokens beside the reference's, up to the first difference that is no tie."""
+    outcome = Outcome(len(expected.tokens))
+    for steps, at, token in guided(target, drafter, expected):
+        outcome.steps += steps
         if at == len(expected.tokens):
             break
-        token = ours[at - start] if at - start < len(ours) else None
         if expected.gaps[at] > TIE or token != expected.second[at]:
             outcome.difference = {"at": at, "ours": token, "theirs": expected.tokens[at], "gap": expected.gaps[at]}
             break
         outcome.ties.append(at)
-        start = at + 1
     return outcome
 
 
@@ -131,11 +138,8 @@ def verdict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
     """Compare every drafter with the references."""
-    from models.checkpoints import load_draft
-
     base = load_base(args.model, device=args.device)
-    rows = [json.loads(line) for line in args.questions.read_text(encoding="utf-8").splitlines()[: args.limit]]
-    prompts = [render(base.tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
+    prompts = prompts_of(base.tokenizer, args.questions, args.limit)
     expected = references(args.model, prompts, args.max_tokens, args.device, args.store)
     target = fast_target(base, args.context)
     drafters = {name: make_drafter(target, None, {"drafter": name}) for name in ("none", "ngram")}
@@ -153,7 +157,7 @@ def _outcomes(target: Target, drafter: Drafter, expected: Iterable[Reference], n
     return outcomes
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=starter_path())
     parser.add_argument("--questions", type=Path, required=True, help="JSONL with `turns`, as MT-Bench has them")
@@ -168,7 +172,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if arguments is None else arguments)
+    args = parse(arguments)
     result = check(args)
     for name, outcome in result.items():
         print(

@@ -34,12 +34,8 @@ def answer(prompt: str) -> dict[str, Any]:
     ids = render(base.tokenizer, [{"role": "user", "content": prompt}])
     steps = list(generate(target, drafter, ids, GenerateConfig(max_tokens=MOST_TOKENS)))
     text = TextStream(base.tokenizer)
-    records = [text.record(timeless(step)) for step in steps]
+    records = [text.record(replace(step, ms_draft=0.0, ms_verify=0.0, ms_other=0.0)) for step in steps]
     return {"prompt": prompt, "model": MODEL, "records": records, "figures": figures(steps)}
-
-
-def timeless(step: Step) -> Step:
-    return replace(step, ms_draft=0.0, ms_verify=0.0, ms_other=0.0)
 
 
 def figures(steps: list[Step]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ at work the other, and the server, stand still (SIGSTOP), so what was asked ahea
 """
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -23,42 +22,22 @@ import httpx
 import torch
 
 from benchmarks.report import conditions, finish, load_average
+from benchmarks.side import Side
+from benchmarks.tables import table_lines, wishes
 from models.identity import weights_sha256
 from models.starter import starter_path
 from speculoos.errors import Unavailable
 from speculoos.settings import CLONE
 
+SIDE = Path(__file__).with_name("feature_source_side.py")
 WANTED = 0.8
 """Of the local side's tokens a second."""
 START_SECONDS = 180
 
 
-class Side:
-    """A training as a process that stands still between its rounds."""
-
-    def __init__(self, name: str, given: dict[str, Any], environment: dict[str, str]):
-        self.name = name
-        command = [sys.executable, "-m", "benchmarks.feature_source_side", json.dumps(given)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CLONE, env=environment
-        )
-        self._read()
-
-    def round(self) -> dict[str, Any]:
-        """One round, timed by the side itself."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self._read()
-
-    def end(self) -> None:
-        self.process.stdin.close()
-        self.process.kill()
-        self.process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        if not (line := self.process.stdout.readline()):
-            raise Unavailable(f"The {self.name} side ended; its output says why.")
-        return json.loads(line)
+def side(given: dict[str, Any], environment: dict[str, str]) -> Side:
+    """A training as a process that stands still between its rounds; what it says of errors is shown."""
+    return Side(SIDE, given, environment=environment, stderr=None)
 
 
 @contextmanager
@@ -99,25 +78,22 @@ def race(args: argparse.Namespace, method: str) -> dict[str, Any]:
     given = {"settings": {**settings, "base_dtype": args.base_dtype}, "steps": args.steps, "base": str(args.base)}
     given |= {"data": str(args.data), "info": {"base_sha256": weights_sha256(args.base)}}
     afar = {**given["settings"], "hidden_states": "here", "hidden_states_ahead": args.ahead}
-    with serving(args) as (server, url):
-        local = Side("local", {**given, "threads": args.local_threads, "url": ""}, dict(os.environ))
-        remote = Side(
-            "remote", {**given, "settings": afar, "threads": args.trainer_threads, "url": url}, environment(args)
-        )
-        try:
-            rounds = [taken(local, remote, server, number) for number in range(args.warm_up + args.rounds)]
-        finally:
-            for side in (local, remote):
-                side.end()
+    with (
+        serving(args) as (server, url),
+        side({**given, "threads": args.local_threads, "url": ""}, dict(os.environ)) as local,
+        side({**given, "settings": afar, "threads": args.trainer_threads, "url": url}, environment(args)) as remote,
+    ):
+        sides = {"local": local, "remote": remote}
+        rounds = [taken(sides, server, number) for number in range(args.warm_up + args.rounds)]
     return figures(rounds, args.warm_up)
 
 
-def taken(local: Side, remote: Side, server: subprocess.Popen, number: int) -> dict[str, Any]:
-    """A round of each, in changing order."""
+def taken(sides: dict[str, Side], server: subprocess.Popen, number: int) -> dict[str, Any]:
+    """A round of each, timed by the side itself, in changing order."""
     got = {}
-    for side in (local, remote) if number % 2 else (remote, local):
-        server.send_signal(signal.SIGCONT if side is remote else signal.SIGSTOP)
-        got[side.name] = side.round()
+    for name in ("local", "remote") if number % 2 else ("remote", "local"):
+        server.send_signal(signal.SIGCONT if name == "remote" else signal.SIGSTOP)
+        got[name] = sides[name].ask({})
     server.send_signal(signal.SIGSTOP)
     speeds = ", ".join(f"{name} {one['tokens'] / one['seconds']:.1f} tokens/s" for name, one in got.items())
     print(f"round {number + 1}: {speeds}", flush=True)
@@ -155,15 +131,14 @@ def table(result: dict[str, Any]) -> str:
         f"{result['load'][0]} to {result['load'][1]}; threads: local {threads['local']}, training "
         f"{threads['training']}, server {threads['server']}.",
         "",
-        "| method | local, tokens/s | from the server | part | largest difference of losses |",
-        "| --- " * 5 + "|",
     ]
+    rows = []
     for method, one in result["methods"].items():
         speeds = [one["sides"][name]["tokens_per_second"] for name in ("local", "remote")]
-        row = (method, *speeds, one["remote_of_local"], f"{one['largest_loss_difference']:.1e}")
-        lines.append("| " + " | ".join(map(str, row)) + " |")
+        rows.append((method, *speeds, one["remote_of_local"], f"{one['largest_loss_difference']:.1e}"))
+    lines += table_lines("| method | local, tokens/s | from the server | part | largest difference of losses |", rows)
     for method, one in result["methods"].items():
-        lines += [f"Wanted of {method}: {what}: {'yes' if met else 'NO'}." for what, met in one["wanted"].items()]
+        lines += wishes(one["wanted"], f" of {method}")
     return "\n".join(lines)
 
 

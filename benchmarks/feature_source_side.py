@@ -2,7 +2,6 @@
 go on. Settings come as JSON in the first argument; a round's figures go out as a line of JSON."""
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers.common import peak_memory_mb
 from methods import train_config
 from speculoos.reporting import Silent
 from speculoos.settings import StateServer
@@ -33,7 +33,13 @@ class Rounds(Silent):
         if step % self.steps == 0:
             clock, cpu, tokens = self._now()
             seconds, cpu_seconds, count = clock - self._mark[0], cpu - self._mark[1], tokens - self._mark[2]
-            say(seconds=seconds, cpu_seconds=cpu_seconds, tokens=count, losses=self.losses, peak_memory_mb=peak())
+            say(
+                seconds=seconds,
+                cpu_seconds=cpu_seconds,
+                tokens=count,
+                losses=self.losses,
+                peak_memory_mb=peak_memory_mb(),
+            )
             self.losses = []
             self.wait()
 
@@ -49,11 +55,6 @@ class Rounds(Silent):
 
 def say(**values: Any) -> None:
     print(json.dumps(values), flush=True)
-
-
-def peak() -> float:
-    """MiB of memory this process held at most."""
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
 def main() -> None:

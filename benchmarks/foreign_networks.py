@@ -16,8 +16,9 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +27,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from formats.imports.run import Conversion
-from formats.imports.work import convert
+from benchmarks.installed_loaders import imported, randomise
 from models.base import Base, load_base
-from models.checkpoints import load_draft
 from models.tiny import make_tiny_base
 from speculoos.files import write_json
 
-NEAR, PLACES, STEPS = 1e-4, 24, 4
+NEAR, PLACES, STEPS, WIDTH = 1e-4, 24, 4, 0.2
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -64,21 +63,6 @@ class Case:
         return self.difference <= NEAR and self.same_tokens
 
 
-def randomise(module: nn.Module, seed: int) -> None:
-    """Weights wide enough that every part has a say in the logits."""
-    generator = torch.Generator().manual_seed(seed)
-    for value in module.parameters():
-        noise = torch.randn(value.shape, generator=generator)
-        value.data = noise * 0.2 if value.dim() > 1 else 1 + noise * 0.2
-
-
-def imported(folder: Path, base: Base) -> Any:
-    """The draft in `folder` as ours."""
-    with tempfile.TemporaryDirectory() as scratch:
-        convert(asdict(Conversion(str(folder), scratch, str(base.path), folder.name)))
-        return load_draft(Path(scratch) / "draft", base)
-
-
 def save(folder: Path, config: dict[str, Any], state: dict[str, Tensor], file: str) -> Path:
     """A folder as its repository leaves it."""
     folder.mkdir()
@@ -92,38 +76,28 @@ def eagle_cases(checkout: Path, base: Base, scratch: Path) -> Iterator[Case]:
     """EAGLE-1 and EAGLE-3 in the shapes they are published in."""
     sys.path.insert(0, str(checkout))
     first, third = (importlib.import_module(f"eagle.model.{name}").Model for name in ("cnets1", "cnets"))
-    vocabulary = {"vocab_size": base.vocab_size}
-    for number, (name, bias, more) in enumerate(
-        (
-            ("EAGLE-1", True, {}),
-            ("EAGLE-1 without bias", False, {"bias": False}),
-            ("EAGLE-1, two layers, qkv bias", True, {"num_hidden_layers": 2, "qkv_bias": True}),
-            ("EAGLE-1, linear rope", True, LINEAR),
-        )
-    ):
-        config = {**SIZES, **vocabulary, **more}
-        network = first(SimpleNamespace(**config), bias=bias)
-        yield eagle_case(name, network, config, base, scratch / f"eagle{number}", base.lm_head)
-    for number, (name, more) in enumerate(
-        (
-            ("EAGLE-3", {"draft_vocab_size": 160}),
-            ("EAGLE-3, all tokens", {"draft_vocab_size": base.vocab_size}),
-            ("EAGLE-3, linear rope", {"draft_vocab_size": 160, **LINEAR}),
-            (
-                "EAGLE-3, narrower than its base",
-                {"draft_vocab_size": 160, "hidden_size": 16, "target_hidden_size": base.hidden_size},
-            ),
-        )
-    ):
-        config = {**SIZES, **vocabulary, **more}
-        network = third(SimpleNamespace(**config))
-        yield eagle_case(name, network, config, base, scratch / f"eagle3-{number}", None)
+    some = {"draft_vocab_size": 160}
+    narrower = {**some, "hidden_size": 16, "target_hidden_size": base.hidden_size}
+    cases = (
+        ("EAGLE-1", partial(first, bias=True), {}),
+        ("EAGLE-1 without bias", partial(first, bias=False), {"bias": False}),
+        ("EAGLE-1, two layers, qkv bias", partial(first, bias=True), {"num_hidden_layers": 2, "qkv_bias": True}),
+        ("EAGLE-1, linear rope", partial(first, bias=True), LINEAR),
+        ("EAGLE-3", third, some),
+        ("EAGLE-3, all tokens", third, {"draft_vocab_size": base.vocab_size}),
+        ("EAGLE-3, linear rope", third, {**some, **LINEAR}),
+        ("EAGLE-3, narrower than its base", third, narrower),
+    )
+    for number, (name, make, more) in enumerate(cases):
+        config = {**SIZES, "vocab_size": base.vocab_size, **more}
+        head = None if make is third else base.lm_head
+        yield eagle_case(name, make(SimpleNamespace(**config)), config, base, scratch / f"eagle{number}", head)
 
 
 @torch.no_grad()
 def eagle_case(name: str, network: Any, config: dict[str, Any], base: Base, folder: Path, head: Any) -> Case:
     """Random weights, saved, imported, and a chain drafted by both. `head`: the base's, for EAGLE-1."""
-    randomise(network, 3)
+    randomise(network, 3, WIDTH)
     whole = config.get("draft_vocab_size", base.vocab_size) == base.vocab_size
     if not whole:
         ids = torch.randperm(base.vocab_size, generator=torch.Generator().manual_seed(1))[: config["draft_vocab_size"]]
@@ -207,7 +181,7 @@ def medusa_cases(checkout: Path, base: Base, scratch: Path) -> Iterator[Case]:
 @torch.no_grad()
 def medusa_case(name: str, network: Any, layers: int, file: str, base: Base, folder: Path, how: dict[str, Any]) -> Case:
     """Random heads, saved, imported, and all logits on the base's hidden states."""
-    randomise(network.medusa_head, 5)
+    randomise(network.medusa_head, 5, WIDTH)
     config = {"medusa_num_heads": 3, "medusa_num_layers": layers, "base_model_name_or_path": "tiny"}
     draft = imported(save(folder, config, network.medusa_head.state_dict(), file), base)
     ids = torch.randint(0, base.vocab_size, (1, PLACES), generator=torch.Generator().manual_seed(2))
@@ -219,12 +193,12 @@ def medusa_case(name: str, network: Any, layers: int, file: str, base: Base, fol
 def run(eagle: str, medusa: str) -> list[Case]:
     """All cases of the checkouts that are given."""
     results: list[Case] = []
-    makers: tuple[tuple[str, Callable[[Path, Base, Path], Iterator[Case]]], ...]
-    makers = ((eagle, eagle_cases), (medusa, medusa_cases))
     with tempfile.TemporaryDirectory() as folder:
         base = load_base(make_tiny_base(Path(folder) / "tiny", num_hidden_layers=8))
-        for checkout, cases in makers:
-            results += cases(Path(checkout).resolve(), base, Path(folder)) if checkout else []
+        if eagle:
+            results += eagle_cases(Path(eagle).resolve(), base, Path(folder))
+        if medusa:
+            results += medusa_cases(Path(medusa).resolve(), base, Path(folder))
     return results
 
 

@@ -10,12 +10,11 @@ docs/benchmarks.md. Exit status: 0 all hold, 1 some do not (or not all parts wer
 
 import argparse
 import gc
-import os
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.gpu_claims import Bench, Claim, Findings, OutOfTime, Part, first_line
 from benchmarks.gpu_exactness import agreement, exactness, graphs
-from benchmarks.gpu_speed import large_shape, racing
+from benchmarks.gpu_speed import large_shape, race
 from benchmarks.gpu_work import generation, training, two_jobs
 from benchmarks.peers.common import peak_memory_mb
-from benchmarks.reliability import between, row
-from evaluation.machine import describe_machine
+from benchmarks.report import conditions, load_average
+from benchmarks.tables import between, table_lines
 from models.base import pick_device
 from runtime.precision import exact_products
 from speculoos.files import write_json
@@ -41,9 +40,9 @@ PARTS: dict[str, Part] = {
     "exactness": exactness,
     "CUDA graphs": graphs,
     "agreement": agreement,
-    "decoding in bf16": racing("bfloat16"),
+    "decoding in bf16": partial(race, dtype="bfloat16"),
     "large shape": large_shape,
-    "decoding in fp32": racing("float32"),
+    "decoding in fp32": partial(race, dtype="float32"),
     "training": training,
     "batched generation": generation,
     "two jobs at once": two_jobs,
@@ -110,16 +109,13 @@ def in_time(reports: list[Report], seconds: float, minutes: float) -> Claim:
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Everything, as JSON holds it."""
-    began, load = time.monotonic(), round(os.getloadavg()[0], 1)
+    began, load = time.monotonic(), load_average()
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
         reports = check(bench)
     claims = [claim for report in reports for claim in report.findings.claims]
     claims.append(in_time(reports, time.monotonic() - began, args.minutes))
-    return {
-        "date": date.today().isoformat(),
-        "machine": describe_machine(device),
-        "load": [load, round(os.getloadavg()[0], 1)],
+    return conditions(load, device) | {
         "dry_run": args.dry_run,
         "seconds": round(time.monotonic() - began),
         "claims": [asdict(claim) for claim in claims],
@@ -138,17 +134,17 @@ def table(result: dict[str, Any]) -> str:
         f"{result['date']}, {where}, Python {machine['python']}, torch {machine['torch']}, transformers "
         f"{machine['transformers']}; {result['seconds']} s, load {result['load'][0]} to {result['load'][1]}.",
         "",
-        row(["claim", "goal", "figure", "holds"]),
-        "| --- " * 4 + "|",
-        *(row([c["name"], c["goal"], c["figure"], VERDICTS[c["holds"]]]) for c in result["claims"]),
+        *table_lines(
+            "| claim | goal | figure | holds |",
+            ([c["name"], c["goal"], c["figure"], VERDICTS[c["holds"]]] for c in result["claims"]),
+        ),
         "",
-        row(["part", "s", "peak MiB"]),
-        "| --- " * 3 + "|",
-        *(row([p["name"], p["seconds"], p["peak_mib"]]) for p in result["parts"]),
+        *table_lines("| part | s | peak MiB |", ([p["name"], p["seconds"], p["peak_mib"]] for p in result["parts"])),
         "",
-        row(["part", "also measured", ""]),
-        "| --- " * 3 + "|",
-        *(row([p["name"], name, spoken(one)]) for p in result["parts"] for name, one in p["figures"].items()),
+        *table_lines(
+            "| part | also measured |  |",
+            ([p["name"], name, spoken(one)] for p in result["parts"] for name, one in p["figures"].items()),
+        ),
     ]
     return "\n".join(lines)
 

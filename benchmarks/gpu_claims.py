@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from models.base import load_base
+from models.checkpoints import save_draft
 from models.eagle3 import Eagle3Draft
 from models.starter import HEAD, starter_path
 from models.tiny import make_tiny_base
@@ -128,8 +129,6 @@ class Bench:
         """Folder of the draft that comes with the starter; of an untrained one in a dry run."""
         if not self.dry:
             return HEAD
-        from models.checkpoints import save_draft
-
         return save_draft(self.scratch / "starter_head", Eagle3Draft.from_base(load_base(self.starter)), {})
 
     def gpu_claim(self, name: str, goal: str, figure: str, met: bool) -> Claim:

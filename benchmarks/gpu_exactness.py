@@ -13,14 +13,12 @@ from typing import Any
 import torch
 
 from benchmarks.decode import prompts_of
-from benchmarks.exactness import Outcome, Reference, compare, reference, verdict
+from benchmarks.exactness import Outcome, Reference, compare, guided, reference, verdict
 from benchmarks.gpu_claims import AGREEMENT_GOAL, Bench, Claim, Findings, first_line
-from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
 from decoding.drafters.replay import ReplayDrafter
-from decoding.generate import generate
-from decoding.target import Target, common_prefix, fast_target
+from decoding.target import Target, fast_target
 from decoding.tree import DraftTree, shape_from_choices
 from decoding.tuning import measure_forward
 from evaluation.questions import BUILT_IN
@@ -83,15 +81,8 @@ def agreement(bench: Bench) -> Findings:
 
 def follow_reference(target: Target, drafter: Drafter, expected: Reference) -> GuidedRun:
     """Our tokens beside the reference's; after each that differs the reference's text goes on."""
-    run, start = GuidedRun(len(expected.tokens)), 0
-    while start < len(expected.tokens):
-        prompt = expected.prompt + expected.tokens[:start]
-        steps = generate(target, drafter, prompt, GenerateConfig(max_tokens=len(expected.tokens) - start))
-        start += common_prefix([t.id for step in steps for t in step.tokens], expected.tokens[start:])
-        if start < len(expected.tokens):
-            run.gaps.append(expected.gaps[start])
-            start += 1
-    return run
+    length = len(expected.tokens)
+    return GuidedRun(length, [expected.gaps[at] for _, at, _ in guided(target, drafter, expected) if at < length])
 
 
 def swept(bench: Bench, dtype: str, judge: Judge) -> Results:

@@ -3,7 +3,6 @@ bandwidth, and what more tree nodes cost."""
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.target import Target, fast_target
+from evaluation.estimate import milliseconds
 from evaluation.questions import BUILT_IN
 from models.base import Base, wrap_model
 from models.tiny import tiny_tokenizer
@@ -24,11 +24,6 @@ KEPT_FREE = 5 * 2**30
 """Bytes left for the cache, for joined weights and for other processes, when the large shape is cut to what fits."""
 COPIES = 9
 WARM_UP_STEPS = 4
-
-
-def racing(dtype: str) -> Callable[[Bench], Findings]:
-    """The part that races in `dtype`."""
-    return lambda bench: race(bench, dtype)
 
 
 def race(bench: Bench, dtype: str) -> Findings:
@@ -147,4 +142,4 @@ def step_seconds(target: Target, tokens: int) -> float:
     """Median seconds of a plain step, from the last token to the next one known here."""
     config = GenerateConfig(max_tokens=tokens + WARM_UP_STEPS, eos_ids=frozenset())
     steps = list(generate(target, make_drafter(target), list(range(100, 132)), config))[1 + WARM_UP_STEPS :]
-    return statistics.median(step.ms_draft + step.ms_verify + step.ms_other for step in steps) / 1e3
+    return statistics.median(map(milliseconds, steps)) / 1e3

@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.tables import table_lines
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -36,14 +37,13 @@ from evaluation.questions import built_in, turns
 from models.base import Base, load_base
 from models.chat import render
 from models.checkpoints import load_draft
-from models.starter import starter_path
+from models.starter import HEAD, starter_path
 from models.tiny import make_tiny_base
 from speculoos.errors import Unavailable
 from speculoos.files import write_json
 from speculoos.reporting import Silent
 from speculoos.settings import CLONE
 
-HEAD = CLONE / "models" / "starter_head"
 SHARE = 0.9
 """Of the intervals under load, how many must hold the quiet machine's figure."""
 QUIET = 0.2
@@ -141,10 +141,10 @@ def in_quiet(subject: Subject, patience: float) -> dict[str, Any]:
     return {**figures, "others": others.cores}
 
 
-def idle_cores_used(seconds: float = 2.0) -> float:
+def idle_cores_used() -> float:
     """Cores that others use now."""
     with Others(psutil.Process()) as others:
-        time.sleep(seconds)
+        time.sleep(2)
     return others.cores
 
 
@@ -203,7 +203,7 @@ def table(verdict: dict[str, Any]) -> str:
         ("the old way under load: least, median, most", verdict["spread_before"]),
         ("of it impossible", verdict["impossible_before"]),
     ]
-    return "\n".join(["| what | figure |", "| --- | --- |", *(f"| {name} | {figure} |" for name, figure in rows)])
+    return "\n".join(table_lines("| what | figure |", rows))
 
 
 def starter(args: argparse.Namespace) -> Subject:

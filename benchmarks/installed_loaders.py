@@ -52,7 +52,7 @@ def speculators(environments: Path, scratch: Path) -> list[Loaded]:
     base = load_base(starter_path())
     draft = load_draft(HEAD, base)
     build(HEAD, base, "speculators", scratch / "speculators")
-    ours = logits(draft, base, given(draft, base, scratch))
+    ours = logits(draft, given(draft, base, scratch))
     found, said = read_there("speculators", environments, scratch / "speculators", scratch)
     counts = (said["tensors"], said["left_over"], said["unset"])
     return [Loaded(said["version"], "the starter's head", *counts, apart(ours, found["logits"]))]
@@ -72,7 +72,7 @@ def modelopt(environments: Path, scratch: Path) -> list[Loaded]:
     found, said = read_there("modelopt", environments, scratch / "modelopt", scratch, base.path)
     counts = (said["tensors"], said["left_over"], said["unset"])
     once, twice = (imported(scratch / "exported", base, layout) for layout in ("", TWICE))
-    ours, own, trained = (logits(one, base, states) for one in (draft, once, twice))
+    ours, own, trained = (logits(one, states) for one in (draft, once, twice))
     told = said["version"]
     return [
         Loaded(told, "our export, in its module, features normed once", *counts, apart(ours, found["ours_once"])),
@@ -108,11 +108,16 @@ def transformers(scratch: Path) -> list[Loaded]:
 def random_head(base: Base) -> Eagle3Draft:
     """EAGLE-3 over every sixth token."""
     draft = Eagle3Draft.from_base(base, torch.arange(3, base.vocab_size, 6))
-    generator = torch.Generator().manual_seed(7)
-    for value in draft.parameters():
-        noise = torch.randn(value.shape, generator=generator)
-        value.data = noise * 0.05 if value.dim() > 1 else 1 + noise * 0.2
+    randomise(draft, 7, 0.05)
     return draft
+
+
+def randomise(module: torch.nn.Module, seed: int, width: float) -> None:
+    """Random weights, norms too; matrices `width` wide, so that every part has a say in the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    for value in module.parameters():
+        noise = torch.randn(value.shape, generator=generator)
+        value.data = noise * width if value.dim() > 1 else 1 + noise * 0.2
 
 
 def given(draft: Any, base: Base, scratch: Path) -> dict[str, Tensor]:
@@ -128,7 +133,7 @@ def given(draft: Any, base: Base, scratch: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def logits(draft: Any, base: Base, states: dict[str, Tensor]) -> Tensor:
+def logits(draft: Any, states: dict[str, Tensor]) -> Tensor:
     """The draft's own [n, V']."""
     features = draft.fuse(states["embedded"][None], tuple(part[None] for part in states["aux"].chunk(3, -1)))
     ids = states["ids"][None]
@@ -145,7 +150,7 @@ def read_there(
     return load_file(scratch / "logits.safetensors"), read_object(scratch / "said.json")
 
 
-def imported(folder: Path, base: Base, layout: str) -> Any:
+def imported(folder: Path, base: Base, layout: str = "") -> Any:
     """The draft in `folder` as ours."""
     with tempfile.TemporaryDirectory() as scratch:
         convert(asdict(Conversion(str(folder), scratch, str(base.path), folder.name, layout=layout)))

@@ -20,6 +20,7 @@ import hashlib
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ from models.tiny import make_tiny_base
 from speculoos.files import write_json
 from speculoos.sums import SUMS
 from tests.tools.homes import add_base
-from tests.tools.running import Up, wait_for
+from tests.tools.running import Up
 from tests.tools.watching import watched
 from tracking import db
 from tracking.states import FINISHED
@@ -49,6 +50,7 @@ from workers.ask.submit import submit
 
 HIDDEN, VOCABULARY, WIDE = 1024, 64_000, 2048
 MOST_ABOVE, MOST_OF_WEB = 1e9, 100e6
+JOB_SECONDS = 3600.0
 FLOOR = """
 import sys
 import formats.validate, formats.proof, formats.streamed, workers.child.main, workers.child.work.export
@@ -110,20 +112,14 @@ def add(up: Up, base_id: str, kind: str, size: float, base: LoadedBase) -> str:
 def export(up: Up, checkpoint_id: str, form: str) -> tuple[int, float]:
     """The job's child at its largest, and the seconds it took."""
     job, peak = submit(Export(checkpoint_id, form), settings=up.settings), 0
-
-    def row() -> Job:
-        with db.reading(up.settings) as session:
-            return session.get_one(Job, job.id)
-
-    def ended() -> bool:
-        nonlocal peak
+    deadline = time.monotonic() + JOB_SECONDS
+    while job.state not in FINISHED and time.monotonic() < deadline:
+        time.sleep(0.02)
         peak = max(peak, child_peak(job.id))
-        return row().state in FINISHED
-
-    wait_for(ended, "the export", 3600, every=0.02)
-    found = row()
-    assert found.state == "SUCCEEDED", found.error
-    return peak, (found.finished_at - found.started_at).total_seconds()
+        with db.reading(up.settings) as session:
+            job = session.get_one(Job, job.id)
+    assert job.state == "SUCCEEDED", f"the export is {job.state}: {job.error}"
+    return peak, (job.finished_at - job.started_at).total_seconds()
 
 
 def child_peak(job_id: str) -> int:
@@ -178,13 +174,11 @@ def sums_hold(archive: Path) -> bool:
     with zipfile.ZipFile(archive) as opened:
         lines = opened.read(SUMS).decode().splitlines()
         wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-        names = {*opened.namelist()} - {SUMS}
-        return names == {*wanted} and all(sum_of(opened, name) == wanted[name] for name in names)
-
-
-def sum_of(opened: zipfile.ZipFile, name: str) -> str:
-    with opened.open(name) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+        found = {}
+        for name in {*opened.namelist()} - {SUMS}:
+            with opened.open(name) as content:
+                found[name] = hashlib.file_digest(content, "sha256").hexdigest()
+        return found == wanted
 
 
 def measure(up: Up, base_id: str, base: LoadedBase, kinds: list[str], size: float, scratch: Path) -> Iterator[Found]:

@@ -21,8 +21,8 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
@@ -128,17 +128,11 @@ async def idle(target: Target, clients: int, seconds: float, settle: float = 0.0
     }
 
 
-class _clients:
+@asynccontextmanager
+async def _clients(target: Target, count: int) -> AsyncIterator[list[httpx.AsyncClient]]:
     """A client for each visitor, as each has a browser."""
-
-    def __init__(self, target: Target, count: int):
-        self._made = [target.client() for _ in range(count)]
-
-    async def __aenter__(self) -> list[httpx.AsyncClient]:
-        return self._made
-
-    async def __aexit__(self, *_error: object) -> None:
-        await asyncio.gather(*(client.aclose() for client in self._made))
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(target.client()) for _ in range(count)]
 
 
 async def visitor(target: Target, client: httpx.AsyncClient, number: int, until: float) -> None:

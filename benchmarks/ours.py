@@ -29,7 +29,11 @@ class OurSide:
             train_lm_head=False,
         )
         base = load_base(arguments.base, dtype=arguments.base_dtype)
-        self.method = make_method(config, base, _conversations(plan["rows"])).train()
+        rows = [
+            Conversation("", torch.tensor(row["ids"]), torch.tensor(row["mask"], dtype=torch.bool), "")
+            for row in plan["rows"]
+        ]
+        self.method = make_method(config, base, rows).train()
         pack_known(base, head=False)
         self.parameters = [p for p in self.method.parameters() if p.requires_grad]
 
@@ -41,10 +45,6 @@ class OurSide:
 
     def weights(self) -> dict[str, torch.Tensor]:
         return self.method.draft.state_dict()
-
-
-def _conversations(rows: list[dict[str, list[int]]]) -> list[Conversation]:
-    return [Conversation("", torch.tensor(row["ids"]), torch.tensor(row["mask"], dtype=torch.bool), "") for row in rows]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A page of the workbench as a browser sees it, without drawing it: opened, polled by its own timers, clicked.
 
 Follows Gradio's own client: the page brings its configuration (components, events), what it shows is kept as the
-components' values, and every event is one POST to `run/predict` with the values of its inputs. A page is kept fresh in
-whatever way it asks for: by timers of Gradio's, or by static/changes.js, whose questions and pauses `Changes` imitates.
+components' values, and every event is one POST to `run/predict` with the values of its inputs. A page is kept fresh by
+static/changes.js, whose questions and pauses `Changes` imitates, and by timers of Gradio's where it has some.
 `follow` reads a run's event stream as `EventSource` does.
 """
 
@@ -38,7 +38,7 @@ class Page:
     values: dict[int, Any] = field(default_factory=dict)
     props: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
-    changes: "Changes | None" = None
+    changes: "Changes" = field(init=False)
 
     async def open(self) -> float:
         """The document, the events it loads itself with and the strip; seconds until all are there."""
@@ -47,24 +47,22 @@ class Page:
         answer.raise_for_status()
         self._read(json.loads(CONFIG.search(answer.text).group(1)))
         self.changes = Changes.of(self)
-        first = [self.changes.look()] if self.changes else []
-        await asyncio.gather(*(self.run(event) for event in self._on("load")), *first)
+        await asyncio.gather(*(self.run(event) for event in self._on("load")), self.changes.look())
         taken = time.perf_counter() - began
         self.noted(f"open {self.path.partition('?')[0]}", taken)
         return taken
 
     async def stay(self, until: float) -> None:
         """Keep the page open to this moment of `time.monotonic`, its timers ticking."""
-        polls = [self.changes.keep_asking(until)] if self.changes else []
-        await asyncio.gather(*(self._tick(event, until) for event in self._on("tick")), *polls)
+        ticks = [self._tick(event, until) for event in self._on("tick")]
+        await asyncio.gather(*ticks, self.changes.keep_asking(until))
 
     async def act(self, elem_id: str, trigger: str, value: Any = None, about: dict[str, Any] | None = None) -> float:
         """What a choice (`value`) or a click (`about` says at what) at a component does. Seconds it took."""
         component = self.find(elem_id)
         if value is not None:
             self.values[component] = value
-        if self.changes:
-            self.changes.pause = FIRST_SECONDS
+        self.changes.pause = FIRST_SECONDS
         began = time.perf_counter()
         for event in self._on(trigger, component):
             await self.run(event, about)
@@ -88,7 +86,7 @@ class Page:
     @property
     def strip(self) -> str:
         """The strip on top, as HTML."""
-        return self.changes.strip if self.changes else str(self.value("strip") or "")
+        return self.changes.strip
 
     async def run(self, event: dict[str, Any], about: dict[str, Any] | None = None) -> None:
         """One event: its inputs sent, what comes back kept. The address' query goes along, as in the browser."""
@@ -147,11 +145,8 @@ class Changes:
     strip: str = ""
 
     @classmethod
-    def of(cls, page: Page) -> "Changes | None":
-        """The page's, or None for one that is kept fresh by timers."""
-        places = [value for value in page.values.values() if isinstance(value, str) and 'data-sp="' in value]
-        if not any('data-sp="strip"' in value for value in places):
-            return None
+    def of(cls, page: Page) -> "Changes":
+        """The page's; of one without rows the strip alone."""
         for number, value in page.values.items():
             if isinstance(value, str) and 'data-sp="changes"' in value:
                 return cls(page, dict(re.findall(r'data-(page|chosen|seen)="([^"]*)"', value)), number)
@@ -242,16 +237,12 @@ async def follow(
 
 async def _events(answer: httpx.Response) -> Any:
     """(name, id, data) of every whole event; half of one, cut off by a lost connection, does not count."""
-    name, number, data = "", "", ""
+    event: dict[str, str] = {}
     async for line in answer.aiter_lines():
         if not line:
-            if name and data:
-                yield name, number, json.loads(data)
-            name, number, data = "", "", ""
+            if event.get("event") and event.get("data"):
+                yield event["event"], event.get("id", ""), json.loads(event["data"])
+            event = {}
         elif not line.startswith(":"):
             key, _, value = line.partition(": ")
-            name, number, data = (
-                value if key == "event" else name,
-                value if key == "id" else number,
-                value if key == "data" else data,
-            )
+            event[key] = value

@@ -1,7 +1,7 @@
 """What every contender of a training race does: which conversations in which step, and with which settings."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Plan:
 
     rows: list[Conversation]
     steps: list[list[int]]
-    settings: Settings = field(default_factory=Settings)
+    settings: Settings
 
     @classmethod
     def make(cls, rows: list[Conversation], batch_tokens: int, epochs: int, settings: Settings) -> "Plan":

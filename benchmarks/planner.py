@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.planner_picture import picture
 from benchmarks.report import conditions, finish, load_average
+from benchmarks.tables import table_lines
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -41,12 +42,10 @@ from models.base import Base, load_base
 from models.checkpoints import load_draft
 from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
-from models.starter import starter_path
+from models.starter import HEAD, starter_path
 from models.tiny import make_tiny_base
 from speculoos.reporting import Silent
-from speculoos.settings import CLONE
 
-HEAD = CLONE / "models" / "starter_head"
 ALLOWED = 0.15
 """Relative error of a prediction."""
 DEPTHS = (1, 3)
@@ -106,9 +105,8 @@ def contenders(
 def _longest(trees: list[Shape]) -> list[Shape]:
     """Of each size the tree with the highest expected τ; what is fastest is known only after costs are."""
     best: dict[int, Shape] = {}
-    for shape in trees:
-        if shape.nodes not in best or shape.tau > best[shape.nodes].tau:
-            best[shape.nodes] = shape
+    for shape in sorted(trees, key=lambda shape: -shape.tau):
+        best.setdefault(shape.nodes, shape)
     return [best[nodes] for nodes in sorted(best)]
 
 
@@ -172,14 +170,13 @@ def _order(results: Sequence[dict[str, Any]], depth: int, which: str) -> list[in
 
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
-    lines = [
-        "| | predicted tokens/s | measured | error | τ predicted | τ measured | step ms predicted | measured |",
-        "| --- " * 8 + "|",
-    ]
-    for row in result["contenders"]:
-        p, m = row["predicted"], row["measured"]
-        cells = (row["name"], p["tokens_per_second"], m["tokens_per_second"], f"{row['error']:+.1%}")
-        lines.append("| " + " | ".join(map(str, (*cells, p["tau"], m["tau"], p["step_ms"], m["step_ms"]))) + " |")
+    rows = []
+    for one in result["contenders"]:
+        p, m = one["predicted"], one["measured"]
+        cells = (one["name"], p["tokens_per_second"], m["tokens_per_second"], f"{one['error']:+.1%}")
+        rows.append((*cells, p["tau"], m["tau"], p["step_ms"], m["step_ms"]))
+    head = "| | predicted tokens/s | measured | error | τ predicted | τ measured | step ms predicted | measured |"
+    lines = table_lines(head, rows)
     words = "right" if result["order_right"] else "WRONG"
     lines.append(
         f"\nWorst error of the head's shapes {result['worst_error']:.1%} (allowed {ALLOWED:.0%}); order of the "
@@ -198,7 +195,7 @@ def subject(args: argparse.Namespace) -> tuple[Base, Any]:
     return base, Eagle3Draft.from_base(base)
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=starter_path())
     parser.add_argument("--head", type=Path, default=HEAD)
@@ -215,7 +212,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    args = parse(sys.argv[1:] if arguments is None else arguments)
+    args = parse(arguments)
     if args.draw:
         source, target = args.draw
         target.write_text(picture(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")

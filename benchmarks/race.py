@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,11 +104,9 @@ class Runner:
         self._answers.close()
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        try:
+        with suppress(BrokenPipeError):  # why it ended is said below
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:

@@ -8,23 +8,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import between, table_lines
+
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- figures: written by benchmarks/reliability.py -->", "<!-- end of figures -->"
 LOAD = "load"
-ALWAYS = ("date", "seconds", "load")
 OUTCOME = ("kills", "jobs", "lost", "doubled")
 """Columns of the first table; what else a drill counted is written in words."""
+APART = (*OUTCOME, "date", "seconds", "load", "recovery")
+"""What has a place of its own."""
+SPREAD = ("count", "median", "p95", "max")
+MEMORY = ("start_mb", "warm_mb", "end_mb", "mb_per_minute")
 
 
 def page(text: str, figures: dict[str, Any]) -> str:
     """The page's text with these figures in the place of the old ones."""
     return between(text, BEGIN, END, tables(figures))
-
-
-def between(text: str, begin: str, end: str, figures: str) -> str:
-    """`text` with `figures` in the place of what stood between its two marks."""
-    before, _, rest = text.partition(begin)
-    return f"{before}{begin}\n{figures}\n{end}{rest.partition(end)[2]}"
 
 
 def tables(figures: dict[str, Any]) -> str:
@@ -44,23 +43,22 @@ def tables(figures: dict[str, Any]) -> str:
 
 def counted(drills: dict[str, Any]) -> list[str]:
     """One row a drill."""
-    lines = ["| drill | kills | jobs | lost | doubled | also | took | date, load |", "| --- " * 8 + "|"]
+    rows = []
     for name, one in drills.items():
-        also = [f"{words(key)} {plain(value)}" for key, value in one.items() if is_also(key)]
+        also = [f"{words(key)} {plain(value)}" for key, value in one.items() if key not in APART]
         when = f"{one['date']}, {one['load'][0]} to {one['load'][1]}"
-        cells = [words(name), *(one.get(key, "") for key in OUTCOME), "; ".join(also), f"{one['seconds']} s", when]
-        lines.append(row(cells))
-    return lines
+        rows.append([words(name), *(one.get(key, "") for key in OUTCOME), "; ".join(also), f"{one['seconds']} s", when])
+    return table_lines("| drill | kills | jobs | lost | doubled | also | took | date, load |", rows)
 
 
 def recovered(drills: dict[str, Any]) -> list[str]:
     """Seconds until everything went on, by what was broken."""
-    lines = ["| seconds to recover | times | median | 95 % | most |", "| --- " * 5 + "|"]
-    for name, one in drills.items():
-        for part, taken in one.get("recovery", {}).items():
-            figures = [taken.get(key, "") for key in ("count", "median", "p95", "max")]
-            lines.append(row([f"{part} ({words(name)})", *figures]))
-    return lines
+    rows = [
+        [f"{part} ({words(name)})", *(taken.get(key, "") for key in SPREAD)]
+        for name, one in drills.items()
+        for part, taken in one.get("recovery", {}).items()
+    ]
+    return table_lines("| seconds to recover | times | median | 95 % | most |", rows)
 
 
 def under_load(one: dict[str, Any]) -> list[str]:
@@ -75,25 +73,21 @@ def under_load(one: dict[str, Any]) -> list[str]:
         f"took less than {busy['action_p95_ms']:.0f} ms. {polling['pages']} idle Jobs pages "
         f"({polling['polls_per_second']} polls a second) cost {polling['cpu_share']['web']:.0%} of a core.",
         "",
-        "| action under load, ms | times | median | 95 % | most |",
-        "| --- " * 5 + "|",
-        *(row([name, *(taken[key] for key in ("count", "median", "p95", "max"))]) for name, taken in acted.items()),
-        "",
-        "| process | cores used | MB at the start | warm | at the end | MB a minute since |",
-        "| --- " * 6 + "|",
-        *(
-            row([name, busy["cpu_share"][name], *(mb[k] for k in ("start_mb", "warm_mb", "end_mb", "mb_per_minute"))])
-            for name, mb in busy["memory"].items()
+        *table_lines(
+            "| action under load, ms | times | median | 95 % | most |",
+            ([name, *(taken[key] for key in SPREAD)] for name, taken in acted.items()),
         ),
         "",
-        f"| with {queue['jobs']} queued jobs, ms | median | most |",
-        "| --- " * 3 + "|",
-        *(row([name, taken["median"], taken["max"]]) for name, taken in queue["open_ms"].items()),
+        *table_lines(
+            "| process | cores used | MB at the start | warm | at the end | MB a minute since |",
+            ([name, busy["cpu_share"][name], *(mb[key] for key in MEMORY)] for name, mb in busy["memory"].items()),
+        ),
+        "",
+        *table_lines(
+            f"| with {queue['jobs']} queued jobs, ms | median | most |",
+            ([name, taken["median"], taken["max"]] for name, taken in queue["open_ms"].items()),
+        ),
     ]
-
-
-def is_also(key: str) -> bool:
-    return key not in (*ALWAYS, *OUTCOME, "recovery")
 
 
 def words(name: str) -> str:
@@ -107,10 +101,6 @@ def plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {plain(one)}" for name, one in value.items())
     return str(value)
-
-
-def row(cells: list[Any]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
 def main(arguments: list[str] | None = None) -> None:

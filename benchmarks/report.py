@@ -16,9 +16,9 @@ def load_average() -> float:
     return round(os.getloadavg()[0], 1)
 
 
-def conditions(before: float) -> dict[str, Any]:
-    """Day and processor of a race that ends now, and the load `before` it and after."""
-    machine = describe_machine(torch.device("cpu"))
+def conditions(before: float, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Day and machine of a race that ends now, and the load `before` it and after."""
+    machine = describe_machine(torch.device(device))
     return {"date": date.today().isoformat(), "machine": machine, "load": [before, load_average()]}
 
 

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from benchmarks.installed_loaders import Loaded, modelopt, speculators, transformers
+from benchmarks.installed_loaders import Loaded, apart, modelopt, speculators, transformers
 from benchmarks.peers import serving_parts as parts
 from formats.checkpoint import read_object
 from formats.export import build
@@ -54,13 +54,12 @@ FROM_TARGET = ("embed_tokens.weight", "model.embed_tokens.weight")
 def source(folder: Path, wheel: str, module: str) -> str | None:
     """The text of a module in a wheel; None where the wheel has none of that name."""
     name, version = wheel.split()
-    wheels = [*folder.glob(f"{name}-{version}-*.whl")]
-    if not wheels:
+    file = f"{name}-{version}-*.whl"
+    if not [*folder.glob(file)]:
         command = ["pip", "download", "-q", "--no-deps", "-d", str(folder), f"{name}=={version}"]
         subprocess.run([sys.executable, "-m", *command], check=True)
-        wheels = [*folder.glob(f"{name}-{version}-*.whl")]
     path = module.replace(".", "/") + ".py"
-    with zipfile.ZipFile(wheels[0]) as archive:
+    with zipfile.ZipFile(next(folder.glob(file))) as archive:
         return archive.read(path).decode() if path in archive.namelist() else None
 
 
@@ -101,11 +100,11 @@ def check(wheel: str, folder: Path, kind: str, base: Base, scratch: Path) -> Loa
     tensors = load_file(out / "model.safetensors")
     parts.reached.clear()
     model.load_weights((name, tensor) for name, tensor in tensors.items())
-    over, missed = left_over(server, tensors, model), unset(model, kind)
+    over, missed = left_over(tensors, model), unset(model, kind)
     return Loaded(wheel, kind, len(tensors), over, missed, compare(server, model, load(checkpoint, base), base))
 
 
-def left_over(server: str, tensors: dict[str, torch.Tensor], model: Any) -> list[str]:
+def left_over(tensors: dict[str, torch.Tensor], model: Any) -> list[str]:
     """Tensors that reached no parameter; maps of the vocabulary are kept or passed over by name."""
     maps = {"t2d"} | ({"d2t"} if getattr(model, "hot_token_id", None) is not None else set())
     maps |= {"token_map"} if getattr(model, "token_map", None) is not None else set()
@@ -132,8 +131,7 @@ def compare(server: str, model: Any, draft: Any, base: Base) -> float | None:
         return None  # its layers hand their residual on by a mechanism of the server's own
     worst = 0.0
     for passage in passages(base, getattr(draft, "layers_wanted", ())):
-        ours, theirs = logits(server, model, draft, base, passage)
-        off = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))
+        off = apart(*logits(server, model, draft, base, passage))
         worst = max(worst, off if off == off else float("inf"))
     return worst
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,21 @@ from speculoos.settings import CLONE
 
 
 class Side:
-    """A started script that answers one line of JSON with one line of JSON; its first line says that it is ready."""
+    """A started script that answers one line of JSON with one line of JSON; its first line says that it is ready.
+    `given` is its one argument, as JSON. `stderr` None: what it writes there is shown."""
 
-    def __init__(self, script: Path, arguments: Sequence[object], tree: Path = CLONE):
-        command = [sys.executable, "-P", str(script), *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, cwd=tree, env=environment, text=True, **pipes)
+    def __init__(
+        self,
+        script: Path,
+        given: Mapping[str, Any],
+        tree: Path = CLONE,
+        environment: Mapping[str, str] = os.environ,
+        stderr: int | None = subprocess.DEVNULL,
+    ):
+        command = [sys.executable, "-P", str(script), json.dumps(given)]
+        own = {**environment, "PYTHONPATH": str(tree)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+        self.process = subprocess.Popen(command, cwd=tree, env=own, text=True, **pipes)
 
     def __enter__(self) -> "Side":
         self._read()
@@ -26,6 +34,7 @@ class Side:
 
     def __exit__(self, *_: object) -> None:
         self.process.stdin.close()
+        self.process.kill()  # it may wait for a server that stands still
         self.process.wait()
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -38,4 +47,4 @@ class Side:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"{' '.join(self.process.args[:4])} … ended with {self.process.wait()}.")
+        raise SystemExit(f"{' '.join(self.process.args[:3])} … ended with {self.process.wait()}.")

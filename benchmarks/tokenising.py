@@ -14,7 +14,6 @@ import json
 import resource
 import sys
 import tempfile
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def write_rows(file: Path, folder: Path, wanted: int) -> None:
     """A data set of `wanted` different conversations, as an import keeps them but for their tokens."""
     found = [row.to_json() for row in read_answered(file) if isinstance(row, AnsweredRow)]
     with ShardWriter(folder) as shards:
-        for number in islice(count(), wanted):
+        for number in range(wanted):
             shards.add(numbered(found[number % len(found)], number))
     write_summary(folder, kind="conversations", rows=wanted)
 

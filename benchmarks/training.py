@@ -22,6 +22,7 @@ from benchmarks.environments import make_environment
 from benchmarks.plan import Plan, Settings, conversations
 from benchmarks.race import PEERS, Contender, add_options, in_turn, ours, peer, started
 from benchmarks.report import conditions, finish, load_average
+from benchmarks.tables import table_lines, wishes
 
 OURS, OURS_FP32, BEFORE = "ours", "ours, all fp32", "before"
 WANTED = {"eagle3": 1.5, "medusa": 2.0}
@@ -39,7 +40,12 @@ def race(args: argparse.Namespace, method: str, plan: Plan) -> dict[str, Any]:
             print(f"{method}: round {number + 1}, {_spoken(rounds[-1], plan.tokens(number))}", flush=True)
         peaks = {runner.name: runner.finish() for runner in runners}
     figures = {
-        name: {**contender_figures(name, rounds, plan, args.warm_up), "peak_memory_mb": peaks[name], **_facts(fact)}
+        name: {
+            **contender_figures(name, rounds, plan, args.warm_up),
+            "peak_memory_mb": peaks[name],
+            "trainable": fact["trainable"],
+            "versions": fact["versions"],
+        }
         for name, fact in facts.items()
     }
     return {"contenders": figures, **against(rounds, figures, method, args.warm_up), "not_raced": missing | failed}
@@ -84,13 +90,13 @@ def against(rounds: list[dict[str, Any]], figures: dict[str, Any], method: str, 
         if mine in figures
     }
     result: dict[str, Any] = {"times_as_fast": ratios}
+    wanted = _wanted(figures, ratios.get(OURS, {}), method)
     if OURS in figures and OURS_FP32 in figures:
-        result["loss_difference"] = round(max(_differences(rounds)), 5)
-    if wanted := _wanted(figures, ratios.get(OURS, {}), method):
-        result["wanted"] = wanted
-    if "loss_difference" in result and "wanted" in result:
-        result["wanted"]["loss within 1 % of all fp32"] = result["loss_difference"] <= 0.01
-    return result
+        apart = [abs(taken[OURS]["loss"] / taken[OURS_FP32]["loss"] - 1) for taken in rounds]
+        result["loss_difference"] = round(max(apart), 5)
+        if wanted:
+            wanted["loss within 1 % of all fp32"] = result["loss_difference"] <= 0.01
+    return result | ({"wanted": wanted} if wanted else {})
 
 
 def _wanted(figures: dict[str, Any], ratios: dict[str, float], method: str) -> dict[str, bool]:
@@ -110,15 +116,6 @@ def _ratio(rounds: list[dict[str, Any]], mine: str, theirs: str) -> float:
     return statistics.median(taken[theirs]["seconds"] / taken[mine]["seconds"] for taken in rounds)
 
 
-def _differences(rounds: list[dict[str, Any]]) -> list[float]:
-    """|bf16 − fp32| / fp32 of our loss in each round."""
-    return [abs(taken[OURS]["loss"] / taken[OURS_FP32]["loss"] - 1) for taken in rounds]
-
-
-def _facts(fact: dict[str, Any]) -> dict[str, Any]:
-    return {"trainable": fact["trainable"], "versions": fact["versions"]}
-
-
 def _spoken(taken: dict[str, dict[str, float]], tokens: int) -> str:
     return ", ".join(f"{name} {tokens / one['seconds']:.0f} tokens/s" for name, one in taken.items())
 
@@ -132,24 +129,20 @@ def table(result: dict[str, Any]) -> str:
         f"{data['tokens']} tokens ({data['answer_tokens']} of answers), padding {data['padding']:.1%}.",
     ]
     for method, numbers in result["methods"].items():
-        lines += [
-            f"\n**{method}**",
-            "",
-            "| | real tokens/s | ours is × | all-fp32 ours is × | peak MiB | trained | versions |",
-        ]
-        lines.append("| --- " * 7 + "|")
+        rows = []
         for name, one in numbers["contenders"].items():
             ratios = [numbers["times_as_fast"].get(mine, {}).get(name, "") for mine in (OURS, OURS_FP32)]
             versions = ", ".join(f"{k} {v}" for k, v in one["versions"].items())
             millions = f"{one['trainable'] / 1e6:.1f} M"
-            row = (name, one["tokens_per_second"], *ratios, one["peak_memory_mb"], millions, versions)
-            lines.append("| " + " | ".join(map(str, row)) + " |")
+            rows.append((name, one["tokens_per_second"], *ratios, one["peak_memory_mb"], millions, versions))
+        head = "| | real tokens/s | ours is × | all-fp32 ours is × | peak MiB | trained | versions |"
+        lines += [f"\n**{method}**", "", *table_lines(head, rows)]
         if "loss_difference" in numbers:
             lines.append(
                 f"\nLargest difference of our losses, bf16 base against all fp32: {numbers['loss_difference']:.2%}."
             )
         lines += [f"{name}: not raced, {reason}." for name, reason in numbers["not_raced"].items()]
-        lines += [f"Wanted: {what}: {'yes' if met else 'NO'}." for what, met in numbers.get("wanted", {}).items()]
+        lines += wishes(numbers.get("wanted", {}))
     return "\n".join(lines)
 
 

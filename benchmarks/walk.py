@@ -19,7 +19,6 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from benchmarks.camera import camera
 from benchmarks.estimates import Home, workbench
@@ -119,21 +118,19 @@ def quickstart(page: Page, url: str, home: Home) -> dict[str, Any]:
     walk.click(page.locator("#quickstart-start"), "Start the quickstart")
     page.locator('[data-state="RUNNING"]').first.wait_for(timeout=MINUTE)
     row = walk.row("quickstart", time.monotonic() - walk.last)
+    left = running(home)
     with writing(home.settings) as session:
-        for job_id in running(session):
+        for job_id in left:
             jobs.request_cancel(session, job_id)
-    wait_for(lambda: not still_running(home), "the end of the quickstart that was begun")
+    wait_for(lambda: not running(home), "the end of the quickstart that was begun")
     return row
 
 
-def running(session: Session) -> list[str]:
+def running(home: Home) -> list[str]:
     """Ids of jobs that have not ended, the last of a chain first."""
-    return list(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())))
-
-
-def still_running(home: Home) -> bool:
+    query = select(Job.id).where(Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())
     with reading(home.settings) as session:
-        return bool(running(session))
+        return list(session.scalars(query))
 
 
 def own_draft(page: Page, url: str, file: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import threading
 
 log = logging.getLogger(__name__)
 MODULES = (
@@ -19,14 +18,8 @@ MODULES = (
 """Those of the starter's family; others bring their own as they are loaded."""
 
 
-def import_ahead() -> threading.Thread:
-    """In a thread of its own; it ends by itself."""
-    thread = threading.Thread(target=_import, name="imports", daemon=True)
-    thread.start()
-    return thread
-
-
-def _import() -> None:
+def import_ahead() -> None:
+    """Import MODULES. The device's thread does so before anything else."""
     for name in MODULES:
         try:
             importlib.import_module(name)

@@ -23,13 +23,10 @@ class ModelRef:
     """Where a named model's files are, and what identifies them (a changed sha256 means: load again)."""
 
     name: str
-    base_id: str
     base_path: str
     base_sha256: str
-    checkpoint_id: str = ""
     checkpoint_path: str = ""
     checkpoint_sha256: str = ""
-    method: str = ""
     base_known: Known = Known()
     """Sums the base's files are compared with before they are loaded."""
 
@@ -45,30 +42,21 @@ class ModelRef:
     @property
     def draft_key(self) -> tuple[str, str] | None:
         """None for a base alone."""
-        return (self.checkpoint_path, self.checkpoint_sha256) if self.checkpoint_id else None
-
-
-def find_model(session: Session, name: str) -> ModelRef:
-    """The model called `name`. Raises a 404 ApiError `model_not_found` that says what is missing."""
-    try:
-        base, checkpoint = queries.find_model(session, name)
-        for row in (base, checkpoint) if checkpoint else (base,):
-            queries.must_be_ready(row)
-    except (NotFound, Conflict) as error:
-        raise ApiError(404, f"{error} GET /v1/models lists those that are.", "model_not_found", "model") from None
-    return _ref(base, checkpoint)
+        return (self.checkpoint_path, self.checkpoint_sha256) if self.checkpoint_path else None
 
 
 def local_model(settings: Settings, name: str) -> ModelRef:
-    """`find_model`, its files on this machine. Raises Unavailable where neither it nor the store has them."""
+    """The model called `name`, its files on this machine. Raises a 404 ApiError `model_not_found` that says what is
+    missing, Unavailable where neither this machine nor the store has the files."""
     with reading(settings) as session:
-        ref = find_model(session, name)
-        if not settings.store:
-            return ref
-        rows = [session.get(Base, ref.base_id), session.get(Checkpoint, ref.checkpoint_id)]
+        base, checkpoint = _rows(session, name)
     files = Files(settings, installed)
-    base, draft = (files.local(row) if row else "" for row in rows)
-    return replace(ref, base_path=base, checkpoint_path=draft)
+    known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    ref = ModelRef(base.name, files.local(base), base.weights_sha256, base_known=known)
+    if checkpoint is None:
+        return ref
+    draft = {"checkpoint_path": files.local(checkpoint), "checkpoint_sha256": checkpoint.sha256}
+    return replace(ref, name=f"{base.name}@{checkpoint.name}", **draft)
 
 
 def list_models(session: Session) -> list[dict[str, Any]]:
@@ -84,20 +72,19 @@ def list_models(session: Session) -> list[dict[str, Any]]:
 
 
 def model_entry(session: Session, name: str) -> dict[str, Any]:
-    """The OpenAI model object of one model; 404 when there is none."""
-    ref = find_model(session, name)
-    base, checkpoint = session.get(Base, ref.base_id), session.get(Checkpoint, ref.checkpoint_id or "")
-    assert base is not None
-    return _entry(name, base, checkpoint)
+    """The OpenAI model object of one model. Raises as `local_model` does where there is none."""
+    return _entry(name, *_rows(session, name))
 
 
-def _ref(base: Base, checkpoint: Checkpoint | None = None) -> ModelRef:
-    known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
-    name = f"{base.name}@{checkpoint.name}" if checkpoint else base.name
-    ref = ModelRef(name, base.id, base.path, base.weights_sha256, base_known=known)
-    if (c := checkpoint) is None:
-        return ref
-    return replace(ref, checkpoint_id=c.id, checkpoint_path=c.path, checkpoint_sha256=c.sha256, method=c.method)
+def _rows(session: Session, name: str) -> tuple[Base, Checkpoint | None]:
+    """The rows of the model called `name`, both ready."""
+    try:
+        base, checkpoint = queries.find_model(session, name)
+        for row in (base, checkpoint) if checkpoint else (base,):
+            queries.must_be_ready(row)
+    except (NotFound, Conflict) as error:
+        raise ApiError(404, f"{error} GET /v1/models lists those that are.", "model_not_found", "model") from None
+    return base, checkpoint
 
 
 def _entry(name: str, base: Base, checkpoint: Checkpoint | None = None) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from serving.catalog import ModelRef
 from serving.engine import Answer, Engine
-from serving.errors import ApiError, as_api_error, body, too_busy
-from serving.protocol import ChatRequest, Completion, usage
-from serving.queueing import Busy, Ticket
+from serving.errors import ApiError, as_api_error, body
+from serving.protocol import ChatRequest, Completion
+from serving.queueing import Ticket
 from serving.stream import Answering, Emit, unless_gone
 from serving.token import client_of
 
@@ -20,25 +20,9 @@ STARTED = object()
 CLIENT_CLOSED = 499
 
 
-class _Emitting:
-    """A sink whose calls become events of an Answering."""
-
-    def __init__(self, emit: Emit):
-        self._emit = emit
-
-    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self._emit(STARTED)
-
-    def step(self, record: dict[str, Any]) -> None:
-        self._emit(record)
-
-
 def rendering(engine: Engine, ref: ModelRef, body: ChatRequest, client: str) -> Answering:
     """Queue the conversation for its template and tokenizer. Its event: the prompt's token ids."""
-    try:
-        engine.queue.check_room(client)  # rather than when the prompt is there
-    except Busy as busy:
-        raise too_busy(busy) from None
+    engine.queue.check_room(client)  # rather than when the prompt is there
     return Answering(engine.prompts.queue, client, lambda _, emit: emit(engine.prompts.render(ref, body.chat())))
 
 
@@ -46,7 +30,7 @@ def answering(engine: Engine, ref: ModelRef, body: ChatRequest, prompt_ids: list
     """Queue the generation. Its events: STARTED, records, then the Answer."""
 
     def work(ticket: Ticket, emit: Emit) -> None:
-        emit(engine.answer(ref, body, prompt_ids, _Emitting(emit), ticket.cancelled))
+        emit(engine.answer(ref, body, prompt_ids, emit, ticket.cancelled, on_start=lambda: emit(STARTED)))
 
     return Answering(engine.queue, client, work)
 
@@ -104,11 +88,9 @@ async def _whole(events: AsyncIterator[Any]) -> Answer | None:
 
 def _as_json(completion: Completion, answer: Answer, prompt_ids: list[int] | None) -> dict[str, Any]:
     """`prompt_ids` where token ids were asked for."""
-    counts = usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
     if prompt_ids is None:
-        return completion.whole(answer.text, answer.finish, counts, speculation_summary=answer.summary)
-    told = {"prompt_token_ids": prompt_ids, "speculation_summary": answer.summary}
-    return completion.whole(answer.text, answer.finish, counts, {"token_ids": answer.token_ids}, **told)
+        return completion.whole(answer.text, answer.summary)
+    return completion.whole(answer.text, answer.summary, {"token_ids": answer.token_ids}, prompt_token_ids=prompt_ids)
 
 
 class _Chunks:
@@ -117,7 +99,7 @@ class _Chunks:
     def __init__(self, completion: Completion, with_usage: bool, prompt_ids: list[int] | None):
         self._completion, self._with_usage, self._prompt_ids = completion, with_usage, prompt_ids
 
-    def of(self, record: dict[str, Any], **extra: Any) -> dict[str, Any]:
+    def of(self, record: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
         """Of one step."""
         delta: dict[str, Any] = {"content": "".join(token["text"] for token in record["tokens"])}
         ids = None
@@ -128,7 +110,7 @@ class _Chunks:
         if self._prompt_ids is not None:
             ids = {"token_ids": [token["id"] for token in record["tokens"]]}
             extra |= {"prompt_token_ids": self._prompt_ids} if record["index"] == 0 else {}
-        return self._completion.chunk(delta, extra.pop("finish", None), ids, speculation=record, **extra)
+        return self._completion.chunk(delta, finish, ids, speculation=record, **extra)
 
     def ending(self, last: dict[str, Any] | None, answer: Answer) -> list[dict[str, Any]]:
         """The `last` step's, which waited for the summary, and the one with what was used."""
@@ -136,8 +118,7 @@ class _Chunks:
         if last is not None:
             chunks.append(self.of(last, finish=answer.finish, speculation_summary=answer.summary))
         if self._with_usage:
-            counts = usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
-            chunks.append(self._completion.usage_chunk(counts, answer.summary))
+            chunks.append(self._completion.usage_chunk(answer.summary))
         return chunks
 
 
@@ -149,12 +130,10 @@ async def _stream(chunks: _Chunks, events: AsyncIterator[Any]) -> AsyncIterator[
             if isinstance(event, Answer):
                 for chunk in chunks.ending(last, event):
                     yield _event(chunk)
+            elif event["finish"]:
+                last = event
             else:
-                if last is not None:
-                    yield _event(chunks.of(last))
-                last = event if event["finish"] else None
-                if last is None:
-                    yield _event(chunks.of(event))
+                yield _event(chunks.of(event))
         yield "data: [DONE]\n\n"
     except Exception as error:
         refusal = as_api_error(error)

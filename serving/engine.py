@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
+from serving.ahead import import_ahead
 from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
@@ -40,27 +41,18 @@ RECORDED = "The model's probabilities were recorded too, which takes time: speed
 NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its checkpoints, or the n-gram drafter."
 
 
-class Sink(Protocol):
-    """Where a generation goes while it is made. Calls come from the device's thread and must not block for long."""
-
-    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """The prompt fits; the first step comes next."""
-
-    def step(self, record: dict[str, Any]) -> None:
-        """One trace record with texts."""
-
-
 @dataclass(frozen=True)
 class Answer:
-    """The end of a generation. `finish`: stop, length or cancelled. `summary` is JSON."""
+    """The end of a generation. `summary` is JSON."""
 
     text: str
-    finish: str
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    summary: dict[str, Any]
     token_ids: list[int]
+    summary: dict[str, Any]
+
+    @property
+    def finish(self) -> str:
+        """stop, length or cancelled."""
+        return self.summary["finish"]
 
 
 class Engine:
@@ -112,51 +104,49 @@ class Engine:
         ref: ModelRef,
         request: ChatRequest,
         prompt_ids: list[int],
-        sink: Sink,
+        on_step: Callable[[dict[str, Any]], None],
         cancelled: threading.Event,
-        run_id: str = "",
-        alone: bool = False,
+        on_start: Callable[[], None] = lambda: None,
         written: Sequence[int] = (),
+        compared: str = "",
     ) -> Answer:
         """Generate on this (the device's) thread what follows `prompt_ids` (see Prompts) and the tokens of the answer
-        that are `written` already. `alone`: a measured column of a comparison; it holds the device's lease and reuses
-        no prefix, so that every column does the same work. Raises SpeculoosError or ApiError."""
+        that are `written` already. `on_start` is called when the prompt fits and the first step comes next, `on_step`
+        with each step's trace record; neither may block for long. `compared`: the run that is a measured column of a
+        comparison; it holds the device's lease and reuses no prefix, so that every column does the same work. Raises
+        SpeculoosError or ApiError."""
+        with self._faults(ref):
+            loaded = self.pool.get(ref)
+            self._leave_cores()
+            if compared:
+                loaded.target.rewind(0)
+                hold = device_lease.alone(self.settings, self.device, compared)
+            else:
+                hold = device_lease.watched(self.settings, self.device)
+            with hold as sharing:
+                generation = _Generation(loaded, request, prompt_ids, cancelled, written)
+                others = OtherWork()
+                made = generation.run(on_start, on_step)
+                steps = list(self._beating(made, loaded, len(generation.prompt_ids)))
+                load = others.share()
+            self.pool.settle(loaded.base)
+            return self._finish(ref, generation, steps, sharing.shared_with, load)
+
+    @contextmanager
+    def _faults(self, ref: ModelRef) -> Iterator[None]:
+        """Out of memory, on a CPU or a GPU, as one sentence; after a panic the model is renewed."""
         try:
-            return self._answer(ref, request, prompt_ids, sink, cancelled, run_id, alone, written)
-        except Exception:
+            yield
+        except SpeculoosError:
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                message = f"There is not enough memory for {ref.name} now; wait for the running job to end."
+                raise Unavailable(message) from None
             raise
         except BaseException:  # a panic may have ended anything half done
             self.pool.renew(ref)
             raise
-
-    def _answer(
-        self,
-        ref: ModelRef,
-        request: ChatRequest,
-        prompt_ids: list[int],
-        sink: Sink,
-        cancelled: threading.Event,
-        run_id: str,
-        alone: bool,
-        written: Sequence[int],
-    ) -> Answer:
-        with _memory_errors(ref.name):
-            loaded = self.pool.get(ref)
-            self._leave_cores()
-            if alone:
-                loaded.target.rewind(0)
-            hold = (
-                device_lease.alone(self.settings, self.device, run_id)
-                if alone
-                else device_lease.watched(self.settings, self.device)
-            )
-            with hold as sharing:
-                generation = _Generation(loaded, request, prompt_ids, cancelled, written)
-                others = OtherWork()
-                steps = list(self._beating(generation.run(sink), loaded, len(generation.prompt_ids)))
-                load = others.share()
-            self.pool.settle(loaded.base)
-        return self._finish(ref, generation, steps, sharing.shared_with, load)
 
     def _beating(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
         """Pass the steps on, with a sign of life between them."""
@@ -180,14 +170,19 @@ class Engine:
                 self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
     def _leave_cores(self) -> None:
-        """To a job that holds the CPU."""
+        """To a job that holds the CPU. Two programs that each use every core wait for each other at the end of every
+        product: 0.4 tokens a second against 4.6 with one thread, seen with the starter on two cores beside training."""
+        import torch
+
         if self.device == "cpu":
             job = device_lease.job_on(self.settings, self.device)
-            _use_threads(max(1, self._threads // 2) if job else self._threads)
+            threads = max(1, self._threads // 2) if job else self._threads
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
 
     def _import(self) -> None:
         with self.heart.during("importing libraries", START_SECONDS + self.heart.limit):
-            _import_models()
+            import_ahead()
 
     def _watch_figures(self) -> None:
         watch, queue, prompts = self.metrics.watch, self.queue, self.prompts.queue
@@ -228,15 +223,7 @@ class Engine:
             "other_load": load,
         }
         self.metrics.generated(summary)
-        return Answer(
-            generation.text,
-            generation.finish,
-            len(generation.prompt_ids),
-            generation.cached_tokens,
-            sum(len(step.tokens) for step in steps),
-            summary,
-            [token.id for step in steps for token in step.tokens],
-        )
+        return Answer(generation.text, [token.id for step in steps for token in step.tokens], summary)
 
 
 class _Generation:
@@ -252,7 +239,6 @@ class _Generation:
     ):
         self.target = loaded.target
         self.written = written
-        self.cancelled = cancelled
         self.notices = loaded.notices
         self.prompt_ids = [*prompt_ids, *written]
         self._check_length()
@@ -267,18 +253,18 @@ class _Generation:
     def is_plain(self) -> bool:
         return self.drafter.name == "none"
 
-    def run(self, sink: Sink) -> Iterator[Any]:
-        """Yield Steps, telling the sink their records; `text` and `finish` are known afterwards."""
+    def run(self, on_start: Callable[[], None], on_step: Callable[[dict[str, Any]], None]) -> Iterator[Any]:
+        """Yield Steps, telling their records; `text` and `finish` are known afterwards."""
         from decoding.generate import generate
         from decoding.text import TextStream
 
         stream = TextStream(self.target.base.tokenizer, self.config.stop, self.written)
-        sink.started(len(self.prompt_ids), self.cached_tokens)
+        on_start()
         for step in generate(self.target, self.drafter, self.prompt_ids, self.config):
             record = stream.record(step)
             self.text += "".join(token["text"] for token in record["tokens"])
             self.finish = step.finish or self.finish
-            sink.step(record)
+            on_step(record)
             yield step
 
     def _check_length(self) -> None:
@@ -328,31 +314,3 @@ class _Generation:
         if drafter.name == "none" and loaded.draft is None and "drafter" not in options:
             self.notices.append(NO_DRAFT)
         return drafter
-
-
-def _use_threads(count: int) -> None:
-    """Threads of torch's products. Two programs that each use every core wait for each other at the end of every
-    product: 0.4 tokens a second against 4.6 with one thread, seen with the starter on two cores beside training."""
-    import torch
-
-    if torch.get_num_threads() != count:
-        torch.set_num_threads(count)
-
-
-def _import_models() -> None:
-    """Import torch and transformers while nobody waits, so that the first question does not."""
-    import models.checkpoints
-    import models.medusa  # noqa: F401
-
-
-@contextmanager
-def _memory_errors(model: str) -> Iterator[None]:
-    """Out of memory, on a CPU or a GPU, as one sentence."""
-    try:
-        yield
-    except SpeculoosError:
-        raise
-    except Exception as error:
-        if out_of_memory(error):
-            raise Unavailable(f"There is not enough memory for {model} now; wait for the running job to end.") from None
-        raise

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from serving.queueing import Busy
@@ -47,7 +48,9 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):
-        return too_busy(error)
+        return ApiError(429, str(error), "device_busy", retry_after=error.retry_after)
+    if isinstance(error, RequestValidationError | ValidationError):
+        return validation_error(error.errors())
     if isinstance(error, SpeculoosError):
         message = f"{error} {error.hint}".strip()
         return ApiError(STATUS.get(type(error), 500), message, error.code)
@@ -55,26 +58,15 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, UNEXPECTED, "internal_error")
 
 
-def too_busy(busy: Busy) -> ApiError:
-    """A full queue as a refusal."""
-    return ApiError(429, str(busy), "device_busy", retry_after=busy.retry_after)
-
-
 def install(app: FastAPI) -> None:
     """Translate at the edge, once, for every route."""
-    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    for kind in (ApiError, SpeculoosError, Exception):
+    for kind in (ApiError, Busy, RequestValidationError, SpeculoosError, Exception):
         app.add_exception_handler(kind, _any)
 
 
 async def _any(request: Request, error: Exception) -> JSONResponse:
     return as_api_error(error).response()
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return validation_error(error.errors()).response()
 
 
 def validation_error(problems: Any) -> ApiError:

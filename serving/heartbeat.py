@@ -53,11 +53,8 @@ class Heart:
     @property
     def late(self) -> str:
         """Why the thread counts as stuck, in a few words; empty while it does not."""
-        age, last = self.age, self._last
-        return (
-            f"no sign of life for {age:.0f} s while {last.doing} ({last.limit:.0f} s allowed)" if self._late() else ""
-        )
-
-    def _late(self) -> bool:
         last = self._last
-        return time.monotonic() - last.at > last.limit
+        age = time.monotonic() - last.at
+        if age <= last.limit:
+            return ""
+        return f"no sign of life for {age:.0f} s while {last.doing} ({last.limit:.0f} s allowed)"

@@ -7,18 +7,17 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
-
-from serving.catalog import ModelRef, local_model
-from serving.engine import Engine
-from serving.errors import as_api_error, too_busy, validation_error
+from serving.catalog import local_model
+from serving.engine import Answer, Engine
+from serving.errors import as_api_error
 from serving.protocol import ChatRequest
-from serving.queueing import Busy, Ticket
-from speculoos.errors import Cancelled, Conflict, SpeculoosError
+from serving.queueing import Ticket
+from speculoos.errors import Conflict, SpeculoosError
 from speculoos.settings import Settings
 from tracking import chats, runs
 from tracking.db import reading, writing
@@ -45,7 +44,7 @@ class LiveRuns:
     def start(self, run_id: str) -> list[str]:
         """Queue a run, or all QUEUED columns of its comparison; returns the ids queued now (none when all were).
 
-        Raises NotFound, Conflict when it has ended, ApiError 429 when too much waits.
+        Raises NotFound, Conflict when it has ended, Busy when too much waits.
         """
         with reading(self.settings) as db:
             run = runs.get_run(db, run_id)
@@ -89,41 +88,37 @@ class LiveRuns:
             if run.id in self._tickets:
                 return False
             lane = _lane(run)
-            try:
-                self.engine.queue.check_room(lane)
-                work = self.engine.prompts.queue.submit(
-                    lane, lambda ticket: self._prepare(run, ticket), lambda: self._drop(run)
-                )
-            except Busy as busy:
-                raise too_busy(busy) from None
-            self._tickets[run.id] = work
+            self.engine.queue.check_room(lane)
+            self._tickets[run.id] = self.engine.prompts.queue.submit(
+                lane, lambda ticket: self._prepare(run, ticket), lambda: self._drop(run)
+            )
         return True
 
     def _prepare(self, run: Run, ticket: Ticket) -> None:
         """On the prompts' thread: find the model, render the conversation, wait for the device."""
-        try:
-            if not self._is_queued(run):
-                self._forget(run)
-                return
-            request, written = parse_request(run), self._written(run)
+        with self._marking(run):
+            with reading(self.settings) as db:
+                if runs.get_run(db, run.id).state != "QUEUED":
+                    self._forget(run)
+                    return
+                written = chats.written(db, run)
+            request = parse_request(run)
             with self.engine.prompts.queue.heart.during("fetching a model from the store", FETCH_SECONDS):
                 ref = local_model(self.settings, run.model)
             prompt_ids = self.engine.prompts.render(ref, request.chat())
-            pending = _PendingRun(ref, request, prompt_ids, written)
-            self._move_on(run, ticket, lambda moved: self._do(run, pending, moved))
+            compared = run.id if run.kind == "compare" else ""
+            make_answer = partial(self.engine.answer, ref, request, prompt_ids, written=written, compared=compared)
+            self._move_on(run, ticket, lambda moved: self._do(run, make_answer, moved))
+
+    @contextmanager
+    def _marking(self, run: Run) -> Iterator[None]:
+        """An error ends the run; one that is no Exception goes on, to the queue that counts it."""
+        try:
+            yield
         except BaseException as error:
             self._end(run, error)
             if not isinstance(error, Exception):
                 raise
-
-    def _written(self, run: Run) -> list[int]:
-        """What of the answer stands already, where a run goes on with an earlier one."""
-        with reading(self.settings) as db:
-            return chats.written(db, run)
-
-    def _is_queued(self, run: Run) -> bool:
-        with reading(self.settings) as db:
-            return runs.get_run(db, run.id).state == "QUEUED"
 
     def _move_on(self, run: Run, ticket: Ticket, work: Callable[[Ticket], None]) -> None:
         """From the prompts' queue to the device's, unless it was cancelled meanwhile."""
@@ -139,33 +134,19 @@ class LiveRuns:
         with writing(self.settings) as db:
             runs.fail_run(db, run.id, STOPPED) if self.engine.closing else runs.cancel_run(db, run.id)
 
-    def _do(self, run: Run, pending: "_PendingRun", ticket: Ticket) -> None:
+    def _do(self, run: Run, make_answer: Callable[..., Answer], ticket: Ticket) -> None:
         """On the device's thread."""
-        try:
+        with self._marking(run):
             with writing(self.settings) as db:
                 started = runs.start_run(db, run.id)
             if started:
-                self._generate(run, pending, ticket)
-        except BaseException as error:
-            self._end(run, error)
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._forget(run)
+                self._generate(run, make_answer, ticket)
+        self._forget(run)
 
-    def _generate(self, run: Run, pending: "_PendingRun", ticket: Ticket) -> None:
+    def _generate(self, run: Run, make_answer: Callable[..., Answer], ticket: Ticket) -> None:
         writer = RunWriter(self.settings, run.id)
         try:
-            answer = self.engine.answer(
-                pending.ref,
-                pending.request,
-                pending.prompt_ids,
-                writer,
-                ticket.cancelled,
-                run_id=run.id,
-                alone=run.kind == "compare",
-                written=pending.written,
-            )
+            answer = make_answer(on_step=writer.step, cancelled=ticket.cancelled)
         finally:
             writer.close()
         with writing(self.settings) as db:
@@ -187,24 +168,11 @@ class LiveRuns:
 
     def _mark(self, run_id: str, error: BaseException) -> None:
         with writing(self.settings) as db:
-            if isinstance(error, Cancelled):
-                runs.cancel_run(db, run_id)
-            else:
-                runs.fail_run(db, run_id, str(as_api_error(error)))
+            runs.fail_run(db, run_id, str(as_api_error(error)))
 
     def _forget(self, run: Run) -> None:
         with self._lock:
             self._tickets.pop(run.id, None)
-
-
-@dataclass(frozen=True)
-class _PendingRun:
-    """A run that waits for the device."""
-
-    ref: ModelRef
-    request: ChatRequest
-    prompt_ids: list[int]
-    written: list[int]
 
 
 def _lane(run: Run) -> str:
@@ -213,16 +181,13 @@ def _lane(run: Run) -> str:
 
 
 def parse_request(run: Run) -> ChatRequest:
-    """The stored request of a run, checked like one that came over HTTP. Raises ApiError."""
+    """The stored request of a run, checked like one that came over HTTP. Raises pydantic's ValidationError."""
     asked = {name: value for name, value in run.request.items() if name != chats.KEY}
-    try:
-        return ChatRequest(**{**asked, "model": run.model})
-    except ValidationError as error:
-        raise validation_error(error.errors()) from None
+    return ChatRequest(**{**asked, "model": run.model})
 
 
 class RunWriter:
-    """A sink that stores records from a thread of its own, so that no commit stands between two steps.
+    """Stores records from a thread of its own, so that no commit stands between two steps.
 
     The first record is written at once, later ones together, at most BATCH_SECONDS apart.
     """
@@ -233,9 +198,6 @@ class RunWriter:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"run-{run_id[:8]}", daemon=True)
         self._thread.start()
-
-    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        pass
 
     def step(self, record: dict[str, Any]) -> None:
         """Keep one record. Raises what storing an earlier one raised."""

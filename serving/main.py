@@ -21,7 +21,6 @@ from sqlalchemy import text
 
 from runtime.speed import PROBE, measure_once
 from serving import chat, errors
-from serving.ahead import import_ahead
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
@@ -56,7 +55,6 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_end_leftovers, settings)
         engine.prompts.warm_up()
-        import_ahead()
         upkeep = Upkeep(settings, engine, live, keys)
         watch = Watch(lambda: engine.ill, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
         yield
@@ -70,7 +68,7 @@ def create_app(
     _add_health(app, settings, engine)
     _add_models(app, settings)
     _add_chat(app, settings, engine)
-    _add_runs(app, settings, live)
+    _add_runs(app, live)
     app.add_middleware(TokenRequired, token=settings.inference_token, keys=keys)
     app.add_middleware(
         Guard, port=settings.inference_port, allowed_hosts=settings.inference_hosts, max_body_bytes=MAX_BODY_BYTES
@@ -143,7 +141,7 @@ def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
         return await chat.respond(engine, ref, body, request)
 
 
-def _add_runs(app: FastAPI, settings: Settings, live: LiveRuns) -> None:
+def _add_runs(app: FastAPI, live: LiveRuns) -> None:
     @app.post("/v1/runs/{run_id}", status_code=202)
     def start(run_id: str) -> dict[str, Any]:
         return {"id": run_id, "queued": live.start(run_id)}

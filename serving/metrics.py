@@ -42,16 +42,15 @@ class Metrics:
 
     def generated(self, summary: dict[str, Any]) -> None:
         """Add an answer, by its summary (decoding.stats)."""
-        drafter, count = summary["drafter"], summary.get("tokens") or 0
-        tau, verifications = summary.get("mean_accepted_length"), summary.get("verifications") or 0
-        self._tokens.labels(drafter).inc(count)
-        self._seconds.labels(drafter).inc((summary.get("ms_total") or 0) / 1000)
-        if speed := summary.get("tokens_per_second"):
+        drafter = summary["drafter"]
+        self._tokens.labels(drafter).inc(summary["tokens"])
+        self._seconds.labels(drafter).inc(summary["ms_total"] / 1000)
+        if speed := summary["tokens_per_second"]:
             self._speed.labels(drafter).set(speed)
-        if tau:
+        if tau := summary["mean_accepted_length"]:
             self._tau.labels(drafter).set(tau)
-            self._verifications.labels(drafter).inc(verifications)
-            self._verified.labels(drafter).inc(tau * verifications)
+            self._verifications.labels(drafter).inc(summary["verifications"])
+            self._verified.labels(drafter).inc(tau * summary["verifications"])
 
     def text(self) -> bytes:
         """All of it in Prometheus' text form."""

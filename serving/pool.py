@@ -7,7 +7,7 @@ used least recently goes first when the memory budget would be passed; a changed
 import gc
 import json
 import logging
-import os
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from models.checkpoints import read_config
 from serving.catalog import ModelRef
 from serving.heartbeat import Heart
 from speculoos.errors import NotFound, SpeculoosError, Unavailable, Unsupported
+from speculoos.room import memory
 from speculoos.sums import Sums
 
 log = logging.getLogger(__name__)
@@ -261,21 +262,12 @@ def _probe(base: Any) -> str:
 
 
 def default_budget(device: str) -> int:
-    """Half of the memory of the machine (`cpu`) or 70 % of the GPU's."""
+    """Half of the memory of the machine or container (`cpu`), or 70 % of the GPU's."""
     if device.startswith("cuda"):
         import torch
 
         return int(torch.cuda.get_device_properties(device).total_memory * 0.7)
-    return _memory_limit() // 2
-
-
-def _memory_limit() -> int:
-    """Bytes this process may use: the machine's memory, or the container's limit where that is smaller."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return physical
+    return memory()[1] // 2
 
 
 def _needed_bytes(folder: str, itemsize: int) -> int:
@@ -298,16 +290,9 @@ def _weight_count(folder: str) -> int:
     try:
         for file in files:
             with safe_open(file, framework="pt") as tensors:
-                count += sum(_numel(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+                count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise Unavailable(f"{folder}: its weights cannot be read ({error}).") from None
-    return count
-
-
-def _numel(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
     return count
 
 

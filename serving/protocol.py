@@ -119,8 +119,9 @@ class ChatRequest(BaseModel):
             if name == "tree":
                 _check_tree(value)
             elif name in TEXT_OPTIONS:
-                _check_text(name, value)
-            elif not (value is None or isinstance(value, bool) or _is_small(value)):
+                if not isinstance(value, str | None):
+                    raise ValueError(f"{name!r} must be a text")
+            elif value is not None and not (isinstance(value, int | float) and 0 <= value <= MAX_OPTION):
                 hint = "; a draft is chosen by the model, as in base@checkpoint" if isinstance(value, str) else ""
                 raise ValueError(f"{name!r} must be true, false or a number from 0 to {MAX_OPTION}{hint}")
         return options
@@ -165,15 +166,6 @@ def _is_text(text: Any) -> bool:
         return False
 
 
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= MAX_OPTION
-
-
-def _check_text(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name!r} must be a text")
-
-
 def _read_tree(options: dict[str, Any] | None) -> dict[str, Any] | None:
     """The options with a tree that was given in words, such as "chain 4", read."""
     if not options or not isinstance(options.get("tree"), str):
@@ -212,27 +204,28 @@ class Completion:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, **(ids or {})}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **extra}
 
-    def usage_chunk(self, usage: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
-        """The chunk after the last token: no choices, `usage` and the summary of the whole run."""
-        return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage, "speculation_summary": summary}
+    def usage_chunk(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """The chunk after the last token: no choices, usage and the summary of the whole run."""
+        return {**self._head("chat.completion.chunk"), "choices": [], **_totals(summary)}
 
     def whole(
-        self, text: str, finish: str, usage: dict[str, Any], ids: dict[str, Any] | None = None, **extra: Any
+        self, text: str, summary: dict[str, Any], ids: dict[str, Any] | None = None, **extra: Any
     ) -> dict[str, Any]:
         """The answer to a request without `stream`; `ids` are the choice's token ids."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish, **(ids or {})}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage, **extra}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": summary["finish"], **(ids or {})}
+        return {**self._head("chat.completion"), "choices": [choice], **_totals(summary), **extra}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-def usage(prompt_tokens: int, cached_tokens: int, summary_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object; `cached_tokens` of the prompt were still in the KV cache."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": summary_tokens,
-        "total_tokens": prompt_tokens + summary_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+def _totals(summary: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's usage object beside the summary; `cached_tokens` of the prompt were still in the KV cache."""
+    usage = {
+        "prompt_tokens": summary["prompt_tokens"],
+        "completion_tokens": summary["tokens"],
+        "total_tokens": summary["prompt_tokens"] + summary["tokens"],
+        "prompt_tokens_details": {"cached_tokens": summary["cached_tokens"]},
     }
+    return {"usage": usage, "speculation_summary": summary}

@@ -7,24 +7,23 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from serving.errors import as_api_error, too_busy
-from serving.queueing import Busy, DeviceQueue, Ticket
+from serving.errors import as_api_error
+from serving.queueing import DeviceQueue, Ticket
 
 DISCONNECT_POLL = 0.2
 Emit = Callable[[Any], None]
 
 
 class Answering:
-    """One piece of work on a device whose events an async caller iterates. Leaving the iteration cancels the work."""
+    """One piece of work on a device whose events an async caller iterates. Leaving the iteration cancels the work.
+
+    Raises Busy when there is no room to wait."""
 
     def __init__(self, queue: DeviceQueue, lane: str, work: Callable[[Ticket, Emit], None]):
         self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._work = work
-        try:
-            self._ticket = queue.submit(lane, self._run, lambda: self._put("end", None))
-        except Busy as busy:
-            raise too_busy(busy) from None
+        self._ticket = queue.submit(lane, self._run, lambda: self._put("end", None))
 
     def cancel(self) -> None:
         """Stop between steps, or give up the place in the queue; harmless when the work has ended."""

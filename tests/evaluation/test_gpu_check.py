@@ -12,7 +12,7 @@ from benchmarks import gpu_check
 from benchmarks.exactness import reference
 from benchmarks.gpu_claims import Bench, Claim, Findings, first_line
 from benchmarks.gpu_exactness import GuidedRun, follow_reference
-from benchmarks.reliability import between
+from benchmarks.tables import between
 from decoding.drafters import make_drafter
 from decoding.target import Target
 from models.base import load_base

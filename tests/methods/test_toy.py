@@ -24,29 +24,23 @@ print(list(controls.groups), "bigram_rank" in controls.names, request.settings, 
 """
 DRAWN = """
 import sys, threading
-from serving.catalog import find_model
+from serving.catalog import local_model
 from serving.engine import Engine
 from serving.protocol import ChatRequest
 from speculoos.settings import load
-from tracking.db import reading
-class Sink:
-    records = []
-    def started(*counts): pass
-    def step(record): Sink.records.append(record)
-settings, engine = load(), None
-with reading(settings) as rows:
-    ref = find_model(rows, "tiny@table")
+records, settings = [], load()
+ref = local_model(settings, "tiny@table")
 engine = Engine(settings)
 request = ChatRequest(model="tiny@table", messages=[{"role": "user", "content": "hello"}], max_tokens=6)
 done = threading.Event()
 def work(ticket):
     try:
-        engine.answer(ref, request, [5, 6, 7], Sink, ticket.cancelled)
+        engine.answer(ref, request, [5, 6, 7], records.append, ticket.cancelled)
     finally:
         done.set()
 engine.queue.submit("api", work)
 done.wait(60)
-print([len(record["draft"]["tokens"]) for record in Sink.records if record["kind"] == "verify"])
+print([len(record["draft"]["tokens"]) for record in records if record["kind"] == "verify"])
 engine.close()
 """
 

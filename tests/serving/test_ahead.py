@@ -9,7 +9,7 @@ LOAD = """
 import json, sys
 import serving.main
 from serving.ahead import import_ahead
-import_ahead().join()
+import_ahead()
 before = {*sys.modules}
 from models.base import load_base
 load_base(sys.argv[1])

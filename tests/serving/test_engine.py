@@ -20,16 +20,6 @@ from tracking.db import writing
 from tracking.tables import Job
 
 
-class Nowhere:
-    """A sink that keeps nothing."""
-
-    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        pass
-
-    def step(self, record: dict) -> None:
-        pass
-
-
 @pytest.fixture
 def engine(home: Settings) -> Iterator[Engine]:
     made = Engine(home)
@@ -40,13 +30,13 @@ def engine(home: Settings) -> Iterator[Engine]:
 
 @pytest.fixture
 def ref(model_files: Path) -> ModelRef:
-    return ModelRef("cycle", "b", str(model_files / "cycle"), "b" * 64)
+    return ModelRef("cycle", str(model_files / "cycle"), "b" * 64)
 
 
 def ask(engine: Engine, ref: ModelRef) -> int:
     """Generate a little; returns the threads torch used."""
     request = ChatRequest(model="cycle", messages=[{"role": "user", "content": "x"}], max_tokens=3)
-    engine.answer(ref, request, [1, 2, 3], Nowhere(), threading.Event())
+    engine.answer(ref, request, [1, 2, 3], lambda record: None, threading.Event())
     return torch.get_num_threads()
 
 

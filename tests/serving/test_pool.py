@@ -29,19 +29,17 @@ MEGABYTE = 2**20
 @pytest.fixture
 def refs(model_files: Path) -> dict[str, ModelRef]:
     """Refs to base cycle, base cycle2, and heads `right` and `wrong` on cycle."""
-    cycle = ModelRef("cycle", "b1", str(model_files / "cycle"), "b" * 64)
-    second = ModelRef("cycle2", "b2", str(model_files / "cycle2"), "d" * 64)
+    cycle = ModelRef("cycle", str(model_files / "cycle"), "b" * 64)
+    second = ModelRef("cycle2", str(model_files / "cycle2"), "d" * 64)
     made = {"cycle": cycle, "cycle2": second}
     for name in ("right", "wrong"):
-        made[name] = with_draft(replace(cycle, name=f"cycle@{name}"), model_files / name, "medusa")
+        made[name] = with_draft(replace(cycle, name=f"cycle@{name}"), model_files / name)
     return made
 
 
-def with_draft(base: ModelRef, folder: Path, method: str) -> ModelRef:
+def with_draft(base: ModelRef, folder: Path) -> ModelRef:
     """The ref of `base` with the draft in `folder`, as its row would name it."""
-    sha256 = file_sha256(folder / WEIGHTS)
-    made = {"checkpoint_id": folder.name, "checkpoint_path": str(folder), "checkpoint_sha256": sha256}
-    return replace(base, method=method, **made)
+    return replace(base, checkpoint_path=str(folder), checkpoint_sha256=file_sha256(folder / WEIGHTS))
 
 
 def pool(budget: int = 2**40) -> Pool:
@@ -87,10 +85,10 @@ def test_one_base_always_fits_and_its_older_heads_make_room(refs: dict[str, Mode
 def test_new_weights_behind_a_name_are_loaded_again(refs: dict[str, ModelRef], tmp_path: Path) -> None:
     warm, folder = pool(), tmp_path / "heads"
     shutil.copytree(refs["right"].checkpoint_path, folder)
-    before = with_draft(refs["right"], folder, "medusa")
+    before = with_draft(refs["right"], folder)
     old = warm.get(before)
     shutil.copytree(refs["wrong"].checkpoint_path, folder, dirs_exist_ok=True)
-    new = warm.get(with_draft(before, folder, "medusa"))
+    new = warm.get(with_draft(before, folder))
     assert new.draft is not old.draft and new.target is old.target
     assert not warm.is_warm(before)
     other = warm.get(replace(refs["cycle"], base_sha256="e" * 64))
@@ -118,10 +116,10 @@ def storages(since: dict[int, Any]) -> int:
 def test_bytes_are_those_of_the_real_storages(method: str, tmp_path: Path) -> None:
     """Weights, caches, packed and screened copies: what was counted was the weights alone."""
     folder = make_tiny_base(tmp_path / "base", hidden_size=64, max_position_embeddings=4096)
-    ref = ModelRef("tiny", "b", str(folder), "b" * 64)
+    ref = ModelRef("tiny", str(folder), "b" * 64)
     if method != "none":
         draft = save_draft(tmp_path / "draft", MAKERS[method](load_base(folder)), {})
-        ref = with_draft(ref, draft, method)
+        ref = with_draft(ref, draft)
     gc.collect()
     before = {id(found): found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)}
     warm = pool()
@@ -177,7 +175,7 @@ def test_caches_that_came_with_answers_make_older_models_go(refs: dict[str, Mode
 
 def test_older_drafters_go_before_the_draft_in_use(tiny_base: Path, tmp_path: Path) -> None:
     draft = save_draft(tmp_path / "draft", MAKERS["draft"](load_base(tiny_base)), {})
-    ref = with_draft(ModelRef("tiny", "b", str(tiny_base), "b" * 64), draft, "draft")
+    ref = with_draft(ModelRef("tiny", str(tiny_base), "b" * 64), draft)
     warm = pool(budget=1)
     loaded = warm.get(ref)
     for depth in (1, 2, 3):
@@ -216,7 +214,7 @@ def test_a_draft_that_is_tuned_while_it_is_warm_drafts_by_its_new_tree(
     refs: dict[str, ModelRef], model_files: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(model_files / "right", tmp_path / "right"))
-    ref, warm = with_draft(refs["cycle"], folder, "medusa"), pool()
+    ref, warm = with_draft(refs["cycle"], folder), pool()
     first = warm.get(ref)
     before = first.drafter({})
     assert len(before.shape) > 2 and warm.get(ref).drafter({}) is before

@@ -174,7 +174,7 @@ def rendering() -> Iterator[Prompts]:
 
 def test_ids_are_those_of_the_whole_process(rendering: Prompts, model_files: Path) -> None:
     for path in (model_files / "cycle", starter_path()):
-        tokenizer, ref = load_tokenizer(path), ModelRef(path.name, "b", str(path), path.name)
+        tokenizer, ref = load_tokenizer(path), ModelRef(path.name, str(path), path.name)
         for chat in CHATS:
             assert rendering.render(ref, chat) == render(tokenizer, chat)
 
@@ -183,7 +183,7 @@ def test_ids_without_a_template_are_those_of_the_whole_process(
     rendering: Prompts, model_files: Path, tmp_path: Path
 ) -> None:
     path = make_base(tmp_path / "bare", model_files / "cycle", None)
-    ref = ModelRef("bare", "b", str(path), "bare")
+    ref = ModelRef("bare", str(path), "bare")
     assert rendering.render(ref, CHATS[0]) == render(load_tokenizer(path), CHATS[0])
     with pytest.raises(Unsupported, match="no chat template"):
         rendering.render(ref, CHATS[2])
@@ -193,11 +193,11 @@ def test_a_tokenizer_that_cannot_be_read_is_said(rendering: Prompts, model_files
     path = make_base(tmp_path / "broken", model_files / "cycle")
     (path / "tokenizer.json").write_text("{}")
     with pytest.raises((BadInput, ApiError), match="tokenizer"):
-        rendering.render(ModelRef("broken", "b", str(path), "broken"), CHATS[0])
+        rendering.render(ModelRef("broken", str(path), "broken"), CHATS[0])
 
 
 def test_an_ordinary_chat_takes_milliseconds(rendering: Prompts) -> None:
-    ref = ModelRef("starter", "b", str(starter_path()), "starter")
+    ref = ModelRef("starter", str(starter_path()), "starter")
     rendering.render(ref, CHATS[0])
     times = []
     for _ in range(30):

@@ -32,7 +32,7 @@ def ref(request: pytest.FixtureRequest, tiny_base: Path, tmp_path: Path) -> Mode
     base = load_base(tiny_base)
     folder = save_draft(tmp_path / "draft", MAKERS[request.param](base), {})
     sha256 = file_sha256(folder / WEIGHTS)
-    return ModelRef("tiny@draft", "b", str(tiny_base), "b" * 64, "c", str(folder), sha256, request.param)
+    return ModelRef("tiny@draft", str(tiny_base), "b" * 64, str(folder), sha256)
 
 
 def steps(loaded: LoadedModel, prompt: list[int], count: int) -> list[Step]:
