@@ -105,7 +105,7 @@ def test_a_page_is_full_whatever_the_shards_and_the_preview_hold(home: Settings)
     with gr.Blocks():
         browser = RowsBrowser(home, gr.Textbox())
     pages = [browser._shown(data_id, "", [])]
-    for turn in (browser._on, browser._on, browser._back, browser._back):
+    for turn in (browser._shown, browser._shown, browser._back, browser._back):
         pages.append(turn(data_id, "", pages[-1][-1]))
     first, second, third = ([f"row-{n}" for n in part] for part in (range(8), range(8, 16), range(16, 20)))
     assert [re.findall("<h3><span>(row-[0-9]+)", page[0]) for page in pages] == [first, second, third, second, first]
