@@ -20,7 +20,7 @@ with gr.Blocks():
 values = forms.recipe_values("bigram", forms.OWN_SETTINGS) | {"bigram_rank": 8}
 filled = controls.named(tuple(controls.fill(values)), "bigram")
 request = forms.train_request("b", "d", "bigram", forms.OWN_SETTINGS, filled)
-print(list(controls.groups), "bigram_rank" in controls.names, request.settings, method_note("bigram"))
+print(list(controls.groups), "bigram_rank" in controls.controls, request.settings, method_note("bigram"))
 """
 DRAWN = """
 import sys, threading
