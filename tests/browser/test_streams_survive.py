@@ -23,7 +23,8 @@ from tracking.db import reading
 pytestmark = pytest.mark.browser
 KILLS = int(os.environ.get("DRILLS_KILLS", "20"))
 READERS = 8
-LONG = turns.Sampling(max_tokens=1500)
+LONG = turns.Sampling(max_tokens=3000)
+"""A fast machine has made 1,500 tokens before a browser and eight readers have begun."""
 FAST_TOKENS = 20
 
 

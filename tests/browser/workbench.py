@@ -139,7 +139,7 @@ def add_base(bench: Workbench, name: str = "tiny", seed: int = 0) -> str:
     from models.tiny import make_tiny_base
 
     row_id = new_id()
-    folder = make_tiny_base(bench.settings.home / "models" / row_id, seed=seed, max_position_embeddings=2048)
+    folder = make_tiny_base(bench.settings.home / "models" / row_id, seed=seed, max_position_embeddings=4096)
     sha = weights_sha256(folder)
     row = Base(id=row_id, name=name, source="folder", location=str(folder), path=str(folder), state="ready")
     row.weights_sha256, row.card = sha, {"architecture": "llama", "parameters": 1000, "layers": 4}

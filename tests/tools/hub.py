@@ -69,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, method: str) -> None:
         body = self.body()
         path = self.path.split("?")[0]
-        self.hub.calls.append(f"{method} {path}")
+        if path != "/healthz":  # another test's pages may still ask for a server that had this port before
+            self.hub.calls.append(f"{method} {path}")
         if method == "PUT":  # to an address that the batch named, which needs no token
             return self.store(path.rpartition("/")[2], body)
         self.hub.tokens.add(self.headers.get("Authorization", ""))
