@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from corpus.conversations import GenerateOptions, to_answer
 from models.base import Base
+from speculoos import room
 from speculoos.errors import SpeculoosError, Unavailable
 
 SAMPLE = 64
@@ -90,4 +90,4 @@ def _cache_width(config: Any) -> int:
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return room.memory()[0]

@@ -7,9 +7,8 @@ import string
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from models import identity
+from speculoos import room
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.limited import ChildError, LimitedChild, Overrun
 from speculoos.reporting import Reporter, check_stop
@@ -111,7 +110,7 @@ class _Trial:
         """Load it; rows of its embedding, None where this machine has no memory for a trial."""
         wide = 4 if card["dtype"] in ("float32", "float64") else 2
         memory = int(TEXT_MEMORY + MODEL_MEMORY * max(wide * card["parameters"], card["size_bytes"]))
-        if card["parameters"] > MOST_PARAMETERS or memory > (free := _free_memory()):
+        if card["parameters"] > MOST_PARAMETERS or memory > (free := room.memory()[0]):
             self.reporter.log("The model is too large to be loaded on trial here; its tokenizer was tried.", "warning")
             return None
         dtype = "float32" if wide == 4 else "bfloat16"
@@ -164,15 +163,4 @@ def _short(error: Exception) -> str:
 @functools.cache
 def _child() -> LimitedChild:
     """One for all trials of this process; it imports once."""
-    return LimitedChild(_free_memory(), (WORK,))
-
-
-def _free_memory() -> int:
-    """Bytes this process might still take, of the machine or of its container."""
-    free = psutil.virtual_memory().available
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):
-        return free
-    return min(free, max(limit - used, 0))
+    return LimitedChild(room.memory()[0], (WORK,))

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from models import hub
+from speculoos import room
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
 from speculoos.limited import ChildError, Overrun, run_limited
 from speculoos.reporting import Reporter
@@ -106,7 +105,7 @@ def _in_child(conversion: Conversion) -> dict[str, Any]:
     size, shown = _bytes(Path(conversion.folder)), conversion.shown
     seconds = SECONDS + size / BYTES_PER_SECOND
     tables = min(2 * _bytes(Path(conversion.base_folder)), MOST_TABLES)
-    memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, psutil.virtual_memory().available)
+    memory = min(MEMORY + MEMORY_PER_BYTE * size + tables, room.memory()[0])
     try:
         return run_limited(WORK, asdict(conversion), seconds=seconds, memory=memory)
     except Overrun as error:
