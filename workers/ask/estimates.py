@@ -113,10 +113,10 @@ def of_cells(session: Session, cells: Sequence[Evaluate], home: Path) -> list[Es
     """Of each cell of a matrix what it is as an evaluation alone. Past jobs are looked through once a base."""
     paces: dict[tuple[str, str], Pace | None] = {}
 
-    def paced(session: Session, cell: Evaluate, home: Path, fixed: float) -> Pace | None:
+    def paced(session: Session, cell: Evaluate, home: Path, aside: Aside) -> Pace | None:
         of = cell.base_id, cell.endpoint
         if of not in paces:
-            paces[of] = pace(session, cell, home, fixed)
+            paces[of] = pace(session, cell, home, aside)
         return paces[of]
 
     return [_alone(session, cell, home, paced) for cell in cells]
@@ -140,7 +140,7 @@ def _alone(session: Session, request: Request, home: Path, paced: Callable[..., 
     kind = next((kind for kind in NEEDS if isinstance(request, kind)), None)
     need = NEEDS[kind](session, request) if kind else _Need(0.0)
     fixed = fixed_seconds(request, need.aside, home)
-    return _made(need, paced(session, request, home, fixed) if need.work else None, fixed, home)
+    return _made(need, paced(session, request, home, need.aside) if need.work else None, fixed, home)
 
 
 def _generation(session: Session, request: GenerateData) -> _Need:
