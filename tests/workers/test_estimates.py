@@ -168,6 +168,16 @@ def test_an_evaluation_that_asked_again_teaches_the_pace_of_one_pass(both: Setti
     assert guess(both, request).seconds == pytest.approx(START_SECONDS["gpu"] + fresh, rel=0.01)
 
 
+def test_an_evaluation_with_drafting_says_its_worst_case(asked: Settings) -> None:
+    """Three times its work, with one start; nothing of plain decoding, which is not repeated."""
+    drafted, plain = guess(asked, Evaluate("base", "heads")), guess(asked, Evaluate("base"))
+    start = START_SECONDS["gpu"]
+    assert drafted.longest == pytest.approx(start + 3 * (drafted.seconds - start)) and plain.longest is None
+    assert guess(asked, ANSWERS).longest is None
+    cells = Matrix([{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "base"}])
+    assert guess(asked, cells).longest == pytest.approx(drafted.longest + plain.seconds)
+
+
 def test_an_evaluation_counts_its_tokens(asked: Settings) -> None:
     """Drafted steps too where something drafts."""
 
