@@ -17,6 +17,9 @@ from speculoos.errors import Cancelled
 class Reporter(Protocol):
     """What a long function may say. Every call is cheap; implementations throttle what they store."""
 
+    def begin(self) -> None:
+        """The models are loaded and the work begins."""
+
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         """`done` of `total` units (`rows`, `steps`, `bytes`); `note` is a few words for people."""
 

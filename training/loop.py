@@ -140,6 +140,7 @@ class Trainer:
 
     def run(self, resume_from: str | Path | None = None) -> TrainResult:
         self._resume(resume_from)
+        self.reporter.begin()
         self.reporter.log(self._opening())
         self.watch.place, self.watch.before_stop = lambda: (self.step, self._expected_steps()), self._save_alone
         try:

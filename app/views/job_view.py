@@ -2,8 +2,10 @@
 
 from app.widgets.elements import Tone, badge, notice, progress_bar
 from app.widgets.formatting import duration, rounded, size
+from app.widgets.review import worst_case
 from app.widgets.text import safe, tag
 from tracking.tables import Job
+from workers.ask.estimates import longest_seconds
 
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
 PAUSED = "Paused: "
@@ -124,8 +126,11 @@ def banner(job: Job, waits_for: str = "") -> str:
 
 
 def guessed(job: Job) -> str:
-    """ " (estimated: 2 min)", where it was."""
-    return f" (estimated: {rounded(job.estimated_seconds)})" if job.estimated_seconds else ""
+    """ " (estimated: 2 min)", where it was; the worst case of an evaluation too while it runs."""
+    if not job.estimated_seconds:
+        return ""
+    longest = worst_case(longest_seconds(job)) if job.state == "RUNNING" else ""
+    return f" (estimated: {', '.join(filter(None, (rounded(job.estimated_seconds), longest)))})"
 
 
 def seconds(job: Job) -> float | None:

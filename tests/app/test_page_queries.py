@@ -16,6 +16,7 @@ from app.views.experiment_view import view as experiment
 from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
+from app.widgets import review
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Endpoint, Settings, StateServer
 from tracking import jobs as rows_of_jobs
@@ -24,7 +25,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
 from upkeep.health import Part
 from workers.ask import builtin, sizes
 from workers.ask.builtin import BUILT_IN
-from workers.ask.estimates import estimate
+from workers.ask.estimates import Estimate, estimate
 from workers.ask.requests import GenerateData, Train
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
@@ -127,6 +128,18 @@ def test_a_cancelled_job_says_why_it_was_cancelled():
     reason = "Not started, because “Import x” failed; retry that job and this one follows."
     assert reason in job_view.banner(Job(kind="train", state="CANCELLED", error=reason))
     assert "Stopped at your request" in job_view.banner(Job(kind="train", state="CANCELLED"))
+
+
+def test_an_evaluation_says_what_it_takes_on_a_busy_machine() -> None:
+    """On the form of the matrix and on the job's page, while it runs."""
+    estimate = Estimate(180.0, 1.0, 0.0, 0.0, "a probe", 1e12, 1e12, longest=540.0)
+    for html in (review.figures(estimate), review.line(estimate)):
+        assert "about 3 min" in html and "up to 9 min if the machine is busy" in html
+    assert "busy" not in review.line(replace(estimate, longest=None))
+    drafted, plain = ({"base_id": "b", "checkpoint_id": draft} for draft in ("heads", ""))
+    job = Job(kind="evaluate", state="RUNNING", request=drafted, estimated_seconds=180.0)
+    assert "(estimated: 3 min, up to 9 min if the machine is busy)" in job_view.banner(job)
+    assert "busy" not in job_view.banner(Job(kind="evaluate", state="RUNNING", request=plain, estimated_seconds=180.0))
 
 
 def test_every_kind_of_prompt_file_that_can_be_read_can_be_uploaded():

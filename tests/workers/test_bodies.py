@@ -23,9 +23,11 @@ from tracking.shards import Division
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
 from training.resume_points import save_resume_point
+from workers.ask.pace import START
 from workers.ask.requests import FetchModel, GenerateData, GenerateShard, ImportAnswered, ImportPrompts, Request
 from workers.ask.submit import submit
 from workers.child.context import Context
+from workers.child.main import with_start
 from workers.child.work import WORK, fetch_model, generate_data, generate_shard, import_answered, import_prompts
 from workers.child.work.train import resume_from
 from workers.timing import Timing
@@ -120,6 +122,7 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     base, prompts = fetched(begin, tiny_base), imported(begin, tmp_path / "p.jsonl")
     ask = GenerateData(source_id=prompts.id, base_id=base.id, max_tokens=4, batch_size=2)
     request, context = begin(ask)
+    assert START not in with_start(context, {"rows": 0})
     said = context.progress
 
     def stop_after_four(done: int, *rest: Any) -> None:
@@ -133,6 +136,8 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
     monkeypatch.setattr(context, "progress", stop_after_four)
     with pytest.raises(Cancelled, match=r"the \d+ finished rows can be used"):
         generate_data.run(request, context)
+    started = row(context, Job, context.job_id).started_at
+    assert with_start(context, {"rows": 4})[START] == (context.began - started).total_seconds() > 0
     kept = row(context, Dataset, request.dataset_id)
     assert kept.state == "ready" and 4 <= kept.rows < 12 and kept.report["complete"] is False
     assert kept.report["lengths"] == [[32, kept.rows]]

@@ -6,16 +6,17 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select
 
 from methods import METHODS, train_config
 from methods.recipes import config_for, load_recipe
 from speculoos.settings import Settings
 from tracking.db import reading, writing
-from tracking.tables import Base, Checkpoint, Dataset, Job, now
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from training.batches import make_batches
 from workers.ask import matrix, sizes
 from workers.ask.estimates import REPLAY_STEPS, STEPS_PER_TOKEN, estimate
-from workers.ask.pace import PROBE, START_SECONDS
+from workers.ask.pace import LIKE_SIZE, OTHER_BASE, PROBE, SAME_BASE, START, START_SECONDS
 from workers.ask.requests import Evaluate, Export, GenerateData, ImportPrompts, Matrix, Plan, Replay, Train
 from workers.ask.submit import submit
 
@@ -82,6 +83,99 @@ def test_a_job_like_it_tells_the_pace_of_the_next(asked: Settings) -> None:
         ran(asked, ANSWERS, START_SECONDS["gpu"] + taken)
     assert guess(asked, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + 20, rel=0.01)
     assert "last 3" in guess(asked, ANSWERS).basis
+
+
+SMALLER = CARD | {"parameters": 1e5, "hidden_size": 16}
+MEASURED = {"operations_per_second": 1e11, "bytes_per_second": 2e10}
+KINDS = {
+    "generation": lambda base: GenerateData("prompts", base_id=base, max_tokens=100),
+    "training": lambda base: Train(
+        "medusa", base, "answers" if base == "base" else "small answers", {"max_steps": 200}
+    ),
+    "evaluation": lambda base: Evaluate(base, "heads" if base == "base" else ""),
+}
+
+
+@pytest.fixture
+def both(asked: Settings) -> Settings:
+    """A second base, of a thousandth of the parameters, with answers of its own, and a probe."""
+    with writing(asked) as session:
+        session.add(Base(id="small", name="s", source="folder", location="/y", path="/y", state="ready", card=SMALLER))
+        session.flush()
+        session.add(
+            Dataset(id="small answers", name="sa", kind="conversations", state="ready", rows=50, base_id="small")
+        )
+    (asked.home / PROBE).write_text(json.dumps(MEASURED))
+    return asked
+
+
+@pytest.mark.parametrize("result", [{}, {START: 7.0}], ids=["start not measured", "start measured"])
+@pytest.mark.parametrize("first", ["base", "small"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_jobs_of_a_base_of_another_size_leave_the_probe_its_word(
+    both: Settings, kind: str, first: str, result: dict
+) -> None:
+    """Their time is nearly all start-up, or what a step takes however small the base."""
+    request = KINDS[kind]("small" if first == "base" else "base")
+    fresh = guess(both, request)
+    for number in range(10):
+        ran(both, KINDS[kind](first), 8.0 + 3 * number if first == "small" else 500.0 + number, result=result)
+    after = guess(both, request)
+    assert after.basis == fresh.basis and fresh.seconds / 2 < after.seconds < fresh.seconds * 2
+
+
+def test_a_job_of_a_base_of_like_size_counts_while_it_agrees_with_the_probe(both: Settings) -> None:
+    fresh = guess(both, ANSWERS).seconds - START_SECONDS["gpu"]
+    with writing(both) as session:
+        session.get_one(Base, "small").card = CARD | {"parameters": 1e8 / (LIKE_SIZE - 1)}
+    other = KINDS["generation"]("small")
+    work = fresh / (LIKE_SIZE - 1)
+    ran(both, other, START_SECONDS["gpu"] + work * OTHER_BASE * 1.2)
+    assert "probe" in guess(both, ANSWERS).basis
+    ran(both, other, START_SECONDS["gpu"] + work * 1.5)
+    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * 1.5, rel=0.01)
+
+
+def test_the_probe_bounds_what_jobs_of_the_same_base_say(both: Settings) -> None:
+    """A machine that was suspended, a clock that was set: no estimate of days."""
+    fresh = guess(both, ANSWERS).seconds - START_SECONDS["gpu"]
+    ran(both, ANSWERS, 1e6)
+    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * SAME_BASE, rel=0.01)
+
+
+def test_the_measured_start_of_a_job_is_no_work(both: Settings) -> None:
+    """Loading took a minute, which the next job of the base will take too, however long it is."""
+    ran(both, ANSWERS, 100, result={START: 60.0})
+    longer = replace(ANSWERS, max_tokens=100 + 160)
+    assert guess(both, ANSWERS).seconds == pytest.approx(100, rel=0.01)
+    assert guess(both, longer).seconds == pytest.approx(60 + 2 * 40, rel=0.01)
+
+
+def test_a_job_that_is_nearly_all_start_says_nothing_of_the_pace(both: Settings) -> None:
+    fresh = guess(both, ANSWERS)
+    ran(both, replace(ANSWERS, limit=1, max_tokens=8), 10, result={START: 9.5})
+    after = guess(both, ANSWERS)
+    assert after.basis == fresh.basis and after.seconds == pytest.approx(fresh.seconds + 9.5 - START_SECONDS["gpu"])
+
+
+def test_an_evaluation_that_asked_again_teaches_the_pace_of_one_pass(both: Settings) -> None:
+    request = Evaluate("base", "heads")
+    fresh = guess(both, request).seconds - START_SECONDS["gpu"]
+    ran(both, request, START_SECONDS["gpu"] + 3 * fresh)
+    with writing(both) as session:
+        job = session.scalars(select(Job)).one()
+        session.get_one(Evaluation, job.request["evaluation_id"]).result = {"passes": 3}
+    assert guess(both, request).seconds == pytest.approx(START_SECONDS["gpu"] + fresh, rel=0.01)
+
+
+def test_an_evaluation_with_drafting_says_its_worst_case(asked: Settings) -> None:
+    """Three times its work, with one start; nothing of plain decoding, which is not repeated."""
+    drafted, plain = guess(asked, Evaluate("base", "heads")), guess(asked, Evaluate("base"))
+    start = START_SECONDS["gpu"]
+    assert drafted.longest == pytest.approx(start + 3 * (drafted.seconds - start)) and plain.longest is None
+    assert guess(asked, ANSWERS).longest is None
+    cells = Matrix([{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "base"}])
+    assert guess(asked, cells).longest == pytest.approx(drafted.longest + plain.seconds)
 
 
 def test_an_evaluation_counts_its_tokens(asked: Settings) -> None:

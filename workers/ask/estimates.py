@@ -20,7 +20,7 @@ from methods.settings import TrainConfig
 from speculoos.errors import NotFound
 from speculoos.room import existing
 from tracking.names import WORDS
-from tracking.tables import Base, Checkpoint, Dataset, Table
+from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.ask import matrix, sizes
 from workers.ask.pace import Aside, Pace, fixed_seconds, pace
 from workers.ask.requests import (
@@ -43,8 +43,9 @@ BYTES_PER_TOKEN = 14
 """A stored answer's token: its text and its id in JSON."""
 SPARE_DISK = 500 * 10**6
 STEPS_PER_TOKEN = 1.7
-"""Of an evaluation: a plain step for each token, and 0.7 drafted ones at τ 1.4. What a busy machine makes it ask again
-is not foreseen."""
+"""Of an evaluation: a plain step for each token, and 0.7 drafted ones at τ 1.4."""
+REPEATED = 3
+"""An evaluation with drafting asks again on a busy machine, until it took so many times its first pass."""
 REPLAY_STEPS = 0.5
 """Of a replay, for each recorded token of an answer: a drafted step at τ 2."""
 STEP_OPERATIONS = 1000
@@ -63,7 +64,8 @@ UNASKED = "an endpoint that has not answered yet"
 @dataclass(frozen=True)
 class Estimate:
     """Seconds (None: cannot be said), work as `workers.ask.pace` counts it, bytes on disk, bytes of memory, what the
-    time rests on, and the optimizer steps of a training, with their rhythm in words."""
+    time rests on, and the optimizer steps of a training, with their rhythm in words. `longest`: seconds where a busy
+    machine makes an evaluation repeat its questions; None where nothing is repeated."""
 
     seconds: float | None
     work: float
@@ -74,6 +76,7 @@ class Estimate:
     free_memory: float
     steps: int = 0
     rhythm: str = ""
+    longest: float | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -100,6 +103,8 @@ class _Need:
     steps: int = 0
     rhythm: str = ""
     aside: Aside = Aside()
+    repeated: int = 1
+    """How many times the work is done at most."""
 
 
 def estimate(session: Session, request: Request, home: Path) -> Estimate:
@@ -113,10 +118,10 @@ def of_cells(session: Session, cells: Sequence[Evaluate], home: Path) -> list[Es
     """Of each cell of a matrix what it is as an evaluation alone. Past jobs are looked through once a base."""
     paces: dict[tuple[str, str], Pace | None] = {}
 
-    def paced(session: Session, cell: Evaluate, home: Path, fixed: float) -> Pace | None:
+    def paced(session: Session, cell: Evaluate, home: Path, aside: Aside) -> Pace | None:
         of = cell.base_id, cell.endpoint
         if of not in paces:
-            paces[of] = pace(session, cell, home, fixed)
+            paces[of] = pace(session, cell, home, aside)
         return paces[of]
 
     return [_alone(session, cell, home, paced) for cell in cells]
@@ -126,9 +131,12 @@ def _matrix(cells: Sequence[Estimate], home: Path) -> Estimate:
     """Every cell one after the other, each in a process of its own."""
     if not cells:
         return _made(_Need(0.0), None, 0.0, home)
+    seconds = sum(cell.seconds or 0.0 for cell in cells) if all(cell.seconds for cell in cells) else None
+    repeats = any(cell.longest for cell in cells)
     return replace(
         cells[0],
-        seconds=sum(cell.seconds or 0.0 for cell in cells) if all(cell.seconds for cell in cells) else None,
+        seconds=seconds,
+        longest=sum(cell.longest or cell.seconds for cell in cells) if seconds and repeats else None,
         work=sum(cell.work for cell in cells),
         disk=sum(cell.disk for cell in cells),
         memory=max(cell.memory for cell in cells),
@@ -140,7 +148,7 @@ def _alone(session: Session, request: Request, home: Path, paced: Callable[..., 
     kind = next((kind for kind in NEEDS if isinstance(request, kind)), None)
     need = NEEDS[kind](session, request) if kind else _Need(0.0)
     fixed = fixed_seconds(request, need.aside, home)
-    return _made(need, paced(session, request, home, fixed) if need.work else None, fixed, home)
+    return _made(need, paced(session, request, home, need.aside) if need.work else None, fixed, home)
 
 
 def _generation(session: Session, request: GenerateData) -> _Need:
@@ -223,13 +231,23 @@ def _evaluation(session: Session, request: Evaluate) -> _Need:
     if request.endpoint:
         return _Need(tokens * (2 if request.plain_model else 1), 1e5)
     base = _found(session, Base, request.base_id)
-    steps = tokens * STEPS_PER_TOKEN if _drafts(request) else tokens
-    return _Need(steps * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
+    drafts = _drafts(request)
+    work = tokens * (STEPS_PER_TOKEN if drafts else 1) * sizes.weights_bytes(base)
+    return _Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8, repeated=REPEATED if drafts else 1)
 
 
 def _drafts(request: Evaluate) -> bool:
     """Whether anything drafts beside plain decoding."""
     return bool(request.checkpoint_id) or request.drafting.get("drafter", "none") != "none"
+
+
+def longest_seconds(job: Job) -> float | None:
+    """What an evaluation that runs may take where a busy machine makes it repeat its questions; None for other jobs."""
+    if job.kind != Evaluate.kind or not job.estimated_seconds:
+        return None
+    known = {key: job.request[key] for key in ("checkpoint_id", "drafting", "endpoint") if key in (job.request or {})}
+    request = Evaluate(**known)
+    return job.estimated_seconds * REPEATED if _drafts(request) and not request.endpoint else None
 
 
 def _plan(session: Session, request: Plan) -> _Need:
@@ -297,4 +315,6 @@ def _made(need: _Need, pace: Pace | None, start: float, home: Path) -> Estimate:
         seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
     free = shutil.disk_usage(existing(home)).free, psutil.virtual_memory().available
     basis = pace.basis if pace else UNASKED if need.work else UNKNOWN
-    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm)
+    repeats = pace is not None and bool(need.work) and need.repeated > 1
+    longest = pace.fixed + need.repeated * need.work / pace.rate if repeats else None
+    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm, longest)

@@ -1,7 +1,9 @@
 """How fast work of a kind gets done here: as past jobs did it, else as a probe of the machine says. No torch.
 
 A job's row keeps how much work it was counted as when it was asked for (`Job.work`), so that what it took tells the
-pace of the next, with all that the count leaves out: answers that end early, padding, evaluations on the way.
+pace of the next, with all that the count leaves out: answers that end early, padding, evaluations on the way. The
+time before the work began does not count (`START`), and the probe bounds the pace: past jobs of another base count only
+where the base is about as large and the pace agrees with the probe.
 """
 
 import json
@@ -13,7 +15,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tracking.states import JobState
-from tracking.tables import Job
+from tracking.tables import Base, Evaluation, Job
+from workers.ask import sizes
 from workers.ask.requests import (
     Evaluate,
     Export,
@@ -47,6 +50,14 @@ READS = (Evaluate, Plan, Replay, Tune)
 """Work that waits for memory: bytes of weights, not operations."""
 LEAST_WORK = 0.1
 """Of a past job's time, its work at the least: where starting takes less here than START_SECONDS says."""
+START = "start_seconds"
+"""In a job's result: seconds from its start until the models were loaded (`workers.child.reporter.JobReporter`)."""
+TELLING = {True: 0.2, False: 0.75}
+"""Of a past job's time, its work at the least for its pace to count: where START was measured, and where it was not."""
+SAME_BASE, OTHER_BASE = 30.0, 2.0
+"""Factors by which the pace of past jobs may differ from the probe's: with the same base, with another one."""
+LIKE_SIZE = 4.0
+"""Between the parameters of two bases, the factor up to which one says something about the other."""
 BYTES = {ImportPrompts: 4e6, ImportAnswered: 6.5e5, ImportDraft: 3e7, Export: 3e7, FetchModel: 2e7}
 """Bytes a second of work that is files."""
 
@@ -70,23 +81,93 @@ class Pace:
     fixed: float
 
 
-def pace(session: Session, request: Request, home: Path, fixed: float) -> Pace | None:
+def pace(session: Session, request: Request, home: Path, aside: Aside) -> Pace | None:
     """The pace of a request's kind: of the latest jobs like it, else of the machine; None for an endpoint's first.
-    `fixed`: what `fixed_seconds` says of it."""
-    if past := _past(session, request):
-        taken = [(job.finished_at - job.started_at).total_seconds() for job in past]
+    `aside`: what the request does besides its work."""
+    past = _past(session, request)
+    if not any(isinstance(request, kind) for kind in SHARE) or getattr(request, "endpoint", ""):
+        return _by_past_jobs(request, past)
+    probe = _Probe.read(home)
+    speed = (
+        probe.reads if isinstance(request, READS) else probe.learns if isinstance(request, Train) else probe.multiplies
+    )
+    expected = next(share for kind, share in SHARE.items() if isinstance(request, kind)) * speed
+    besides = fixed_seconds(request, aside, home) - START_SECONDS[request.queue]
+    told = [found for job in past if (found := _told(session, job, request, besides))]
+    same = [each for each in told if each.same_base]
+    starts = [each.start for each in same if each.measured][:COUNTED]
+    fixed = (statistics.median(starts) if starts else START_SECONDS[request.queue]) + besides
+    rates = [each.rate for each in same if each.telling][:COUNTED]
+    factor = SAME_BASE
+    if not rates:
+        factor = OTHER_BASE if probe.measured else SAME_BASE
+        others = (each.rate for each in told if each.telling and 1 / LIKE_SIZE <= each.scale <= LIKE_SIZE)
+        rates = [rate for rate in others if expected / factor <= rate <= expected * factor][:COUNTED]
+    if not rates:
+        return Pace(expected, probe.basis, fixed)
+    rate = min(max(statistics.median(rates), expected / factor), expected * factor)
+    return Pace(rate, _basis(rates), fixed)
+
+
+def _by_past_jobs(request: Request, past: list[Job]) -> Pace | None:
+    """Of work that no probe measures: files, and endpoints."""
+    fixed = START_SECONDS[request.queue] + LOADING.get(type(request), 0.0)
+    own = request.to_json()
+    past = ([job for job in past if _same(job.request, own, ("base_id",))] or past)[:COUNTED]
+    if past:
+        taken = [_seconds(job) for job in past]
         fixed = min(fixed, (1 - LEAST_WORK) * min(taken))
         rates = [job.work / max(seconds - fixed, 0.05) for job, seconds in zip(past, taken, strict=True)]
-        basis = "the last job like it" if len(past) == 1 else f"the last {len(past)} like it"
-        return Pace(statistics.median(rates), basis, fixed)
-    if isinstance(request, GenerateData | Evaluate) and request.endpoint:
+        return Pace(statistics.median(rates), _basis(rates), fixed)
+    if getattr(request, "endpoint", ""):
         return None
-    kind = next((kind for kind in SHARE if isinstance(request, kind)), None)
-    if kind is None:
-        return Pace(BYTES[type(request)], "what such files usually take", fixed)
-    probe = _Probe.read(home)
-    speed = probe.reads if kind in READS else probe.learns if kind is Train else probe.multiplies
-    return Pace(SHARE[kind] * speed, probe.basis, fixed)
+    return Pace(BYTES[type(request)], "what such files usually take", fixed)
+
+
+def _basis(rates: list[float]) -> str:
+    return "the last job like it" if len(rates) == 1 else f"the last {len(rates)} like it"
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a past job says. `rate`: work a second; `start`: seconds before its work, `measured` or not; `telling`:
+    whether enough of its time was work; `scale`: parameters of its base by those of the request's."""
+
+    rate: float
+    start: float
+    measured: bool
+    telling: bool
+    same_base: bool
+    scale: float
+
+
+def _told(session: Session, job: Job, request: Request, besides: float) -> _Told | None:
+    """None where the job's base is gone. `besides`: seconds that the request takes besides its start and its work,
+    which grow with the base."""
+    scale, same_base = 1.0, job.request.get("base_id") == request.base_id
+    if not same_base:
+        base, own = (session.get(Base, row_id) for row_id in (job.request.get("base_id"), request.base_id))
+        if not (base and own and sizes.parameters(base) and sizes.parameters(own)):
+            return None
+        scale = sizes.parameters(base) / sizes.parameters(own)
+    seconds, start = _seconds(job), job.result.get(START)
+    measured = start is not None
+    start = min(float(start) if measured else START_SECONDS[job.queue], seconds)
+    apart = min(besides * scale, (1 - LEAST_WORK) * (seconds - start))
+    worked = seconds - start - apart
+    telling = worked > 0 and worked >= TELLING[measured] * (seconds - apart)
+    rate = job.work * _passes(session, job) / max(worked, 0.05)
+    return _Told(rate, start, measured, telling, same_base, scale)
+
+
+def _passes(session: Session, job: Job) -> int:
+    """How often an evaluation asked its questions: more than once where the machine was busy."""
+    row = session.get(Evaluation, job.request.get("evaluation_id") or "")
+    return max(int((row.result or {}).get("passes") or 1), 1) if row else 1
+
+
+def _seconds(job: Job) -> float:
+    return (job.finished_at - job.started_at).total_seconds()
 
 
 @dataclass(frozen=True)
@@ -98,6 +179,7 @@ class _Probe:
     learns: float = OPERATIONS
     lies: float = MEMORY
     basis: str = "arithmetic, before anything was measured"
+    measured: bool = False
 
     @classmethod
     def read(cls, home: Path) -> "_Probe":
@@ -109,7 +191,7 @@ class _Probe:
             return cls()
         learns = found.get("learned_operations_per_second", operations)
         lies = found.get("learned_bytes_per_second", memory)
-        return cls(operations, memory, learns, lies, "a short probe of this machine")
+        return cls(operations, memory, learns, lies, "a short probe of this machine", True)
 
 
 def fixed_seconds(request: Request, aside: Aside, home: Path) -> float:
@@ -122,7 +204,7 @@ def fixed_seconds(request: Request, aside: Aside, home: Path) -> float:
 
 
 def _past(session: Session, request: Request) -> list[Job]:
-    """The latest jobs like `request`: those with the same base where there are any."""
+    """The latest jobs like `request`, of any base."""
     done = session.scalars(
         select(Job)
         .where(
@@ -132,9 +214,7 @@ def _past(session: Session, request: Request) -> list[Job]:
         .limit(LOOKED_AT)
     )
     own = request.to_json()
-    alike = [job for job in done if _same(job.request, own, ("method", "endpoint")) and not _cut(job)]
-    same_base = [job for job in alike if _same(job.request, own, ("base_id",))]
-    return (same_base or alike)[:COUNTED]
+    return [job for job in done if _same(job.request, own, ("method", "endpoint")) and not _cut(job)]
 
 
 def _same(one: dict, other: dict, keys: tuple[str, ...]) -> bool:
@@ -144,4 +224,4 @@ def _same(one: dict, other: dict, keys: tuple[str, ...]) -> bool:
 def _cut(job: Job) -> bool:
     """Whether the clock ended it: its time then says nothing of its work."""
     minutes = job.request.get("max_minutes") or (job.request.get("settings") or {}).get("max_minutes")
-    return bool(minutes) and (job.finished_at - job.started_at).total_seconds() > 0.9 * 60 * minutes
+    return bool(minutes) and _seconds(job) > 0.9 * 60 * minutes

@@ -24,6 +24,7 @@ from speculoos.redaction import RedactingStream, redact, secrets
 from speculoos.settings import load
 from tracking import db, jobs, rules, shards
 from tracking.shards import Division
+from workers.ask.pace import START
 from workers.ask.requests import from_json
 from workers.child.context import Context
 from workers.child.reporter import EXIT_FENCED, PARENT
@@ -51,7 +52,7 @@ def main(job_id: str, attempt: int) -> int:
     _stop_on_signals(context)
     try:
         with context:
-            result = _work(context)
+            result = with_start(context, _work(context))
         _say(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
     except Fenced:
         return EXIT_FENCED
@@ -94,6 +95,15 @@ def _work(context: Context) -> Result:
         context.settings = rules.combined(context.settings, rules.chosen(session))
     bound_child(job.kind, context.settings)
     return WORK[job.kind](from_json(job.kind, job.request), context) or {}
+
+
+def with_start(context: Context, result: Result) -> Result:
+    """The result with the seconds before the work began, which estimates keep out of a job's pace."""
+    if isinstance(result, Division) or not result or context.began is None:
+        return result
+    with db.reading(context.settings) as session:
+        started = jobs.get(session, context.job_id).started_at
+    return {**result, START: max((context.began - started).total_seconds(), 0.0)} if started else result
 
 
 def _stop_on_signals(context: Context) -> None:

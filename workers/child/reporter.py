@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from speculoos.errors import Fenced, SpeculoosError, Unavailable
@@ -43,6 +44,7 @@ class JobReporter:
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._report = reports.Report()
+        self.began: datetime | None = None  # when the work itself began, its models loaded
         self._eta = Eta()
         self._cancel = self._end = False
         self._wake = threading.Event()
@@ -61,6 +63,10 @@ class JobReporter:
             self._thread.join(timeout=30)
         if not isinstance(error, Fenced):
             self.insist(self.flush)
+
+    def begin(self) -> None:
+        """The first call counts: a training loads a base once more for its tuning."""
+        self.began = self.began or now()
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         eta = self._eta.update(done, total)

@@ -110,6 +110,7 @@ def _by_base(
     row = context.usable(Base, request.base_id)
     device = take_device(context)
     base = load_base(row.path, generation_dtype(device), device, context.known(row), context.sums)
+    context.begin()
     where = store_folder(context.settings, request.hidden_states_store)
     keep = KeptStates(where, row.weights_sha256, base.dtype, base.hidden_size) if where else None
     return generate_local(base, source, folder, options, context, row.card or None, keep)

@@ -32,6 +32,7 @@ def load_models(context: Context, base_id: str, checkpoint_id: str = "", dtype: 
     dtype = decoding_dtype(dtype or context.settings.dtype, device)
     base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
     draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums) if row else None
+    context.begin()
     return Loaded(device, dtype, base, draft, row)
 
 
