@@ -120,7 +120,7 @@ def do_tiny(home: Home, do: Callable[[int, str, Request], dict[str, Any]]) -> No
     for number in (1, 2, 3):
         wanted = {"limit": 20 + 20 * number, "max_tokens": 32, "batch_size": 16}
         made = do(number, "tiny: generate data", GenerateData(source_id=prompts, base_id=base, **wanted))
-        settings = {"epochs": number, "held_out": 0.05, "max_held_out": 4}
+        settings = {"epochs": number, "held_out": 0.05, "max_held_out": 4, "max_length": 512}
         trained = do(number, "tiny: train medusa", Train("medusa", base, made["dataset_id"], settings))
         draft = trained["checkpoint_id"]
         do(number, "tiny: evaluate", Evaluate(base, draft, limit=2 + 2 * number, max_tokens=32))
