@@ -1,11 +1,12 @@
 """Whether estimates hold: every kind of job in a fresh home, what was said before it began beside what it took.
 
-    python -m benchmarks.estimates --json FILE
+    python -m benchmarks.estimates --json FILE [--part fresh|tiny-first|tiny-last]
 
 `speculoos up` in an empty home; when it has probed the machine, every job of the first round, one after the other, then
 a second round with other amounts, for which the first is the past. Claimed is a factor of at most 2 at first, and of
-at most 1.3 after one job of a kind. Nothing else may run on the machine; about twenty minutes. Needs a clone: it uses
-the tests' tools.
+at most 1.3 after one job of a kind. The same must hold in a home of its own after ten jobs on a tiny base
+(`tiny-first`), and for these ten after the starter's (`tiny-last`). Nothing else may run on the machine; about twenty
+minutes a part, all of them unless one is named. Needs a clone: it uses the tests' tools.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 from benchmarks.report import conditions, finish, load_average
 from benchmarks.tables import table_lines
 from models.starter import HEAD, starter_path
+from models.tiny import make_tiny_base
 from runtime.speed import WAITS
 from speculoos.settings import CLONE, Settings
 from tests.tools.running import Up, wait_for
@@ -35,6 +37,7 @@ from workers.ask.pace import PROBE
 from workers.ask.requests import (
     Evaluate,
     Export,
+    FetchModel,
     GenerateData,
     ImportAnswered,
     ImportDraft,
@@ -50,6 +53,8 @@ from workers.ask.submit import submit
 PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
 ALLOWED = (2.0, 1.3)
 """Factors between estimate and time in the first and the second round."""
+PARTS = ("fresh", "tiny-first", "tiny-last")
+"""The starter alone; after jobs on a tiny base; before them. Each in a home of its own."""
 JOB_SECONDS = 1800.0
 SMALL = {"draft_vocab_size": 8192, "epochs": 1, "held_out": 0.05, "max_held_out": 4}
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -106,6 +111,22 @@ def do_round(home: Home, number: int, do: Callable[[str, Request], dict[str, Any
     do("export", Export(checkpoints["eagle3"] if number == 1 else checkpoints["medusa"], "own"))
 
 
+def do_tiny(home: Home, do: Callable[[int, str, Request], dict[str, Any]]) -> None:
+    """Ten jobs on a tiny base: four generations, three trainings, three evaluations; the first of a kind is round 1."""
+    folder = make_tiny_base(home.folder / "tiny")
+    base = home.do("fetch", FetchModel("folder", str(folder)))["request"]["base_id"]
+    file = str(prompt_file(home.folder, 200))
+    prompts = home.do("import prompts", ImportPrompts(path=file))["request"]["dataset_id"]
+    for number in (1, 2, 3):
+        wanted = {"limit": 20 + 20 * number, "max_tokens": 32, "batch_size": 16}
+        made = do(number, "tiny: generate data", GenerateData(source_id=prompts, base_id=base, **wanted))
+        settings = {"epochs": number, "held_out": 0.05, "max_held_out": 4, "max_length": 512}
+        trained = do(number, "tiny: train medusa", Train("medusa", base, made["dataset_id"], settings))
+        draft = trained["checkpoint_id"]
+        do(number, "tiny: evaluate", Evaluate(base, draft, limit=2 + 2 * number, max_tokens=32))
+    do(4, "tiny: generate data", GenerateData(source_id=prompts, base_id=base, limit=20, max_tokens=64))
+
+
 def prompt_file(folder: Path, rows: int) -> Path:
     """The built-in prompts, again and again with a number, so that none is a duplicate."""
     prompts = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
@@ -156,26 +177,33 @@ def factor(row: dict[str, Any]) -> float:
     return max(estimated / took, took / estimated) if estimated else float("inf")
 
 
-def measure(home: Home) -> list[dict[str, Any]]:
+def measure(home: Home, part: str) -> list[dict[str, Any]]:
     rows = []
 
     def do(number: int, kind: str, request: Request) -> dict[str, Any]:
-        row = {"round": number, **home.do(kind, request)}
+        row = {"part": part, "round": number, **home.do(kind, request)}
         made = row.pop("request")
         rows.append({**row, "factor": round(factor(row), 2)})
         print(f"{number} {kind}: {row['estimated']} s said, {row['took']} s taken", file=sys.stderr)
         return made
 
+    if part == "tiny-first":
+        do_tiny(home, do)
     for number in (1, 2):
         do_round(home, number, partial(do, number))
+    if part == "tiny-last":
+        do_tiny(home, do)
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     cells: dict[str, list[str]] = {}
     for row in rows:
+        if row["round"] > len(ALLOWED):
+            continue
+        kind = f"{row['part']}: {row['kind']}"
         said = f"{row['estimated'] or 0:.1f} s, {row['took']:.1f} s"
-        cells.setdefault(row["kind"], [row["kind"]]).extend((said, f"{row['factor']:.2f}"))
+        cells.setdefault(kind, [kind]).extend((said, f"{row['factor']:.2f}"))
     head = "| job | first: said, took | factor | second: said, took | factor |"
     return "\n".join(table_lines(head, cells.values()))
 
@@ -183,11 +211,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--part", choices=PARTS, help="this part only")
     options = parser.parse_args()
     before = load_average()
-    with tempfile.TemporaryDirectory() as folder, workbench(Path(folder)) as home:
-        rows = measure(home)
-    off = [row for row in rows if row["factor"] > ALLOWED[row["round"] - 1]]
+    rows = []
+    for part in [options.part] if options.part else PARTS:
+        with tempfile.TemporaryDirectory() as folder, workbench(Path(folder)) as home:
+            rows += measure(home, part)
+    off = [row for row in rows if row["factor"] > ALLOWED[min(row["round"], len(ALLOWED)) - 1]]
     finish({"jobs": rows, "off": off, **conditions(before)}, table(rows), options.json)
     raise SystemExit(1 if off else 0)
 
