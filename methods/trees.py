@@ -50,6 +50,17 @@ def parse(text: str) -> dict[str, Any]:
     return _options(text)
 
 
+def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Drafting options with a `tree` in words, such as "chain 4", replaced by its options. Raises BadInput."""
+    if not isinstance(options.get("tree"), str):
+        return dict(options)
+    rest = {name: value for name, value in options.items() if name != "tree"}
+    meant = parse(options["tree"])
+    if twice := sorted(set(meant) & set(rest)):
+        raise BadInput(f"{twice[0]!r} is set twice, in 'tree' and beside it; keep one of the two.")
+    return {**rest, **meant}
+
+
 def words(drafting: Mapping[str, Any]) -> str:
     """The same in words; "" for the checkpoint's own."""
     rest = dict(drafting)

@@ -167,17 +167,11 @@ def _is_text(text: Any) -> bool:
 
 
 def _read_tree(options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The options with a tree that was given in words, such as "chain 4", read."""
-    if not options or not isinstance(options.get("tree"), str):
-        return options
-    rest = {name: value for name, value in options.items() if name != "tree"}
+    """The options with a tree in words, such as "chain 4", read."""
     try:
-        meant = trees.parse(options["tree"])
+        return trees.read_options(options) if options else options
     except BadInput as error:
         raise ValueError(str(error)) from None
-    if twice := set(meant) & set(rest):
-        raise ValueError(f"{sorted(twice)[0]!r} is given twice, in 'tree' and beside it")
-    return {**rest, **meant}
 
 
 def _check_tree(value: Any) -> None:

@@ -5,6 +5,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from typer import _click
@@ -52,6 +54,21 @@ for command in COMMANDS:
     app.command()(command)
 for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"speculoos {version('speculoos')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before a command's name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,6 +36,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure drafting against plain decoding: the same questions, step by step in turns."""
+    from methods import trees
     from speculoos.commands.targets import resolve
     from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
@@ -56,7 +57,7 @@ def evaluate(
     ref = resolve(settings, model, checkpoint)
     rows = load_questions(settings, questions, limit)
     result = {"model": ref.name, "questions": len(rows), "max_tokens": max_tokens}
-    options = parse_settings(draft or ())
+    options = trees.read_options(parse_settings(draft or ()))
     result |= measure(settings, ref, rows, max_tokens, options, device or settings.device, sampling)
     if result["shared_with"]:
         say(f"Measured beside {result['shared_with']}: the speeds are lower than alone, the ratio is not exact.")

@@ -14,7 +14,8 @@ from speculoos.files import new_file
 Model = Annotated[str, typer.Option(help="Base model: a name, BASE@CHECKPOINT, or a folder.")]
 CheckpointOption = Annotated[str, typer.Option(help="Checkpoint that drafts: a name or a folder.")]
 Draft = Annotated[
-    list[str] | None, typer.Option("--draft", help="Drafting option as key=value, such as drafter=ngram or depth=5.")
+    list[str] | None,
+    typer.Option("--draft", help='Drafting option as key=value, such as drafter=ngram, depth=5 or tree="chain 4".'),
 ]
 
 
@@ -42,6 +43,7 @@ def generate(
     from decoding.generate import generate as run
     from decoding.target import fast_target
     from decoding.text import TextStream
+    from methods import trees
     from models.chat import render
     from speculoos.commands.targets import load_target, resolve
     from upkeep.homes import open_home
@@ -53,10 +55,12 @@ def generate(
     settings = open_home()
     ref = resolve(settings, model, checkpoint)
     text = sys.stdin.read() if prompt == "-" else prompt
-    drafting = parse_settings(draft or ())
+    drafting = trees.read_options(parse_settings(draft or ()))
     base, loaded = load_target(settings, ref, device or settings.device)
     for notice in getattr(loaded, "notices", ()):
         say(notice)
+    if acceptance == "typical" and temperature == 0:
+        say("--acceptance typical has no effect at temperature 0; set --temperature to sample.")
     target, stream = fast_target(base), TextStream(base.tokenizer)
     drafter = make_drafter(target, loaded, drafting)
     prompt_ids = render(base.tokenizer, [{"role": "user", "content": text}], system)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -250,6 +251,36 @@ def test_generate_gives_the_fixed_shape_in_fp32(home: Settings, base: Base, caps
     assert main([*words[:-1], "--draft", "drafter=ngram", "--json"]) == 0
     drafted, _ = last_json(capsys)
     assert drafted["token_ids"] == expected, "drafting changed a greedy answer"
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"speculoos \d+\.\d+\.\d+", capsys.readouterr().out.strip())
+
+
+def test_typical_acceptance_at_temperature_0_is_said_to_have_no_effect(
+    home: Settings, base: Base, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", "--model", "tiny", "--prompt", "hi", "--max-tokens", "4", "--acceptance", "typical"]
+    assert main(words) == 0
+    assert "--acceptance typical has no effect at temperature 0" in capsys.readouterr().err
+    assert main([*words, "--temperature", "0.7", "--seed", "1"]) == 0
+    assert "no effect" not in capsys.readouterr().err
+
+
+def test_a_tree_in_words_is_read_by_generate_and_evaluate(
+    home: Settings, base: Base, heads: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate = ["generate", "--model", "tiny@heads", "--prompt", "hi", "--max-tokens", "8", "--json"]
+    evaluate = ["evaluate", "--model", "tiny@heads", "--limit", "1", "--max-tokens", "4", "--json"]
+    for words in (generate, evaluate):
+        assert main([*words, "--draft", "tree=chain 2"]) == 0, capsys.readouterr()
+        in_words, _ = last_json(capsys)
+        assert main([*words, "--draft", "tree=[[0],[0,0]]"]) == 0
+        as_paths, _ = last_json(capsys)
+        assert in_words["acceptance_by_depth"] == as_paths["acceptance_by_depth"]
+        assert main([*words, "--draft", "tree=chain x"]) == 2
+        assert "chain 4" in capsys.readouterr().out
 
 
 @pytest.fixture

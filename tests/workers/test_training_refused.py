@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from app.views.job_panel import head
 from corpus.conversations import GenerateOptions
@@ -15,6 +16,7 @@ from corpus.generate_local import generate_local
 from corpus.importing import import_prompts
 from models.base import load_base
 from models.tiny import make_tiny_base, tiny_tokenizer
+from speculoos.errors import BadInput
 from speculoos.reporting import Silent
 from speculoos.settings import Settings, load
 from tests.models import hostile
@@ -65,12 +67,11 @@ def test_data_of_another_tokenizer(workbench: Bench, tiny_base: Path, tmp_path: 
     data_id = add_row(workbench, Dataset(name="hers", kind="conversations", path=str(folder), rows=4, state="ready"))
     other = make_tiny_base(tmp_path / "other")
     tiny_tokenizer(300).save_pretrained(other)
-    job = train(workbench.settings, add_base(workbench.settings, other, "other"), data_id)
-    assert re.fullmatch(
-        r"The data in .*/hers was made with another tokenizer than the base's; generate the data with this base, "
-        r"or train the base the data was made with\.",
-        shown(workbench, job),
-    )
+    base_id = add_base(workbench.settings, other, "other")
+    with pytest.raises(BadInput, match="The data set “hers” was made with another tokenizer than that of “other”"):
+        train(workbench.settings, base_id, data_id)
+    with db.reading(workbench.settings) as session:
+        assert session.scalar(select(func.count()).select_from(Checkpoint)) == 0, "a refused training left a row"
 
 
 def test_data_and_bases_that_are_damaged(workbench: Bench, tiny_base: Path, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """What is checked before a job is made, and once more when it begins."""
 
+import json
+from pathlib import Path
+
 from methods import METHODS
-from speculoos.errors import Unsupported
-from tracking.tables import Base
+from speculoos.errors import BadInput, Unsupported
+from tracking.tables import Base, Dataset
 
 
 def require_method(base: Base, method: str) -> None:
@@ -11,4 +14,24 @@ def require_method(base: Base, method: str) -> None:
         raise Unsupported(
             f"{METHODS[method].title} cannot be trained for “{base.name}”: {reason}",
             "Choose another base; a model's page says which drafts it can carry.",
+        )
+
+
+def require_tokenizer(base: Base, data: Dataset) -> None:
+    """Raises BadInput when the data set's token ids are those of another tokenizer than the base's.
+
+    Text alone can be tokenised again, so only sets that kept token ids are refused. Files that are on another machine
+    are checked when the training begins (`training.batches.load_conversations`).
+    """
+    folder = Path(data.path)
+    try:
+        made_with = json.loads((folder / "dataset.json").read_text(encoding="utf-8")).get("tokenizer_sha256", "")
+        with open(min(folder.glob("shard-*.jsonl")), encoding="utf-8") as shard:
+            has_ids = bool(json.loads(shard.readline()).get("token_ids"))
+    except (OSError, ValueError, AttributeError):
+        return
+    if has_ids and made_with and base.tokenizer_sha256 and made_with != base.tokenizer_sha256:
+        raise BadInput(
+            f"The data set “{data.name}” was made with another tokenizer than that of “{base.name}”.",
+            "Generate the data with this base, or train the base that made the data.",
         )

@@ -10,8 +10,9 @@ from speculoos.settings import Settings, load
 from tracking import db, jobs, queries, shards
 from tracking.names import WORDS, check_name
 from tracking.states import FINISHED
-from tracking.tables import Job
+from tracking.tables import Base, Dataset, Job
 from workers.ask import matrix
+from workers.ask.checks import require_tokenizer
 from workers.ask.deliver import deliver
 from workers.ask.estimates import Estimate, estimate
 from workers.ask.hidden_states import check_server
@@ -147,6 +148,11 @@ def _check_inputs(session: Session, request: Request) -> str | None:
             queries.must_be_ready(row)
     if isinstance(request, Matrix):
         matrix.check(session, request)
+    if isinstance(request, Train):
+        base = session.get_one(Base, request.base_id)
+        for data in (session.get_one(Dataset, row_id) for row_id in request.dataset_ids):
+            if data.state == "ready":
+                require_tokenizer(base, data)
     if len({job.id for job in makers}) > 1 and isinstance(request, Train):
         waits = ", ".join(f"“{job.name}”" for job in makers)
         raise Conflict(f"Several of these data sets are still being made ({waits}); start when all but one are ready.")
