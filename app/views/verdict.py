@@ -74,17 +74,19 @@ def verdict(known: Trained, ways: Ways) -> Verdict:
     if known.tau >= GOOD and not known.slower:
         return Verdict(_meaning(known) + " Chat with it, or take it to a server.", "good", ways.chat, "Try it")
     advice, link, button = _advice(known, ways)
-    tone: Tone = "warn" if known.slower or known.tau < PAYS else "info"
+    tone: Tone = "warn" if known.measured and (known.slower or known.tau < PAYS) else "info"
     return Verdict(f"{_meaning(known)} {advice}", tone, link, button)
 
 
 def _meaning(known: Trained) -> str:
     """τ, where it is from, and what it means."""
-    source = "on questions" if known.measured else "on held-out conversations, before any evaluation"
+    source = "on questions" if known.measured else "estimated on held-out conversations, before any evaluation"
     each = f"τ {known.tau:.2f} {source}: each pass of the base gives {known.tau:.1f} tokens instead of one."
     if known.speedup is not None:
         slow = "too slow: " if known.slower else ""
         return f"{each} Measured here, that is {slow}{known.speedup:.2f} × the speed of plain decoding."
+    if not known.measured:
+        return f"{each} Evaluate it on questions to measure its speed."
     if known.tau < PAYS:
         return f"{each} That is too little: a drafting step costs about {PAYS} plain ones."
     return each if known.tau >= GOOD else f"{each} That is a beginning; {GOOD:.0f} or more is a good draft."

@@ -34,7 +34,8 @@ NONE = Trained(tau=1.5, measured=False)
         (replace(NONE, rows=100, left=None), "Import more prompts", "info", "/data"),
         (replace(NONE, rows=2_500, left=10, still_learning=True), "train it longer", "info", "/longer"),
         (replace(NONE, rows=2_500), "EAGLE-3 accepts more", "info", "/method"),
-        (replace(NONE, tau=1.2, rows=2_500), "too little", "warn", "/method"),
+        (replace(NONE, tau=1.2, rows=2_500), "estimated on held-out conversations", "info", "/method"),
+        (replace(NONE, tau=1.2, rows=2_500, measured=True), "too little", "warn", "/method"),
         (
             replace(NONE, tau=1.9, measured=True, speedup=0.8, slower=True, rows=9_000),
             "too slow: 0.80 ×",
@@ -50,6 +51,12 @@ def test_a_verdict_says_what_it_means_and_what_to_do_next(known: Trained, words:
     assert words in said.words
     assert (said.tone, said.link) == (tone, link)
     assert said.button
+
+
+def test_an_estimate_gives_no_verdict_on_speed() -> None:
+    said = verdict.verdict(replace(NONE, tau=1.2, rows=2_500), WAYS)
+    assert "too little" not in said.words
+    assert "Evaluate it on questions" in said.words
 
 
 @pytest.mark.parametrize(
