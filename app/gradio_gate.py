@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from app import payloads
 from app.documents import Answer, Documents
+from app.refused_values import refuse_quietly, refused
 from app.uploads import Uploads
 from app.visitor import BROWSER, session_of
 from speculoos.errors import BadInput
@@ -35,6 +36,7 @@ class GradioGate:
     def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str]):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
         self.documents = Documents(app)
+        refuse_quietly(blocks)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -72,7 +74,10 @@ class GradioGate:
         replaced = (b"content-type", b"content-length", b"content-encoding", b"transfer-encoding")
         headers = [(k, v) for k, v in scope["headers"] if k.lower() not in replaced]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await self.app({**scope, "headers": headers}, _Replay(body, receive), send)
+        found: list[str] = []
+        refused.set(found)
+        answer = _AsRefused(found, send)
+        await self.app({**scope, "headers": headers}, _Replay(body, receive), answer)
 
     async def _upload(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """What Gradio kept belongs to this session from now on."""
@@ -119,6 +124,18 @@ class _Replay:
             return await self._receive()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _AsRefused:
+    """`send` that turns Gradio's 500 into 400 when a value of the event was refused."""
+
+    def __init__(self, refusals: list[str], send: Any):
+        self._refusals, self._send = refusals, send
+
+    async def __call__(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 500 and self._refusals:
+            message = {**message, "status": 400}
+        await self._send(message)
 
 
 def is_secure(request: Request) -> bool:

@@ -59,7 +59,7 @@ def _read(body: bytes) -> dict[str, Any]:
 def _inputs(index: Any, blocks: gr.Blocks) -> list[Any]:
     """The components an event reads."""
     function = blocks.fns.get(index) if type(index) is int else None
-    if function is None:
+    if function is None or function.fn is None:  # the browser itself handles events without a function
         raise BadInput("There is no such event; reload the page.")
     return list(function.inputs)
 

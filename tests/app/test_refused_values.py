@@ -1,0 +1,57 @@
+"""Values that Gradio's components refuse: 400, no traceback, and a bounded number of log lines without the value."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.test_canary import EVENT, Bench, bench
+from tests.tools.asgi import Answer, ask
+from tests.tools.loops import run_async
+
+SECRET = "xyzzy-value"
+
+
+def send(made: Bench, fn: Any, data: list[Any]) -> Answer:
+    body = json.dumps({"data": data, "fn_index": fn._id, "session_hash": "refused"}).encode()
+    return run_async(ask(made.app, "POST", EVENT, body, cookie=made.cookie))
+
+
+def taking(made: Bench, kind: str) -> tuple[Any, list[Any]]:
+    """An event with an input of this kind, and its data with the malformed value there."""
+
+    def refuses(block: Any) -> bool:
+        return type(block).__name__ == kind and not getattr(block, "allow_custom_value", False)
+
+    fn = next(f for f in made.blocks.fns.values() if f.fn and any(map(refuses, f.inputs)))
+    return fn, [SECRET if refuses(block) else None for block in fn.inputs]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    opened = bench(Path(tmp_path_factory.mktemp("refused")))
+    opened.cookie = run_async(ask(opened.app, "GET", "/data")).cookies()
+    return opened
+
+
+@pytest.mark.parametrize("kind", ["Slider", "Radio", "Number"])
+def test_a_value_that_a_component_refuses_is_400_without_a_traceback(
+    made: Bench, kind: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    fn, data = taking(made, kind)
+    with caplog.at_level(logging.WARNING, "app.refused_values"):
+        answers = [send(made, fn, data) for _ in range(20)]
+    assert {answer.status for answer in answers} == {400}
+    assert "does not take" in json.loads(answers[0].body)["error"]
+    written = "".join(capfd.readouterr())
+    assert "Traceback" not in written + caplog.text and SECRET not in written + caplog.text
+    assert len(caplog.records) <= 6
+
+
+def test_an_event_without_a_function_is_400(made: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    fn = next(f for f in made.blocks.fns.values() if f.fn is None)
+    answer = send(made, fn, [None] * len(fn.inputs))
+    assert answer.status == 400
+    assert "Traceback" not in "".join(capfd.readouterr())
