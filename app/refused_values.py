@@ -24,6 +24,8 @@ def refuse_quietly(blocks: gr.Blocks) -> None:
     async def preprocess_data(block_fn: Any, *args: Any, **more: Any) -> Any:
         try:
             return await check(block_fn, *args, **more)
+        except (OSError, MemoryError):
+            raise  # a fault of the server, not of the value
         except Exception:
             counts[block_fn._id] += 1
             _log(block_fn, counts[block_fn._id])

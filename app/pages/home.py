@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.links import model_link
 from app.views import experiment_view, job_rows
-from app.views.checkpoint_rows import method_words
+from app.views.checkpoint_rows import last_measured, method_words
 from app.widgets.elements import (
     QUIET,
     block,
@@ -239,18 +239,20 @@ def tau(checkpoint: Checkpoint) -> float | None:
 def best_table(session: Session, best: list[Checkpoint]) -> str:
     """A row for each of the best drafts."""
     columns = ["Draft", "Method", "τ", "Against plain", ""]
-    rows_html = [_best_row(session, c) for c in best]
+    measured = last_measured(session, [checkpoint.id for checkpoint in best])
+    rows_html = [_best_row(session, c, {**(c.figures or {}), **measured.get(c.id, {})}) for c in best]
     return table(columns, rows_html, "Best drafts", wide_first=True, named=columns[1:4])
 
 
-def _best_row(session: Session, checkpoint: Checkpoint) -> list[str]:
+def _best_row(session: Session, checkpoint: Checkpoint, figures: dict[str, Any]) -> list[str]:
     base = session.get_one(Base, checkpoint.base_id).name
     name = tag("a", safe(checkpoint.name), href=f"/checkpoints?id={checkpoint.id}", class_="sp-row-name")
     chat = tag("a", "Chat", href=model_link("playground", base, checkpoint.name), class_="sp-back")
-    speedup = figure((checkpoint.figures or {}).get("speedup"), unit="×")
-    words = f"for {base}" + (WEAK if tau(checkpoint) < WEAK_TAU else "")
+    speedup = figure(figures.get("speedup"), unit="×")
+    accepted = number(figures.get("mean_accepted_length"))
+    words = f"for {base}" + (WEAK if accepted is not None and accepted < WEAK_TAU else "")
     note = tag("span", safe(words), class_="sp-row-note")
-    return [name + note, safe(method_words(checkpoint.method)), safe(figure(tau(checkpoint))), safe(speedup), chat]
+    return [name + note, safe(method_words(checkpoint.method)), safe(figure(accepted)), safe(speedup), chat]
 
 
 def active_table(jobs: list[Job], queues: listing.Queues) -> str:

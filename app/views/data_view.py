@@ -55,10 +55,24 @@ def state(data: Dataset, job: Job | None, waits_for: str) -> str:
     """How making it goes, or what went wrong."""
     if data.state == "ready":
         whole = (data.report or {}).get("complete", True)
-        return ("" if whole else notice(CUT_SHORT, "info")) + _not_extended(job, whole)
+        return ("" if whole else notice(CUT_SHORT, "info")) + _many_cut(data) + _not_extended(job, whole)
     if job is None:
         return notice("This data set was not finished and its job is gone; make it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
+
+
+def _many_cut(data: Dataset) -> str:
+    """A warning where the limit cut so many answers that a draft hardly sees how answers end."""
+    count, of = cut_answers(data.report or {})
+    if not of or count / of < MANY_CUT:
+        return ""
+    at = (data.config or {}).get("max_tokens")
+    limit = f" at {at:,} tokens" if isinstance(at, int) else ""
+    return notice(
+        f"{count:,} of {of:,} answers ({count / of:.0%}) were cut{limit}, so a draft cannot learn how they end. "
+        "Raise “Most tokens of an answer” and generate again.",
+        "warn",
+    )
 
 
 def _not_extended(job: Job | None, whole: bool) -> str:
@@ -69,6 +83,8 @@ def _not_extended(job: Job | None, whole: bool) -> str:
 
 
 AS_BEFORE = "Further rows were asked for and not added; those that were here are as they were."
+MANY_CUT = 0.25
+"""Part of the answers from which a warning says that they were cut."""
 CUT_SHORT = "Stopped before every prompt was answered; what was finished is here and can be used."
 
 
@@ -118,15 +134,19 @@ def _temperature(config: Mapping[str, Any]) -> Any:
     return ", ".join(map(str, config.get("temperatures") or ())) or config.get("temperature")
 
 
-def _cut(report: Mapping[str, Any]) -> str:
-    """How many answers a limit cut, and which part of them that is."""
+def cut_answers(report: Mapping[str, Any]) -> tuple[int, int]:
+    """(answers that a limit cut, of how many; 0 where nobody counted)."""
     count, finish = report.get("cut_answers"), report.get("finish")
     count = finish.get("length", 0) if isinstance(finish, dict) else count
-    if not isinstance(count, int) or not count:
-        return ""
     of = sum(finish.values()) if isinstance(finish, dict) else report.get("rows")
-    part = f" ({count / of:.0%})" if isinstance(of, int) and of else ""
-    return f"{count:,}{part}, whose ends are not learned"
+    return count if isinstance(count, int) else 0, of if isinstance(of, int) else 0
+
+
+def _cut(report: Mapping[str, Any]) -> str:
+    """How many answers a limit cut, and which part of them that is."""
+    count, of = cut_answers(report)
+    part = f" ({count / of:.0%})" if of else ""
+    return f"{count:,}{part}, whose ends are not learned" if count else ""
 
 
 def _mean(report: Mapping[str, Any], rows: int) -> str:

@@ -119,7 +119,7 @@ def shown(settings: Settings, job_id: str = "job") -> str:
 
 def test_a_training_ends_with_its_verdict_and_the_button(trained: Settings) -> None:
     html = shown(trained)
-    assert "τ 1.40 on held-out conversations" in html
+    assert "τ 1.40 estimated on held-out conversations" in html
     assert 'href="/data?id=answers&more=2000"' in html and "Generate 2,000 more" in html
 
 

@@ -21,7 +21,7 @@ from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Endpoint, Settings, StateServer
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
-from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, now
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
 from upkeep.health import Part
 from workers.ask import builtin, sizes
 from workers.ask.builtin import BUILT_IN
@@ -441,6 +441,35 @@ def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):
         assert [c.name for c in best] == ["better", "heads", "weak"]
         said = home_page.best_table(rows, best).split("<tr")
         assert [home_page.WEAK in row for row in said[-3:]] == [False, False, True]
+
+
+def test_home_shows_what_was_measured_here_and_not_what_a_checkpoint_came_with(filled):
+    with writing(filled) as rows:
+        shipped = {"mean_accepted_length": 3.0, "speedup": 1.7}
+        rows.add(Checkpoint(id="own", name="own", method="medusa", state="ready", base_id="base", figures=shipped))
+    with reading(filled) as rows:
+        assert "1.70 ×" in home_page.best_table(rows, [rows.get_one(Checkpoint, "own")])
+    with writing(filled) as rows:
+        found = {"mean_accepted_length": 2.5, "speedup": 2.0}
+        rows.add(Evaluation(name="e", state="ready", base_id="base", checkpoint_id="own", suite="s", result=found))
+    with reading(filled) as rows:
+        html = home_page.best_table(rows, [rows.get_one(Checkpoint, "own")])
+    assert "2.00 ×" in html and "1.70 ×" not in html and "2.50" in html
+
+
+@pytest.mark.parametrize(
+    ("finish", "words"),
+    [
+        ({"length": 138, "stop": 62}, "138 of 200 answers (69%) were cut at 256 tokens"),
+        ({"length": 20, "stop": 180}, ""),
+        ({}, ""),
+    ],
+)
+def test_many_cut_answers_are_a_warning_that_names_the_fix(finish, words):
+    data = Dataset(name="d", kind="conversations", state="ready", rows=200)
+    data.report, data.config = {"finish": finish, "complete": True}, {"max_tokens": 256}
+    html = data_view.state(data, None, "")
+    assert (words in html and "Raise “Most tokens of an answer”" in html) if words else html == ""
 
 
 def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypatch):

@@ -85,6 +85,8 @@ def test_jobs_are_cancelled_and_deleted_together(page: Page, workbench: Workbenc
     expect(rows(page)).to_have_count(3)
     expect(bar).to_be_hidden()
     page.get_by_label("Choose bulk waits").check()
+    ticked = "box => { const style = getComputedStyle(box); return [style.appearance, style.backgroundImage]; }"
+    assert page.get_by_label("Choose bulk waits").evaluate(ticked) == ["auto", "none"], "a white tick on nothing"
     expect(bar).to_contain_text("1 chosen")
     bar.get_by_role("button", name="Cancel").click()
     expect(said).to_contain_text("Asked to stop: 1.")
