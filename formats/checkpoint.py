@@ -3,6 +3,7 @@ config.json and safetensors headers, no weights. No torch.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -106,6 +107,12 @@ class Checkpoint:
     def dtype(self) -> str:
         """Its usual name: `bfloat16`."""
         return FLOATS[self.written_type]
+
+    @cached_property
+    def base_dtype(self) -> str:
+        """The precision that most tensors of the base are stored in, which a server runs both models in."""
+        kinds = Counter(entry.dtype for entry in self.base_tensors.values() if entry.dtype in FLOATS)
+        return FLOATS[kinds.most_common(1)[0][0]] if kinds else self.dtype
 
     @cached_property
     def tokenizer_sha256(self) -> str:

@@ -27,12 +27,19 @@ def drafted_tokens(checkpoint: Checkpoint) -> int:
 def measured(checkpoint: Checkpoint) -> str:
     """A sentence on what was measured best, or that nothing was."""
     drafting, tuning = checkpoint.config.get("drafting") or {}, checkpoint.config.get("tuning") or {}
+    verdict = f" ({text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
+    if not drafting and tuning:
+        return (
+            f"A tuning in the workbench found plain decoding fastest there{verdict}; elsewhere "
+            f"{drafted_tokens(checkpoint)} tokens in a row is a usual start."
+        )
     if not drafting:
         return f"Nothing was tuned for this draft; {drafted_tokens(checkpoint)} tokens in a row is a usual start."
-    verdict = f" ({text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
+    longest = max(map(len, drafting["tree"])) if drafting.get("tree") else drafted_tokens(checkpoint)
     return (
-        f"Measured best in the workbench: {code(json.dumps(drafting))}{verdict}; a row of {drafted_tokens(checkpoint)} "
-        "tokens is its longest path. On another machine and with more requests at once, fewer tokens may be better."
+        f"Measured best in the workbench: {code(json.dumps(drafting))}{verdict}; its longest path has {longest} "
+        f"{'token' if longest == 1 else 'tokens'}. On another machine and with more requests at once, fewer tokens may "
+        "be better."
     )
 
 
@@ -60,7 +67,7 @@ def sglang(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     return _served(
         f"python -m sglang.launch_server --model-path {_model(facts)} --speculative-algorithm {algorithm} \\\n"
         f"  --speculative-draft-model-path {_place(folder)} --speculative-num-steps {steps} \\\n"
-        f"  --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes} --dtype {checkpoint.dtype}",
+        f"  --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes} --dtype {checkpoint.base_dtype}",
         facts,
         30000,
     )
@@ -84,7 +91,7 @@ def _engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
     return "Up to TensorRT-LLM 1.2 (from its examples/medusa), temperature 0 only:\n\n" + block(
         f"python convert_checkpoint.py --model_dir {_model(facts)} --medusa_model_dir {_place(folder)} \\\n"
-        f"  --output_dir converted --dtype {checkpoint.dtype} --num_medusa_heads {heads} "
+        f"  --output_dir converted --dtype {checkpoint.base_dtype} --num_medusa_heads {heads} "
         f"--num_medusa_layers {layers} \\\n  --max_medusa_token_len {max(tokens, heads)}\n"
         "trtllm-build --checkpoint_dir converted --output_dir engine --speculative_decoding_mode medusa\n"
         f"python ../run.py --engine_dir engine --tokenizer_dir {_model(facts)} --max_output_len 100 \\\n"

@@ -80,6 +80,8 @@ class _View:
 
 
 def _words(job: Job) -> str:
+    if job.state == JobState.INTERRUPTED and job.shards:  # between its last shard and the attempt that collects them
+        return f"{job.name}: collecting results"
     if job.state != JobState.RUNNING or not job.unit:
         return f"{job.name}: {job.state.lower()}"
     of = f"/{job.total}" if job.total else ""

@@ -17,6 +17,8 @@ FARTHEST = 4.0
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t at 97.5 % for 1, 2, … degrees of freedom; with more it is taken as the last."""
 POWERS = [0.05 * 1.12**step for step in range(37)]  # 0.05 … 3
+LEAST_NOISE = 0.01
+"""Standard error of one τ at the least: few points may lie on a curve by chance, and rounded ones may be equal."""
 WORST = 1.0
 """No τ is less: a verification always gives one token."""
 
@@ -94,7 +96,7 @@ def forecast(points: Sequence[Point]) -> Forecast | None:
     lines.sort(key=lambda each: each[1].error)
     least = lines[0][1].error
     spreads = sum((point.spread / 1.96) ** 2 for point in used) / len(used)
-    noise = math.sqrt(max(least / freedom, spreads))
+    noise = max(math.sqrt(max(least / freedom, spreads)), LEAST_NOISE)
     bound = least + (student(freedom) * noise) ** 2
     allowed = [each for each in lines if each[1].error <= bound]
     return Forecast(allowed, noise, freedom, len(used), max(amounts))

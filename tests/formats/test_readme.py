@@ -4,12 +4,15 @@ import os
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from markdown_it import MarkdownIt
 
+from formats import serve
+from formats.checkpoint import Checkpoint
 from formats.export import build
 from formats.facts import Facts
 from models.checkpoints import amend, read_config
@@ -101,3 +104,21 @@ def test_the_card_of_a_checkpoint_shows_its_notes_as_they_are(base, checkpoint) 
     inner = [child for token in found for child in token.children or ()]
     assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "em_open")]
     assert not re.search(r"^# Title", said, re.MULTILINE) and "alert(1)" in said and os.linesep in said
+
+
+@pytest.mark.parametrize(("kind", "command"), [("eagle3", serve.sglang), ("medusa", serve.trtllm)])
+def test_a_draft_kept_in_fp32_is_served_in_the_precision_of_its_base(kind: str, command, base, checkpoint) -> None:
+    read = Checkpoint.read(checkpoint(kind), base.path)
+    assert read.dtype == "float32"
+    half = {name: replace(entry, dtype="BF16") for name, entry in read.base_tensors.items()}
+    assert "--dtype bfloat16" in command(replace(read, base_tensors=half), Facts("b", "org/base"), "heads")
+
+
+def test_what_a_tuning_found_is_said_as_it_was(base, checkpoint) -> None:
+    read = Checkpoint.read(checkpoint("medusa"), base.path)
+    rest = {key: value for key, value in read.config.items() if key not in ("drafting", "tuning")}
+    assert "Nothing was tuned" in serve.measured(replace(read, config=rest))
+    plain = serve.measured(replace(read, config={**rest, "drafting": {}, "tuning": {"verdict": "Plain is faster."}}))
+    assert "found plain decoding fastest there (Plain is faster)" in plain and "Nothing" not in plain
+    shallow = serve.measured(replace(read, config={**rest, "drafting": {"tree": [[0], [1], [2]]}}))
+    assert "its longest path has 1 token." in shallow

@@ -387,3 +387,12 @@ def test_the_installed_command_says_nothing_but_its_sentence(home: Settings) -> 
     made = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=240)
     assert made.returncode == 2 and made.stdout == ""
     assert made.stderr.strip().startswith("There is no model 'x'")
+
+
+def test_a_divided_job_between_its_shards_and_its_end_is_not_called_interrupted() -> None:
+    from speculoos.follow import _words
+
+    job = Job(name="Measure heads", kind="matrix", queue="gpu", state="INTERRUPTED", shards=4)
+    assert _words(job) == "Measure heads: collecting results"
+    job.shards = 0
+    assert _words(job) == "Measure heads: interrupted"
