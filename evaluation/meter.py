@@ -25,6 +25,7 @@ from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
 from evaluation.shapes import CHAIN, TREE, chain_options
+from methods.expectation import rising
 from models.base import Base
 from runtime.cache import KVCache
 from runtime.forward import FastForward, fastest
@@ -137,13 +138,20 @@ class Meter:
             for layers, by_batch in medians["standalone"].items()
         }
         return Costs(
-            dict(medians["target"]),
-            dict(medians["draft"]),
-            dict(medians["pass"].get("", {})),
-            standalone,
+            {batch: rising(by_rows) for batch, by_rows in medians["target"].items()},
+            {kind: rising(by_depth) for kind, by_depth in medians["draft"].items()},
+            rising(medians["pass"].get("", {})),
+            _rising_by_layers(standalone),
             medians["other"][""].get(0, 0.0),
             describe_machine(self.target.base.device),
         )
+
+
+def _rising_by_layers(standalone: dict[int, dict[int, float]]) -> dict[int, dict[int, float]]:
+    """The same with the costs of fewer layers at most those of more, at each number of sequences."""
+    batches = {batch for by_batch in standalone.values() for batch in by_batch}
+    columns = {b: rising({n: by_batch[b] for n, by_batch in standalone.items() if b in by_batch}) for b in batches}
+    return {n: {b: columns[b][n] for b in by_batch} for n, by_batch in standalone.items()}
 
 
 def _with_overhead(by_batch: dict[int, float], chain_ms: float) -> dict[int, float]:

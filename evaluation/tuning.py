@@ -18,6 +18,7 @@ from decoding.tuning import TreePlan, measure_forward, plan_dynamic, plan_tree, 
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from methods import METHODS
+from methods.expectation import rising
 from models.base import Base
 from models.chat import render
 from speculoos.reporting import Reporter, check_stop
@@ -75,7 +76,7 @@ def tune(
             reporter.progress(number, len(prompts) + 1, "measurements", note)
         check_stop(reporter)
     target.prefill(prompts[0])
-    costs = measure_forward(target)
+    costs = rising(measure_forward(target))
     draft_ms = _draft_cost(target, draft, space, prompts[0])
     other_ms = statistics.median(s.ms_other for s in steps if s.kind == "verify")
     if space.dynamic:

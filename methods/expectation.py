@@ -109,6 +109,19 @@ def _likeliest(measured: Measured, deepest: int) -> list[Path]:
     return found
 
 
+def rising(costs: Mapping[int, float]) -> dict[int, float]:
+    """Measured milliseconds by amount of work, so that more work never costs less.
+
+    Other programs only add time, so what a larger amount took bounds the smaller ones from above: each becomes the
+    least of itself and all larger ones. With such costs no expected speedup exceeds the expected τ.
+    """
+    least, found = float("inf"), {}
+    for amount in sorted(costs, reverse=True):
+        least = min(least, costs[amount])
+        found[amount] = least
+    return dict(sorted(found.items()))
+
+
 def interpolate(points: Mapping[int, float], at: int) -> float:
     """Piecewise linear through `points`, level beyond its ends."""
     low = max((n for n in points if n <= at), default=min(points))

@@ -174,6 +174,16 @@ def test_the_first_layers_of_a_base_are_what_a_draft_of_them_is(tiny_base):
     assert torch.allclose(ours, theirs, atol=1e-4)
 
 
+def test_disturbed_rounds_make_neither_more_rows_nor_more_layers_cheaper(tiny_base):
+    meter = Meter(fast_target(load_base(tiny_base), 128), list(range(20)), batches=(1, 2), layers=(1, 2), rows=(1, 3))
+    meter.round()
+    meter.taken["target", 1, 1] = [1e6]
+    meter.taken["standalone", 1, 1] = [2e6]
+    costs = meter.costs()
+    assert costs.target[1][1] <= costs.target[1][3] < 1e6
+    assert all(costs.standalone[1][batch] <= costs.standalone[2][batch] for batch in (1, 2))
+
+
 def test_measuring_leaves_the_text_as_it_was(tiny_base):
     base = load_base(tiny_base)
     target = fast_target(base, 128)

@@ -36,6 +36,16 @@ def test_a_tuned_draft_can_be_drafted_with(tiny_base, method):
     run(target, make_drafter(target, draft_for(target.base, method), tuned.drafting), list(range(9)), max_tokens=8)
 
 
+def test_no_expected_speedup_is_above_tau_whatever_a_busy_machine_lets_be_measured(tiny_base, monkeypatch):
+    disturbed = {1: 900.0, 2: 800.0, 4: 700.0, 8: 600.0, 16: 500.0, 32: 450.0, 64: 400.0}
+    monkeypatch.setattr("evaluation.tuning.measure_forward", lambda target: disturbed)
+    base = load_base(tiny_base)
+    plan = tune(base, draft_for(base, "draft"), built_in(2), Silent(), max_tokens=24).plan
+    assert plan.expected_tau > 1.5, "it is the base itself"
+    assert plan.expected_speedup <= plan.expected_tau
+    assert plan.sizes and all(size.speedup <= size.expected_tau for size in plan.sizes)
+
+
 def test_a_long_first_question_is_cut_to_the_bases_context(tiny_base):
     base = load_base(tiny_base)
     long = {"id": "long", "messages": [{"role": "user", "content": "the quick brown fox " * 400}]}

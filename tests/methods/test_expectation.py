@@ -2,7 +2,7 @@
 
 import pytest
 
-from methods.expectation import Measured, expected, suggested
+from methods.expectation import Measured, expected, rising, suggested
 
 SHARES = [[0.6, 0.2, None], [0.5, 0.1]]
 COSTS = {"forward_ms": {"1": 10.0, "2": 10.0, "4": 12.0, "8": 20.0}, "draft_ms": [1.0, 2.0], "other_ms": 1.0}
@@ -45,3 +45,8 @@ def test_the_suggested_tree_is_the_fastest_of_all_small_ones():
 
 def test_nothing_measured_is_nothing_known():
     assert Measured.of({}) is None and Measured.of({"by_rank": []}) is None
+
+
+def test_more_work_never_costs_less():
+    assert rising({1: 20.0, 2: 11.0, 4: 12.0, 8: 30.0}) == {1: 11.0, 2: 11.0, 4: 12.0, 8: 30.0}
+    assert rising({1: 1.0, 2: 2.0}) == {1: 1.0, 2: 2.0} and rising({}) == {}
