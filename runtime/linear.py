@@ -85,6 +85,16 @@ class PlainLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
 
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] → [..., out] in float32."""
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(x.float(), self.weight.float(), bias)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the weight is of half precision."""
+        return self.weight.dtype != torch.float32
+
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual + nn.functional.linear(x, self.weight, self.bias)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.linear import PackedLinear
+from runtime.linear import Linear
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -27,7 +27,8 @@ def quick_products(device: torch.device) -> None:
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """While open, a model of half precision computes in float32. Each module's weights are converted while it runs and
-    no longer, so memory grows by one module; afterwards every weight is the tensor it was. Packed weights too."""
+    no longer, so memory grows by one module; afterwards every weight is the tensor it was. The layers of
+    `runtime.linear` too."""
     handles, originals = [], dict[nn.Module, list[tuple[nn.Parameter, torch.Tensor]]]()
 
     def widen(module: nn.Module, _args: Any) -> None:
@@ -39,8 +40,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         for parameter, narrow in originals.pop(module, ()):
             parameter.data = narrow
 
-    packed = [module for module in model.modules() if isinstance(module, PackedLinear) and module.is_half]
-    for module in packed:
+    frozen = [module for module in model.modules() if isinstance(module, Linear) and module.is_half]
+    for module in frozen:
         module.forward = module.in_float32
     for module in model.modules():
         if not any(p.dtype in HALF for p in module.parameters(recurse=False)):
@@ -53,7 +54,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module in packed:
+        for module in frozen:
             del module.forward
         for handle in handles:
             handle.remove()
