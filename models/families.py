@@ -1,22 +1,20 @@
 """What is known of model families by name: which of them drafts cannot be made for, and what becomes of the product
-with the head before it is a logit. Read from configs alone; no torch.
+with the head before it is a logit. Read from configs and from the source of transformers; neither it nor torch is
+imported.
 """
 
+import re
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-RECURRENT = frozenset(
-    {
-        *("bailing_hybrid", "bamba", "deepseek_v4", "falcon_h1", "falcon_mamba", "glm5_next", "granitemoehybrid"),
-        *("inkling", "inkling_text", "inkling2", "inkling2_text", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3"),
-        *("mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_text", "qwen3_5_moe"),
-        *("qwen3_5_moe_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm"),
-        *("zamba", "zamba2", "zaya"),
-    }
-)
-"""Families with layers whose state sums up the text so far: linear attention, state spaces, convolutions."""
+STATEFUL = re.compile(r"_is_stateful = True|update_(conv|recurrent|ssm)_state|LinearAttention\w*Layer|MiniMaxCache")
+"""How the source of a family in transformers shows a state that sums up the text so far: linear attention, state
+spaces, convolutions."""
 RECURRENT_LAYERS = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "hybrid_sliding"})
-"""Such layers under `layer_types` or `layers_block_type` of a family that is not named above."""
+"""Such layers under `layer_types` or `layers_block_type` of a family that transformers does not have."""
 BOTH_WAYS = frozenset(
     {
         *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
@@ -77,7 +75,7 @@ def why_not(config: dict[str, Any]) -> str:
     kinds = {kind, str(text.get("model_type", kind))}
     if config.get("is_encoder_decoder"):
         return f"{kind} is an encoder-decoder model; drafts here belong to decoder-only ones."
-    if kinds & RECURRENT or "ssm_cfg" in config or RECURRENT_LAYERS & _layer_types(text):
+    if any(map(keeps_state, kinds)) or "ssm_cfg" in config or RECURRENT_LAYERS & _layer_types(text):
         return f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft token."
     if config.get("quantization_config"):
         return "Its weights are quantised; fetch the unquantised model or a GGUF file of it."
@@ -90,6 +88,20 @@ def why_not(config: dict[str, Any]) -> str:
     if name := _unknown_bend(text, kinds):
         return f"What {kind} makes of its logits by {name} is not known here, so a draft would learn other ones."
     return ""
+
+
+@cache
+def keeps_state(kind: str) -> bool:
+    """True if the family with this `model_type` keeps a recurrent state, which cannot be rolled back.
+
+    Read from the installed transformers, whose releases add such families faster than a list here could follow.
+    """
+    name = kind.removesuffix("_text").replace("-", "_")
+    found = find_spec("transformers")
+    if found is None or not found.origin or not name.isidentifier():
+        return False
+    source = Path(found.origin).parent / "models" / name / f"modeling_{name}.py"
+    return source.is_file() and STATEFUL.search(source.read_text(encoding="utf-8")) is not None
 
 
 def _layer_types(config: dict[str, Any]) -> set[str]:

@@ -70,7 +70,7 @@ def test_a_training_ends_with_a_verdict_whose_button_opens_the_filled_form(
     page: Page, workbench: Workbench, ended: dict[str, str]
 ) -> None:
     open_page(page, f"{workbench.url}/jobs?id={ended['job']}")
-    expect(page.locator("#verdict")).to_contain_text("τ 1.40 on held-out conversations")
+    expect(page.locator("#verdict")).to_contain_text("τ 1.40 estimated on held-out conversations")
     expect(page.locator("#verdict")).to_contain_text("learned from 40 conversations")
     page.locator("#verdict-next").click()
     page.wait_for_url("**/data?id=*&more=2000")

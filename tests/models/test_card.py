@@ -1,24 +1,19 @@
 """Cards are read from files alone and say what a base can carry."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import transformers
 from transformers import AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models.card import METHODS, make_card, memory_needed, methods
 from models.families import why_not
 from models.identity import weights_sha256
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput
-
-STATEFUL = re.compile(r"_is_stateful = True|update_(conv|recurrent|ssm)_state|LinearAttention\w*Layer|MiniMaxCache")
 
 
 def test_a_card_says_what_transformers_says(tiny_base: Path) -> None:
@@ -82,16 +77,18 @@ def test_a_bias_a_known_scale_and_a_known_cap_are_no_reason(family: str, tmp_pat
     assert make_card(make_tiny_base(tmp_path / "base", kind, **overrides))["methods"] == dict.fromkeys(METHODS, "")
 
 
-def test_every_family_of_transformers_that_cannot_roll_back_is_refused() -> None:
-    """Read from its sources: those that call themselves stateful, and those with a state beside keys and values."""
-    folder, found = Path(transformers.__file__).parent / "models", set()
-    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        for name in (kind, kind.removesuffix("_text")):
-            source = folder / name / f"modeling_{name}.py"
-            if source.exists() and STATEFUL.search(source.read_text()):
-                found.add(kind)
-    assert {"qwen3_next", "jamba", "lfm2", "mamba", "rwkv"} <= found
-    assert not [kind for kind in found if "recurrent state" not in why_not({"model_type": kind})]
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", "qwen3_5_text", "jamba", "lfm2", "mamba", "rwkv", "minimax", "falcon_h1", "recurrent_gemma"]
+)
+def test_a_family_that_cannot_roll_back_is_refused(kind: str) -> None:
+    assert "recurrent state" in why_not({"model_type": kind})
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "gemma3_text", "phi", "opt", "gpt2", "../mamba/x", "mamba/../mamba"]
+)
+def test_other_families_are_not_taken_for_recurrent_ones(kind: str) -> None:
+    assert "recurrent state" not in why_not({"model_type": kind})
 
 
 def test_the_licence_is_read_from_the_readme(tiny_base: Path, tmp_path: Path) -> None:
