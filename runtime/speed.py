@@ -4,6 +4,7 @@ Packed weights in the precision generation takes, and float32 weights as they li
 by a factor of five on some processors, of one on others.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,15 +25,23 @@ WAITS = (0.0, 2.0, 5.0, 10.0)
 """Seconds before each probe: at the start of a workbench all of its processes load, and the first may see a tenth."""
 
 
-def measure_once(file: Path, device: str = "cpu", waits: Sequence[float] = WAITS) -> None:
-    """Write the best that `measure` finds to `file`, probe after probe, unless it is there already."""
-    if file.exists():
-        return
-    best: dict[str, float] = {}
-    for wait in waits:
+def measure_best(file: Path, device: str = "cpu", waits: Sequence[float] = WAITS) -> None:
+    """Write the best that `measure` finds to `file`, probe after probe. What an earlier start wrote counts as one of
+    them, since its probes may all have run beside other work; after it, the last of `waits` is enough."""
+    best = _read(file)
+    for wait in waits[-1:] if best else waits:
         time.sleep(wait)
         best = {name: max(speed, best.get(name, 0.0)) for name, speed in measure(torch.device(device)).items()}
         write_json(file, best)
+
+
+def _read(file: Path) -> dict[str, float]:
+    """The speeds in `file`; {} where there is none or it is damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {name: float(speed) for name, speed in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def measure(device: torch.device) -> dict[str, float]:

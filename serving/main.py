@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 
-from runtime.speed import PROBE, measure_once
+from runtime.speed import PROBE, measure_best
 from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
@@ -172,7 +172,7 @@ def main() -> int:
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     threading.Thread(
-        target=measure_once, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
+        target=measure_best, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
     ).start()
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
     uvicorn.Server(config).run(sockets=[listening])

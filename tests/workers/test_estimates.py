@@ -133,7 +133,7 @@ def test_a_job_of_a_base_of_like_size_counts_while_it_agrees_with_the_probe(both
     ran(both, other, START_SECONDS["gpu"] + work * OTHER_BASE * 1.2)
     assert "probe" in guess(both, ANSWERS).basis
     ran(both, other, START_SECONDS["gpu"] + work * 1.5)
-    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * 1.5, rel=0.01)
+    assert guess(both, ANSWERS).seconds == pytest.approx(START_SECONDS["gpu"] + fresh * 1.5, rel=0.3)
 
 
 def test_the_probe_bounds_what_jobs_of_the_same_base_say(both: Settings) -> None:
@@ -329,12 +329,27 @@ def test_a_recipe_counts_as_the_settings_it_stands_for(asked: Settings) -> None:
 
 
 def test_the_probe_measures_this_machine(tmp_path) -> None:
-    from runtime.speed import measure_once
+    """A later start may find more than an earlier one, whose processor was busy; never less."""
+    from runtime.speed import measure_best
 
-    measure_once(tmp_path / PROBE, waits=(0.0, 0.0))
-    found = json.loads((tmp_path / PROBE).read_text())
+    file = tmp_path / PROBE
+    measure_best(file, waits=(0.0, 0.0))
+    first = json.loads(file.read_text())
     for kind in ("", "learned_"):
-        assert found[f"{kind}operations_per_second"] > 1e9 and found[f"{kind}bytes_per_second"] > 1e8
-    (tmp_path / PROBE).write_text("kept")
-    measure_once(tmp_path / PROBE)
-    assert (tmp_path / PROBE).read_text() == "kept"
+        assert first[f"{kind}operations_per_second"] > 1e9 and first[f"{kind}bytes_per_second"] > 1e8
+    slow = "operations_per_second"
+    file.write_text(json.dumps({name: 1.0 if name == slow else 1e18 for name in first}))
+    measure_best(file, waits=(0.0,))
+    again = json.loads(file.read_text())
+    assert again.pop(slow) > 1e9 and set(again.values()) == {1e18}
+    file.write_text("{half")
+    measure_best(file, waits=(0.0,))
+    assert set(json.loads(file.read_text())) == set(first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_of_the_smallest_base_takes_time_too(both: Settings, kind: str) -> None:
+    """200 optimizer steps or 10,000 decoding steps of a base of a hundred parameters: not nothing."""
+    with writing(both) as session:
+        session.get_one(Base, "small").card = SMALLER | {"parameters": 100}
+    assert guess(both, KINDS[kind]("small")).seconds > START_SECONDS["gpu"] + 1

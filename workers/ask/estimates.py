@@ -50,6 +50,9 @@ REPLAY_STEPS = 0.5
 """Of a replay, for each recorded token of an answer: a drafted step at τ 2."""
 STEP_OPERATIONS = 1000
 """An optimizer step's clipping and update of a parameter, which wait for memory, in operations of the same time."""
+FIXED_OPERATIONS, FORWARD_OPERATIONS = 2e9, 3e8
+"""Operations in the time that an optimizer step, and a forward of a batch, takes however small the base: 20 and 3 ms
+where OPERATIONS holds. Without them, estimates for tiny bases are half of what the jobs take."""
 SAMPLED_TOKENS = 2 * 2 * 48
 """Of a training's sample generations, at its first and its last measurement …"""
 SAMPLED_READS, SAMPLED_LEVELS = 1.5, 3
@@ -163,7 +166,8 @@ def _generation(session: Session, request: GenerateData) -> _Need:
     base = _found(session, Base, request.base_id)
     length = sizes.PROMPT_TOKENS + request.max_tokens
     memory = sizes.weights_bytes(base) * 1.2 + request.batch_size * length * sizes.cache_bytes(base)
-    work = (tokens + count * sizes.PROMPT_TOKENS) * 2 * sizes.parameters(base)
+    forward = 2 * sizes.parameters(base) + FORWARD_OPERATIONS / request.batch_size
+    work = (tokens + count * sizes.PROMPT_TOKENS) * (forward if sizes.parameters(base) else 0.0)
     return _Need(work, disk, memory + 4e8, request.max_minutes)
 
 
@@ -192,7 +196,7 @@ def _training(session: Session, request: Train) -> _Need:
     config = config.for_steps(steps if config.epochs or config.max_steps else 0, held_out / config.step_tokens)
     measured = held_out * (1 + (steps // config.eval_every if config.eval_every else 0))
     learned = (tokens * 6 * draft.passes + measured * 2 * draft.measured) * draft.multiplied
-    work = forwards + learned + steps * STEP_OPERATIONS * draft.parameters
+    work = forwards + learned + steps * (STEP_OPERATIONS * draft.parameters + FIXED_OPERATIONS)
     states = draft.parameters * 12 * config.keep_last
     logits = 4 * 3 * min(config.batch_tokens, 1024) * vocabulary
     held = sizes.frame_bytes(base) if elsewhere else sizes.weights_bytes(base)
@@ -204,7 +208,7 @@ def _training(session: Session, request: Train) -> _Need:
 
 def _aside(base: Base, draft: DraftSize) -> Aside:
     """Of a training that has its base here."""
-    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.weights_bytes(base)
+    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.step_bytes(base)
     drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
     return Aside(sizes.tuning_bytes(base, Tune.limit, Tune.max_tokens), sampled, drafted)
 
@@ -232,7 +236,7 @@ def _evaluation(session: Session, request: Evaluate) -> _Need:
         return _Need(tokens * (2 if request.plain_model else 1), 1e5)
     base = _found(session, Base, request.base_id)
     drafts = _drafts(request)
-    work = tokens * (STEPS_PER_TOKEN if drafts else 1) * sizes.weights_bytes(base)
+    work = tokens * (STEPS_PER_TOKEN if drafts else 1) * sizes.step_bytes(base)
     return _Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8, repeated=REPEATED if drafts else 1)
 
 
@@ -258,7 +262,7 @@ def _plan(session: Session, request: Plan) -> _Need:
     base = _found(session, Base, request.base_id)
     asked = request.limit * request.max_tokens * 2 if request.checkpoint_id else 0
     forwards = PLAN_FORWARDS * sum(3 + batch for batch in request.batches)
-    return _Need((asked + forwards) * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
+    return _Need((asked + forwards) * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
 
 
 def _replay(session: Session, request: Replay) -> _Need:
@@ -267,7 +271,7 @@ def _replay(session: Session, request: Replay) -> _Need:
     data = _found(session, Dataset, request.dataset_id)
     rows = sizes.expected_rows(session, data)
     tokens = sizes.answer_tokens(data, rows) * min(request.limit / rows, 1.0) if rows else 0.0
-    return _Need(tokens * REPLAY_STEPS * sizes.weights_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
+    return _Need(tokens * REPLAY_STEPS * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.3 + 5e8)
 
 
 def _tuning(session: Session, request: Tune) -> _Need:

@@ -36,12 +36,12 @@ START_SECONDS = {"gpu": 6.0, "io": 0.5}
 """For the process to start and what it needs to load …"""
 LOADING = {ImportAnswered: 3.0, ImportDraft: 3.0, Export: 2.5}
 """… and more where work on files needs torch or a tokenizer in processes of its own."""
-LOOKED_AT = 40
+LOOKED_AT = 200
 """Past jobs of a kind that are looked through."""
 COUNTED = 3
 """Of those the latest whose pace counts, in their median."""
 PROBE = "machine.json"
-"""In the home; the inference server writes it when it first starts (`runtime.speed`)."""
+"""In the home; the inference server writes it at each of its starts (`runtime.speed`)."""
 OPERATIONS, MEMORY = 1e11, 2e10
 """A processor's operations a second in matrix products, and bytes it reads, where no probe has run yet."""
 SHARE = {Train: 1.1, GenerateData: 0.6, Evaluate: 1.0, Plan: 1.0, Replay: 1.0, Tune: 0.4}

@@ -21,6 +21,8 @@ PROMPT_TOKENS = 60
 """Tokens of a prompt where nobody counted."""
 COUNTED_ROWS = 1000
 """Conversations from which a draft vocabulary's size is told."""
+STEP_FIXED_BYTES = 2e7
+"""Read in the time that Python and its kernels take for a decoding step of any base, about 1 ms."""
 TUNING_STEPS = 250
 """Forwards and steps that a tuning takes besides its questions' (`decoding.tuning.measure_forward`: the wide ones take
 longer)."""
@@ -123,9 +125,16 @@ def weights_bytes(base: Base) -> float:
     return parameters(base) * 4
 
 
+def step_bytes(base: Base) -> float:
+    """Bytes read by a decoding step, with STEP_FIXED_BYTES for what it costs however small the base; 0 where its size
+    is not known."""
+    weights = weights_bytes(base)
+    return weights + STEP_FIXED_BYTES if weights else 0.0
+
+
 def tuning_bytes(base: Base, questions: int, tokens: int) -> float:
     """Read by a tuning: a step a token at most, with the widest tree; then forwards of every size and some drafting."""
-    return (questions * tokens + TUNING_STEPS) * weights_bytes(base)
+    return (questions * tokens + TUNING_STEPS) * step_bytes(base)
 
 
 def frame_bytes(base: Base) -> float:
