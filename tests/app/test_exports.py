@@ -103,7 +103,9 @@ def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads
     whole = client.get(address)
     assert whole.headers["content-disposition"] == 'attachment; filename="tiny-heads-vllm.zip"'
     archive = zipfile.ZipFile(io.BytesIO(whole.content))
-    assert {"model.safetensors", "config.json", "README.md", "validation.json", "SHA256SUMS"} <= set(archive.namelist())
+    names = ("model.safetensors", "config.json", "README.md", "validation.json", "SHA256SUMS")
+    assert {f"tiny-heads-vllm/{name}" for name in names} == set(archive.namelist())
+    assert "./tiny-heads-vllm" in archive.read("tiny-heads-vllm/README.md").decode()
     rest = client.get(address, headers={"Range": "bytes=1000-", "If-Range": whole.headers["etag"]})
     assert rest.status_code == 206 and whole.content[1000:] == rest.content
 

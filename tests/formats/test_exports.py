@@ -172,8 +172,9 @@ def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp
     build(checkpoint("medusa"), base, "vllm", tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         archive.extractall(tmp_path / "unpacked")
-    assert not differing(tmp_path / "unpacked") and listed(tmp_path / "unpacked")
-    for target in (tmp_path / "out.zip", tmp_path / "unpacked"):
+    assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["out"]
+    assert not differing(tmp_path / "unpacked" / "out") and listed(tmp_path / "unpacked" / "out")
+    for target in (tmp_path / "out.zip", tmp_path / "unpacked" / "out"):
         with pytest.raises(Conflict, match="is there already"):
             build(checkpoint("medusa"), base, "vllm", target)
     (tmp_path / "empty").mkdir()

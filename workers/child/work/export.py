@@ -25,9 +25,11 @@ def run(request: Export, context: Context) -> dict[str, Any]:
     making = folder / f".{context.job_id}"
     shutil.rmtree(making, ignore_errors=True)  # of an attempt that was killed
     try:
-        zipped = making / f"{request.format}.zip"
+        # the folder in the zip is called as the file will be that a browser saves
+        named = archive.archive_name(base_row.name, row.name).removesuffix(".zip")
+        zipped = making / f"{named}-{request.format}.zip"
         report = build(row.path, base, request.format, zipped, context, Facts.of(base_row, row.name))
-        stored = store_export(zipped, folder / zipped.name, source, report.to_json())
+        stored = store_export(zipped, folder / f"{request.format}.zip", source, report.to_json())
     finally:
         shutil.rmtree(making, ignore_errors=True)
     result = {"checkpoint_id": row.id, "format": request.format, "bytes": stored.bytes, "figures": report.figures}
