@@ -8,6 +8,8 @@ from pathlib import Path
 from speculoos.sums import listed
 
 HEAD = Path(__file__).resolve().parent / "starter_head"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The model on the hub that the starter is a quantised copy of."""
 
 
 def starter_path() -> Path:
