@@ -2,7 +2,8 @@
 torch."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from models.starter import HUB_ID
@@ -23,6 +24,8 @@ class Facts:
     licence: str = ""
     checkpoint: str = ""
     """The checkpoint's own name."""
+    measured: Mapping[str, str] = field(default_factory=dict)
+    """What the workbench measured of the checkpoint, by what was asked."""
 
     @property
     def model(self) -> str:
@@ -45,8 +48,8 @@ class Facts:
         return self.location if self.on_the_hub and re.fullmatch(r"[\w.-]+/[\w.-]+", self.location) else ""
 
     @classmethod
-    def of(cls, base: Any, checkpoint: str = "") -> "Facts":
-        """Of a base's row, and the name of the checkpoint."""
+    def of(cls, base: Any, checkpoint: str = "", measured: Mapping[str, str] | None = None) -> "Facts":
+        """Of a base's row, the name of the checkpoint and its measurements (`tracking.evaluations.measurements`)."""
         return cls(
             name=base.name,
             location=HUB_ID if base.source == "starter" else base.card.get("hub_id") or base.path,
@@ -56,4 +59,5 @@ class Facts:
             tokenizer_sha256=base.tokenizer_sha256,
             licence=base.card.get("licence") or "",
             checkpoint=checkpoint,
+            measured=measured or {},
         )

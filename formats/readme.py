@@ -40,6 +40,7 @@ def readme(
             _places(facts, folder),
             layout.serve(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
+            *section("Measured", dict(facts.measured)),
             "## Base\n",
             table(_base(facts, checkpoint)),
             *section("Data", training.get("dataset")),

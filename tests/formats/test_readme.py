@@ -36,7 +36,7 @@ def written(base, checkpoint, tmp_path: Path):
         config = read_config(folder)
         training = {"notes": f"{NAME}\n- x\n<b>", "dataset": {"name": NAME}, "settings": {NAME: NAME}}
         amend(folder, training={**config.get("training", {}), **training})
-        facts = Facts(NAME, NAME, licence="mit <i>", checkpoint=NAME)
+        facts = Facts(NAME, NAME, licence="mit <i>", checkpoint=NAME, measured={NAME: NAME})
         build(folder, base, name, tmp_path / FOLDER, facts=facts)
         return (tmp_path / FOLDER / "README.md").read_text()
 
@@ -60,7 +60,7 @@ def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name:
     assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "image", "em_open")]
     headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
     known = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "Licence", "Figures"}
-    known |= {"vLLM", "SGLang", "TensorRT-LLM"}
+    known |= {"vLLM", "SGLang", "TensorRT-LLM", "Measured"}
     assert {*headings[1:]} <= known and headings[0].startswith(("Medusa", "EAGLE", "Standalone", "standalone"))
     assert "alert(1)" in said and "Title" in said, "they are shown"
     front = yaml.safe_load(said.split("---\n")[1])
