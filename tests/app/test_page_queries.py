@@ -348,6 +348,18 @@ def test_answers_of_another_model_are_warned_of(filled):
         assert train.warnings(rows, Train("medusa", "base", "answers")) == []
 
 
+def test_a_draft_that_no_server_reads_is_warned_of_before_it_is_trained(filled, tmp_path):
+    from models.tiny import make_tiny_base
+
+    with writing(filled) as rows:
+        phi = make_tiny_base(tmp_path / "phi", "phi")
+        rows.add(Base(id="phi", name="phi", source="folder", location="/y", path=str(phi), state="ready", card=CARD))
+        rows.get_one(Dataset, "answers").base_id = "phi"
+    with reading(filled) as rows:
+        assert "in Speculoos only" in " ".join(train.warnings(rows, Train("medusa", "phi", "answers")))
+        assert train.warnings(rows, Train("draft", "phi", "answers")) == []
+
+
 def test_the_train_page_is_filled_in_from_the_address(filled):
     with writing(filled) as rows:
         wish = {
