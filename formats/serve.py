@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
 from speculoos.markdown import block, code, scalar, text
 
+Serve = Callable[[Checkpoint, Facts, str], str]
 USUAL = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Tokens drafted in a row where nothing was measured; what the servers' own examples take."""
 
@@ -175,12 +177,17 @@ def huggingface(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
         "print(tokenizer.decode(answer[0], skip_special_tokens=True))"
     )
     servers = {"vLLM": vllm, "SGLang": sglang, "TensorRT-LLM": trtllm}
-    return "\n".join(
-        [
-            block(program, "python"),
-            *(f"### {name}\n\n{serve(checkpoint, facts, folder)}" for name, serve in servers.items()),
-        ]
-    )
+    return f"{block(program, 'python')}\n{_each(servers, checkpoint, facts, folder)}"
+
+
+def modelopt(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+    """ModelOpt serves nothing itself: by the servers that read its exports."""
+    return _each({"TensorRT-LLM": trtllm, "SGLang": sglang}, checkpoint, facts, folder)
+
+
+def _each(servers: Mapping[str, Serve], checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+    """A heading and the command for every server."""
+    return "\n".join(f"### {name}\n\n{serve(checkpoint, facts, folder)}" for name, serve in servers.items())
 
 
 def speculoos(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:

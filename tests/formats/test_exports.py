@@ -44,7 +44,7 @@ SGLANG = "python -m sglang.launch_server"
 PAIR = ["git clone", CONVERT, CONVERT, "trtllm-build", "trtllm-build", RUN]
 SERVED_BY = {
     **{"vllm": ["vllm serve"], "speculators": ["vllm serve"], "sglang": [SGLANG]},
-    **{"medusa": ["text-generation-launcher"]},
+    **{"medusa": ["text-generation-launcher"], "modelopt": ["trtllm-serve", SGLANG]},
     **{"huggingface": ["transformers", "vllm serve", SGLANG, "trtllm-serve", *PAIR]},
 }
 """Programs in the README of a format, in this order: every server that the format is said to be for."""
