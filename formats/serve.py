@@ -113,16 +113,24 @@ def _medusa_engine(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     """The tree is a file of the export."""
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
+    fetch, base = _in_a_folder(facts)
     return "Up to TensorRT-LLM 1.2, at temperature 0 only:\n\n" + block(
-        f"{CLONE}python TensorRT-LLM/examples/medusa/convert_checkpoint.py --model_dir {_model(facts)} \\\n"
+        f"{CLONE}{fetch}python TensorRT-LLM/examples/medusa/convert_checkpoint.py --model_dir {base} \\\n"
         f"  --medusa_model_dir {_place(folder)} --output_dir converted --dtype {served_dtype(checkpoint)} \\\n"
         f"  --num_medusa_heads {heads} --num_medusa_layers {layers} --max_medusa_token_len {max(tokens, heads)}\n"
         "trtllm-build --checkpoint_dir converted --output_dir engine --speculative_decoding_mode medusa\n"
-        f"python TensorRT-LLM/examples/run.py --engine_dir engine --tokenizer_dir {_model(facts)} \\\n"
+        f"python TensorRT-LLM/examples/run.py --engine_dir engine --tokenizer_dir {base} \\\n"
         f'  --medusa_choices "$(cat {_place(folder)}/medusa_choices.json)" --temperature 0 --max_output_len 100 \\\n'
         '  --input_text "Why is the sky blue?"',
         "sh",
     )
+
+
+def _in_a_folder(facts: Facts) -> tuple[str, str]:
+    """Converters read a folder: the command that fetches a base from the hub, and where the base then lies."""
+    if not facts.on_the_hub:
+        return "", _model(facts)
+    return f"hf download {_model(facts)} --local-dir ./base\n", "./base"
 
 
 def _pair_of_engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
@@ -131,17 +139,19 @@ def _pair_of_engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     family = CONVERTERS.get(str(checkpoint.base.get("model_type")))
     if family is None:
         return ""
-    tokens, dtype = drafted_tokens(checkpoint), served_dtype(checkpoint)
+    (fetch, base), tokens, dtype = _in_a_folder(facts), drafted_tokens(checkpoint), served_dtype(checkpoint)
     convert = f"python TensorRT-LLM/examples/models/core/{family}/convert_checkpoint.py"
     build = "--use_paged_context_fmha enable"
     return "Up to TensorRT-LLM 1.2 also as a pair of engines, both on one GPU here:\n\n" + block(
-        f"{CLONE}{convert} --model_dir {_place(folder)} --output_dir converted-draft --dtype {dtype}\n"
-        f"{convert} --model_dir {_model(facts)} --output_dir converted-target --dtype {dtype}\n"
+        f"{CLONE}{fetch}{convert} \\\n"
+        f"  --model_dir {_place(folder)} --output_dir converted-draft --dtype {dtype}\n"
+        f"{convert} \\\n"
+        f"  --model_dir {base} --output_dir converted-target --dtype {dtype}\n"
         f"trtllm-build --checkpoint_dir converted-draft --output_dir engine-draft {build}\n"
         f"trtllm-build --checkpoint_dir converted-target --output_dir engine-target {build} \\\n"
         f"  --speculative_decoding_mode draft_tokens_external --max_draft_len {tokens}\n"
         f"python TensorRT-LLM/examples/run.py --engine_dir engine-target --draft_engine_dir engine-draft \\\n"
-        f"  --tokenizer_dir {_model(facts)} --draft_target_model_config '[{tokens},[0],[0],False]' \\\n"
+        f"  --tokenizer_dir {base} --draft_target_model_config '[{tokens},[0],[0],False]' \\\n"
         "  --kv_cache_enable_block_reuse --kv_cache_free_gpu_memory_fraction 0.4 --max_output_len 100 \\\n"
         '  --input_text "Why is the sky blue?"',
         "sh",

@@ -11,7 +11,6 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ PROGRAMS = {
     ),
     "text-generation-launcher": known("--model-id", "--speculate", "--port", "--dtype", named="--model-id"),
     "git clone": known("--depth", "--branch", alone=1),
-    "hf download": known("--local-dir", alone=1),
+    "hf download": known("--local-dir", alone=1, made="--local-dir"),
     "curl": known("-H", "-d", alone=1),
 }
 CHOICES = {
@@ -119,6 +118,8 @@ def _command(name: str, words: list[str], found: Checked) -> None:
     program = PROGRAMS[name]
     alone, options = _sorted(program, name, words)
     assert len(alone) == program.alone, (name, alone)
+    if "convert_checkpoint" in name:
+        assert "/" not in found.base or options["--model_dir"] in _folders(found), "converters read folders, no hub ids"
     if name.startswith("python TensorRT-LLM/"):
         assert "TensorRT-LLM" in found.made, "its repository must have been cloned"
     for option, value in options.items():
@@ -128,7 +129,9 @@ def _command(name: str, words: list[str], found: Checked) -> None:
             assert (found.place / inner).is_file(), inner
     for value in (*alone, *options.values()):
         if value.startswith("./") and name != "hf download":
-            assert (found.place / value).is_dir(), f"{name}: {value} is not there"
+            assert value in found.made or (found.place / value).is_dir(), f"{name}: {value} is not there"
+    if name == "hf download":
+        assert alone == [found.base], "the hub knows the base alone"
     if name == "git clone":
         found.made.add(alone[0].rpartition("/")[2])
     if program.made:
@@ -170,8 +173,9 @@ def _served(name: str, alone: list[str], options: dict[str, str], found: Checked
         assert file in found.made, f"{file} is shown nowhere"
 
 
-def _folders(found: Checked) -> Iterator[str]:
-    return (f"./{path.name}" for path in found.place.iterdir() if path.is_dir())
+def _folders(found: Checked) -> set[str]:
+    """What is there, and what commands have fetched."""
+    return {f"./{path.name}" for path in found.place.iterdir() if path.is_dir()} | found.made
 
 
 def _yaml(content: str, found: Checked) -> None:

@@ -23,7 +23,18 @@ from tests.formats.commands import check
 
 NAME = "he`ads` <script>alert(1)</script> $(touch marker) \n# Title\n```\n| cell | ' \" \\ _x_ [a](b)"
 FOLDER = 'it\'s $(touch marker) `touch marker` "q"; touch marker #```'
-STUBS = ("vllm", "python", "curl", "git", "trtllm-serve", "trtllm-build", "text-generation-launcher", "cat", "touch")
+STUBS = (
+    "vllm",
+    "python",
+    "curl",
+    "git",
+    "hf",
+    "trtllm-serve",
+    "trtllm-build",
+    "text-generation-launcher",
+    "cat",
+    "touch",
+)
 RECORD = '#!/bin/sh\nfor word in "$0" "$@"; do printf "%s\\n" "$word"; done >> "$RECORD"\n'
 
 
