@@ -172,10 +172,11 @@ def download(up: Up, checkpoint_id: str, form: str, to: Path) -> bool:
 def sums_hold(archive: Path) -> bool:
     """Whether every file in the zip has the sum that its SHA256SUMS says, and none is unnamed."""
     with zipfile.ZipFile(archive) as opened:
-        lines = opened.read(SUMS).decode().splitlines()
-        wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        (sums,) = (name for name in opened.namelist() if name.rpartition("/")[2] == SUMS)
+        lines, folder = opened.read(sums).decode().splitlines(), sums.removesuffix(SUMS)
+        wanted = {folder + name: digest for digest, name in (line.split("  ", 1) for line in lines)}
         found = {}
-        for name in {*opened.namelist()} - {SUMS}:
+        for name in {*opened.namelist()} - {sums}:
             with opened.open(name) as content:
                 found[name] = hashlib.file_digest(content, "sha256").hexdigest()
         return found == wanted

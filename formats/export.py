@@ -32,7 +32,8 @@ def build(
     force: bool = False,
     repository: str = "",
 ) -> Report:
-    """Write the checkpoint in `folder` for `base` (a loaded Base in float32) to `target`, a new folder or a `.zip`.
+    """Write the checkpoint in `folder` for `base` (a loaded Base in float32) to `target`, a new folder or a `.zip`,
+    which unpacks to a folder of its name: the one that the README's commands name.
 
     An export that fails its validation is not written; with `force` it is, and its README begins by saying so. With
     `repository`, a hub id, the README says how to fetch it from there. Raises Unsupported where the format cannot take
@@ -51,8 +52,7 @@ def build(
                 "With --force it is written all the same, and says so.",
             )
         if format_name != OWN:
-            folder_name = Path(repository or target).name.removesuffix(".zip")
-            card = readme(record, checkpoint, facts, report, folder_name, repository)
+            card = readme(record, checkpoint, facts, report, _folder_name(repository or target), repository)
             _describe(building, card, report)
     return report
 
@@ -124,6 +124,12 @@ def _describe(folder: Path, card: str, report: Report) -> None:
     (folder / SUMS).write_text(of_files(files), encoding="utf-8")
 
 
+def _folder_name(target: str | Path) -> str:
+    """What the folder of an export at `target` is called, of a zip once it is unpacked: never one above."""
+    name = Path(target).name
+    return name.removesuffix(".zip").strip(".") or "export" if name.endswith(".zip") else name
+
+
 @contextmanager
 def _place(target: Path, reporter: Reporter) -> Iterator[Path]:
     """A folder to build in, which becomes `target`, or a zip of that name, when the block ends well."""
@@ -139,4 +145,5 @@ def _place(target: Path, reporter: Reporter) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as building:
         yield Path(building)
         files = sorted(Path(building).iterdir())
-        zip_files(files, target, passed=_counter(reporter, sum(path.stat().st_size for path in files), "zipped"))
+        passed = _counter(reporter, sum(path.stat().st_size for path in files), "zipped")
+        zip_files(files, target, passed=passed, folder=_folder_name(target))

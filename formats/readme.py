@@ -40,6 +40,7 @@ def readme(
             _places(facts, folder),
             layout.serve(checkpoint, facts, folder),
             measured(checkpoint) + "\n",
+            *section("Measured", dict(facts.measured)),
             "## Base\n",
             table(_base(facts, checkpoint)),
             *section("Data", training.get("dataset")),
@@ -56,9 +57,15 @@ def readme(
 
 
 def _places(facts: Facts, folder: str) -> str:
-    """What the commands that follow call the folders."""
+    """What the commands that follow call the folders. They are run beside the export's folder."""
     base = "" if facts.model == facts.location else f"; {code(facts.model)} is where {text(facts.name)} itself lies"
-    return f"{code(f'./{folder}')} is the folder that this file and the weights lie in (unpacked){base}.\n"
+    lies = f"{code(f'./{folder}')} is the folder that this file and the weights lie in; commands run beside it{base}.\n"
+    if facts.source != "starter":
+        return lies
+    return lies + (
+        f"\nThe draft was trained with a quantised copy of {code(facts.location)}; with that model itself a few draft "
+        "tokens fewer may be accepted.\n"
+    )
 
 
 def _front(record: Format, checkpoint: Checkpoint, facts: Facts) -> str:
@@ -69,7 +76,7 @@ def _front(record: Format, checkpoint: Checkpoint, facts: Facts) -> str:
         "library_name": "transformers" if record.name == "huggingface" else "",
         "pipeline_tag": "text-generation",
     }
-    tags = ["speculative-decoding", checkpoint.method, record.name, "speculoos"]
+    tags = dict.fromkeys(["speculative-decoding", checkpoint.method, record.name, "speculoos"])
     lines = [f"{key}: {scalar(value)}" for key, value in values.items() if value]
     return "\n".join(["---", *lines, "tags:", *(f"- {scalar(tag)}" for tag in tags), "---"])
 
@@ -84,7 +91,7 @@ def _verdict(report: Report) -> list[str]:
 
 def _base(facts: Facts, checkpoint: Checkpoint) -> dict[str, str]:
     return {
-        "model": facts.location if facts.source == "hub" else facts.name,
+        "model": facts.location if facts.on_the_hub else facts.name,
         "source": facts.source,
         "revision": facts.revision or "not recorded",
         "sha256 of its weights": facts.sha256 or checkpoint.config.get("base_sha256") or "not recorded",

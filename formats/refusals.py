@@ -4,10 +4,14 @@ would ignore it and draft garbage. No torch.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from formats.checkpoint import Checkpoint
+from models.identity import tensors
+from speculoos.errors import SpeculoosError
 
 Refusal = Callable[[Checkpoint], str]
 Reason = Callable[[str, Checkpoint], str]
@@ -31,6 +35,23 @@ TENSORS = {
     "medusa": r"blocks\.\d+\.\d+\.linear\.(weight|bias)|lm_heads\.\d+\.weight|d2t",
 }
 """What the tensors of a draft that every server knows are called."""
+
+
+def has_biased_head(base_tensors: Iterable[str]) -> bool:
+    """Whether the base's output head adds a bias to its logits, as those of Phi-1, 1.5 and 2 do."""
+    return any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in base_tensors)
+
+
+def nowhere(method: str, base_path: str | Path) -> str:
+    """Before a training: one sentence where no server will load such a draft of this base, else empty; empty too where
+    the base's files are not here to be asked."""
+    with suppress(SpeculoosError, OSError):
+        if method in TENSORS and has_biased_head(entry.name for entry in tensors(base_path)):
+            return (
+                "The output head of this base has a bias, which no server adds to the logits of such a draft: it can "
+                "be used in Speculoos only. A standalone draft (method draft) can be served."
+            )
+    return ""
 
 
 def of(server: str, *reasons: Reason) -> tuple[Refusal, ...]:
@@ -93,7 +114,7 @@ def plain_eagle(server: str, checkpoint: Checkpoint) -> str:
     ):
         if checkpoint.config.get(key):
             return f"The draft has a {what} ({key}), which {server}'s EAGLE class leaves out; train without it."
-    if any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors):
+    if has_biased_head(checkpoint.base_tensors):
         return f"The base's lm_head has a bias, which {server}'s EAGLE class does not add to the draft's logits."
     return ""
 
@@ -128,8 +149,7 @@ def whole_vocabulary(server: str, checkpoint: Checkpoint) -> str:
 
 def own_head_without_bias(server: str, checkpoint: Checkpoint) -> str:
     """Medusa: shared heads are written out as the base's matrix; there is no place for its bias."""
-    biased = any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in checkpoint.base_tensors)
-    if checkpoint.config.get("medusa_tie_lm_head") and biased:
+    if checkpoint.config.get("medusa_tie_lm_head") and has_biased_head(checkpoint.base_tensors):
         return f"The heads share the base's lm_head, which has a bias; a Medusa head of {server} has none."
     return ""
 

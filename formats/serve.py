@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.facts import Facts
 from speculoos.markdown import block, code, scalar, text
 
+Serve = Callable[[Checkpoint, Facts, str], str]
 USUAL = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Tokens drafted in a row where nothing was measured; what the servers' own examples take."""
 
@@ -47,55 +49,110 @@ def vllm(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     """vLLM drafts chains here; `method` is said, since vLLM else guesses it from the path."""
     method = "draft_model" if checkpoint.method == "draft" else checkpoint.method
     options = {"method": method, "model": f"./{folder}", "num_speculative_tokens": drafted_tokens(checkpoint)}
-    return _served(f"vllm serve {_model(facts)} --speculative-config {shlex.quote(json.dumps(options))}", facts, 8000)
+    command = f"vllm serve {_model(facts)}{_naming(facts)} --speculative-config {shlex.quote(json.dumps(options))}"
+    return _served(command, facts, 8000)
 
 
 def speculators(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
-    """The config names the base, so that vLLM needs the draft's folder alone."""
-    return _served(f"vllm serve {_place(folder)}", facts, 8000) + (
+    """The config names the base, so that vLLM needs the draft's folder alone; requests then name the model as
+    `--served-model-name` does, else by the draft's folder."""
+    command = f"vllm serve {_place(folder)} --served-model-name {shlex.quote(facts.served_name)}"
+    return _served(command, facts, 8000) + (
         f"\nThe base is named in config.json (`speculators_config.verifier.name_or_path`: {code(facts.location)}); "
         "change it there where the base lies elsewhere.\n"
     )
 
 
 def sglang(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
-    """Trees by top-k and nodes, counted with the root; chains where no tree was measured."""
+    """Trees by top-k and nodes, counted with the root; chains where no tree was measured. A standalone draft is the
+    algorithm STANDALONE."""
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
     top_k, nodes = _whole(drafting, "top_k") or 1, _whole(drafting, "nodes")
     nodes = nodes if top_k > 1 and nodes else steps + 1
-    algorithm = "EAGLE3" if checkpoint.method == "eagle3" else "EAGLE"
+    algorithm = {"eagle3": "EAGLE3", "draft": "STANDALONE"}.get(checkpoint.method, "EAGLE")
     return _served(
-        f"python -m sglang.launch_server --model-path {_model(facts)} --speculative-algorithm {algorithm} \\\n"
+        f"python -m sglang.launch_server --model-path {_model(facts)}{_naming(facts)} \\\n"
+        f"  --speculative-algorithm {algorithm} \\\n"
         f"  --speculative-draft-model-path {_place(folder)} --speculative-num-steps {steps} \\\n"
-        f"  --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes} --dtype {checkpoint.base_dtype}",
+        f"  --speculative-eagle-topk {top_k} --speculative-num-draft-tokens {nodes} --dtype {served_dtype(checkpoint)}",
         facts,
         30000,
     )
 
 
 def trtllm(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
-    """EAGLE-3 by trtllm-serve and its YAML, Medusa by converting and building engines."""
+    """EAGLE-3 and standalone drafts by trtllm-serve and its YAML, Medusa by converting and building engines; standalone
+    drafts that way too."""
     if checkpoint.method == "medusa":
-        return _engines(checkpoint, facts, folder)
-    yaml = (
-        "speculative_config:\n  decoding_type: Eagle3\n"
-        f"  max_draft_len: {drafted_tokens(checkpoint)}\n  speculative_model: {scalar(f'./{folder}')}\n"
-        f"  eagle3_layers_to_capture: {json.dumps(list(checkpoint.aux_layers))}\n"
-    )
+        return _medusa_engine(checkpoint, facts, folder)
+    pair = checkpoint.method == "draft"
+    kind, older = ("Draft_Target", "DraftTarget") if pair else ("Eagle3", "Eagle")
+    lines = [
+        *(["disable_overlap_scheduler: true"] if pair else []),
+        "speculative_config:",
+        f"  decoding_type: {kind}",
+        f"  max_draft_len: {drafted_tokens(checkpoint)}",
+        f"  speculative_model: {scalar(f'./{folder}')}",
+        *([] if pair else [f"  eagle3_layers_to_capture: {json.dumps(list(checkpoint.aux_layers))}"]),
+    ]
     command = f"trtllm-serve {_model(facts)} --backend pytorch --extra_llm_api_options speculative.yaml"
-    return f"`speculative.yaml`:\n\n{block(yaml, 'yaml')}\n" + _served(command, facts, 8000)
+    return (
+        f"`speculative.yaml` (releases that do not know these names take `decoding_type: {older}` and "
+        f"`speculative_model_dir`):\n\n{block(chr(10).join(lines), 'yaml')}\n{_served(command, facts, 8000)}"
+        + (f"\n{_pair_of_engines(checkpoint, facts, folder)}" if pair else "")
+    )
 
 
-def _engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+CLONE = "git clone --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM\n"
+"""The last release that builds engines, for its examples."""
+CONVERTERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen"}
+"""Folder in examples/models/core of TensorRT-LLM 1.2 that converts a type of model."""
+
+
+def _medusa_engine(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+    """The tree is a file of the export."""
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
-    return "Up to TensorRT-LLM 1.2 (from its examples/medusa), temperature 0 only:\n\n" + block(
-        f"python convert_checkpoint.py --model_dir {_model(facts)} --medusa_model_dir {_place(folder)} \\\n"
-        f"  --output_dir converted --dtype {checkpoint.base_dtype} --num_medusa_heads {heads} "
-        f"--num_medusa_layers {layers} \\\n  --max_medusa_token_len {max(tokens, heads)}\n"
+    fetch, base = _in_a_folder(facts)
+    return "Up to TensorRT-LLM 1.2, at temperature 0 only:\n\n" + block(
+        f"{CLONE}{fetch}python TensorRT-LLM/examples/medusa/convert_checkpoint.py --model_dir {base} \\\n"
+        f"  --medusa_model_dir {_place(folder)} --output_dir converted --dtype {served_dtype(checkpoint)} \\\n"
+        f"  --num_medusa_heads {heads} --num_medusa_layers {layers} --max_medusa_token_len {max(tokens, heads)}\n"
         "trtllm-build --checkpoint_dir converted --output_dir engine --speculative_decoding_mode medusa\n"
-        f"python ../run.py --engine_dir engine --tokenizer_dir {_model(facts)} --max_output_len 100 \\\n"
-        f'  --medusa_choices "$(cat {_place(folder)}/medusa_choices.json)" --temperature 0 \\\n'
+        f"python TensorRT-LLM/examples/run.py --engine_dir engine --tokenizer_dir {base} \\\n"
+        f'  --medusa_choices "$(cat {_place(folder)}/medusa_choices.json)" --temperature 0 --max_output_len 100 \\\n'
+        '  --input_text "Why is the sky blue?"',
+        "sh",
+    )
+
+
+def _in_a_folder(facts: Facts) -> tuple[str, str]:
+    """Converters read a folder: the command that fetches a base from the hub, and where the base then lies."""
+    if not facts.on_the_hub:
+        return "", _model(facts)
+    return f"hf download {_model(facts)} --local-dir ./base\n", "./base"
+
+
+def _pair_of_engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+    """The target verifies what comes from outside, up to `--max_draft_len`; both reuse blocks of their KV caches, which
+    needs paged context attention. Empty where the converter of such a base was not read."""
+    family = CONVERTERS.get(str(checkpoint.base.get("model_type")))
+    if family is None:
+        return ""
+    (fetch, base), tokens, dtype = _in_a_folder(facts), drafted_tokens(checkpoint), served_dtype(checkpoint)
+    convert = f"python TensorRT-LLM/examples/models/core/{family}/convert_checkpoint.py"
+    build = "--use_paged_context_fmha enable"
+    return "Up to TensorRT-LLM 1.2 also as a pair of engines, both on one GPU here:\n\n" + block(
+        f"{CLONE}{fetch}{convert} \\\n"
+        f"  --model_dir {_place(folder)} --output_dir converted-draft --dtype {dtype}\n"
+        f"{convert} \\\n"
+        f"  --model_dir {base} --output_dir converted-target --dtype {dtype}\n"
+        f"trtllm-build --checkpoint_dir converted-draft --output_dir engine-draft {build}\n"
+        f"trtllm-build --checkpoint_dir converted-target --output_dir engine-target {build} \\\n"
+        f"  --speculative_decoding_mode draft_tokens_external --max_draft_len {tokens}\n"
+        f"python TensorRT-LLM/examples/run.py --engine_dir engine-target --draft_engine_dir engine-draft \\\n"
+        f"  --tokenizer_dir {base} --draft_target_model_config '[{tokens},[0],[0],False]' \\\n"
+        "  --kv_cache_enable_block_reuse --kv_cache_free_gpu_memory_fraction 0.4 --max_output_len 100 \\\n"
         '  --input_text "Why is the sky blue?"',
         "sh",
     )
@@ -129,7 +186,18 @@ def huggingface(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
         "answer = base.generate(**inputs, assistant_model=draft, do_sample=False, max_new_tokens=200)\n"
         "print(tokenizer.decode(answer[0], skip_special_tokens=True))"
     )
-    return f"{block(program, 'python')}\nWith vLLM:\n\n{vllm(checkpoint, facts, folder)}"
+    servers = {"vLLM": vllm, "SGLang": sglang, "TensorRT-LLM": trtllm}
+    return f"{block(program, 'python')}\n{_each(servers, checkpoint, facts, folder)}"
+
+
+def modelopt(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+    """ModelOpt serves nothing itself: by the servers that read its exports."""
+    return _each({"TensorRT-LLM": trtllm, "SGLang": sglang}, checkpoint, facts, folder)
+
+
+def _each(servers: Mapping[str, Serve], checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+    """A heading and the command for every server."""
+    return "\n".join(f"### {name}\n\n{serve(checkpoint, facts, folder)}" for name, serve in servers.items())
 
 
 def speculoos(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
@@ -144,6 +212,12 @@ def _whole(drafting: dict[str, Any], key: str) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
+def served_dtype(checkpoint: Checkpoint) -> str:
+    """What a GPU server runs both models in: the base's precision; bfloat16 for one that is stored in float32, which
+    their attention kernels do not take."""
+    return "bfloat16" if checkpoint.base_dtype == "float32" else checkpoint.base_dtype
+
+
 def _model(facts: Facts) -> str:
     return shlex.quote(facts.model)
 
@@ -153,9 +227,14 @@ def _place(folder: str) -> str:
     return shlex.quote(f"./{folder}")
 
 
+def _naming(facts: Facts) -> str:
+    """The option that lets requests call the base by its name where the server would only know its path."""
+    return "" if facts.served_name == facts.model else f" --served-model-name {shlex.quote(facts.served_name)}"
+
+
 def _served(command: str, facts: Facts, port: int) -> str:
     chat: dict[str, Any] = {
-        "model": facts.model,
+        "model": facts.served_name,
         "messages": [{"role": "user", "content": "Why is the sky blue?"}],
         "max_tokens": 128,
     }

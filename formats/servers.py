@@ -159,7 +159,7 @@ MODELOPT = Format(
     layouts={
         "eagle3": Layout(
             servers="nvidia-modelopt 0.47; servers that read its exports (TensorRT-LLM, SGLang)",
-            serve=serve.trtllm,
+            serve=serve.modelopt,
             refusals=refusals.of("ModelOpt", *refusals.REFERENCE_EAGLE3),
         )
     },

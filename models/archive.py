@@ -30,20 +30,22 @@ def zip_files(
     target: Path,
     texts: Mapping[str, str] | None = None,
     passed: Callable[[int], None] = lambda _: None,
+    folder: str = "",
 ) -> Path:
-    """A zip of `files`, side by side, and of further `texts`; whole or not at all, in the memory of one piece. `passed`
-    hears of every number of bytes. Weights do not compress, so nothing is."""
+    """A zip of `files`, side by side or in a `folder`, and of further `texts`; whole or not at all, in the memory of
+    one piece. `passed` hears of every number of bytes. Weights do not compress, so nothing is."""
+    inside = f"{folder}/" if folder else ""
     target.parent.mkdir(parents=True, exist_ok=True)
     with new_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
         for path in files:
-            info = zipfile.ZipInfo.from_file(path, path.name)
+            info = zipfile.ZipInfo.from_file(path, inside + path.name)
             info.external_attr = 0o100644 << 16
             with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as out:
                 while piece := source.read(CHUNK // 2):  # the last one is held meanwhile
                     out.write(piece)
                     passed(len(piece))
         for name, text in (texts or {}).items():
-            archive.writestr(name, text)
+            archive.writestr(inside + name, text)
     return target
 
 

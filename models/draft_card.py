@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from methods import METHODS
+from models.starter import HUB_ID, WEIGHTS_SHA256
 from speculoos.markdown import block, code, one_line, quotation, scalar, section, text
 
 
@@ -11,12 +12,14 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
     """Markdown: what the draft is, which base and data it comes from, its settings and figures, how to load it."""
     method, base = config["speculoos_method"], config.get("base") or "unknown"
     training = config.get("training", {})
+    copy = f" (a quantised copy of {code(HUB_ID)})" if config.get("base_sha256") == WEIGHTS_SHA256 else ""
     return "\n".join(
         [
             "---\nlibrary_name: speculoos\ntags:\n- speculative-decoding\n- " + scalar(method) + "\n---",
             f"# {METHODS[method].noun if method in METHODS else text(method)} for {text(base)}",
             f"{parameters:,} stored parameters, {config.get('dtype')}, {size_bytes / 1e6:.1f} MB.\n",
-            f"Base model: {code(base)}, sha256 of its weights {code(config.get('base_sha256') or 'not recorded')}. "
+            f"Base model: {code(base)}{copy}, "
+            f"sha256 of its weights {code(config.get('base_sha256') or 'not recorded')}. "
             "With another base, or another quantisation of it, fewer draft tokens are accepted.\n",
             "The draft only proposes; every token is checked by the base, whose greedy output it does not change.\n",
             *section("Source", training.get("source")),

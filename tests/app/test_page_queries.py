@@ -190,6 +190,19 @@ def test_a_sample_marks_tokens_by_their_recorded_origin():
     assert "<img" not in html
 
 
+def test_a_greedy_answer_is_shown_once_with_its_tau_at_every_step():
+    """It is the base's own, so it is the same whatever the draft has learned."""
+    plain, drafted = [{"text": "So.", "origin": "target"}], [{"text": "So.", "origin": "draft"}]
+    records = [(0, plain, 1.0), (20, plain, 1.25), (40, drafted, 1.5)]
+    html = job_rows.samples(
+        (step, {"prompt": "Why?", "tokens": tokens, "mean_accepted_length": tau}) for step, tokens, tau in records
+    )
+    assert html.count("Why?") == 1 and '<span class="sp-token-draft">So.</span>' in html
+    assert "Step 0 · τ 1.00; Step 20 · τ 1.25; Step 40 · τ 1.50" in html
+    other = job_rows.samples([(0, {"prompt": "Why?", "text": "So."}), (1, {"prompt": "Why?", "text": "But."})])
+    assert "So." in other and "But." in other
+
+
 def test_the_model_card_says_what_it_can_carry_and_why_not(filled):
     with reading(filled) as rows:
         base = rows.get(Base, "base")
@@ -333,6 +346,18 @@ def test_answers_of_another_model_are_warned_of(filled):
     with reading(filled) as rows:
         assert "written by" in train.warnings(rows, Train("medusa", "other", "answers"))[0]
         assert train.warnings(rows, Train("medusa", "base", "answers")) == []
+
+
+def test_a_draft_that_no_server_reads_is_warned_of_before_it_is_trained(filled, tmp_path):
+    from models.tiny import make_tiny_base
+
+    with writing(filled) as rows:
+        phi = make_tiny_base(tmp_path / "phi", "phi")
+        rows.add(Base(id="phi", name="phi", source="folder", location="/y", path=str(phi), state="ready", card=CARD))
+        rows.get_one(Dataset, "answers").base_id = "phi"
+    with reading(filled) as rows:
+        assert "in Speculoos only" in " ".join(train.warnings(rows, Train("medusa", "phi", "answers")))
+        assert train.warnings(rows, Train("draft", "phi", "answers")) == []
 
 
 def test_the_train_page_is_filled_in_from_the_address(filled):

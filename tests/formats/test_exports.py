@@ -12,6 +12,7 @@ from formats.options import options
 from formats.report import Report
 from speculoos.errors import Conflict, Unsupported
 from speculoos.sums import differing, listed
+from tests.formats.commands import check
 from tests.formats.conftest import EVERY
 
 EAGLE3 = {"vllm", "speculators", "sglang", "trtllm", "modelopt"}
@@ -36,6 +37,17 @@ TAKES = {
     "draft": {"huggingface"},
 }
 """Beside `own`, which takes all."""
+CONVERT = "python TensorRT-LLM/examples/models/core/llama/convert_checkpoint.py"
+RUN = "python TensorRT-LLM/examples/run.py"
+ENGINE = ["git clone", "python TensorRT-LLM/examples/medusa/convert_checkpoint.py", "trtllm-build", RUN]
+SGLANG = "python -m sglang.launch_server"
+PAIR = ["git clone", CONVERT, CONVERT, "trtllm-build", "trtllm-build", RUN]
+SERVED_BY = {
+    **{"vllm": ["vllm serve"], "speculators": ["vllm serve"], "sglang": [SGLANG]},
+    **{"medusa": ["text-generation-launcher"], "modelopt": ["trtllm-serve", SGLANG]},
+    **{"huggingface": ["transformers", "vllm serve", SGLANG, "trtllm-serve", *PAIR]},
+}
+"""Programs in the README of a format, in this order: every server that the format is said to be for."""
 HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "medusa-small", "draft")
 """Of each method one, and those with a map of the vocabulary: a type is cast alike in every tensor."""
 
@@ -67,9 +79,8 @@ def check_folder(target, report, name):
     assert {*listed(target)} == {p.name for p in target.iterdir()} - {"SHA256SUMS"}
     assert report.figures["largest_relative_difference"] <= 1e-4 and report.figures["drafted"] >= 18
     said = (target / "README.md").read_text()
-    words = {"vllm": "--speculative-config", "speculators": "vllm serve ./", "sglang": "sglang.launch_server"}
-    words |= {"medusa": "text-generation-launcher", "huggingface": "assistant_model=draft"}
-    assert words.get(name, "convert_checkpoint.py" if report.method == "medusa" else "trtllm-serve") in said
+    programs = [program for program in check(said, target.parent, "PATH_OF_THE_BASE") if program != "curl"]
+    assert programs == SERVED_BY.get(name, ENGINE if report.method == "medusa" else ["trtllm-serve"])
     assert report.subject["tokenizer_sha256"] in said
 
 
@@ -172,8 +183,9 @@ def test_a_zip_holds_the_folder_and_nothing_is_overwritten(base, checkpoint, tmp
     build(checkpoint("medusa"), base, "vllm", tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         archive.extractall(tmp_path / "unpacked")
-    assert not differing(tmp_path / "unpacked") and listed(tmp_path / "unpacked")
-    for target in (tmp_path / "out.zip", tmp_path / "unpacked"):
+    assert [path.name for path in (tmp_path / "unpacked").iterdir()] == ["out"]
+    assert not differing(tmp_path / "unpacked" / "out") and listed(tmp_path / "unpacked" / "out")
+    for target in (tmp_path / "out.zip", tmp_path / "unpacked" / "out"):
         with pytest.raises(Conflict, match="is there already"):
             build(checkpoint("medusa"), base, "vllm", target)
     (tmp_path / "empty").mkdir()

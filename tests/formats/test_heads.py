@@ -5,6 +5,7 @@ import pytest
 from formats.export import build
 from formats.options import options
 from formats.proof import Proof
+from formats.refusals import nowhere
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
@@ -34,6 +35,8 @@ def test_what_a_rounding_of_the_input_does_bounds_the_proof(difference, rounding
 def test_a_bias_of_the_head_is_refused_by_name(tmp_path):
     """Phi: no server's draft classes add one."""
     base = load_base(make_tiny_base(tmp_path / "base", "phi", num_hidden_layers=8))
+    assert all("in Speculoos only" in nowhere(method, base.path) for method in ("medusa", "eagle", "eagle3"))
+    assert nowhere("draft", base.path) == nowhere("medusa", tmp_path / "gone") == ""
     for kind in ("eagle", "eagle3", "medusa", "medusa-shared", "draft"):
         folder = save_draft(tmp_path / kind, draft_of(kind, base), {"base": "phi"})
         for option in options(folder, base.path):

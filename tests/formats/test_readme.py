@@ -11,15 +11,30 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from formats import serve
+from formats import FORMATS, serve
 from formats.checkpoint import Checkpoint
 from formats.export import build
 from formats.facts import Facts
+from formats.readme import readme
+from formats.report import Report
 from models.checkpoints import amend, read_config
+from models.starter import HUB_ID
+from tests.formats.commands import check
 
 NAME = "he`ads` <script>alert(1)</script> $(touch marker) \n# Title\n```\n| cell | ' \" \\ _x_ [a](b)"
 FOLDER = 'it\'s $(touch marker) `touch marker` "q"; touch marker #```'
-STUBS = ("vllm", "python", "curl", "trtllm-serve", "trtllm-build", "text-generation-launcher", "cat", "touch")
+STUBS = (
+    "vllm",
+    "python",
+    "curl",
+    "git",
+    "hf",
+    "trtllm-serve",
+    "trtllm-build",
+    "text-generation-launcher",
+    "cat",
+    "touch",
+)
 RECORD = '#!/bin/sh\nfor word in "$0" "$@"; do printf "%s\\n" "$word"; done >> "$RECORD"\n'
 
 
@@ -32,7 +47,7 @@ def written(base, checkpoint, tmp_path: Path):
         config = read_config(folder)
         training = {"notes": f"{NAME}\n- x\n<b>", "dataset": {"name": NAME}, "settings": {NAME: NAME}}
         amend(folder, training={**config.get("training", {}), **training})
-        facts = Facts(NAME, NAME, licence="mit <i>", checkpoint=NAME)
+        facts = Facts(NAME, NAME, licence="mit <i>", checkpoint=NAME, measured={NAME: NAME})
         build(folder, base, name, tmp_path / FOLDER, facts=facts)
         return (tmp_path / FOLDER / "README.md").read_text()
 
@@ -56,6 +71,7 @@ def test_names_and_notes_are_words_and_commands_are_one_command(kind: str, name:
     assert not [t for t in (*found, *inner) if t.type in ("html_block", "html_inline", "link_open", "image", "em_open")]
     headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
     known = {"Serve", "Base", "Data", "Recipe", "Notes", "Validation", "Licence", "Figures"}
+    known |= {"vLLM", "SGLang", "TensorRT-LLM", "Measured"}
     assert {*headings[1:]} <= known and headings[0].startswith(("Medusa", "EAGLE", "Standalone", "standalone"))
     assert "alert(1)" in said and "Title" in said, "they are shown"
     front = yaml.safe_load(said.split("---\n")[1])
@@ -112,6 +128,25 @@ def test_a_draft_kept_in_fp32_is_served_in_the_precision_of_its_base(kind: str, 
     assert read.dtype == "float32"
     half = {name: replace(entry, dtype="BF16") for name, entry in read.base_tensors.items()}
     assert "--dtype bfloat16" in command(replace(read, base_tensors=half), Facts("b", "org/base"), "heads")
+    assert "--dtype bfloat16" in command(read, Facts("b", "org/base"), "heads"), "no server's kernels take float32"
+    float16 = {name: replace(entry, dtype="F16") for name, entry in read.base_tensors.items()}
+    assert "--dtype float16" in command(replace(read, base_tensors=float16), Facts("b", "org/base"), "heads")
+
+
+@pytest.mark.parametrize(
+    ("source", "location", "called"),
+    [("hub", "org/base", "org/base"), ("folder", "/somewhere", "PATH_OF_THE_BASE"), ("starter", HUB_ID, HUB_ID)],
+)
+def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
+    source: str, location: str, called: str, base, checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "medusa_choices.json").write_text("[[0]]")
+    for kind, name in EVERY:
+        read, facts = Checkpoint.read(checkpoint(kind), base.path), Facts("my base", location, source)
+        said = readme(FORMATS[name], read, facts, Report(name, read.method, "", ()), "out")
+        assert check(said, tmp_path, called)
+        assert ("quantised copy" in said) == (source == "starter") and ("base_model: " in said) == (source != "folder")
 
 
 def test_what_a_tuning_found_is_said_as_it_was(base, checkpoint) -> None:

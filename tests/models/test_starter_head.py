@@ -12,7 +12,7 @@ from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft, read_config, verify_sums
 from models.fetch import read_card
-from models.starter import HEAD, starter_path
+from models.starter import HEAD, HUB_ID, starter_path
 
 PROMPTS = ("Write a short email to a friend about a trip to the mountains.", "What is photosynthesis? Explain briefly.")
 
@@ -24,6 +24,7 @@ def test_it_is_whole_small_and_names_its_base():
     assert config["speculoos_method"] == "eagle3" and config["drafting"]
     assert config["base_sha256"] == read_card(starter_path())["weights_sha256"]
     assert config["base_sha256"] in card and "python -m benchmarks.starter_head" in card
+    assert HUB_ID in card, "what the starter is outside of the workbench"
     assert f"| mean_accepted_length | {config['training']['figures']['mean_accepted_length']:.4g} |" in card
 
 

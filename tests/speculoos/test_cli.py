@@ -396,3 +396,16 @@ def test_a_divided_job_between_its_shards_and_its_end_is_not_called_interrupted(
     assert _words(job) == "Measure heads: collecting results"
     job.shards = 0
     assert _words(job) == "Measure heads: interrupted"
+
+
+def test_train_says_first_that_no_server_reads_such_a_draft(home, tmp_path, capsys):
+    """Phi's head has a bias. The data are not ready, so nothing is submitted."""
+    from models.tiny import make_tiny_base
+
+    phi = str(make_tiny_base(tmp_path / "phi", "phi"))
+    with db.writing(home) as session:
+        session.add(Base(name="phi", source="folder", location=phi, path=phi, state="ready"))
+        session.add(Dataset(name="answers", kind="conversations", path="/a", state="failed"))
+    assert main(["train", "medusa", "--model", "phi", "--data", "answers"]) == 1
+    said = capsys.readouterr().err
+    assert "it can be used in Speculoos only" in said and "answers" in said

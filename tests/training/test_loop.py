@@ -84,13 +84,17 @@ def test_a_run_learns_reports_and_leaves_a_checkpoint(method, tiny_base, base, d
     assert not list((tmp_path / "out").glob(".*"))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, tiny_base, dataset, tmp_path):
+@pytest.mark.parametrize(("method", "saved"), [*((name, "float32") for name in METHODS), ("medusa", "bfloat16")])
+def test_a_stopped_and_resumed_run_equals_one_that_was_not(method, saved, tiny_base, dataset, tmp_path):
     whole, first, second = Notebook(), Notebook(stop_after=7), Notebook()
-    straight = train(config(method), tiny_base, dataset, tmp_path / "a", reporter=whole)
+    settings = config(method, save_dtype=saved)
+    straight = train(settings, tiny_base, dataset, tmp_path / "a", reporter=whole)
     with pytest.raises(Cancelled, match="after step 7"):
-        train(config(method), tiny_base, dataset, tmp_path / "b", reporter=first)
-    resumed = train(config(method), tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
+        train(settings, tiny_base, dataset, tmp_path / "b", reporter=first)
+    kept = load_file(tmp_path / "b" / "state-7" / "draft.safetensors")
+    assert {tensor.dtype for tensor in kept.values() if tensor.is_floating_point()} == {torch.float32}
+    resumed = train(settings, tiny_base, dataset, tmp_path / "c", tmp_path / "b", reporter=second)
+    assert read_config(resumed.folder)["dtype"] == saved
     assert {**first.curve(), **second.curve()} == whole.curve()
     assert {**first.curve("train/tokens"), **second.curve("train/tokens")} == whole.curve("train/tokens")
     assert second.curve("eval/tau") == {s: v for s, v in whole.curve("eval/tau").items() if s > 7}

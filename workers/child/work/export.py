@@ -8,6 +8,8 @@ from formats.facts import Facts
 from formats.store import exports_folder, source_of, store_export
 from models import archive
 from models.base import load_base
+from tracking import queries
+from tracking.evaluations import measurements
 from tracking.tables import Base, Checkpoint
 from workers.ask.requests import Export
 from workers.child.context import Context
@@ -25,9 +27,13 @@ def run(request: Export, context: Context) -> dict[str, Any]:
     making = folder / f".{context.job_id}"
     shutil.rmtree(making, ignore_errors=True)  # of an attempt that was killed
     try:
-        zipped = making / f"{request.format}.zip"
-        report = build(row.path, base, request.format, zipped, context, Facts.of(base_row, row.name))
-        stored = store_export(zipped, folder / zipped.name, source, report.to_json())
+        # the folder in the zip is called as the file will be that a browser saves
+        named = archive.archive_name(base_row.name, row.name).removesuffix(".zip")
+        zipped = making / f"{named}-{request.format}.zip"
+        with context.session() as session:
+            facts = Facts.of(base_row, row.name, measurements(queries.evaluations(session, row.id)))
+        report = build(row.path, base, request.format, zipped, context, facts)
+        stored = store_export(zipped, folder / f"{request.format}.zip", source, report.to_json())
     finally:
         shutil.rmtree(making, ignore_errors=True)
     result = {"checkpoint_id": row.id, "format": request.format, "bytes": stored.bytes, "figures": report.figures}

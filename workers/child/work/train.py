@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from formats.refusals import nowhere
 from methods.recipes import config_for
 from methods.settings import TrainConfig
 from tracking.tables import Base, Checkpoint, Dataset
@@ -41,6 +42,8 @@ def run(request: Train, context: Context) -> dict[str, Any]:
     earlier = context.earlier_attempts(request.checkpoint_id)
     resume = resume_from((folder, *earlier), context)
     config = batches_of(config, resume)
+    if unserved := nowhere(request.method, base.path):
+        context.log(unserved, "warning")
     take_device(context)
     info = {"base": base.name, "base_sha256": base.weights_sha256, "dataset": ", ".join(data.name for data in sets)}
     known, paths = context.known(base), [data.path for data in sets]
