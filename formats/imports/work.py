@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from formats.imports import pickles, source
+from formats.imports import source
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft
 from formats.imports.layouts import READERS, find_layout
@@ -11,6 +11,7 @@ from formats.imports.names import TITLES, made_for
 from formats.imports.run import Conversion
 from formats.imports.source import Source
 from formats.imports.tokens import check_tokenizer
+from models import pickles
 from models.checkpoints import amend, save_draft
 from speculoos.errors import BadInput, SpeculoosError
 
