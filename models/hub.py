@@ -1,6 +1,7 @@
 """Models from the Hugging Face hub: which files are wanted, how far the download is, and errors in one sentence.
 
-Takes safetensors, configs and tokenizers only; a repository without safetensors is refused, its code never fetched.
+Takes safetensors, configs and tokenizers only, and pickles of weights where there are no safetensors; code is never
+fetched.
 """
 
 import os
@@ -22,9 +23,11 @@ WANTED = re.compile(
     r"[^/]+\.(?:json|jinja|safetensors)|tokenizer\.model|spiece\.model|merges\.txt|vocab\.txt|README\.md"
 )
 UNWANTED = re.compile(r"(?:adapter_|consolidated|training_args|optimizer|trainer_state).*")
-NO_SAFETENSORS = "has no safetensors weights, and other formats can run code, so they are not loaded."
+NO_SAFETENSORS = "has no safetensors weights and no pytorch_model.bin; other formats are not loaded."
 PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin|medusa_lm_head\.pt")
-"""Weights of drafts in pickles. None of a base is fetched."""
+"""Weights of drafts in pickles."""
+BASE_PICKLES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
+"""Weights of bases in pickles: fetched only where a repository has no safetensors, and converted in a limited child."""
 POLL_SECONDS = 0.5
 HEADROOM = 1 << 30
 Files = dict[str, tuple[int, str]]
@@ -87,21 +90,26 @@ def _remove_others(folder: Path, listing: Listing) -> None:
 
 
 def choose(files: Files) -> Files:
-    """Of all files of a repository, those a base model needs. `model*.safetensors` come before other weights."""
+    """Of all files of a repository, those a base model needs. `model*.safetensors` come before other weights, and
+    pickles last."""
     selection = {n: v for n, v in files.items() if WANTED.fullmatch(n) and not UNWANTED.fullmatch(n)}
     weights = [n for n in selection if n.endswith(".safetensors")]
     if any(n.startswith("model") for n in weights):
         selection = {n: v for n, v in selection.items() if n not in weights or n.startswith("model")}
-    return selection
+    return selection if weights else selection | _matching(BASE_PICKLES, files)
 
 
 def choose_draft(files: Files) -> Files:
     """Of all files of a repository, those a published draft consists of; pickles only where there are no safetensors.
     They are read in a limited child, without running what is in them."""
     selection = choose(files)
-    if not any(name.endswith(".safetensors") for name in selection):
-        selection |= {name: value for name, value in files.items() if PICKLES.fullmatch(name)}
-    return selection
+    if any(name.endswith(".safetensors") for name in selection):
+        return selection
+    return selection | _matching(PICKLES, files)
+
+
+def _matching(pattern: re.Pattern[str], files: Files) -> Files:
+    return {name: value for name, value in files.items() if pattern.fullmatch(name)}
 
 
 def _listing(repo: str, revision: str | None, token: str, chosen: Choice) -> Listing:

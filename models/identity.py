@@ -17,6 +17,8 @@ from speculoos.errors import BadInput
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
 INDEX = "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+SHARDS = "pytorch_model-*-of-*.bin"
 CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 BESIDE = ("added_tokens.json", "special_tokens_map.json", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model")
@@ -72,6 +74,17 @@ def weight_files(folder: str | Path) -> list[Path]:
     return [single] if single.exists() else sorted(folder.glob("*.safetensors"))
 
 
+def pickled_files(folder: str | Path) -> list[Path]:
+    """The pickles that hold the weights of a folder without safetensors: those of the index if there is one. Only a
+    limited child may read them (`models.pickles`)."""
+    folder = Path(folder)
+    if next(folder.glob("*.safetensors"), None):
+        return []
+    if (folder / PICKLED_INDEX).exists():
+        return _indexed_files(folder / PICKLED_INDEX, ".bin")
+    return [folder / PICKLED] if (folder / PICKLED).is_file() else sorted(folder.glob(SHARDS))
+
+
 def read_files(folder: str | Path) -> list[Path]:
     """Those of READ_FILES that are there."""
     return [path for name in READ_FILES if (path := Path(folder) / name).is_file()]
@@ -96,7 +109,8 @@ def tensors(folder: str | Path) -> list[TensorEntry]:
     """All tensors of a model folder, sorted by name. Raises BadInput when there are none, or two of one name."""
     entries = [entry for file in weight_files(folder) for entry in tensors_of(file)]
     if not entries:
-        raise BadInput(f"{folder}: no safetensors weights here; only safetensors files are loaded.")
+        hint = "; `speculoos models add` converts its pytorch_model.bin" if pickled_files(folder) else ""
+        raise BadInput(f"{folder}: no safetensors weights here; only safetensors files are loaded{hint}.")
     entries.sort(key=lambda entry: entry.name)
     for one, next_one in pairwise(entries):
         if one.name == next_one.name:
@@ -191,14 +205,14 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "null" if value is None else "an object")
 
 
-def _indexed_files(index: Path) -> list[Path]:
+def _indexed_files(index: Path, ending: str = ".safetensors") -> list[Path]:
     """Files beside an index that it names. Raises BadInput for any other name: none may lead out of the folder."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise BadInput(f"{index}: weight_map: expected an object of file names; fetch the file again.")
     for name in sorted(set(names.values())):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise BadInput(f"{index}: names {name!r}, which is no safetensors file of this folder; fetch it again.")
+        if Path(name).name != name or not name.endswith(ending):
+            raise BadInput(f"{index}: names {name!r}, which is no {ending[1:]} file of this folder; fetch it again.")
         if not (index.parent / name).is_file():
             raise BadInput(f"{index}: names {name}, which is not there; fetch the model again.")
     return [index.parent / name for name in sorted(set(names.values()))]

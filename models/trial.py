@@ -22,6 +22,8 @@ TEXT_MEMORY = 1 << 30
 """Bytes for texts and whatever else is small."""
 FILE_MEMORY, MODEL_MEMORY, GGUF_MEMORY = 40, 1.5, 24
 """Bytes beside that for each byte of the tokenizer's files, of the weights, of a GGUF file."""
+PICKLE_MEMORY = 2
+"""The same of a pickle of weights: all of it is in memory or mapped, and a matrix that two names share is copied."""
 MOST_PARAMETERS = 15e9
 LENGTH = 20_000
 RUNS = {"letters": "a", "spaces": " ", "line breaks": "\n", "digits": "1", "marks": ".", "signs": "字"}
@@ -70,6 +72,19 @@ def convert(file: Path, folder: Path) -> dict[str, str]:
         raise BadInput(f"{file.name}: this GGUF file cannot be converted: {_how(error, seconds)}.") from None
     except ChildError as error:
         raise BadInput(f"{file.name}: this GGUF file cannot be converted ({error.kind}: {error}).") from None
+
+
+def convert_pickle(file: Path, target: Path, tied: bool) -> None:
+    """`models.pickles.convert` in a limited child. Raises BadInput, naming the file."""
+    size = file.stat().st_size
+    seconds, memory = CONVERT_SECONDS + size / BYTES_PER_SECOND, TEXT_MEMORY + PICKLE_MEMORY * size
+    mend = "the file is damaged, or this machine has too little memory for it"
+    try:
+        _child().call(f"{WORK}:convert_pickle", str(file), str(target), tied, memory, seconds=seconds)
+    except Overrun as error:
+        raise BadInput(f"{file.name}: converting this pickle {_how(error, seconds)}; {mend}.") from None
+    except ChildError as error:
+        raise BadInput(f"{file.name}: converting this pickle failed ({error.kind}: {_short(error)}); {mend}.") from None
 
 
 class _Trial:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (imported before the child forks)
 
-from models import convert
+from models import convert, pickles
 from models.base import Base, load_base, load_tokenizer
 from models.chat import render
 from speculoos.errors import BadInput, SpeculoosError
@@ -86,6 +86,12 @@ def convert_gguf(file: str, folder: str, memory: int) -> dict[str, str]:
         raise
     except (AttributeError, TypeError, IndexError, OverflowError, AssertionError, RecursionError) as error:
         raise BadInput(f"{Path(file).name}: damaged GGUF file ({type(error).__name__}: {error}).") from None
+
+
+def convert_pickle(file: str, target: str, tied: bool, memory: int) -> None:
+    """`models.pickles.convert`, with `memory` bytes."""
+    _allow(memory)
+    pickles.convert(Path(file), Path(target), tied)
 
 
 def _allow(memory: int) -> None:

@@ -1,24 +1,58 @@
 """Training as a library, for people with a loaded transformers model and their own loop or Hugging Face's Trainer.
 
 `convert` gives a module whose forward takes a batch of `collate_rows` and returns {"loss"}; its parameters are the
-draft's. Unlike our loop, a foreign one divides each batch's loss by that batch's own count.
+draft's. `load` restores one that was saved. Unlike our loop, a foreign one divides each batch's loss by that batch's
+own count.
 """
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from decoding.drafters import make_drafter
+from decoding.generate import GenerateConfig, generate
+from decoding.stats import Summary, summarize
+from decoding.target import Target
+from decoding.text import TextStream
 from methods import train_config
 from methods.settings import TrainConfig
-from models.base import Base
-from models.checkpoints import save_draft
-from speculoos.errors import BadInput
+from models import identity
+from models.base import Base, load_base, native_dtype, pick_device
+from models.chat import render
+from models.checkpoints import base_notices, own_tensors, read_config, write_draft
+from models.damage import NO_SUMS, weights_sum
+from models.starter import installed
+from speculoos.errors import BadInput, NotFound, SpeculoosError
+from speculoos.files import new_folder
 from training.batches import Batch, Conversation, DataReport, collate, keep
 from training.masks import mask_conversation
 from training.method import make_method
+from training.samples import mirrored
+
+BASE = "base"
+"""The folder of a copied base, inside that of the draft."""
+OWN = "method."
+"""How the names of this module's own state dict begin; those in a checkpoint are the draft's."""
+
+
+class Answer(NamedTuple):
+    """One answer: its text, its token ids, and what `decoding.stats.summarize` says of the steps."""
+
+    text: str
+    token_ids: list[int]
+    summary: Summary
+
+
+class Keys(NamedTuple):
+    """What `load_state_dict` says, as torch's own."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 def conversations_from(rows: Iterable[Mapping[str, Any]], base: Base, max_length: int = 2048) -> list[Conversation]:
@@ -42,19 +76,55 @@ def convert(base: Base, method: str, conversations: Sequence[Conversation] = (),
     return TrainableDraft(base, train_config(method, **settings), conversations)
 
 
-class TrainableDraft(nn.Module):
-    """Draft and loss in one module, as Trainer likes it."""
+def load(
+    folder: str | Path, base: Base | None = None, conversations: Sequence[Conversation] = (), device: str = "auto"
+) -> "TrainableDraft":
+    """Restore what `TrainableDraft.save` or `Trainer.save_model` wrote, or any checkpoint of ours: it generates, and
+    can be trained further.
 
-    def __init__(self, base: Base, config: TrainConfig, conversations: Sequence[Conversation]):
-        super().__init__()
+    `base`: in place of the one that the folder holds or names. `conversations`: data to train on, by which EAGLE-3
+    scales its features. Raises NotFound where the base is not here, Damaged where a file is not what was saved.
+    """
+    folder, config = Path(folder), read_config(folder)
+    stored = config.get("training", {}).get("settings")
+    settings = {**stored, "device": device} if isinstance(stored, Mapping) else {"device": device}
+    settings = {name: value for name, value in settings.items() if name not in ("method", "draft_path")}
+    chosen = train_config(config["speculoos_method"], **settings)
+    draft = TrainableDraft(base or _named_base(folder, config, chosen), chosen, conversations, folder)
+    draft.notices = base_notices(config, draft.base_sha256())
+    return draft
+
+
+class TrainableDraft(PreTrainedModel):
+    """Draft and loss in one module. A PreTrainedModel, so that Trainer saves it by `save_pretrained`."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(
+        self, base: Base, config: TrainConfig, conversations: Sequence[Conversation] = (), folder: str | Path = ""
+    ):
+        """Fresh, or with the draft in `folder`."""
+        super().__init__(PreTrainedConfig())
         torch.manual_seed(config.seed)
         self.settings, self._base = config, base
-        self.method = make_method(config, base, conversations)
-        self._forwards = 0
+        started = config.model_copy(update={"draft_path": str(folder)}) if folder else config
+        self.method = make_method(started, base, conversations)
+        self.notices: list[str] = []
+        self._drafting = {key: read_config(folder).get(key) for key in ("drafting", "tuning")} if folder else {}
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **options: Any) -> "TrainableDraft":  # type: ignore[override]
+        """As `load`."""
+        return load(folder, **options)
 
     @property
     def draft(self) -> nn.Module:
         return self.method.draft
+
+    @property
+    def base(self) -> Base:
+        """The frozen base that is drafted for."""
+        return self._base
 
     def forward(self, input_ids: Tensor, mask: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         """{"loss"}: Σ_k weight_k · sum_k / count_k over this batch."""
@@ -64,11 +134,101 @@ class TrainableDraft(nn.Module):
                 "load the base on the device that trains (for Trainer: TrainingArguments.device)."
             )
         features = self.method.features(Batch(input_ids, mask, lengths))
-        self._forwards += 1
+        seed = int(torch.randint(2**31, ()))  # a resumed Trainer brings the generator's state back
         weights = torch.tensor(self.method.weights, device=input_ids.device)
         scale = weights / self.method.counts(features).clamp(min=1)
-        return {"loss": self.method(features, self.settings.seed + self._forwards, scale).loss}
+        return {"loss": self.method(features, seed, scale).loss}
 
-    def save(self, folder: str | Path, **info: Any) -> Path:
-        """Write a checkpoint that `models.checkpoints.load_draft(folder, base)` restores."""
-        return save_draft(folder, self.draft, {"settings": self.settings.to_json(), **info}, self.settings.save_dtype)
+    @torch.no_grad()
+    def generate(self, prompt: str | Sequence[dict[str, str]], max_tokens: int = 128, **options: Any) -> Answer:
+        """Answer a prompt, or messages, with the base and the draft as it is now. `options` are those of
+        `decoding.generate.GenerateConfig`: greedy unless a temperature is given."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        draft = mirrored(self._base, self.draft)
+        draft.drafting = self._drafting.get("drafting") or {}
+        target, stream = Target(self._base, self._base.max_length), TextStream(self._base.tokenizer)
+        prompt_ids = render(self._base.tokenizer, messages)
+        steps = list(generate(target, make_drafter(target, draft), prompt_ids, GenerateConfig(max_tokens, **options)))
+        token_ids = [token["id"] for record in stream.records(steps) for token in record["tokens"]]
+        return Answer(stream.text, token_ids, summarize(steps))
+
+    def save(self, folder: str | Path, copy_base: bool = False, **info: Any) -> Path:
+        """Write a checkpoint that `load(folder)` and `models.checkpoints.load_draft(folder, base)` restore; `folder` is
+        replaced. It names the base's folder, or holds a copy of the base (`copy_base`), so that it can be moved."""
+        folder = Path(folder)
+        within = Path(self._base.path).resolve().is_relative_to(folder.resolve())  # it is about to be replaced
+        with new_folder(folder, replace=True) as building:
+            if copy_base or within:
+                _copy_base(self._base, building / BASE)
+                info["base_path"] = BASE
+            write_draft(building, self.draft, self._info(info), self.settings.save_dtype)
+        if within:
+            self._base.path = folder / BASE
+        return folder
+
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        **_: Any,
+    ) -> None:
+        """What Trainer calls: the files of `save` into a folder that may hold others, in the precision of training."""
+        if is_main_process:
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            tensors = self._named_as_stored(state_dict) if state_dict else None
+            write_draft(save_directory, self.draft, self._info({}), tensors=tensors)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Of this module, or of a checkpoint of it."""
+        if all(name.startswith(OWN) for name in state_dict):
+            return super().load_state_dict(state_dict, strict, assign)
+        expected = own_tensors(self.draft)
+        keys = Keys([n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected])
+        if strict and (wrong := [*keys.missing_keys, *keys.unexpected_keys]):
+            raise BadInput(f"The state dict is none of this draft (first wrong tensor: {wrong[0]}).")
+        self.draft.load_state_dict(state_dict, strict=False)
+        return keys
+
+    def base_sha256(self) -> str:
+        """Sum of the base's weights; "" where its files are not safetensors in a folder."""
+        try:
+            return weights_sum(Path(self._base.path), NO_SUMS)
+        except (SpeculoosError, OSError):
+            return ""
+
+    def _info(self, info: dict[str, Any]) -> dict[str, Any]:
+        path = Path(self._base.path)
+        known = {"settings": self.settings.to_json(), "base_sha256": self.base_sha256(), **self._drafting}
+        place = {"base_path": str(path.resolve())} if path.is_dir() else {}
+        return {"base": path.name if path.is_dir() else str(path), **place, **known, **info}
+
+    def _named_as_stored(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of a state dict of this module, by the names of a checkpoint."""
+        names = {value.data_ptr(): name for name, value in own_tensors(self.draft).items()}
+        own = self.state_dict()
+        return {names[own[n].data_ptr()]: value for n, value in state_dict.items() if own[n].data_ptr() in names}
+
+
+def _copy_base(base: Base, folder: Path) -> None:
+    """The files that loading a base reads, or the base as transformers saves it where it came from none."""
+    source = Path(base.path)
+    if not source.is_dir():
+        base.model.save_pretrained(folder)
+        base.tokenizer.save_pretrained(folder)
+        return
+    folder.mkdir()
+    index = [source / identity.INDEX] if (source / identity.INDEX).exists() else []
+    for file in (*identity.read_files(source), *identity.weight_files(source), *index):
+        shutil.copyfile(file, folder / file.name)
+
+
+def _named_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> Base:
+    """The base that the folder of a draft holds or names; that of the starter's drafts, which came with it."""
+    path = config.get("base_path", "")
+    place = folder / path if path else installed(config.get("base_sha256", ""))
+    if place is None or not place.is_dir():
+        named = path or config.get("base") or "unknown"
+        raise NotFound(f"{folder}: its base {named} is not here; load it and give it as base=load_base(FOLDER).")
+    device = pick_device(settings.device)
+    return load_base(place, native_dtype(settings.base_dtype, device), str(device))

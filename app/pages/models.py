@@ -29,8 +29,8 @@ from upkeep.starter import ensure_starter
 from workers.ask.submit import submit
 
 HINTS = {
-    "Hub id": ("owner/name", "Fetched from the hub as safetensors; gated ones need HF_TOKEN in the environment."),
-    "Local folder": ("/path/to/folder", "A Hugging Face folder on this server: config.json, safetensors, tokenizer."),
+    "Hub id": ("owner/name", "Fetched from the hub; gated ones need HF_TOKEN in the environment."),
+    "Local folder": ("/path/to/folder", "A Hugging Face folder on this server: config.json, weights, tokenizer."),
     "GGUF file": ("/path/to/model.gguf", "Converted once to safetensors; the original and its GGUF are two models."),
     "Starter model": ("", "SmolLM2-135M-Instruct, which came with the installation."),
 }

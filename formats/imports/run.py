@@ -32,12 +32,13 @@ SCRATCH = ".import-"
 @dataclass(frozen=True)
 class TargetBase:
     """The base that a draft is for: its folder, name and the sum of its weights; `refused` says for each method why it
-    cannot carry such a draft ("" where it can)."""
+    cannot carry such a draft ("" where it can). `hub_id` is set for a base from the hub."""
 
     path: Path
     name: str
     sha256: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
+    hub_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Conversion:
     base_name: str = ""
     base_sha256: str = ""
     layout: str = ""
+    base_hub_id: str = ""
 
 
 def import_draft(
@@ -70,7 +72,7 @@ def import_draft(
         place, shown, origin = _fetched(source, location, scratch / "source", reporter, token)
         reporter.log(f"Reading {shown} for {base.name} …")
         named = (str(place), str(scratch), str(base.path), shown, origin, base.name, base.sha256)
-        report = _in_child(Conversion(*named, layout))
+        report = _in_child(Conversion(*named, layout, base.hub_id))
         if reason := base.refused.get(report["method"]):
             raise Unsupported(f"{shown}: {base.name} cannot carry it: {reason}")
         for notice in report["notices"]:

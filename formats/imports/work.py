@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from formats.imports import pickles, source
+from formats.imports import source
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft
 from formats.imports.layouts import READERS, find_layout
@@ -11,6 +11,7 @@ from formats.imports.names import TITLES, made_for
 from formats.imports.run import Conversion
 from formats.imports.source import Source
 from formats.imports.tokens import check_tokenizer
+from models import pickles
 from models.checkpoints import amend, save_draft
 from speculoos.errors import BadInput, SpeculoosError
 
@@ -34,9 +35,10 @@ def _convert(conversion: Conversion, base: BaseOutline) -> dict[str, Any]:
     layout = find_layout(source, conversion.layout)
     notices = [check_tokenizer(folder, conversion.shown, base.folder, base.name), _other_dtype(source)]
     draft = READERS[layout](source, base, layout)
+    notices += [*draft.notices, _other_base(source, conversion)]
     report = {
         **{"format": layout, "title": TITLES[layout], "origin": conversion.origin or conversion.shown},
-        **{"notices": [*filter(None, notices), *draft.notices], "licence": source.licence},
+        **{"notices": [*filter(None, notices)], "licence": source.licence},
     }
     _write(scratch / "draft", draft, base, conversion.base_sha256, _source(source, report))
     trained_on = draft.info.get("base_sha256") or conversion.base_sha256
@@ -64,6 +66,24 @@ def _other_dtype(source: Source) -> str:
         return ""
     key = "torch_dtype" if source.fields.text("torch_dtype") else "dtype"
     return f"{key}: config.json says {stated[:40]}, the numbers are stored as {source.dtype} and were kept so."
+
+
+def _other_base(source: Source, conversion: Conversion) -> str:
+    """A notice where the config names a base by another name than the chosen one has. Names are no proof that the
+    weights differ, so this refuses nothing."""
+    named = made_for(source.config)
+    known = (conversion.base_name, conversion.base_hub_id, conversion.base_folder)
+    if not isinstance(named, str) or _last_part(named) in {_last_part(name) for name in known}:
+        return ""
+    return (
+        f"{source.where} names the base {named[:120]}, and the base chosen here is {conversion.base_name}: if they are "
+        "different models, few draft tokens will be accepted; import the draft for the base it was trained on."
+    )
+
+
+def _last_part(name: str) -> str:
+    """`name` of `owner/name` or of a path, in lower case."""
+    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def _source(source: Source, report: dict[str, Any]) -> dict[str, Any]:

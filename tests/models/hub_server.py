@@ -1,6 +1,7 @@
 """A process that speaks as much of the hub's protocol as downloads need: hub_server.py PORT_FILE MODEL_FOLDER.
 
-tests/tiny is the model; tests/gated wants a token; tests/pickles has no safetensors; tests/damaged lies about a hash.
+tests/tiny is the model; tests/gated wants a token; tests/pickles shows what is no safetensors, tests/others has
+neither; tests/damaged lies about a hash.
 Data sets: tests/chats (two shards of JSONL, a test split, code), tests/tables (parquet), tests/private (wants a token),
 tests/long (6 MB of JSONL),
 tests/scripts (code only), tests/parts (two sets of splits), tests/torn (lies about a hash), tests/strange (no list),
@@ -92,7 +93,10 @@ def git_sha1(path: Path) -> str:
 
 def siblings(name: str) -> list[dict]:
     if name == "tests/pickles":
-        return [{"rfilename": "pytorch_model.bin", "size": 10}, {"rfilename": "config.json", "size": 10}]
+        made = [path for path in sorted(FOLDER.iterdir()) if path.suffix != ".safetensors"]
+        return [{"rfilename": path.name, "size": path.stat().st_size, "blobId": git_sha1(path)} for path in made]
+    if name == "tests/others":
+        return [{"rfilename": "tf_model.h5", "size": 10}, {"rfilename": "config.json", "size": 10}]
     made = [{"rfilename": "modeling_evil.py", "size": 9}, {"rfilename": "original/consolidated.pth", "size": 9}]
     for path in sorted(FOLDER.iterdir()):
         entry = {"rfilename": path.name, "size": path.stat().st_size, "blobId": git_sha1(path)}
@@ -149,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         name = "/".join(path.removeprefix("/api/models").split("/")[1:3])
         if name == "tests/gated" and self.headers.get("Authorization") != "Bearer hf_right":
             self.send(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted"})
-        elif name not in ("tests/tiny", "tests/gated", "tests/pickles", "tests/damaged"):
+        elif name not in ("tests/tiny", "tests/gated", "tests/pickles", "tests/others", "tests/damaged"):
             self.send(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
         elif "/tree/" in path:
             self.json([tree_entry(entry) for entry in siblings(name)])

@@ -1,5 +1,6 @@
 """Bases from every source: whole or not at all, safetensors only, refusals in one sentence."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,14 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from models import fetch
+from models import fetch, pickles
 from models.base import load_base
 from models.chat import render
 from models.fetch import ensure_starter, fetch_base
 from models.hub import choose, parse_id
 from models.identity import weights_sha256
 from models.starter import starter_path
+from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, NotFound, SpeculoosError, Unsupported
 from speculoos.reporting import Silent
 from tests.models.gguf_file import write_gguf
@@ -34,10 +38,12 @@ def work(location, folder, token):
 
 @pytest.fixture(scope="module")
 def hub(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a process that speaks the hub's protocol and offers the tiny base."""
+    """URL of a process that speaks the hub's protocol and offers the tiny base, its weights in a pickle too."""
     port_file = tmp_path_factory.mktemp("hub") / "port"
     server = Path(__file__).with_name("hub_server.py")
-    process = subprocess.Popen([sys.executable, str(server), str(port_file), str(tiny_base)])
+    offered = shutil.copytree(tiny_base, port_file.with_name("offered"))
+    torch.save(load_file(tiny_base / "model.safetensors"), offered / "pytorch_model.bin")
+    process = subprocess.Popen([sys.executable, str(server), str(port_file), str(offered)])
     try:
         for _ in range(200):
             if port_file.exists():
@@ -65,6 +71,13 @@ def test_a_hub_model_arrives_whole_and_without_code(client: HubClient, tiny_base
     assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
 
+def test_a_hub_model_of_pickles_arrives_as_safetensors(client: HubClient, tiny_base: Path, tmp_path: Path) -> None:
+    made = client.ask("tests/pickles", tmp_path / "base", "")
+    assert made["card"]["weights_sha256"] == weights_sha256(tiny_base) and made["card"]["hub_id"] == "tests/pickles"
+    names = {path.name for path in Path(made["path"]).iterdir()}
+    assert "model.safetensors" in names and not {name for name in names if ".bin" in name}
+
+
 def test_a_gated_model_opens_with_the_token(client: HubClient, tmp_path: Path) -> None:
     refused = client.ask("tests/gated", tmp_path / "base", "hf_wrong")
     assert "gated" in refused["says"] and "HF_TOKEN" in refused["says"] and "hf_wrong" not in refused["says"]
@@ -75,7 +88,7 @@ def test_a_gated_model_opens_with_the_token(client: HubClient, tmp_path: Path) -
     ("location", "error", "says"),
     [
         ("tests/nowhere", "NotFound", "no model 'tests/nowhere'"),
-        ("tests/pickles", "Unsupported", "no safetensors"),
+        ("tests/others", "Unsupported", "no safetensors"),
         ("tests/damaged", "Unavailable", "sha256 differs"),
     ],
 )
@@ -109,6 +122,8 @@ def test_only_what_a_base_needs_is_chosen() -> None:
     names += ["pytorch_model.bin", "tokenizer.model", "optimizer.json", "chat_template.jinja", "README.md"]
     wanted = {"model-1.safetensors", "config.json", "tokenizer.model", "chat_template.jinja", "README.md"}
     assert set(choose({name: (1, "") for name in names})) == wanted
+    pickled = {"config.json": (1, ""), "pytorch_model-00001-of-00002.bin": (1, "")}
+    assert choose(pickled | {"training_args.bin": (1, ""), "medusa_lm_head.pt": (1, "")}) == pickled
 
 
 def test_a_local_folder_is_used_where_it_lies(tiny_base: Path, tmp_path: Path) -> None:
@@ -126,7 +141,7 @@ def test_folders_that_cannot_be_a_base_are_refused(tiny_base: Path, tmp_path: Pa
     folder = shutil.copytree(tiny_base, tmp_path / "copy")
     (folder / "tokenizer.json").unlink()
     refused(BadInput, "no tokenizer")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "flax_model.msgpack")
     refused(Unsupported, "no safetensors")
     (folder / "config.json").unlink()
     (folder / "adapter_config.json").write_text("{}")
@@ -136,6 +151,96 @@ def test_folders_that_cannot_be_a_base_are_refused(tiny_base: Path, tmp_path: Pa
     folder = shutil.copytree(tiny_base, tmp_path / "odd")
     (folder / "config.json").write_text('{"model_type": "oddity", "auto_map": {"AutoConfig": "x.Y"}}')
     refused(Unsupported, "'oddity' is unknown")
+
+
+def pickled(base: Path, folder: Path, shards: int = 1, legacy: bool = False) -> Path:
+    """A copy of `base` as older repositories hold it; a tied head lies beside the embeddings whose memory it shares."""
+    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = load_file(base / "model.safetensors")
+    if "lm_head.weight" not in tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    weight_map = {name: number % shards for number, name in enumerate(sorted(tensors))}
+    for shard in range(shards):
+        name = "pytorch_model.bin" if shards == 1 else f"pytorch_model-{shard + 1:05}-of-{shards:05}.bin"
+        held = {key: tensors[key] for key, at in weight_map.items() if at == shard}
+        torch.save(held, folder / name, _use_new_zipfile_serialization=not legacy)
+        weight_map = {key: name if at == shard else at for key, at in weight_map.items()}
+    if shards > 1:
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        torch.save(tensors, folder / "pytorch_model-00001-of-00001.bin")  # of another split; the index does not name it
+    return folder
+
+
+@pytest.mark.parametrize(("shards", "legacy"), [(1, False), (1, True), (3, False)])
+def test_a_folder_of_pickles_becomes_the_same_model_in_safetensors(
+    tiny_base: Path, tmp_path: Path, shards: int, legacy: bool
+) -> None:
+    source = pickled(tiny_base, tmp_path / "theirs", shards, legacy)
+    before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
+    with pytest.raises(BadInput, match="`speculoos models add` converts its pytorch_model.bin"):
+        load_base(source)
+    path, card = fetch_base("folder", str(source), tmp_path / "base", Silent())
+    assert path == tmp_path / "base" and card["weights_sha256"] == weights_sha256(tiny_base) == weights_sha256(path)
+    assert before == {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
+    assert not [*path.glob("*.bin*")] and (path / "model.safetensors.index.json").exists() == (shards > 1)
+    assert AutoModelForCausalLM.from_pretrained(path).dtype == torch.float32
+
+
+def test_a_tied_head_in_a_pickle_is_stored_once(tmp_path: Path) -> None:
+    tied = make_tiny_base(tmp_path / "tied", tie_word_embeddings=True)
+    path, _ = fetch_base("folder", str(pickled(tied, tmp_path / "theirs")), tmp_path / "base", Silent())
+    assert weights_sha256(path) == weights_sha256(tied)
+
+
+def test_pickles_that_share_memory_or_cannot_be_stored_are_told(tmp_path: Path) -> None:
+    shared = torch.arange(12.0)
+    views = {"whole": shared, "part": shared[2:6], "turned": shared.view(3, 4).T, "step": 3}
+    torch.save(views, tmp_path / "views.bin")
+    pickles.convert(tmp_path / "views.bin", tmp_path / "views.safetensors")
+    stored = load_file(tmp_path / "views.safetensors")
+    assert {*stored} == {"whole", "part", "turned"} and all(torch.equal(stored[name], views[name]) for name in stored)
+    torch.save({"a": torch.eye(2).to_sparse()}, tmp_path / "sparse.bin")
+    with pytest.raises(BadInput, match="sparse.bin: "):
+        pickles.convert(tmp_path / "sparse.bin", tmp_path / "sparse.safetensors")
+
+
+class Code:
+    """Unpickling it makes a file: what a hostile pickle would do."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (Path.touch, (self.marker,))
+
+
+@pytest.mark.parametrize("hostile", [True, False])
+def test_a_pickled_base_with_code_or_damage_is_refused_and_nothing_of_it_stays(
+    tiny_base: Path, tmp_path: Path, hostile: bool
+) -> None:
+    source, marker = pickled(tiny_base, tmp_path / "theirs", 2), tmp_path / "marker"
+    bad = source / "pytorch_model-00002-of-00002.bin"
+    if hostile:
+        torch.save({"lm_head.weight": Code(marker)}, bad)
+    else:
+        bad.write_bytes(bad.read_bytes()[:2000])
+    says = f"{bad.name}: this pickle holds code .*, which is never run" if hostile else f"{bad.name}: damaged"
+    with pytest.raises(BadInput, match=says) as refused:
+        fetch_base("folder", str(source), tmp_path / "base", Silent())
+    assert "\n" not in str(refused.value) and {p.name for p in tmp_path.iterdir()} == {"theirs"}
+
+
+def test_a_pickled_model_that_cannot_be_a_base_is_refused_before_it_is_converted(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    source = pickled(tiny_base, tmp_path / "theirs", 2)
+    (source / "pytorch_model-00001-of-00002.bin").unlink()
+    with pytest.raises(BadInput, match="names pytorch_model-00001-of-00002.bin, which is not there"):
+        fetch_base("folder", str(source), tmp_path / "base", Silent())
+    (source / "config.json").write_text('{"model_type": "oddity"}')
+    (source / "pytorch_model.bin.index.json").unlink()
+    with pytest.raises(Unsupported, match="'oddity' is unknown"):
+        fetch_base("folder", str(source), tmp_path / "base", Silent())
 
 
 def test_a_gguf_file_becomes_the_same_model(tiny_base: Path, tmp_path: Path) -> None:

@@ -1,18 +1,25 @@
 """docs/library.md: a loaded model becomes a draft in training under Hugging Face's Trainer, and is restored."""
 
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import Trainer, TrainingArguments
 
+import speculoos
 from decoding.target import fast_target
 from models.base import load_base
+from models.chat import render
+from models.checkpoints import load_draft, own_tensors, verify_sums
+from models.identity import weights_sha256
+from models.tiny import make_tiny_base
 from runtime.linear import packing_works
 from runtime.weights import pack_known
-from speculoos.errors import BadInput, Unsupported
-from training.convert import collate_rows, convert
+from speculoos.errors import BadInput, NotFound, Unsupported
+from training.convert import TrainableDraft, collate_rows, convert
 
 LIBRARY = Path(__file__).resolve().parents[2] / "docs" / "library.md"
 
@@ -27,6 +34,9 @@ def test_the_training_example_runs_and_restores_what_was_trained(tiny_base, tmp_
     fresh = convert(names["base"], "medusa", medusa_num_heads=2, medusa_tie_lm_head=True).draft.state_dict()
     assert any(not torch.equal(trained[k].cpu(), fresh[k]) for k in trained)
     assert (tmp_path / "my-heads" / "README.md").exists()
+    exec(compile(next(b for b in blocks if "speculoos.load" in b), "library.md", "exec"), names)
+    loaded = names["heads"].draft.state_dict()
+    assert all(torch.equal(trained[name].cpu(), loaded[name]) for name in trained)
 
 
 def test_a_batch_on_another_device_than_the_base_is_one_sentence(base, conversations):
@@ -56,3 +66,99 @@ def test_a_base_whose_layers_were_packed_is_refused_and_one_that_nothing_packs_i
     packed = works and packing_works(base.dtype)
     with pytest.raises(Unsupported, match="load it again to train") if packed else nullcontext():
         convert(base, method)
+
+
+SMALL = {
+    "medusa": {"medusa_num_heads": 2, "medusa_tie_lm_head": True},
+    "eagle": {},
+    "eagle3": {"ttt_steps": 2, "draft_vocab_size": 64},
+    "draft": {"draft_num_layers": 1},
+}
+
+
+def trained(draft, data, folder: Path, resume: Path | None = None) -> Trainer:
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        remove_unused_columns=False,
+        save_steps=1,
+        disable_tqdm=True,
+        report_to=[],
+        use_cpu=True,
+    )
+    trainer = Trainer(draft, arguments, train_dataset=data, data_collator=collate_rows)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return trainer
+
+
+def tensors(draft) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in own_tensors(draft).items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("method", SMALL)
+def test_what_trainer_saves_is_restored_to_generate_and_to_train_on(method, base, conversations, tmp_path):
+    data, out = conversations[:4], tmp_path / "out"
+    draft = convert(base, method, data, **SMALL[method])
+    fresh = tensors(draft.draft)
+    trainer = trained(draft, data, out)
+    ours = tensors(draft.draft)
+    assert not same(ours, fresh)
+    trainer.save_model()
+    assert (out / "checkpoint-1").exists() and same(tensors(load_draft(out, base)), ours)
+    restored = speculoos.load(out, conversations=data)
+    assert same(tensors(restored.draft), ours) and restored.settings == draft.settings and restored.notices == []
+    prompt = "say 3 fox 21"
+    plain = base.model.generate(
+        torch.tensor([render(base.tokenizer, [{"role": "user", "content": prompt}])]),
+        max_new_tokens=12,
+        do_sample=False,
+    )
+    answer = restored.generate(prompt, max_tokens=12)
+    assert answer.token_ids == plain[0, -len(answer.token_ids) :].tolist() and answer.summary.mean_accepted_length >= 1
+    restored(**collate_rows(data[:2]))["loss"].backward()
+    assert any(value.grad is not None and value.grad.abs().sum() > 0 for value in restored.parameters())
+    resumed = convert(base, method, data, **SMALL[method])
+    trained(resumed, data, tmp_path / "resumed", out / "checkpoint-1")
+    assert same(tensors(resumed.draft), ours)
+
+
+def test_a_folder_with_its_base_can_be_moved_and_saved_over_itself(tiny_base, conversations, tmp_path):
+    base = load_base(tiny_base)
+    convert(base, "medusa", **SMALL["medusa"]).save(tmp_path / "whole", copy_base=True, base="tiny")
+    (tmp_path / "whole").rename(tmp_path / "moved")
+    moved = speculoos.load(str(tmp_path / "moved"))
+    assert moved.base.path == tmp_path / "moved" / "base" and moved.base_sha256() == weights_sha256(tiny_base)
+    moved.draft.blocks[0][0].linear.bias.data.fill_(0.5)
+    moved.save(tmp_path / "moved")
+    again = TrainableDraft.from_pretrained(tmp_path / "moved")
+    assert same(tensors(again.draft), tensors(moved.draft)) and again.generate("fox", max_tokens=2).token_ids
+    verify_sums(tmp_path / "moved")
+
+
+def test_a_folder_whose_base_is_gone_or_another_says_so(tiny_base, tmp_path):
+    source = shutil.copytree(tiny_base, tmp_path / "source")
+    convert(load_base(source), "medusa", **SMALL["medusa"]).save(tmp_path / "heads")
+    shutil.rmtree(source)
+    with pytest.raises(NotFound, match="source is not here; load it and give it as base="):
+        speculoos.load(tmp_path / "heads")
+    other = load_base(make_tiny_base(tmp_path / "other", seed=3))
+    assert "fewer draft tokens" in speculoos.load(tmp_path / "heads", base=other).notices[0]
+    assert speculoos.load(tmp_path / "heads", base=load_base(tiny_base)).notices == []
+
+
+def test_a_gathered_state_dict_is_stored_by_the_names_of_a_checkpoint(base, conversations, tmp_path):
+    draft = convert(base, "draft", draft_num_layers=1)
+    other = {name: torch.full_like(value, 0.25) for name, value in draft.state_dict().items()}
+    draft.save_pretrained(tmp_path / "saved", state_dict=other)
+    draft.save_pretrained(tmp_path / "not", is_main_process=False)
+    assert not (tmp_path / "not").exists()
+    restored = tensors(speculoos.load(tmp_path / "saved", base=base).draft)
+    assert restored.keys() == own_tensors(draft.draft).keys() and all((v == 0.25).all() for v in restored.values())
+    with pytest.raises(BadInput, match="none of this draft .first wrong tensor"):
+        draft.load_state_dict({"odd": torch.zeros(1)})

@@ -100,7 +100,8 @@ def test_of_a_hub_repository_pickles_come_only_where_there_are_no_safetensors():
     }
     assert set(choose_draft(listed)) == {"config.json", "pytorch_model.bin", "medusa_lm_head.pt"}
     assert set(choose_draft({**listed, "model.safetensors": (1, "")})) == {"config.json", "model.safetensors"}
-    assert set(choose(listed)) == {"config.json"}
+    assert set(choose(listed)) == {"config.json", "pytorch_model.bin"}
+    assert set(choose({**listed, "model.safetensors": (1, "")})) == {"config.json", "model.safetensors"}
 
 
 def test_a_checkpoint_of_ours_comes_back_with_its_tree(imported, tmp_path, tiny_base, base):

@@ -125,6 +125,25 @@ def test_what_is_odd_is_accepted_and_said(name, imported):
     assert sentence.split(":")[0] in (folder / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("named", "warned"),
+    [("org/other", True), ("org/Tiny/", False), ("org/base", False), ("/models/{folder}", False), (7, False)],
+)
+@pytest.mark.parametrize("made", [writers.medusa, writers.speculators])
+def test_a_config_that_names_another_base_gives_a_warning(named, warned, made, tmp_path, tiny_base):
+    config, tensors = made()
+    named = named.format(folder=tiny_base.name) if isinstance(named, str) else named
+    if made is writers.medusa:
+        config["base_model_name_or_path"] = named
+    else:
+        config["speculators_config"]["verifier"]["name_or_path"] = named
+    folder = writers.write(tmp_path / "published", (config, tensors))
+    (tmp_path / "scratch").mkdir()
+    report = read_here(folder, tiny_base, tmp_path / "scratch", base_hub_id="org/base")
+    expected = [f"published/config.json names the base {named}, and the base chosen here is tiny"] if warned else []
+    assert [notice.partition(":")[0] for notice in report["notices"]] == expected
+
+
 def layers_of(folder: Path) -> list[int]:
     return json.loads((folder / "config.json").read_text())["aux_layers"]
 

@@ -14,7 +14,10 @@ def run(request: ImportDraft, context: Context) -> dict[str, Any]:
     """Fetch, read, write the checkpoint, and fill its row."""
     base = context.usable(Base, request.base_id)
     folder = context.checkpoint_folder(request.checkpoint_id)
-    matched = TargetBase(Path(base.path), base.name, base.weights_sha256, (base.card or {}).get("methods") or {})
+    card = base.card or {}
+    matched = TargetBase(
+        Path(base.path), base.name, base.weights_sha256, card.get("methods") or {}, card.get("hub_id") or ""
+    )
     token, source = context.settings.hf_token, "hub" if request.source == "hub" else "folder"
     location = request.location if source == "hub" else context.files.bring_path(request.location)
     report = import_draft(source, location, matched, folder, context, token, request.layout)
