@@ -1,7 +1,8 @@
 """The inference server: `python -m serving.main`. A contents page; the work is in the modules beside it.
 
 GET /healthz · GET /readyz · GET /metrics
-GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/runs/{id}[/cancel]
+GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/completions
+POST /v1/runs/{id}[/cancel]
 """
 
 import logging
@@ -24,7 +25,7 @@ from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
-from serving.protocol import ChatRequest
+from serving.protocol import ChatRequest, CompletionRequest
 from serving.timing import RequestTimer
 from serving.token import Keys, TokenRequired, with_token
 from serving.upkeep import Upkeep
@@ -137,6 +138,11 @@ def _add_models(app: FastAPI, settings: Settings) -> None:
 def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
     @app.post("/v1/chat/completions")
     async def complete(body: ChatRequest, request: Request) -> Response:
+        ref = await run_in_threadpool(local_model, settings, body.model)
+        return await chat.respond(engine, ref, body, request)
+
+    @app.post("/v1/completions")
+    async def complete_text(body: CompletionRequest, request: Request) -> Response:
         ref = await run_in_threadpool(local_model, settings, body.model)
         return await chat.respond(engine, ref, body, request)
 
