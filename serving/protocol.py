@@ -24,6 +24,8 @@ MAX_STOPS = 4
 MAX_OPTION = 256
 MAX_DRAFT_TOKENS = trees.MOST_NODES
 TEXT_OPTIONS = ("drafter", "acceptance")
+MAX_VALUES = 50_000
+"""Of one request, all its lists and objects together: a body of millions would hold the server for a minute."""
 HALF = "half_character"
 Role = Literal["system", "developer", "user", "assistant"]
 
@@ -93,8 +95,10 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_characters(cls, given: Any) -> Any:
+    def _bounded_and_whole(cls, given: Any) -> Any:
         """Half a character is valid JSON and no text: no tokenizer, no database and no answer could take it."""
+        if more_values_than(MAX_VALUES, given):
+            raise PydanticCustomError("too_many", f"expected at most {MAX_VALUES:,} values in one request")
         if place := half_character(given):
             raise PydanticCustomError(HALF, "holds half of a character (a lone surrogate)", {"field": place})
         return given
@@ -200,6 +204,19 @@ class CompletionRequest(GenerationRequest):
 def is_token_ids(value: Any) -> bool:
     """Whether `value` is a list of whole numbers from 0 on."""
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+
+
+def more_values_than(limit: int, value: Any) -> bool:
+    """Whether a JSON value holds more than `limit` values, all lists and objects together. Stops counting there."""
+    left, count = [value], 0
+    while left:
+        node = left.pop()
+        if isinstance(node, dict | list):
+            count += len(node)
+            if count > limit:
+                return True
+            left += node.values() if isinstance(node, dict) else node
+    return False
 
 
 def half_character(value: Any) -> str:
