@@ -23,6 +23,7 @@ from sqlalchemy import text
 from runtime.speed import PROBE, measure_once
 from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
+from serving.connections import BoundedConnection, allow_connections
 from serving.engine import Engine
 from serving.live import LiveRuns
 from serving.protocol import ChatRequest, CompletionRequest
@@ -168,21 +169,27 @@ def main() -> int:
     except SpeculoosError as error:
         print(f"{error} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
-    # Headers of a proxy are not believed: whoever can write them would choose whose place in the queue to take.
-    config = uvicorn.Config(
+    threading.Thread(
+        target=measure_once, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
+    ).start()
+    log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
+    allow_connections()
+    uvicorn.Server(server_config(app)).run(sockets=[listening])
+    return 0
+
+
+def server_config(app: Any) -> uvicorn.Config:
+    """How uvicorn serves the app. Headers of a proxy are not believed: whoever can write them would choose whose place
+    in the queue to take."""
+    return uvicorn.Config(
         app,
+        http=BoundedConnection,
         log_config=None,
         log_level="warning",
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    threading.Thread(
-        target=measure_once, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
-    ).start()
-    log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
-    uvicorn.Server(config).run(sockets=[listening])
-    return 0
 
 
 def _listen(settings: Settings) -> socket.socket:
