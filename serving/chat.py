@@ -1,4 +1,5 @@
-"""POST /v1/chat/completions: OpenAI's answer, whole or as a stream, with the trace of every step beside the text."""
+"""POST /v1/chat/completions and /v1/completions: OpenAI's answer, whole or as a stream, with the trace of every step
+beside the text."""
 
 import json
 import time
@@ -11,22 +12,30 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from serving.catalog import ModelRef
 from serving.engine import Answer, Engine
 from serving.errors import ApiError, as_api_error, body
-from serving.protocol import ChatRequest, Completion
+from serving.prompts import Prompts
+from serving.protocol import ChatRequest, Completion, CompletionRequest
 from serving.queueing import Ticket
 from serving.stream import Answering, Emit, unless_gone
 from serving.token import client_of
 
 STARTED = object()
 CLIENT_CLOSED = 499
+Asked = ChatRequest | CompletionRequest
 
 
-def rendering(engine: Engine, ref: ModelRef, body: ChatRequest, client: str) -> Answering:
-    """Queue the conversation for its template and tokenizer. Its event: the prompt's token ids."""
+def rendering(engine: Engine, ref: ModelRef, body: Asked, client: str) -> Answering:
+    """Queue the prompt for its template and tokenizer. Its event: the prompt's token ids."""
     engine.queue.check_room(client)  # rather than when the prompt is there
-    return Answering(engine.prompts.queue, client, lambda _, emit: emit(engine.prompts.render(ref, body.chat())))
+    return Answering(engine.prompts.queue, client, lambda _, emit: emit(_prompt_ids(engine.prompts, ref, body)))
 
 
-def answering(engine: Engine, ref: ModelRef, body: ChatRequest, prompt_ids: list[int], client: str) -> Answering:
+def _prompt_ids(prompts: Prompts, ref: ModelRef, body: Asked) -> list[int]:
+    if isinstance(body, ChatRequest):
+        return prompts.render(ref, body.chat())
+    return prompts.encode(ref, body.prompt) if isinstance(body.prompt, str) else body.prompt
+
+
+def answering(engine: Engine, ref: ModelRef, body: Asked, prompt_ids: list[int], client: str) -> Answering:
     """Queue the generation. Its events: STARTED, records, then the Answer."""
 
     def work(ticket: Ticket, emit: Emit) -> None:
@@ -35,7 +44,7 @@ def answering(engine: Engine, ref: ModelRef, body: ChatRequest, prompt_ids: list
     return Answering(engine.queue, client, work)
 
 
-async def respond(engine: Engine, ref: ModelRef, body: ChatRequest, request: Request) -> Response:
+async def respond(engine: Engine, ref: ModelRef, body: Asked, request: Request) -> Response:
     """The HTTP answer. Errors before the first token have their own status; later ones are sent as an event."""
     client = client_of(request.scope)
     rendered = rendering(engine, ref, body, client)
@@ -44,16 +53,18 @@ async def respond(engine: Engine, ref: ModelRef, body: ChatRequest, request: Req
         return _unanswered(engine)
     going_on = answering(engine, ref, body, prompt_ids, client)
     events = going_on.events()
-    completion = Completion(ref.name, int(time.time()))
     shown = prompt_ids if body.return_token_ids else None
+    completion = Completion(ref.name, int(time.time()), isinstance(body, ChatRequest), shown)
     if not body.stream:
         answer = await unless_gone(request.is_disconnected, _whole(events), going_on)
-        return JSONResponse(_as_json(completion, answer, shown)) if answer else _unanswered(engine)
+        if answer is None:
+            return _unanswered(engine)
+        return JSONResponse(completion.whole(answer.text, answer.token_ids, answer.summary))
     first = await unless_gone(request.is_disconnected, anext(events, None), going_on)
     if first is not STARTED:
         return _unanswered(engine)
     with_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return EventStream(_stream(_Chunks(completion, with_usage, shown), events), going_on)
+    return EventStream(_stream(_Chunks(completion, with_usage), events), going_on)
 
 
 def _unanswered(engine: Engine) -> Response:
@@ -86,31 +97,16 @@ async def _whole(events: AsyncIterator[Any]) -> Answer | None:
     return answer
 
 
-def _as_json(completion: Completion, answer: Answer, prompt_ids: list[int] | None) -> dict[str, Any]:
-    """`prompt_ids` where token ids were asked for."""
-    if prompt_ids is None:
-        return completion.whole(answer.text, answer.summary)
-    return completion.whole(answer.text, answer.summary, {"token_ids": answer.token_ids}, prompt_token_ids=prompt_ids)
-
-
 class _Chunks:
-    """The chunks of one stream. `prompt_ids` where token ids were asked for: the first chunk says them."""
+    """The chunks of one stream."""
 
-    def __init__(self, completion: Completion, with_usage: bool, prompt_ids: list[int] | None):
-        self._completion, self._with_usage, self._prompt_ids = completion, with_usage, prompt_ids
+    def __init__(self, completion: Completion, with_usage: bool):
+        self._completion, self._with_usage = completion, with_usage
 
     def of(self, record: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
         """Of one step."""
-        delta: dict[str, Any] = {"content": "".join(token["text"] for token in record["tokens"])}
-        ids = None
-        if record["index"] == 0:
-            delta = {"role": "assistant", **delta}
-        if self._with_usage:
-            extra["usage"] = None
-        if self._prompt_ids is not None:
-            ids = {"token_ids": [token["id"] for token in record["tokens"]]}
-            extra |= {"prompt_token_ids": self._prompt_ids} if record["index"] == 0 else {}
-        return self._completion.chunk(delta, finish, ids, speculation=record, **extra)
+        usage = {"usage": None} if self._with_usage else {}
+        return self._completion.chunk(record, finish, **usage, **extra)
 
     def ending(self, last: dict[str, Any] | None, answer: Answer) -> list[dict[str, Any]]:
         """The `last` step's, which waited for the summary, and the one with what was used."""

@@ -17,7 +17,7 @@ from serving.metrics import Metrics
 from serving.other_work import OtherWork
 from serving.pool import LoadedModel, Pool, default_budget
 from serving.prompts import Prompts
-from serving.protocol import ChatRequest
+from serving.protocol import GenerationRequest
 from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
@@ -102,7 +102,7 @@ class Engine:
     def answer(
         self,
         ref: ModelRef,
-        request: ChatRequest,
+        request: GenerationRequest,
         prompt_ids: list[int],
         on_step: Callable[[dict[str, Any]], None],
         cancelled: threading.Event,
@@ -210,6 +210,8 @@ class Engine:
         if generation.is_plain:
             self.baselines.offer(ref.base_key, steps, conditions)
         summary |= self.baselines.compare(ref.base_key, steps, conditions)
+        token_ids = [token.id for step in steps for token in step.tokens]
+        summary |= generation.verified(token_ids)
         summary |= {
             "finish": generation.finish,
             "model": ref.name,
@@ -223,7 +225,7 @@ class Engine:
             "other_load": load,
         }
         self.metrics.generated(summary)
-        return Answer(generation.text, [token.id for step in steps for token in step.tokens], summary)
+        return Answer(generation.text, token_ids, summary)
 
 
 class _Generation:
@@ -232,7 +234,7 @@ class _Generation:
     def __init__(
         self,
         loaded: LoadedModel,
-        request: ChatRequest,
+        request: GenerationRequest,
         prompt_ids: list[int],
         cancelled: threading.Event,
         written: Sequence[int],
@@ -241,9 +243,12 @@ class _Generation:
         self.written = written
         self.notices = loaded.notices
         self.prompt_ids = [*prompt_ids, *written]
-        self._check_length()
+        self.draft_tokens = request.draft_tokens or []
+        self._check_length(request.INPUT)
+        self._check_ids("draft_tokens", self.draft_tokens)
+        self._check_ids(request.INPUT, self.prompt_ids)
         self.config = self._config(request, cancelled.is_set)
-        self.drafter = self._drafter(loaded, dict(request.speculation or {}))
+        self.drafter = self._with_draft_tokens(loaded, self._drafter(loaded, dict(request.speculation or {})))
         if self.config.probabilities and not self.is_plain:
             self.notices.append(RECORDED)
         self.cached_tokens = self.target.reused(self.prompt_ids, self.drafter.reusable(self.prompt_ids))
@@ -267,16 +272,32 @@ class _Generation:
             on_step(record)
             yield step
 
-    def _check_length(self) -> None:
+    def verified(self, token_ids: list[int]) -> dict[str, int]:
+        """How many draft tokens the client sent, and how many of them the answer begins with; {} without any."""
+        from decoding.target import common_prefix
+
+        if not self.draft_tokens:
+            return {}
+        accepted = common_prefix(self.draft_tokens, token_ids)
+        return {"draft_tokens": len(self.draft_tokens), "accepted_draft_tokens": accepted}
+
+    def _check_length(self, param: str) -> None:
         limit = self.target.max_length
         if len(self.prompt_ids) >= limit:
+            chat = param == "messages"
             message = (
-                f"The messages are {len(self.prompt_ids)} tokens long and this model takes {limit} tokens with its "
-                "answer; shorten them or begin a new chat."
+                f"{'The messages are' if chat else 'The prompt is'} {len(self.prompt_ids)} tokens long and this model "
+                f"takes {limit} tokens with its answer; {'shorten them or begin a new chat' if chat else 'shorten it'}."
             )
-            raise ApiError(400, message, "context_length_exceeded", "messages")
+            raise ApiError(400, message, "context_length_exceeded", param)
 
-    def _config(self, request: ChatRequest, should_stop: Callable[[], bool]) -> Any:
+    def _check_ids(self, param: str, ids: Sequence[int]) -> None:
+        """Before the answer begins: later a stream could only say it as an event."""
+        last = self.target.base.vocab_size - 1
+        if ids and not 0 <= min(ids) <= max(ids) <= last:
+            raise ApiError(400, f"{param}: token ids of this model are 0 to {last}.", "invalid_value", param)
+
+    def _config(self, request: GenerationRequest, should_stop: Callable[[], bool]) -> Any:
         from decoding.config import GenerateConfig
 
         speculation = request.speculation or {}
@@ -311,6 +332,17 @@ class _Generation:
             return loaded.drafter({"drafter": "none"})
         except (TypeError, ValueError) as error:
             raise BadInput(f"speculation: these options cannot be used together ({error}).") from None
-        if drafter.name == "none" and loaded.draft is None and "drafter" not in options:
+        if drafter.name == "none" and loaded.draft is None and "drafter" not in options and not self.draft_tokens:
             self.notices.append(NO_DRAFT)
         return drafter
+
+    def _with_draft_tokens(self, loaded: LoadedModel, drafter: Any) -> Any:
+        """`drafter`, and before it the client's tokens where there are any and this base can verify them."""
+        from decoding.drafters.client import ClientDrafter
+
+        if not self.draft_tokens:
+            return drafter
+        if loaded.base.refusal:
+            self.notices.append(f"draft_tokens were not used: {loaded.base.refusal}")
+            return drafter
+        return ClientDrafter(drafter, self.draft_tokens)

@@ -1,7 +1,8 @@
 """The inference server: `python -m serving.main`. A contents page; the work is in the modules beside it.
 
 GET /healthz · GET /readyz · GET /metrics
-GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/runs/{id}[/cancel]
+GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/completions
+POST /v1/runs/{id}[/cancel]
 """
 
 import logging
@@ -22,9 +23,10 @@ from sqlalchemy import text
 from runtime.speed import PROBE, measure_best
 from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
+from serving.connections import BoundedConnection, allow_connections
 from serving.engine import Engine
 from serving.live import LiveRuns
-from serving.protocol import ChatRequest
+from serving.protocol import ChatRequest, CompletionRequest
 from serving.timing import RequestTimer
 from serving.token import Keys, TokenRequired, with_token
 from serving.upkeep import Upkeep
@@ -140,6 +142,11 @@ def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
         ref = await run_in_threadpool(local_model, settings, body.model)
         return await chat.respond(engine, ref, body, request)
 
+    @app.post("/v1/completions")
+    async def complete_text(body: CompletionRequest, request: Request) -> Response:
+        ref = await run_in_threadpool(local_model, settings, body.model)
+        return await chat.respond(engine, ref, body, request)
+
 
 def _add_runs(app: FastAPI, live: LiveRuns) -> None:
     @app.post("/v1/runs/{run_id}", status_code=202)
@@ -162,21 +169,27 @@ def main() -> int:
     except SpeculoosError as error:
         print(f"{error} {error.hint}".strip(), file=sys.stderr)
         return error.exit_code
-    # Headers of a proxy are not believed: whoever can write them would choose whose place in the queue to take.
-    config = uvicorn.Config(
+    threading.Thread(
+        target=measure_best, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
+    ).start()
+    log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
+    allow_connections()
+    uvicorn.Server(server_config(app)).run(sockets=[listening])
+    return 0
+
+
+def server_config(app: Any) -> uvicorn.Config:
+    """How uvicorn serves the app. Headers of a proxy are not believed: whoever can write them would choose whose place
+    in the queue to take."""
+    return uvicorn.Config(
         app,
+        http=BoundedConnection,
         log_config=None,
         log_level="warning",
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    threading.Thread(
-        target=measure_best, args=(settings.home / PROBE, app.state.engine.device), name="speed", daemon=True
-    ).start()
-    log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
-    uvicorn.Server(config).run(sockets=[listening])
-    return 0
 
 
 def _listen(settings: Settings) -> socket.socket:

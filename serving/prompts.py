@@ -4,7 +4,8 @@ end, so both run in a child process with limits (speculoos/limited.py). No torch
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from serving.catalog import ModelRef
@@ -52,11 +53,22 @@ class Prompts:
 
         Raises ApiError `prompt_failed` when the base's template or tokenizer fails or takes too much time or memory.
         """
-        began = time.monotonic()
-        try:
+        with self._counted():
             self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
             text, templated = self._call(ref, TEMPLATE, "write", SECONDS, messages)
             return self._call(ref, TOKENIZER, "encode", SECONDS, text, templated)
+
+    def encode(self, ref: ModelRef, text: str) -> list[int]:
+        """Token ids of a text as it is, with the special tokens that the tokenizer adds. Otherwise as `render`."""
+        with self._counted():
+            self._call(ref, TOKENIZER, "load", LOAD_SECONDS)
+            return self._call(ref, TOKENIZER, "encode", SECONDS, text, False)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
         except ApiError:
             self._on_failed()
             raise
@@ -77,5 +89,5 @@ class Prompts:
 
 
 def _failed(ref: ModelRef, what: str, reason: str) -> ApiError:
-    message = f"The {what} of the model {ref.base_name!r} {reason}; send other messages or bring a mended model here."
+    message = f"The {what} of the model {ref.base_name!r} {reason}; send another text or bring a mended model here."
     return ApiError(400, message, "prompt_failed", "model")

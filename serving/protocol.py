@@ -1,11 +1,12 @@
-"""OpenAI's chat protocol as far as this server speaks it: requests checked by pydantic, answers built as plain dicts.
+"""OpenAI's chat and text completions as far as this server speaks them: requests checked by pydantic, answers built as
+plain dicts.
 
 A parameter that would change the output and is not supported is refused, never ignored; those that only carry
 bookkeeping (`user`, `metadata`, `store`, `service_tier`) are accepted and unused.
 """
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -15,11 +16,16 @@ from speculoos.errors import BadInput
 from tracking.tables import new_id
 
 DEFAULT_MAX_TOKENS = 256
+DEFAULT_TEXT_TOKENS = 16
+"""Of /v1/completions, as OpenAI and vLLM have it."""
 MAX_MESSAGES = 512
 MAX_TEXT = 1_000_000
 MAX_STOPS = 4
 MAX_OPTION = 256
+MAX_DRAFT_TOKENS = trees.MOST_NODES
 TEXT_OPTIONS = ("drafter", "acceptance")
+MAX_VALUES = 50_000
+"""Of one request, all its lists and objects together: a body of millions would hold the server for a minute."""
 HALF = "half_character"
 Role = Literal["system", "developer", "user", "assistant"]
 
@@ -57,15 +63,16 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class ChatRequest(BaseModel):
-    """POST /v1/chat/completions. `speculation` is ours: options of `decoding.drafters`, such as drafter and depth."""
+class GenerationRequest(BaseModel):
+    """What both routes take. Ours are `speculation`, options of `decoding.drafters` such as drafter and depth, and
+    `draft_tokens`, ids that the answer is expected to begin with."""
 
     model_config = ConfigDict(extra="forbid")
+    INPUT: ClassVar[str]
+    """The parameter that becomes the prompt."""
 
     model: Annotated[str, Field(min_length=1, max_length=420)]
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
@@ -74,13 +81,12 @@ class ChatRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: dict[str, Any] | None = None
+    draft_tokens: list[int] | None = None
     return_token_ids: bool = False
 
     n: Literal[1] | None = 1
     frequency_penalty: Literal[0] | None = 0
     presence_penalty: Literal[0] | None = 0
-    logprobs: Literal[False] | None = None
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
 
     user: Any = None
     metadata: Any = None
@@ -89,8 +95,10 @@ class ChatRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_characters(cls, given: Any) -> Any:
+    def _bounded_and_whole(cls, given: Any) -> Any:
         """Half a character is valid JSON and no text: no tokenizer, no database and no answer could take it."""
+        if more_values_than(MAX_VALUES, given):
+            raise PydanticCustomError("too_many", f"expected at most {MAX_VALUES:,} values in one request")
         if place := half_character(given):
             raise PydanticCustomError(HALF, "holds half of a character (a lone surrogate)", {"field": place})
         return given
@@ -103,6 +111,16 @@ class ChatRequest(BaseModel):
         if len(stops) > MAX_STOPS or any(not s for s in stops):
             raise ValueError(f"expected up to {MAX_STOPS} strings, none of them empty")
         return stops
+
+    @field_validator("draft_tokens", mode="before")
+    @classmethod
+    def _ids(cls, ids: Any) -> Any:
+        """Which ids the model has is for the engine to say."""
+        if ids is not None and not is_token_ids(ids):
+            raise ValueError("expected a list of token ids")
+        if ids is not None and len(ids) > MAX_DRAFT_TOKENS:
+            raise ValueError(f"expected at most {MAX_DRAFT_TOKENS:,} token ids, got {len(ids):,}")
+        return ids
 
     @field_validator("frequency_penalty", "presence_penalty", mode="before")
     @classmethod
@@ -126,6 +144,20 @@ class ChatRequest(BaseModel):
                 raise ValueError(f"{name!r} must be true, false or a number from 0 to {MAX_OPTION}{hint}")
         return options
 
+    def limit(self) -> int:
+        """New tokens at most."""
+        return self.max_tokens or DEFAULT_MAX_TOKENS
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    INPUT = "messages"
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Literal[False] | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+
     @model_validator(mode="after")
     def _bounded(self) -> "ChatRequest":
         if sum(len(m.plain()["content"]) for m in self.messages) > MAX_TEXT:
@@ -136,10 +168,55 @@ class ChatRequest(BaseModel):
 
     def limit(self) -> int:
         """New tokens at most."""
-        return self.max_completion_tokens or self.max_tokens or DEFAULT_MAX_TOKENS
+        return self.max_completion_tokens or super().limit()
 
     def chat(self) -> list[dict[str, str]]:
         return [message.plain() for message in self.messages]
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions: a text, or its token ids, that the model continues. No chat template is used."""
+
+    INPUT = "prompt"
+    prompt: str | list[int]
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+    logprobs: None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_prompt(cls, prompt: Any) -> Any:
+        """A list of one prompt, as some clients send it, is that prompt."""
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if not prompt or not (isinstance(prompt, str) or is_token_ids(prompt)):
+            raise ValueError("expected one text or one list of token ids, not empty")
+        if isinstance(prompt, str) and len(prompt) > MAX_TEXT:
+            raise ValueError(f"longer than {MAX_TEXT:,} characters")
+        return prompt
+
+    def limit(self) -> int:
+        """New tokens at most."""
+        return self.max_tokens or DEFAULT_TEXT_TOKENS
+
+
+def is_token_ids(value: Any) -> bool:
+    """Whether `value` is a list of whole numbers from 0 on."""
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+
+
+def more_values_than(limit: int, value: Any) -> bool:
+    """Whether a JSON value holds more than `limit` values, all lists and objects together. Stops counting there."""
+    left, count = [value], 0
+    while left:
+        node = left.pop()
+        if isinstance(node, dict | list):
+            count += len(node)
+            if count > limit:
+                return True
+            left += node.values() if isinstance(node, dict) else node
+    return False
 
 
 def half_character(value: Any) -> str:
@@ -185,41 +262,68 @@ def _check_tree(value: Any) -> None:
 
 @dataclass
 class Completion:
-    """Ids that every chunk of one answer shares, and the builders of its JSON."""
+    """Builds the JSON of one answer. `chat` says which of the two shapes. `prompt_ids` are there where token ids were
+    asked for."""
 
     model: str
     created: int
-    id: str = field(default_factory=lambda: f"chatcmpl-{new_id()}")
+    chat: bool = True
+    prompt_ids: list[int] | None = None
+    id: str = ""
 
-    def chunk(
-        self, delta: dict[str, Any], finish: str | None = None, ids: dict[str, Any] | None = None, **extra: Any
-    ) -> dict[str, Any]:
-        """One `chat.completion.chunk`; `ids` are the choice's token ids, `extra` holds `speculation`."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, **(ids or {})}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **extra}
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{new_id()}"
+
+    def chunk(self, record: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
+        """The chunk of one step; `extra` holds the summary at the end."""
+        tokens, first = record["tokens"], record["index"] == 0
+        text = "".join(token["text"] for token in tokens)
+        role = {"role": "assistant"} if first else {}
+        said = {"delta": {**role, "content": text}} if self.chat else {"text": text}
+        answer = self._answer(".chunk", said, finish, [token["id"] for token in tokens], first)
+        return {**answer, "speculation": record, **extra}
 
     def usage_chunk(self, summary: dict[str, Any]) -> dict[str, Any]:
         """The chunk after the last token: no choices, usage and the summary of the whole run."""
-        return {**self._head("chat.completion.chunk"), "choices": [], **_totals(summary)}
+        return {**self._head(".chunk"), "choices": [], **_totals(summary)}
 
-    def whole(
-        self, text: str, summary: dict[str, Any], ids: dict[str, Any] | None = None, **extra: Any
-    ) -> dict[str, Any]:
-        """The answer to a request without `stream`; `ids` are the choice's token ids."""
+    def whole(self, text: str, token_ids: list[int], summary: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request without `stream`."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": summary["finish"], **(ids or {})}
-        return {**self._head("chat.completion"), "choices": [choice], **_totals(summary), **extra}
+        said = {"message": message} if self.chat else {"text": text}
+        return {**self._answer("", said, summary["finish"], token_ids, True), **_totals(summary)}
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _answer(
+        self, suffix: str, said: dict[str, Any], finish: str | None, ids: list[int], first: bool
+    ) -> dict[str, Any]:
+        """With one choice; the prompt's ids stand in the `first` part, where vLLM has them."""
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+        answer = {**self._head(suffix), "choices": [choice]}
+        if self.prompt_ids is not None:
+            choice["token_ids"] = ids
+            if first:
+                (answer if self.chat else choice)["prompt_token_ids"] = self.prompt_ids
+        return answer
+
+    def _head(self, suffix: str) -> dict[str, Any]:
+        kind = f"chat.completion{suffix}" if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 def _totals(summary: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's usage object beside the summary; `cached_tokens` of the prompt were still in the KV cache."""
+    """OpenAI's usage object beside the summary; `cached_tokens` of the prompt were still in the KV cache. The client's
+    draft tokens are counted as OpenAI counts those of a predicted output."""
     usage = {
         "prompt_tokens": summary["prompt_tokens"],
         "completion_tokens": summary["tokens"],
         "total_tokens": summary["prompt_tokens"] + summary["tokens"],
         "prompt_tokens_details": {"cached_tokens": summary["cached_tokens"]},
     }
+    if "draft_tokens" in summary:
+        accepted = summary["accepted_draft_tokens"]
+        rejected = summary["draft_tokens"] - accepted
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
     return {"usage": usage, "speculation_summary": summary}

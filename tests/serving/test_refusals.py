@@ -207,3 +207,10 @@ def test_unknown_addresses_and_methods_are_refused_in_the_same_shape(served: Ser
         refused(client.get("/v1/nothing"), 404, "unknown_url")
         refused(client.get("/docs"), 404, "unknown_url")
         refused(client.get("/v1/chat/completions"), 405, "refused")
+
+
+@pytest.mark.parametrize("stop", [[1] * 100_000, [[["a"] * 500] * 200]])
+def test_a_body_of_very_many_values_is_refused_before_they_are_looked_at(served: Served, stop: list[Any]) -> None:
+    """A million wrong values made a million errors, which held every other request for a minute."""
+    error = refused(post(served, stop=stop), 400, "invalid_value")
+    assert "at most 50,000 values" in error["message"]

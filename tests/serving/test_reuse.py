@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from decoding.config import GenerateConfig
+from decoding.drafters.client import ClientDrafter
 from decoding.generate import generate
 from decoding.step import Step
 from models.base import load_base
@@ -71,3 +72,16 @@ def test_another_text_in_between_does_no_harm(ref: ModelRef) -> None:
     )
     second = [*prompt, *first, 70]
     assert trace(steps(warm.get(ref), second, 30)) == trace(steps(cold.get(ref), second, 30))
+
+
+@pytest.mark.parametrize("right", [0, 6])
+def test_draft_tokens_of_a_client_before_a_draft_change_no_token(ref: ModelRef, right: int) -> None:
+    """What comes after them is drafted as if the draft had proposed them itself."""
+    loaded, prompt = Pool("cpu", "float32", 2**40).get(ref), list(range(40, 60))
+    usual = steps(loaded, prompt, 20)
+    said = answer(usual)
+    sent = [*said[:right], said[right] + 1, *said[right + 1 :]]
+    config = GenerateConfig(max_tokens=20, eos_ids=frozenset())
+    made = list(generate(loaded.target, ClientDrafter(loaded.drafter({}), sent), prompt, config))
+    assert answer(made) == said
+    assert made[1].drafted.tokens == (tuple(sent[1:]) if right else usual[1].drafted.tokens)

@@ -2,7 +2,7 @@
 
 import re
 
-from serving.protocol import ChatRequest
+from serving.protocol import ChatRequest, CompletionRequest
 from speculoos.settings import CLONE
 from tests.serving.conftest import Served
 
@@ -11,7 +11,11 @@ TEXT = (CLONE / "docs" / "serving.md").read_text()
 
 def test_every_parameter_is_named() -> None:
     refused = {"frequency_penalty", "presence_penalty", "logprobs", "response_format"}
-    missing = [name for name in ChatRequest.model_fields if f"`{name}`" not in TEXT and name not in refused]
+    missing = [
+        name
+        for name in ChatRequest.model_fields | CompletionRequest.model_fields
+        if f"`{name}`" not in TEXT and name not in refused
+    ]
     assert not missing
 
 

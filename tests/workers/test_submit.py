@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
+from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unsupported
 from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
@@ -165,3 +165,17 @@ def test_unknown_kinds_and_fields_are_bad_input() -> None:
     with pytest.raises(BadInput, match="unknown field"):
         from_json("evaluate", {"base_id": "b", "shell": "rm"})
     assert set(REQUESTS) >= {"fetch_model", "import_prompts", "generate_data", "train", "evaluate"}
+
+
+def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(away: Settings, ready: dict[str, str]) -> None:
+    with db.writing(away) as session:
+        session.get_one(Base, ready["tiny"]).card = {"chat_template": False}
+    asked = GenerateData(ready["prompts"], ready["tiny"], system_prompt="Be brief.")
+    served = replace(asked, endpoint="mine", api="completions")
+    for request in (asked, served):
+        with pytest.raises(Unsupported, match="“tiny” has no chat template, so it cannot take a system prompt"):
+            submit(request, settings=away)
+    with db.reading(away) as session:
+        assert not session.query(Job).count()
+    submit(replace(asked, system_prompt=""), settings=away)
+    submit(replace(asked, endpoint="mine"), settings=away)

@@ -6,6 +6,7 @@ from pathlib import Path
 from methods import METHODS
 from speculoos.errors import BadInput, Unsupported
 from tracking.tables import Base, Dataset
+from workers.ask.requests import GenerateData
 
 
 def require_method(base: Base, method: str) -> None:
@@ -34,4 +35,17 @@ def require_tokenizer(base: Base, data: Dataset) -> None:
         raise BadInput(
             f"The data set “{data.name}” was made with another tokenizer than that of “{base.name}”.",
             "Generate the data with this base, or train the base that made the data.",
+        )
+
+
+def require_template(base: Base, request: GenerateData) -> None:
+    """Raises Unsupported when the request has a system prompt and the base that renders it has no chat template.
+
+    An endpoint that is asked for chats renders them itself.
+    """
+    rendered_here = not request.endpoint or request.api == "completions"
+    if request.system_prompt and rendered_here and (base.card or {}).get("chat_template") is False:
+        raise Unsupported(
+            f"“{base.name}” has no chat template, so it cannot take a system prompt.",
+            "Leave the system prompt out, or choose an instruct model.",
         )

@@ -1,0 +1,37 @@
+"""Draft tokens that a client sent: one chain, verified in the first forward after the prefill."""
+
+from collections.abc import Sequence
+
+from decoding.drafters.base import Drafter, Opening
+from decoding.tree import DraftTree
+from runtime.interface import Scored
+
+
+class ClientDrafter(Drafter):
+    """Proposes `tokens` once, as one chain, and leaves the rest of the answer to `inner`.
+
+    The prefill emits the answer's first token, so the chain is proposed only where that is tokens[0].
+    """
+
+    def __init__(self, inner: Drafter, tokens: Sequence[int]):
+        self.inner, self.tokens = inner, tuple(tokens)
+        self.name = "client" if inner.name == "none" else inner.name
+        self.layers = inner.layers
+        self._chain: tuple[int, ...] = ()
+
+    def reusable(self, prompt_ids: Sequence[int]) -> int | None:
+        return self.inner.reusable(prompt_ids)
+
+    def prefill(self, opening: Opening) -> None:
+        self._chain = self.tokens[1:] if self.tokens[:1] == (opening.token,) else ()
+        self.inner.prefill(opening)
+
+    def propose(self, token: int) -> DraftTree:
+        if self._chain:
+            chain, self._chain = self._chain, ()
+            return DraftTree.chain((token, *chain))
+        self.kind, self.own = self.inner.kind, self.inner.own
+        return self.inner.propose(token)
+
+    def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:
+        self.inner.observe(tokens, scored, rows)

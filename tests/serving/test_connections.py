@@ -1,0 +1,79 @@
+"""Connections that send slowly, or headers without end, are closed before anybody is asked for a token."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from serving import connections
+from serving.main import server_config
+from tests.serving.conftest import until
+
+HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\n"
+
+
+async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Answers with the length of the body; 401 unread where there is no token."""
+    assert scope["type"] == "http"
+    known, length, more = any(name == b"authorization" for name, _ in scope["headers"]), 0, True
+    while known and more:
+        message = await receive()
+        length, more = length + len(message.get("body", b"")), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200 if known else 401, "headers": []})
+    await send({"type": "http.response.body", "body": str(length).encode()})
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    config = server_config(app)
+    config.lifespan = "off"
+    server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    yield listening.getsockname()[1]
+    server.should_exit = True
+    thread.join(30)
+
+
+def closed_after(port: int, data: bytes) -> bytes:
+    """Send `data` and no more; what was answered until the server closed the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        answer = b""
+        try:
+            connection.sendall(data)
+            while part := connection.recv(65536):
+                answer += part
+        except ConnectionError:
+            pass
+        return answer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        HEAD,
+        HEAD + b"Authorization: x\r\nContent-Length: 9\r\n\r\n{",
+        HEAD + b"Content-Length: 9\r\n\r\n{",
+        HEAD + b"Content-Length: 0\r\n\r\n" + HEAD,
+    ],
+)
+def test_a_request_that_never_ends_is_closed(port: int, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.1)
+    assert closed_after(port, data).count(b"HTTP/1.1 ") == (b"\r\n\r\n" in data and b"Authorization" not in data)
+
+
+@pytest.mark.parametrize("data", [b"X: " + b"a" * 2**20, b"X: a\r\n" * 200_000])
+def test_headers_without_end_are_closed(port: int, data: bytes) -> None:
+    assert closed_after(port, HEAD + data) == b""
+
+
+def test_large_bodies_and_kept_connections_are_served(port: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "x"}) as client:
+        for size in (0, 10, 5_000_000, 10):
+            assert client.post("/x", content=b"x" * size).text == str(size)
