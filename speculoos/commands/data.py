@@ -277,6 +277,37 @@ def show(reference: Reference, as_json: Json = False) -> None:
     finish(result, as_json, _imported(result))
 
 
+@app.command("export")
+def export_data(
+    reference: Reference,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--out", "-o", help="File or folder to write; default NAME.jsonl here.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="messages ({role, content}), or conversations ({from, value}, ShareGPT).")
+    ] = "messages",
+    as_json: Json = False,
+) -> None:
+    """Write a data set as one JSONL file, all its shards put together; `data import` reads it again."""
+    from models import data_export
+    from tracking import queries
+    from tracking.db import reading
+    from tracking.stored import Files
+    from upkeep.homes import open_home
+
+    data_export.find_form(form)
+    settings = open_home()
+    with reading(settings) as session:
+        row = queries.find_dataset(session, reference)
+        queries.must_be_ready(row)
+    target = (output or Path()).expanduser().resolve()
+    if target.is_dir():
+        target = target / data_export.file_name(row.name)
+    rows = data_export.export_file(Files(settings).local(row), target, form)
+    result = {"path": str(target), "format": form, "rows": rows, "bytes": target.stat().st_size}
+    finish(result, as_json, f"{target}: {rows:,} rows ({result['bytes'] / 1e6:.1f} MB)")
+
+
 @app.command("rm")
 def remove(
     reference: Reference,
