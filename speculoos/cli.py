@@ -51,7 +51,7 @@ COMMANDS = (
 )
 GROUPS = {"models": models, "data": data, "features": features, "jobs": jobs, "keys": keys, "replay": replay}
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=train.TrainCommand if command is train.train else None)(command)
 for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from methods import METHODS
+from methods.recipes import list_recipes
+from methods.settings import settings_of
 from speculoos import machine
 from speculoos.cli import main
 from speculoos.settings import Settings
@@ -53,6 +56,23 @@ def test_without_a_command_the_help_is_shown_and_names_every_part(capsys: pytest
         "quickstart",
     ]:
         assert f"\n  {name} " in shown
+
+
+def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> str:
+        assert main(["train", *words, "--help"]) == 0
+        return joined(capsys.readouterr().out)
+
+    def joined(text: str) -> str:  # lines are broken anywhere
+        return "".join(text.split())
+
+    plain = shown()
+    assert all(joined(f"{recipe.name} {recipe.method}: {recipe.about}") in plain for recipe in list_recipes())
+    for name, method in METHODS.items():
+        listed = shown(name)
+        assert all(f"{each.name}=" in listed and joined(each.help) in listed for each in settings_of(method.config))
+    assert "ttt_steps=3Training-timetest" in shown("eagle3") and "[awholenumber,1to16]" in shown("eagle3")
+    assert "ttt_steps=7" in shown("eagle3-paper", "--model", "x")
 
 
 @pytest.mark.parametrize(
