@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, Wait, figures, finish, listed, say, table
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -41,6 +42,7 @@ def import_file(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Of a data set on the hub: say what would be fetched, and fetch nothing.")
     ] = False,
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
@@ -63,14 +65,16 @@ def import_file(
     else:
         given = _here(file, suite)
     if dry_run:
-        return
+        return None
     given |= {"limit": limit, "fields": _fields(fields, suite)}
     if answered:
         request: Request = ImportAnswered(base_id=base_id(settings, model), **given)
     else:
         request = ImportPrompts(**given, suite=suite)
+    if estimate:
+        return show_estimate(settings, request, as_json)
     result = describe(settings, run_request(settings, request, name).request["dataset_id"])
-    finish(result, as_json, _imported(result))
+    return finish(result, as_json, _imported(result))
 
 
 def _fields(pairs: list[str] | None, suite: str) -> dict[str, str]:
@@ -184,6 +188,7 @@ def generate(
     hidden_states_store: Annotated[
         str, typer.Option(help="Keep the model's last hidden states there, for trainings of Medusa heads that name it.")
     ] = "",
+    estimate: EstimateOnly = False,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
@@ -209,7 +214,9 @@ def generate(
         **{"drop_cut": drop_cut, "unique": unique, "hidden_states_store": hidden_states_store},
         temperatures=parse_numbers("--temperatures", temperatures),
     )
-    _generated(settings, run_request(settings, request, name, wait), as_json)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    return _generated(settings, run_request(settings, request, name, wait), as_json)
 
 
 @app.command()

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from methods import METHODS, train_config
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, Wait, figures, finish
 from speculoos.errors import BadInput
 
@@ -58,6 +59,7 @@ def train(
         list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Then evaluate it on the built-in questions.")] = False,
+    estimate: EstimateOnly = False,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
@@ -75,6 +77,8 @@ def train(
     with reading(home) as session:
         base_id, dataset_ids = queries.find_base(session, model).id, [queries.find_dataset(session, d).id for d in data]
     request = make_request(what, recipe, base_id, dataset_ids, parse_settings(settings or ()))
+    if estimate:
+        return show_estimate(home, request, as_json)
     told = {"name": name, "experiment": experiment.strip() or None, "user": account(), "settings": home}
     job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), "gpu", wait=wait)
     with reading(home) as session:
@@ -82,7 +86,7 @@ def train(
         metrics = last_metrics(session, job.id)
     fields = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
     result = {"checkpoint": f"{model}@{row.name}", **fields, "job": job.id, "job_state": job.state, "metrics": metrics}
-    finish({**result, "settings": row.config}, as_json, figures(result))
+    return finish({**result, "settings": row.config}, as_json, figures(result))
 
 
 def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
