@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,21 @@ def export_file(folder: str | Path, target: Path, form: str = "messages") -> int
             handle.write(line)
             rows += 1
     return rows
+
+
+def export_shards(folder: str | Path, target: Path, rows: int, form: str = "messages") -> list[Path]:
+    """Write `export_lines` to files of `rows` rows each in the folder `target`, which holds no JSONL file yet. Raises
+    as that does, and BadInput where there are such files: an older, longer division would be mixed with this one."""
+    lines = export_lines(folder, form)
+    if next(target.glob("*.jsonl"), None):
+        raise BadInput(f"{target}: this folder has .jsonl files already; name an empty or a new one.")
+    target.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    while part := list(islice(lines, rows)):
+        files.append(target / f"shard-{len(files):05d}.jsonl")
+        with new_path(files[-1]) as temporary, open(temporary, "wb") as handle:
+            handle.writelines(part)
+    return files
 
 
 def file_name(name: str) -> str:

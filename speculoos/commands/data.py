@@ -293,6 +293,9 @@ def export_data(
     form: Annotated[
         str, typer.Option("--format", help="messages ({role, content}), or conversations ({from, value}, ShareGPT).")
     ] = "messages",
+    shard_rows: Annotated[
+        int | None, typer.Option(min=1, help="Write files of so many rows into the folder --output, not one file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a data set as one JSONL file, all its shards put together; `data import` reads it again."""
@@ -308,11 +311,15 @@ def export_data(
         row = queries.find_dataset(session, reference)
         queries.must_be_ready(row)
     target = (output or Path()).expanduser().resolve()
+    if shard_rows:
+        files = data_export.export_shards(Files(settings).local(row), target, shard_rows, form)
+        found = {"path": str(target), "format": form, "files": [path.name for path in files]}
+        return finish(found, as_json, f"{target}: {len(files):,} files of at most {shard_rows:,} rows")
     if target.is_dir():
         target = target / data_export.file_name(row.name)
     rows = data_export.export_file(Files(settings).local(row), target, form)
     result = {"path": str(target), "format": form, "rows": rows, "bytes": target.stat().st_size}
-    finish(result, as_json, f"{target}: {rows:,} rows ({result['bytes'] / 1e6:.1f} MB)")
+    return finish(result, as_json, f"{target}: {rows:,} rows ({result['bytes'] / 1e6:.1f} MB)")
 
 
 @app.command("rm")

@@ -100,6 +100,12 @@ def test_the_command_and_the_page_give_the_same_file(
         answer = client.get(f"/api/datasets/{data_id}/{form}")
         assert answer.content == (tmp_path / file).read_bytes()
         assert answer.headers["content-disposition"] == 'attachment; filename="my-answers.jsonl"'
+    cut = ["data", "export", data_id, "--output", str(tmp_path / "cut"), "--shard-rows", "2"]
+    assert main(cut) == 0 and "3 files of at most 2 rows" in capsys.readouterr().out
+    pieces = sorted((tmp_path / "cut").iterdir())
+    assert [path.name for path in pieces] == ["shard-00000.jsonl", "shard-00001.jsonl", "shard-00002.jsonl"]
+    assert b"".join(path.read_bytes() for path in pieces) == (tmp_path / "out.jsonl").read_bytes()
+    assert main(cut) == 2 and "name an empty or a new one" in capsys.readouterr().err
     assert client.get(f"/api/datasets/{data_id}/xml").status_code == 400
     assert client.get("/api/datasets/nothing/messages").status_code == 404
 
