@@ -1,17 +1,18 @@
-"""Downloads over our own routes: a checkpoint as one zip, ours or in a server's format. Each is a file that is written
-once, so a download that broke off can be gone on with. Addresses are ids, never paths."""
+"""Downloads over our own routes: a checkpoint as one zip, ours or in a server's format, and a data set as one JSONL
+file. A zip is written once, so a download that broke off can be continued; a data set is read from its shards while it
+is sent. Addresses are ids, never paths."""
 
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from app.arrivals import files_of
 from formats import OWN
 from formats.store import StoredExport, exports_folder, fetch_export, source_of, store_export, stored_exports
-from models import archive
+from models import archive, data_export
 from models.archive import archive_name
 from models.starter import HEAD
 from speculoos.errors import Conflict, NotFound
@@ -19,14 +20,15 @@ from speculoos.settings import Settings
 from speculoos.store import open_store
 from speculoos.sums import Sums
 from tracking.db import reading
-from tracking.tables import Base, Checkpoint
+from tracking.queries import must_be_ready
+from tracking.tables import Base, Checkpoint, Dataset
 
 KEEP_OUT = {"Cache-Control": "private, no-cache"}
 """Asked for anew each time; a browser may still go on with a part it has."""
 
 
 def routes(settings: Settings) -> APIRouter:
-    """GET /api/checkpoints/{id}/download and /api/checkpoints/{id}/exports/{format}."""
+    """GET /api/checkpoints/{id}/download, /api/checkpoints/{id}/exports/{format} and /api/datasets/{id}/{format}."""
     router, writing = APIRouter(prefix="/api"), {}
 
     @router.get("/checkpoints/{checkpoint_id}/download")
@@ -49,7 +51,30 @@ def routes(settings: Settings) -> APIRouter:
         filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"
         return FileResponse(export.path, media_type="application/zip", filename=filename, headers=KEEP_OUT)
 
+    @router.get("/datasets/{dataset_id}/{form}")
+    def dataset(dataset_id: str, form: str) -> StreamingResponse:
+        folder, filename = dataset_files(settings, dataset_id)
+        lines = data_export.export_lines(folder, form)
+        headers = {**KEEP_OUT, "Content-Disposition": f'attachment; filename="{filename}"'}
+        return StreamingResponse(data_export.chunks(lines), media_type="application/jsonl", headers=headers)
+
     return router
+
+
+def dataset_files(settings: Settings, dataset_id: str) -> tuple[Path, str]:
+    """The data set's folder, checked to lie in this home, and the name of its file.
+
+    Raises NotFound for an unknown id or missing files, Conflict for one that is not finished.
+    """
+    with reading(settings) as rows:
+        data = rows.get(Dataset, dataset_id)
+        if data is None:
+            raise NotFound("This data set is gone; it was deleted, or the address is wrong.")
+        must_be_ready(data)
+    folder = Path(files_of(settings).local(data)).resolve()
+    if not folder.is_relative_to((settings.home / "datasets").resolve()):
+        raise NotFound(f"The files of “{data.name}” lie outside of this home, so they are not served.")
+    return folder, data_export.file_name(data.name)
 
 
 def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:

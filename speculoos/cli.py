@@ -15,7 +15,9 @@ from speculoos.commands import (
     backup,
     cleanup,
     data,
+    endpoints,
     evaluate,
+    experiments,
     export,
     features,
     generate,
@@ -49,9 +51,12 @@ COMMANDS = (
     *(evaluate.evaluate, matrix.matrix, plan.plan, tune.tune, export.export, push.push, verify.verify),
     *(services.serve, services.worker, backup.backup, backup.restore, cleanup.cleanup),
 )
-GROUPS = {"models": models, "data": data, "features": features, "jobs": jobs, "keys": keys, "replay": replay}
+GROUPS = {
+    **{"models": models, "data": data, "endpoints": endpoints, "features": features, "jobs": jobs},
+    **{"experiments": experiments, "keys": keys, "replay": replay},
+}
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=train.TrainCommand if command is train.train else None)(command)
 for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
 

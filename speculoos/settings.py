@@ -253,7 +253,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         inference_url=read_text(env, "SPECULOOS_INFERENCE_URL", inference_url),
         inference_token=read_text(env, "SPECULOOS_INFERENCE_TOKEN") or _kept_token(home),
         hf_token=read_text(env, "HF_TOKEN"),
-        endpoints=_records(home / "settings.toml", "endpoints", Endpoint, _check_endpoint),
+        endpoints=_records(home / "settings.toml", "endpoints", Endpoint, check_endpoint),
         state_servers=_records(home / "settings.toml", "hidden_states", StateServer, _check_state_server),
         **read,
     )
@@ -315,7 +315,8 @@ def _records(path: Path, section: str, kind: Any, check: Callable[[Any, str], No
     return records
 
 
-def _check_endpoint(endpoint: Endpoint, where: str) -> None:
+def check_endpoint(endpoint: Endpoint, where: str) -> None:
+    """Raise BadInput, beginning with `where`, for an endpoint that cannot be."""
     _check_texts(endpoint, where)
     urls = [endpoint.url] if isinstance(endpoint.url, str) else endpoint.url
     if not isinstance(urls, list) or not urls or not all(isinstance(url, str) for url in urls):

@@ -113,8 +113,20 @@ def head(session: Session, data: Dataset) -> str:
 
 
 def next_step(data: Dataset) -> str:
-    """What conversations are for."""
-    if data.kind != "conversations" or data.state == "failed":
-        return ""
-    link = f"/train?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
-    return tag("div", link_button("Train a draft on it", link, main=True), class_="sp-link-row")
+    """What conversations are for, and the rows as one file."""
+    links = ""
+    if data.kind == "conversations" and data.state != "failed":
+        link = f"/train?data={data.id}" + (f"&base={data.base_id}" if data.base_id else "")
+        links = link_button("Train a draft on it", link, main=True)
+    if data.state == "ready":
+        links += "".join(
+            link_button(words, f"/api/datasets/{data.id}/{form}", download=True, title=about)
+            for form, words, about in DOWNLOADS
+        )
+    return tag("div", links, class_="sp-link-row") if links else ""
+
+
+DOWNLOADS = (
+    ("messages", "Download JSONL", "One row a line: messages with role and content"),
+    ("conversations", "Download ShareGPT", "One row a line: conversations with from and value"),
+)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app import forms, visitor
 from app.links import GO
 from app.views import choices
-from app.views.train_settings import SettingControls
+from app.views.train_settings import SettingControls, coverage_note
 from app.widgets.at_field import reviewing, wrong
 from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice, on_load, on_typing, page_header
 from app.widgets.fields import dropdown, one_line
@@ -82,7 +82,7 @@ class TrainPage:
             self.start_here = gr.Button("Start training", variant="primary", elem_id="train-start-here", scale=0)
         self.main = [self.base, self.data, self.method, self.recipe]
         self.values = [*self.main, self.name, self.experiment, self.measure, *self.advanced.inputs]
-        self.reviewed = [self.review, self.line]
+        self.reviewed = [self.review, self.line, self.advanced.coverage]
 
     def _build_choices(self) -> None:
         step(1, "Base", "The model to make faster.")
@@ -188,14 +188,15 @@ class TrainPage:
         request = forms.train_request(base or "", data or [], method, recipe, settings)
         return Asked(request, name.strip(), (experiment or "").strip(), bool(measure))
 
-    def review_now(self, *values: Any) -> tuple[str, str]:
-        """Estimate, warnings and command, or what is missing; and the estimate in one line."""
+    def review_now(self, *values: Any) -> tuple[str, str, Any]:
+        """Estimate, warnings and command, or what is missing; the estimate in one line; what a draft vocabulary
+        covers."""
         try:
             asked = self.asked(*values)
             with reading(self.settings) as session:
                 return review_box(session, self.settings, asked)
         except SpeculoosError as error:
-            return wrong(sentence(error), FIELDS), in_line(error)
+            return wrong(sentence(error), FIELDS), in_line(error), gr.skip()
 
     def start_training(self, *values: Any) -> tuple[str, str, Any]:
         """Submit the job: (notice, where to go, what the line on narrow screens says)."""
@@ -317,16 +318,16 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 """What a sentence about this form begins with, and the box it is about."""
 
 
-def review_box(session: Session, settings: Settings, asked: Asked) -> tuple[str, str]:
-    """The review box of a request that can be made, and the estimate in one line."""
+def review_box(session: Session, settings: Settings, asked: Asked) -> tuple[str, str, str]:
+    """The review box of a request that can be made, the estimate in one line, and what a draft vocabulary covers."""
     request = asked.request
     check(session, request)
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
         raise BadInput("Data: this data set is gone; choose another.")
-    forms.config_of(request)  # what is wrong with a setting is said first
+    config = forms.config_of(request)  # what is wrong with a setting is said first
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     guess = estimate(session, request, settings.home)
     whole = notes + review(guess, command_for(request, names, asked.name, asked.flags))
-    return tag("div", whole, class_="sp-stack"), line(guess)
+    return tag("div", whole, class_="sp-stack"), line(guess), coverage_note(sets, config)

@@ -17,6 +17,7 @@ from app.widgets.fields import dropdown, one_line, uploads
 from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
+from models.published import published_for
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking import queries
@@ -35,6 +36,8 @@ HINTS = {
     "Upload": ("", ""),
     "Local folder": ("/path/to/folder", "A folder on this server with config.json and weights."),
 }
+KNOWN = "Published for this base"
+KNOWN_INFO = "Drafts that are known to exist for it; choosing one fills in the boxes below."
 WIDE = 300
 """Pixels below which two boxes stand one under the other."""
 FETCHED = (
@@ -67,6 +70,9 @@ class AddDraft:
             self.source = gr.Radio(
                 [*SOURCES], value="Hub id", label="Where it comes from", elem_id="drafts-source", min_width=WIDE
             )
+        self.known = dropdown(
+            [], label=KNOWN, info=KNOWN_INFO, elem_id="drafts-known", visible=False, value=None, min_width=WIDE
+        )
         placeholder, info = HINTS["Hub id"]
         self.location = one_line("Which one", "drafts-location", placeholder=placeholder, info=info)
         words = f"config.json and the weights, at most {self.settings.max_upload_mb} MB together"
@@ -85,7 +91,9 @@ class AddDraft:
             )
 
     def _wire(self) -> None:
-        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout])
+        on_load(self.opened, [self.box, self.source, self.base, self.location, self.layout, self.known])
+        self.base.change(self.offer, self.base, self.known, **QUIET)
+        self.known.input(take, self.known, [self.source, self.location], **QUIET)
         self.source.change(hint, self.source, [self.location, self.files], **QUIET)
         on_changes(self.fields, self.look, self.review)
         for event in (self.start.click, self.location.submit):
@@ -98,12 +106,20 @@ class AddDraft:
             with reading(self.settings) as session:
                 found, cloned = choices.bases(session), cloned_request(session, asked.get("clone", ""))
         except SpeculoosError:
-            return [gr.skip()] * 5
+            return [gr.skip()] * 6
         wish = cloned or ImportDraft("hub", "", asked.get("base", ""))
         source = next(name for name, kind in SOURCES.items() if kind == wish.source)
         base = choices.first(found, wish.base_id)
         box = gr.Accordion(open=True) if cloned or "base" in asked else gr.skip()
-        return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout]
+        return [box, source, gr.Dropdown(found, value=base), wish.location, wish.layout, self.offer(base)]
+
+    def offer(self, base_id: Any) -> Any:
+        """The list of drafts that are published for a base; hidden where none is known."""
+        with reading(self.settings) as session:
+            base = session.get(Base, base_id) if isinstance(base_id, str) else None
+            found = published_for(base.location, base.name) if base else []
+        offered = [(f"{each.kind} · {each.location}", each.location) for each in found]
+        return gr.Dropdown(offered, value=None, visible=bool(found))
 
     @saying_errors(tone="warn")
     def look(self, *values: Any) -> str:
@@ -140,6 +156,11 @@ class AddDraft:
     def _base(self, form: DraftForm) -> Base:
         with reading(self.settings) as session:
             return queries.find_base(session, form.base_id)
+
+
+def take(location: Any) -> tuple[Any, Any]:
+    """Source and location of a published draft that was chosen."""
+    return ("Hub id", location) if location and isinstance(location, str) else (gr.skip(), gr.skip())
 
 
 def hint(source: str) -> tuple[Any, Any]:

@@ -3,13 +3,17 @@
 Fields of other methods are hidden with their group; `named` and `fill` keep the order of `inputs`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
 
-from app.widgets.elements import closed_accordion
+from app.widgets.elements import block, closed_accordion
+from app.widgets.text import safe, tag
 from methods import METHODS, SETTINGS
 from methods.settings import Setting
+from tracking.tables import Dataset
+from workers.ask import sizes
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "How long": ("epochs", "max_steps", "max_minutes", "patience"),
@@ -29,6 +33,8 @@ class SettingControls:
 
     def __init__(self) -> None:
         self.controls: dict[str, Any] = {}
+        self.coverage: Any = None
+        """Below the settings of the draft vocabulary: what each size would cover."""
         self.groups = {method: self._method_group(method) for method in METHODS}
         grouped = {name for names in GROUPS.values() for name in names}
         for title, names in GROUPS.items():
@@ -65,6 +71,30 @@ class SettingControls:
         with kind(title, elem_classes="sp-settings"), gr.Row():
             for setting in settings:
                 self.controls[setting.name] = control(setting)
+                if setting.name == VOCABULARY[-1]:
+                    self.coverage = block(elem_id="train-coverage")
+
+
+VOCABULARY = ("draft_vocab_size", "draft_vocab_coverage")
+COVERAGES = (0.9, 0.95, 0.99, 0.999)
+
+
+def coverage_note(sets: Sequence[Dataset], config: Any) -> str:
+    """Which part of the answers' tokens the chosen draft vocabulary covers, and which sizes cover how much; "" for a
+    method without one, and for answers whose tokens are not known before the training."""
+    if not hasattr(config, VOCABULARY[0]) or any(data.state != "ready" for data in sets):
+        return ""
+    curve = sizes.vocabulary_curve(tuple((data.path, data.rows) for data in sets))
+    if not curve:
+        return ""
+    size, part = config.draft_vocab_size, config.draft_vocab_coverage
+    chosen = size or (sizes.smallest(curve, part) if part else 0)
+    now = f"{chosen:,} tokens cover {sizes.coverage_of(curve, chosen):.1%} of the answers. " if chosen else ""
+    needed = ", ".join(f"{part:g} needs {sizes.smallest(curve, part):,}" for part in COVERAGES)
+    words = f"{now}A coverage of {needed}; all {len(curve):,} tokens that occur cover everything."
+    counted = f" Counted in the first {sizes.COUNTED_ROWS:,} conversations of each set."
+    many = any(data.rows > sizes.COUNTED_ROWS for data in sets)
+    return tag("p", safe(words + (counted if many else "")), class_="sp-hint")
 
 
 def label(setting: Setting) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, Wait, figures, finish, listed, say, table
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
@@ -41,6 +42,7 @@ def import_file(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Of a data set on the hub: say what would be fetched, and fetch nothing.")
     ] = False,
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
@@ -63,14 +65,16 @@ def import_file(
     else:
         given = _here(file, suite)
     if dry_run:
-        return
+        return None
     given |= {"limit": limit, "fields": _fields(fields, suite)}
     if answered:
         request: Request = ImportAnswered(base_id=base_id(settings, model), **given)
     else:
         request = ImportPrompts(**given, suite=suite)
+    if estimate:
+        return show_estimate(settings, request, as_json)
     result = describe(settings, run_request(settings, request, name).request["dataset_id"])
-    finish(result, as_json, _imported(result))
+    return finish(result, as_json, _imported(result))
 
 
 def _fields(pairs: list[str] | None, suite: str) -> dict[str, str]:
@@ -184,6 +188,7 @@ def generate(
     hidden_states_store: Annotated[
         str, typer.Option(help="Keep the model's last hidden states there, for trainings of Medusa heads that name it.")
     ] = "",
+    estimate: EstimateOnly = False,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
@@ -209,7 +214,9 @@ def generate(
         **{"drop_cut": drop_cut, "unique": unique, "hidden_states_store": hidden_states_store},
         temperatures=parse_numbers("--temperatures", temperatures),
     )
-    _generated(settings, run_request(settings, request, name, wait), as_json)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    return _generated(settings, run_request(settings, request, name, wait), as_json)
 
 
 @app.command()
@@ -275,6 +282,44 @@ def show(reference: Reference, as_json: Json = False) -> None:
 
     result = describe(open_home(), reference)
     finish(result, as_json, _imported(result))
+
+
+@app.command("export")
+def export_data(
+    reference: Reference,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--out", "-o", help="File or folder to write; default NAME.jsonl here.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="messages ({role, content}), or conversations ({from, value}, ShareGPT).")
+    ] = "messages",
+    shard_rows: Annotated[
+        int | None, typer.Option(min=1, help="Write files of so many rows into the folder --output, not one file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a data set as one JSONL file, all its shards put together; `data import` reads it again."""
+    from models import data_export
+    from tracking import queries
+    from tracking.db import reading
+    from tracking.stored import Files
+    from upkeep.homes import open_home
+
+    data_export.find_form(form)
+    settings = open_home()
+    with reading(settings) as session:
+        row = queries.find_dataset(session, reference)
+        queries.must_be_ready(row)
+    target = (output or Path()).expanduser().resolve()
+    if shard_rows:
+        files = data_export.export_shards(Files(settings).local(row), target, shard_rows, form)
+        found = {"path": str(target), "format": form, "files": [path.name for path in files]}
+        return finish(found, as_json, f"{target}: {len(files):,} files of at most {shard_rows:,} rows")
+    if target.is_dir():
+        target = target / data_export.file_name(row.name)
+    rows = data_export.export_file(Files(settings).local(row), target, form)
+    result = {"path": str(target), "format": form, "rows": rows, "bytes": target.stat().st_size}
+    return finish(result, as_json, f"{target}: {rows:,} rows ({result['bytes'] / 1e6:.1f} MB)")
 
 
 @app.command("rm")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.commands.generate import CheckpointOption, Draft
 from speculoos.console import Json, figures, finish, say
 from speculoos.errors import BadInput
@@ -33,6 +34,7 @@ def evaluate(
     ] = "",
     draft: Draft = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Measure drafting against plain decoding: the same questions, step by step in turns."""
@@ -40,6 +42,7 @@ def evaluate(
     from speculoos.commands.targets import resolve
     from upkeep.homes import open_home
     from workers.ask.command_line import parse_settings
+    from workers.ask.requests import Evaluate
 
     sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
     settings = open_home()
@@ -48,16 +51,23 @@ def evaluate(
             raise BadInput("A server drafts as it was started; leave --draft and --dtype out.")
         names = {"endpoint": endpoint, "endpoint_model": endpoint_model, "plain_model": plain_model}
         given = {**names, **sampling, "limit": limit, "max_tokens": max_tokens}
+        if estimate:
+            request = Evaluate(**served(settings, model, checkpoint, questions), **given)
+            return show_estimate(settings, request, as_json)
         return _finish(measure_endpoint(settings, model, checkpoint, questions, given), as_json)
     if not model:
         raise BadInput("Say what to measure: --model NAME, or --endpoint NAME.")
     if dtype and dtype not in DTYPES:
         raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}.")
+    options = trees.read_options(parse_settings(draft or ()))
+    if estimate:
+        given = {**sampling, "limit": limit, "max_tokens": max_tokens, "drafting": options, "dtype": dtype}
+        request = Evaluate(**served(settings, model, checkpoint, questions), **given)
+        return show_estimate(settings, request, as_json)
     settings = replace(settings, dtype=dtype or settings.dtype)
     ref = resolve(settings, model, checkpoint)
     rows = load_questions(settings, questions, limit)
     result = {"model": ref.name, "questions": len(rows), "max_tokens": max_tokens}
-    options = trees.read_options(parse_settings(draft or ()))
     result |= measure(settings, ref, rows, max_tokens, options, device or settings.device, sampling)
     if result["shared_with"]:
         say(f"Measured beside {result['shared_with']}: the speeds are lower than alone, the ratio is not exact.")

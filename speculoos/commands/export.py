@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, finish, say, table
 from speculoos.reporting import ConsoleReporter
 from speculoos.sums import Sums, file_sha256
@@ -33,16 +34,21 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Write what failed its validation too; its README and the exit code say so.")
     ] = False,
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> int:
     """Write a checkpoint as a zip with its sums, or in a server's format, compared with what that server reads."""
     from formats import OWN, find_format
     from upkeep.homes import open_home
+    from workers.ask.requests import Export
 
     settings = open_home()
     row = find(settings, checkpoint)
     if listing:
         return _list(row, as_json)
+    if estimate:
+        show_estimate(settings, Export(row.id, find_format(form).name), as_json)
+        return 0
     if find_format(form).name == OWN:
         return _own(row, output, as_json)
     return _server(row, form, output, force, as_json)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, figures, finish, listed, table
 from speculoos.errors import BadInput
 
@@ -45,6 +46,7 @@ def add(
         str, typer.Option(help="hub, folder, gguf or starter; default: what the location looks like.")
     ] = "",
     name: Annotated[str, typer.Option(help="Name to list it under.")] = "",
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Bring a base model here: fetch, convert, hash, write its card."""
@@ -55,7 +57,10 @@ def add(
     settings, (source, location) = open_home(), _located(location, source, SOURCES)
     if source == "starter":
         return show("starter", as_json)
-    job = run_request(settings, FetchModel(source=source, location=location), name)
+    request = FetchModel(source=source, location=location)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    job = run_request(settings, request, name)
     return show(job.request["base_id"], as_json)
 
 
@@ -68,6 +73,7 @@ def add_draft(
     layout: Annotated[
         str, typer.Option("--format", help="How the draft is laid out, such as vllm-eagle3; default: detected.")
     ] = "",
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Bring a published draft here as a checkpoint: Medusa, EAGLE, or any small model with the same tokens."""
@@ -79,9 +85,12 @@ def add_draft(
 
     settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
     base = base_id(settings, model)
-    job = run_request(settings, ImportDraft(source=source, location=location, base_id=base, layout=layout), name)
+    request = ImportDraft(source=source, location=location, base_id=base, layout=layout)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    job = run_request(settings, request, name)
     checkpoint_id = job.request["checkpoint_id"]
-    _show(lambda s: (queries.find_base(s, base), queries.find_checkpoint(s, checkpoint_id, base)), as_json)
+    return _show(lambda s: (queries.find_base(s, base), queries.find_checkpoint(s, checkpoint_id, base)), as_json)
 
 
 def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, str]:

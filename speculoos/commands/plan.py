@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, finish, say, table
 from speculoos.errors import BadInput
 
@@ -25,15 +26,20 @@ def plan(
     rounds: Annotated[int, typer.Option(min=1, help="Times each cost is measured.")] = 5,
     keep: Annotated[Path | None, typer.Option(help="File for the measured figures, to plan with elsewhere.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Predict the throughput of chains, trees and standalone drafts from what steps cost on a machine."""
-    from evaluation.costs import read_costs
-    from evaluation.planner import Choices, predicted
-    from speculoos.files import write_json
     from workers.ask.command_line import MOST_BATCH, MOST_LAYERS, parse_counts
 
     asked = parse_counts("--batches", batches, MOST_BATCH), parse_counts("--layers", layers, MOST_LAYERS)
+    if estimate:
+        return _estimated(model, questions, machine, (limit, max_tokens, *asked), as_json)
+
+    from evaluation.costs import read_costs
+    from evaluation.planner import Choices, predicted
+    from speculoos.files import write_json
+
     choices = Choices(tuple(asked[0]), tuple(asked[1]), rounds, max_tokens)
     costs = read_costs(machine) if machine else None
     curves = read_curves(acceptance) if acceptance else None
@@ -43,7 +49,19 @@ def plan(
         found = _measured(model, costs, curves, choices, (questions, limit), device)
     if keep:
         write_json(keep.expanduser(), found["costs"])
-    finish({"model": model, **found}, as_json, words(found))
+    return finish({"model": model, **found}, as_json, words(found))
+
+
+def _estimated(model: str, questions: str, machine: Path | None, asked: tuple[Any, ...], as_json: bool) -> None:
+    """What the plan of a model that is here would take; with another machine's figures nothing is measured."""
+    from speculoos.commands.evaluate import served
+    from upkeep.homes import open_home
+    from workers.ask.requests import Plan
+
+    settings = open_home()
+    found = served(settings, model, "", questions)
+    ids = found["base_id"], found["checkpoint_id"], found["dataset_id"]
+    show_estimate(settings, Plan(*ids, *asked, costs={"machine": str(machine)} if machine else {}), as_json)
 
 
 def _measured(model: str, costs: Any, curves: Any, choices: Any, asked: tuple[str, int], device: str) -> dict[str, Any]:

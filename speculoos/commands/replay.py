@@ -1,10 +1,12 @@
 """speculoos replay: a model's outputs recorded once, and drafts judged on them without it."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, figures, finish, say
 from speculoos.errors import BadInput, NotFound
 from speculoos.reporting import ConsoleReporter
@@ -64,10 +66,14 @@ def run_draft(
     show: Annotated[int, typer.Option(min=0, help="Outputs to keep for the Playground.")] = 3,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Store the figures as an evaluation.")] = True,
     device: Device = "",
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Judge a draft on recorded outputs: τ, and the speed it would give; the target's model is needed only for drafts
     that look at its hidden states."""
+    if estimate:
+        return _estimated(file, draft, limit, as_json)
+
     from corpus.recordings import read_recordings
     from evaluation.costs import read_costs
     from evaluation.replay import projected, replay, result
@@ -89,7 +95,20 @@ def run_draft(
     found["replayed"] = {"file": name, "rows": len(done.rows), "drafting": drafting, "draft": draft}
     if ref is not None and ref.base_id and keep:
         found |= _keep(settings, ref, found, done, opened.target.base.tokenizer, drafting, show)
-    finish(found, as_json, figures({key: found[key] for key in FLAT if found.get(key) not in (None, [])}))
+    return finish(found, as_json, figures({key: found[key] for key in FLAT if found.get(key) not in (None, [])}))
+
+
+def _estimated(data: Path, draft: str, limit: int | None, as_json: bool) -> None:
+    """What judging a checkpoint on a data set of this home would take."""
+    from speculoos.commands.evaluate import served
+    from upkeep.homes import open_home
+    from workers.ask.requests import Replay
+
+    settings = open_home()
+    found = served(settings, draft, "", str(data))
+    if not found["checkpoint_id"]:
+        raise BadInput(f"--estimate needs a checkpoint as --draft BASE@CHECKPOINT, got {draft!r}.")
+    show_estimate(settings, Replay(**found, limit=limit or sys.maxsize), as_json)
 
 
 def find_recordings(settings: Any, file: Path) -> tuple[Path, str]:

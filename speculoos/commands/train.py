@@ -1,12 +1,51 @@
 """speculoos train: a draft for a base model, by a method's settings or a recipe."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from methods import METHODS, train_config
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, Wait, figures, finish, say
 from speculoos.errors import BadInput
+
+
+class TrainCommand(TyperCommand):
+    """Whose help lists the recipes and, for `train METHOD --help`, every setting of that method or recipe."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the words for the help, which is shown before arguments are read."""
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Below the options."""
+        from methods.recipes import list_recipes
+
+        recipes = {recipe.name: recipe for recipe in list_recipes()}
+        what = next((word for word in ctx.meta["words"] if word in METHODS or word in recipes), "")
+        if not what:
+            with formatter.section("Recipes"):
+                formatter.write_dl([(name, f"{each.method}: {each.about}") for name, each in recipes.items()])
+            formatter.write_paragraph()
+            formatter.write_text("`speculoos train METHOD --help`, or a recipe's name, lists all settings for --set.")
+            return
+        chosen = recipes[what].config() if what in recipes else train_config(what)
+        with formatter.section(f"Settings of {what}, for --set key=value"):
+            formatter.write_dl(list(settings_help(chosen)))
+
+
+def settings_help(config: Any) -> Iterable[tuple[str, str]]:
+    """(key=value, what it does and what it may be) of every setting; the value is the one `config` has."""
+    from methods.settings import settings_of
+
+    for each in settings_of(type(config)):
+        value = getattr(config, each.name)
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
+        bounds = each.expected + (f", {each.range}" if each.low is not None else "")
+        yield f"{each.name}={shown.lower() if isinstance(value, bool) else shown}", f"{each.help} [{bounds}]"
 
 
 def train(
@@ -20,10 +59,11 @@ def train(
         list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Then evaluate it on the built-in questions.")] = False,
+    estimate: EstimateOnly = False,
     wait: Wait = False,
     as_json: Json = False,
 ) -> None:
-    """Train a draft; the base stays frozen."""
+    """Train a draft; the base stays frozen. `train METHOD --help` lists the method's settings."""
     from formats.refusals import nowhere
     from speculoos.follow import run_jobs
     from speculoos.people import account
@@ -41,6 +81,8 @@ def train(
     request = make_request(what, recipe, base_id, dataset_ids, parse_settings(settings or ()))
     if unserved := nowhere(request.method, base_path):
         say(unserved)
+    if estimate:
+        return show_estimate(home, request, as_json)
     told = {"name": name, "experiment": experiment.strip() or None, "user": account(), "settings": home}
     job, *_ = run_jobs(home, lambda: submit_training(request, measure=measure, **told), "gpu", wait=wait)
     with reading(home) as session:
@@ -48,7 +90,7 @@ def train(
         metrics = last_metrics(session, job.id)
     fields = {"name": row.name, "id": row.id, "state": row.state, "path": row.path, "step": row.step}
     result = {"checkpoint": f"{model}@{row.name}", **fields, "job": job.id, "job_state": job.state, "metrics": metrics}
-    finish({**result, "settings": row.config}, as_json, figures(result))
+    return finish({**result, "settings": row.config}, as_json, figures(result))
 
 
 def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
@@ -62,7 +104,9 @@ def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], c
     chosen = {**start, **({"method": what} if what else {}), **changes}
     config = train_config(**chosen)
     if foreign := [name for name in changes if name not in type(config).model_fields]:
-        raise BadInput(f"--set {foreign[0]}: {config.method} has no such setting; docs/training.md lists those it has.")
+        raise BadInput(
+            f"--set {foreign[0]}: {config.method} has no such setting; see `speculoos train {config.method} --help`."
+        )
     values = {key: value for key, value in config.to_json().items() if key in chosen and key != "method"}
     first, *more = dataset_ids
     data = {"dataset_id": first, "more_dataset_ids": more}

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, finish, table
 from speculoos.errors import BadInput
 from speculoos.settings import DTYPES
@@ -16,6 +17,7 @@ def tune(
     max_tokens: Annotated[int, typer.Option(min=8, help="Most new tokens of an answer.")] = 48,
     dtype: Annotated[str, typer.Option(help="Precision of base and draft; default SPECULOOS_DTYPE.")] = "",
     keep: Annotated[bool, typer.Option(help="Draft with the tree from now on, where it pays.")] = True,
+    estimate: EstimateOnly = False,
     as_json: Json = False,
 ) -> None:
     """Find the tree that is fastest on this machine, and whether plain decoding is faster than any."""
@@ -33,7 +35,10 @@ def tune(
         if draft is None:
             raise BadInput(f"{model}: name the draft too, as BASE@CHECKPOINT.")
         data = queries.find_dataset(session, questions).id if questions else ""
-    job = run_request(settings, Tune(base.id, draft.id, data, limit, max_tokens, dtype, keep))
+    request = Tune(base.id, draft.id, data, limit, max_tokens, dtype, keep)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    job = run_request(settings, request)
     sizes = [(nodes, f"{tau:.2f}", f"{speedup:.2f} ×") for nodes, tau, speedup in job.result["sizes"]]
     heads = ("nodes", "expected τ", "expected speedup")
-    finish({"model": model, **job.result}, as_json, "\n\n".join([table(sizes, heads), job.result["verdict"]]))
+    return finish({"model": model, **job.result}, as_json, "\n\n".join([table(sizes, heads), job.result["verdict"]]))

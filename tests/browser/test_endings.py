@@ -141,6 +141,10 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, workbench: Workbench, en
     expect(page.locator("#train-review .sp-command")).to_contain_text("--name 'all in it' --measure")
     page.locator("#train-measure input").uncheck()
     expect(page.locator("#train-review .sp-command")).not_to_contain_text("--measure")
+    unfold(page, "More")
+    expect(page.locator("#train-coverage")).to_contain_text("A coverage of 0.9 needs")
+    box(page, "set-draft_vocab_size").fill("40")
+    expect(page.locator("#train-coverage")).to_contain_text("40 tokens cover")
 
 
 def test_twice_as_long_is_filled_in(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:

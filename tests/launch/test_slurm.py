@@ -273,3 +273,67 @@ def test_no_command_is_no_job(allocation: Allocation) -> None:
     status, said = allocation.run()
     assert status == 2 and "say which command ends with the job" in said
     assert json.dumps(allocation.calls).count("srun") == 0
+
+
+BY_HAND = SCRIPT.with_name("shards.sbatch")
+ON_EACH_NODE = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for node in 0 1; do SLURM_NODEID=$node "$@" || status=1; done
+exit ${status:-0}
+"""
+ANSWERING = """#!/bin/bash
+echo "node $SLURM_NODEID: $*" >>"$CALLS"
+[ -z "${DATABASE_URL:-}${REDIS_URL:-}${SPECULOOS_STORE:-}" ] || exit 3
+mkdir -p "$SPECULOOS_HOME"
+case "$1 $2" in
+"data generate") [[ $* != *"prompts $FAILS "* ]] ;;
+"data export") cp /dev/null "${@: -1}" ;;
+esac
+"""
+
+
+def test_shards_by_hand_are_divided_among_nodes_and_only_missing_ones_are_made(tmp_path: Path) -> None:
+    """Two nodes of two shards each, from number 1 on: 1 and 2, then 3, which is the last."""
+    for name, text in {"srun": ON_EACH_NODE, "speculoos": ANSWERING}.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    for number in range(4):
+        (tmp_path / "shards").mkdir(exist_ok=True)
+        (tmp_path / "shards" / f"shard-0000{number}.jsonl").touch()
+    (tmp_path / "tmp").mkdir()
+    calls = tmp_path / "calls"
+    given = {
+        **{"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp"), "CALLS": str(calls)},
+        **{"SLURM_JOB_ID": "4711", "MODEL": "owner/model", "FIRST_SHARD": "1", "SHARDS_PER_NODE": "2", "FAILS": "2"},
+        "DATABASE_URL": "postgresql://shared/x",
+    }
+
+    def run(*words: str, **changes: str) -> tuple[int, str]:
+        command = ["bash", str(BY_HAND), *words]
+        done = subprocess.run(command, env={**given, **changes}, cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    status, said = run("shards", "answers", "--temperature", "0.7")
+    assert status == 1 and "shard-00002.jsonl was not answered on node 0" in said
+    assert sorted(path.name for path in (tmp_path / "answers").iterdir()) == ["shard-00001.jsonl", "shard-00003.jsonl"]
+    assert calls.read_text().splitlines()[:4] == [
+        "node 0: models add owner/model --name base",
+        "node 0: data import shards/shard-00001.jsonl --name prompts 1",
+        "node 0: data generate --prompts prompts 1 --model base --name answers 1 --wait --temperature 0.7",
+        "node 0: data export answers 1 --output answers/shard-00001.jsonl",
+    ]
+    assert not list((tmp_path / "tmp").iterdir()), "a home was left"
+
+    calls.unlink()
+    assert run("shards", "answers", FAILS="none") == (0, "")
+    assert all("2" in call or "models add" in call for call in calls.read_text().splitlines())
+    assert len(list((tmp_path / "answers").iterdir())) == 3
+    for words, changes, says in (
+        (["shards"], {}, "where the answers go"),
+        (["empty", "answers"], {}, "there is no *.jsonl here"),
+        (["shards", "answers"], {"MODEL": ""}, "MODEL is not set"),
+        (["shards", "answers"], {"FIRST_SHARD": "x"}, "expected whole numbers"),
+    ):
+        status, said = run(*words, **changes)
+        assert status == 2 and says in said

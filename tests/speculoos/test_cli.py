@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from methods import METHODS
+from methods.recipes import list_recipes
+from methods.settings import settings_of
 from speculoos import machine
 from speculoos.cli import main
-from speculoos.settings import Settings
+from speculoos.settings import Endpoint, Settings, load
 from tracking import db, leases
-from tracking.tables import Base, Checkpoint, Dataset, Job
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
 
 COMMANDS = (
     *("up", "doctor", "models", "data", "train", "jobs", "generate", "evaluate", "export", "serve", "plan", "replay"),
@@ -53,6 +56,92 @@ def test_without_a_command_the_help_is_shown_and_names_every_part(capsys: pytest
         "quickstart",
     ]:
         assert f"\n  {name} " in shown
+
+
+def test_endpoints_are_added_listed_and_removed(
+    home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an operator wrote stays; a key is never stored, shown, or repeated in an error."""
+    file = home.home / "settings.toml"
+    file.parent.mkdir(exist_ok=True)
+    written = '[endpoints."old"]\nurl = "http://old/v1"\n\n# for trainings\n[hidden_states.s]\nurl = "http://s"\n'
+    file.write_text(written)
+    file.chmod(0o640)
+    monkeypatch.setenv("TEAM_KEY", "sk-secret")
+    words = ["endpoints", "add", "team", "--url", "http://a/v1", "--url", "http://b/v1", "--key-env", "TEAM_KEY"]
+    assert main([*words, "--model", 'm"x', "--timeout", "30", "--json"]) == 0
+    found, said = last_json(capsys)
+    assert found["urls"] == ["http://a/v1", "http://b/v1"] and found["key_set"] and "next start" in said
+    assert file.read_text().startswith(written) and file.stat().st_mode & 0o777 == 0o640
+    expected = Endpoint("team", ["http://a/v1", "http://b/v1"], "TEAM_KEY", 'm"x', timeout=30.0)
+    assert load().endpoints["team"] == expected and load().state_servers["s"].url == "http://s"
+    assert main(["endpoints"]) == 0
+    shown = capsys.readouterr().out
+    assert "TEAM_KEY is set" in shown and "none needed" in shown and "sk-secret" not in shown + file.read_text()
+
+    for refused, says in (
+        (words, "There is an endpoint 'team' already"),
+        (["endpoints", "add", "a b", "--url", "http://a"], "use up to 64 letters"),
+        (["endpoints", "add", "x", "--url", "ftp://a"], "expected http"),
+        (["endpoints", "add", "x", "--url", "http://me:sk-other@a"], "leave user and password out"),
+        (["endpoints", "add", "x", "--url", "http://a", "--key-env", "sk-other"], "never a key"),
+        (["endpoints", "rm", "x"], "known are: old, team"),
+    ):
+        assert main(refused) in (1, 2)
+        told = capsys.readouterr().err
+        assert says in told and "sk-other" not in told
+    assert main(["endpoints", "rm", "old"]) == 0 and main(["endpoints", "rm", "team"]) == 0
+    assert file.read_text().strip() == '# for trainings\n[hidden_states.s]\nurl = "http://s"'
+    file.write_text('endpoints = {x = {url = "http://x"}}\n')
+    assert main(["endpoints", "rm", "x"]) == 2 and "with an editor" in capsys.readouterr().err
+
+
+def test_experiments_are_listed_and_one_is_shown_with_what_was_measured(
+    home: Settings, base: Base, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with db.writing(home) as session:
+        study = Experiment(name="depth study", note="two depths")
+        session.add(study)
+        session.flush()
+        own = {"queue": "gpu", "experiment_id": study.id}
+        training = Job(kind="train", name="Train heads", state="SUCCEEDED", request={"base_id": base.id}, **own)
+        session.add(training)
+        session.flush()
+        draft = Checkpoint(name="heads", method="medusa", base_id=base.id, state="ready", path="x", job_id=training.id)
+        session.add(draft)
+        session.flush()
+        session.add(Job(kind="generate_data", name="Generate answers", state="RUNNING", **own))
+        measured = {"suite": "GSM8K", "tau": 2.5, "speedup": 1.75}
+        session.add(
+            Evaluation(name="e", state="ready", base_id=base.id, checkpoint_id=draft.id, result={"x": 1}, **measured)
+        )
+    assert main(["experiments", "list", "--json"]) == 0
+    (listed,), _ = last_json(capsys)
+    assert (listed["name"], listed["jobs"], listed["trainings"], listed["not_ended"]) == ("depth study", 2, 1, 1)
+    assert main(["experiments", "show", "depth study", "--json"]) == 0
+    shown, _ = last_json(capsys)
+    (trained,) = [job for job in shown["jobs"] if job["kind"] == "train"]
+    assert (trained["draft"], trained["base"], trained["evaluations"][0]["tau"]) == ("heads", "tiny", 2.5)
+    assert main(["experiments", "show", study.id]) == 0
+    text = capsys.readouterr().out
+    assert "two depths" in text and "1.75 ×" in text and "GSM8K" in text and "Generate answers" in text
+
+
+def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> str:
+        assert main(["train", *words, "--help"]) == 0
+        return joined(capsys.readouterr().out)
+
+    def joined(text: str) -> str:  # lines are broken anywhere
+        return "".join(text.split())
+
+    plain = shown()
+    assert all(joined(f"{recipe.name} {recipe.method}: {recipe.about}") in plain for recipe in list_recipes())
+    for name, method in METHODS.items():
+        listed = shown(name)
+        assert all(f"{each.name}=" in listed and joined(each.help) in listed for each in settings_of(method.config))
+    assert "ttt_steps=3Training-timetest" in shown("eagle3") and "[awholenumber,1to16]" in shown("eagle3")
+    assert "ttt_steps=7" in shown("eagle3-paper", "--model", "x")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from speculoos.cli import app
 
 HEAD = """# Commands
 Every command works with nothing running: it uses the home's services when they are up, else starts what it needs and
-stops it again. `--wait` follows a job to its end; with nothing running a job is always followed. `--json` prints the
+stops it again. `--wait` follows a job to its end; with nothing running a job is always followed. `--estimate` prints
+time, disk and memory that a job would take, and starts nothing. `--json` prints the
 result as one line of JSON (lists an array, all else an object), the last of standard output; progress goes to standard
 error. An error is one sentence on standard error (with `--json` also `{"error": {"code", "message", "hint"}}` on
 standard output). Exit codes: 0 done, 1 could not, 2 wrong input, 70 an error of our own, 130 stopped. This page is

@@ -21,7 +21,9 @@ def add_base(settings: Settings, folder: Path, name: str = "tiny") -> str:
     return base.id
 
 
-def add_answers(settings: Settings, base_id: str, name: str = "answers", rows: int = 40, length: int = 48) -> str:
+def add_answers(
+    settings: Settings, base_id: str | None, name: str = "answers", rows: int = 40, length: int = 48
+) -> str:
     """A ready data set of conversations with random token ids (enough to train on, nothing to learn)."""
     data_id = new_id()
     folder = write_answers(settings.home / "datasets" / data_id, rows, length)

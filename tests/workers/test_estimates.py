@@ -4,12 +4,15 @@ import json
 import random
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
+from app.views.train_settings import coverage_note
 from methods import METHODS, train_config
 from methods.recipes import config_for, load_recipe
+from speculoos.cli import main
 from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
@@ -17,7 +20,22 @@ from training.batches import make_batches
 from workers.ask import matrix, sizes
 from workers.ask.estimates import REPLAY_STEPS, STEPS_PER_TOKEN, estimate
 from workers.ask.pace import LIKE_SIZE, OTHER_BASE, PROBE, SAME_BASE, START, START_SECONDS
-from workers.ask.requests import Evaluate, Export, GenerateData, ImportPrompts, Matrix, Plan, Replay, Train
+from workers.ask.requests import KINDS as KINDS_OF_JOBS
+from workers.ask.requests import (
+    Evaluate,
+    Export,
+    FetchModel,
+    GenerateData,
+    GenerateShard,
+    ImportAnswered,
+    ImportDraft,
+    ImportPrompts,
+    Matrix,
+    Plan,
+    Replay,
+    Train,
+    Tune,
+)
 from workers.ask.submit import submit
 
 CARD = {"parameters": 1e8, "hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "vocabulary": 1000}
@@ -59,6 +77,46 @@ def ran(settings: Settings, asked_for, seconds: float, **changes) -> None:
         row.started_at = row.finished_at - timedelta(seconds=seconds)
         for key, value in changes.items():
             setattr(row, key, value)
+
+
+def test_every_command_that_asks_for_a_job_estimates_it(
+    asked: Settings, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --estimate: the figures of the request, and nothing is started."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "x"}\n')
+    where = str(tmp_path / "answers")
+    small = {"limit": 3, "max_tokens": 16}
+    commands = {
+        f"models add {where}": FetchModel("folder", where),
+        f"models add-draft {where} --model tiny": ImportDraft("folder", where, "base"),
+        f"data import {file}": ImportPrompts(str(file), file.name),
+        f"data import {file} --answered --model tiny": ImportAnswered(str(file), "base", file.name),
+        "data generate --prompts p --model tiny --max-tokens 100": ANSWERS,
+        "train medusa --model tiny --data a --set max_steps=200": Train(
+            "medusa", "base", "answers", {"max_steps": 200}
+        ),
+        "evaluate --model tiny@h --limit 3 --max-tokens 16": Evaluate("base", "heads", **small),
+        "evaluate --endpoint team --limit 3 --max-tokens 16": Evaluate(endpoint="team", **small),
+        "plan tiny@h --limit 3 --max-tokens 16": Plan("base", "heads", **small),
+        "replay run a --draft tiny@h --limit 10": Replay("base", "heads", "answers", 10),
+        "tune tiny@h --limit 3 --max-tokens 16": Tune("base", "heads", **small),
+        "export tiny@h --format vllm": Export("heads", "vllm"),
+    }
+    for command, request in commands.items():
+        assert main([*command.split(), "--estimate", "--json"]) == 0, command
+        found, expected = json.loads(capsys.readouterr().out), guess(asked, request)
+        assert found["kind"] == request.kind, command
+        assert found["seconds"] == (None if expected.seconds is None else round(expected.seconds)), command
+        assert (found["disk_bytes"], found["steps"]) == (round(expected.disk), expected.steps), command
+    assert main(["train", "medusa", "--model", "tiny", "--data", "a", "--estimate"]) == 0
+    shown = capsys.readouterr().out
+    assert "time" in shown and "about 0:" in shown and "memory" in shown and "rests on" in shown
+    assert main(["tune", "tiny@h", "--questions", "gone", "--estimate"]) == 2
+    with reading(asked) as session:
+        assert not list(session.scalars(select(Job)))
+    asked_kinds = {type(request) for request in commands.values()} | {Matrix, GenerateShard}
+    assert asked_kinds == set(KINDS_OF_JOBS), "a new kind of job needs --estimate too; matrix has its own"
 
 
 def test_before_anything_ran_the_probe_says_how_fast(asked: Settings) -> None:
@@ -261,6 +319,26 @@ def test_a_coverage_makes_the_draft_smaller(asked: Settings) -> None:
     with reading(asked) as session:
         assert sizes.covering(session.get(Dataset, "answers").path, 50, 0.9) == 5
         assert sizes.covering(session.get(Dataset, "answers").path, 50, 1.0) == 6
+        curve = sizes.vocabulary_curve(((session.get(Dataset, "answers").path, 50),) * 2)
+    assert [sizes.coverage_of(curve, size) for size in (1, 6, 99)] == [0.208, 1, 1]
+
+
+def test_the_train_page_says_what_a_draft_vocabulary_covers(asked: Settings) -> None:
+    """Beside the setting, for answers that were generated or imported; nothing for what cannot be counted yet."""
+
+    def note(method: str = "eagle3", **settings) -> str:
+        with reading(asked) as session:
+            return coverage_note([session.get_one(Dataset, "answers")], train_config(method, **settings))
+
+    assert "0.9 needs 5, 0.95 needs 6, 0.99 needs 6" in note() and "all 6 tokens that occur" in note()
+    assert "2 tokens cover 41.6% of the answers." in note(draft_vocab_size=2)
+    assert "5 tokens cover 90.0% of the answers." in note("medusa", draft_vocab_coverage=0.9)
+    assert note("draft") == ""
+    with writing(asked) as session:
+        data = session.get_one(Dataset, "answers")
+        (Path(data.path) / "shard-00000.jsonl").write_text("{broken\n[]\n")
+        data.rows = 2
+    assert note() == "", "text without token ids, or a damaged file, is no error here"
 
 
 def test_a_training_says_its_steps(asked: Settings) -> None:

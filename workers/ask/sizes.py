@@ -5,9 +5,11 @@ What nobody counted yet is guessed from settings and prompts; a base without a c
 
 import json
 import math
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from workers.ask.requests import Evaluate
 
 PROMPT_TOKENS = 60
 """Tokens of a prompt where nobody counted."""
-COUNTED_ROWS = 1000
-"""Conversations from which a draft vocabulary's size is told."""
+COUNTED_ROWS, COUNTED_BYTES = 1000, 64 << 20
+"""Conversations from which a draft vocabulary's size is told, and the most that is read of them."""
 STEP_FIXED_BYTES = 2e7
 """Read in the time that Python and its kernels take for a decoding step of any base, about 1 ms."""
 TUNING_STEPS = 250
@@ -97,17 +99,29 @@ def draft_vocabulary(base: Base, data: Dataset, config: Any) -> int:
     return min(getattr(config, "draft_vocab_size", 0) or whole, whole)
 
 
-@lru_cache(maxsize=64)
 def covering(folder: str, rows: int, coverage: float) -> int:
-    """How many different tokens make up `coverage` of the answers' tokens; 0 where the rows hold no tokens. `rows`
-    makes a set that grew another question."""
-    counts = Counter(chain.from_iterable(map(_answer_ids, islice(_lines(Path(folder)), COUNTED_ROWS))))
-    wanted, known = coverage * counts.total(), 0
-    for number, (_, count) in enumerate(counts.most_common(), 1):
-        known += count
-        if known >= wanted:
-            return number
-    return 0
+    """How many different tokens make up `coverage` of the answers' tokens; 0 where the rows hold no tokens."""
+    return smallest(vocabulary_curve(((folder, rows),)), coverage)
+
+
+@lru_cache(maxsize=64)
+def vocabulary_curve(sets: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """How many tokens of the answers in the first conversations of these (folder, rows) are among the most frequent
+    one, two, three … tokens; () where the rows hold no token ids. `rows` makes a set that grew another question."""
+    counts: Counter[int] = Counter()
+    for folder, _ in sets:
+        counts.update(chain.from_iterable(map(_answer_ids, _first_lines(Path(folder)))))
+    return tuple(accumulate(count for _, count in counts.most_common()))
+
+
+def smallest(curve: tuple[int, ...], coverage: float) -> int:
+    """Tokens of the smallest draft vocabulary that has `coverage` of the answers' tokens; 0 where nothing is known."""
+    return min(bisect_left(curve, coverage * curve[-1]) + 1, len(curve)) if curve else 0
+
+
+def coverage_of(curve: tuple[int, ...], size: int) -> float:
+    """Part of the answers' tokens that a draft vocabulary of `size` tokens has."""
+    return curve[min(size, len(curve)) - 1] / curve[-1]
 
 
 def parameters(base: Base) -> float:
@@ -157,13 +171,29 @@ def folder_bytes(path: str) -> float:
     return sum(file.stat().st_size for file in place.glob("*") if file.is_file()) if path and place.is_dir() else 0
 
 
-def _lines(folder: Path):  # noqa: ANN202 - an iterator of str
+def _first_lines(folder: Path) -> Iterator[bytes]:
+    """Of the first COUNTED_ROWS conversations, of no more than COUNTED_BYTES."""
+    left = COUNTED_BYTES
+    for line in islice(_lines(folder), COUNTED_ROWS):
+        left -= len(line)
+        if left < 0:
+            return
+        yield line
+
+
+def _lines(folder: Path) -> Iterator[bytes]:
     for shard in sorted(folder.glob("shard-*.jsonl")):
-        with shard.open(encoding="utf-8") as lines:
+        with shard.open("rb") as lines:
             yield from lines
 
 
-def _answer_ids(line: str) -> list[int]:
-    row = json.loads(line)
+def _answer_ids(line: bytes) -> list[int]:
+    """None of a damaged line: whoever trains on it is told."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return []
+    if not isinstance(row, dict):
+        return []
     ids = row.get("token_ids") or []
     return [token for start, end in row.get("loss_spans") or [] for token in ids[start:end]]

@@ -44,7 +44,7 @@ def submit(
     settings = settings or load()
     check_server(settings, request)
     deliver(settings, request)
-    guess = _reckon(settings, request)
+    guess = reckon(settings, request)
     with db.writing(settings) as session:
         after_id = _check_inputs(session, request)
         experiment_id = queries.ensure_experiment(session, experiment).id if experiment else None
@@ -119,8 +119,9 @@ def without_output(request: Request) -> Request:
     return replace(request, **{OUTPUT[type(request)][0]: ""}) if type(request) in OUTPUT else request
 
 
-def _reckon(settings: Settings, request: Request) -> Estimate:
-    """Before anything is written, since it may read a thousand conversations and the database has one writer."""
+def reckon(settings: Settings, request: Request) -> Estimate:
+    """Check the inputs and estimate the job, before anything is written: this may read a thousand conversations, and
+    the database has one writer. Raises BadInput, NotFound or Conflict as `submit` does."""
     with db.reading(settings) as session:
         _check_inputs(session, request)
         return estimate(session, request, settings.home)

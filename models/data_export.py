@@ -1,0 +1,125 @@
+"""A data set as one JSONL file in the two forms other projects read: all its shards, in order. No torch."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from models.damage import check_dataset
+from speculoos.errors import BadInput, NotFound
+from speculoos.files import new_path
+
+KEPT = ("category", "finish", "tools")
+"""Fields of a row that mean the same to every base; token ids and masks belong to one base and stay here."""
+SHAREGPT = {"user": "human", "assistant": "gpt"}
+CHUNK = 1 << 18
+
+
+def export_lines(folder: str | Path, form: str = "messages") -> Iterator[bytes]:
+    """Every row of the data set in `folder` as a line of JSON: `messages` has {role, content} turns, `conversations`
+    {from, value} turns. The reference answers of prompts follow their questions.
+
+    Raises BadInput for another form, NotFound for a folder without rows, and Damaged where its sums do not hold, all
+    before the first line; BadInput for a line that is no JSON.
+    """
+    write = find_form(form)
+    shards = sorted(Path(folder).glob("shard-*.jsonl"))
+    if not shards:
+        raise NotFound(f"{folder}: this data set has no rows (no shard-*.jsonl).")
+    check_dataset(folder)
+    return _lines(shards, write)
+
+
+def find_form(form: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What makes the record of a row. Raises BadInput for an unknown form."""
+    if form not in FORMS:
+        raise BadInput(f"There is no format {form!r} of a data set; choose {' or '.join(FORMS)}.")
+    return FORMS[form]
+
+
+def export_file(folder: str | Path, target: Path, form: str = "messages") -> int:
+    """Write `export_lines` to `target`, whole or not at all; returns the number of rows. Raises as that does."""
+    lines, rows = export_lines(folder, form), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with new_path(target) as temporary, open(temporary, "wb") as handle:
+        for line in lines:
+            handle.write(line)
+            rows += 1
+    return rows
+
+
+def export_shards(folder: str | Path, target: Path, rows: int, form: str = "messages") -> list[Path]:
+    """Write `export_lines` to files of `rows` rows each in the folder `target`, which holds no JSONL file yet. Raises
+    as that does, and BadInput where there are such files: an older, longer division would be mixed with this one."""
+    lines = export_lines(folder, form)
+    if next(target.glob("*.jsonl"), None):
+        raise BadInput(f"{target}: this folder has .jsonl files already; name an empty or a new one.")
+    target.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    while part := list(islice(lines, rows)):
+        files.append(target / f"shard-{len(files):05d}.jsonl")
+        with new_path(files[-1]) as temporary, open(temporary, "wb") as handle:
+            handle.writelines(part)
+    return files
+
+
+def file_name(name: str) -> str:
+    """A file name every system takes, such as `answers.jsonl`."""
+    return (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "data") + ".jsonl"
+
+
+def chunks(lines: Iterator[bytes], size: int = CHUNK) -> Iterator[bytes]:
+    """Lines joined to pieces of about `size` bytes, for a response."""
+    pending, count = [], 0
+    for line in lines:
+        pending.append(line)
+        count += len(line)
+        if count >= size:
+            yield b"".join(pending)
+            pending, count = [], 0
+    yield b"".join(pending)
+
+
+def _lines(shards: list[Path], write: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[bytes]:
+    for shard in shards:
+        with open(shard, "rb") as handle:
+            for number, line in enumerate(handle, 1):
+                if line.strip():
+                    yield json.dumps(write(_parsed(shard, number, line)), ensure_ascii=False).encode() + b"\n"
+
+
+def _parsed(shard: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise BadInput(f"{shard.name}, line {number}: broken; remove this data set and make it again.") from None
+
+
+def _messages(row: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: row[key] for key in KEPT if row.get(key)}
+    return {"id": row["id"], "messages": list(_with_references(row))} | kept
+
+
+def _with_references(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    answers = iter(row.get("reference") or ())
+    for message in row["messages"]:
+        yield message
+        answer = next(answers, "") if message["role"] == "user" else ""
+        if answer:
+            yield {"role": "assistant", "content": answer}
+
+
+def _conversations(row: dict[str, Any]) -> dict[str, Any]:
+    record = _messages(row)
+    return {"id": record.pop("id"), "conversations": [_sharegpt(turn) for turn in record.pop("messages")]} | record
+
+
+def _sharegpt(message: dict[str, Any]) -> dict[str, Any]:
+    role, content = message["role"], message.get("content", "")
+    more = {key: value for key, value in message.items() if key not in ("role", "content")}
+    return {"from": SHAREGPT.get(role, role), "value": content, **more}
+
+
+FORMS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"messages": _messages, "conversations": _conversations}

@@ -1,0 +1,59 @@
+"""Drafts that others publish on the hub, by the base they were made for: a short list for the import form. No torch.
+
+Names as their publishers have them; the job that imports one says what it is and whether it fits.
+"""
+
+from dataclasses import dataclass
+
+MEDUSA, EAGLE, EAGLE3 = "Medusa", "EAGLE", "EAGLE-3"
+VICUNA, LLAMA = "lmsys/vicuna-{}-v1.3", "meta-llama/{}"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A draft at `location` on the hub, of `kind`, for the base that the hub knows as `base`."""
+
+    base: str
+    kind: str
+    location: str
+
+
+PUBLISHED = (
+    Published(VICUNA.format("7b"), MEDUSA, "FasterDecoding/medusa-vicuna-7b-v1.3"),
+    Published(VICUNA.format("7b"), EAGLE, "yuhuili/EAGLE-Vicuna-7B-v1.3"),
+    Published(VICUNA.format("13b"), MEDUSA, "FasterDecoding/medusa-vicuna-13b-v1.3"),
+    Published(VICUNA.format("13b"), EAGLE, "yuhuili/EAGLE-Vicuna-13B-v1.3"),
+    Published(VICUNA.format("13b"), EAGLE3, "yuhuili/EAGLE3-Vicuna1.3-13B"),
+    Published(VICUNA.format("33b"), MEDUSA, "FasterDecoding/medusa-vicuna-33b-v1.3"),
+    Published(VICUNA.format("33b"), EAGLE, "yuhuili/EAGLE-Vicuna-33B-v1.3"),
+    Published(LLAMA.format("Llama-2-7b-chat-hf"), EAGLE, "yuhuili/EAGLE-llama2-chat-7B"),
+    Published(LLAMA.format("Llama-2-13b-chat-hf"), EAGLE, "yuhuili/EAGLE-llama2-chat-13B"),
+    Published(LLAMA.format("Meta-Llama-3-8B-Instruct"), EAGLE, "yuhuili/EAGLE-LLaMA3-Instruct-8B"),
+    Published(LLAMA.format("Meta-Llama-3-70B-Instruct"), EAGLE, "yuhuili/EAGLE-LLaMA3-Instruct-70B"),
+    Published(LLAMA.format("Llama-3.1-8B-Instruct"), EAGLE, "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"),
+    Published(LLAMA.format("Llama-3.1-8B-Instruct"), EAGLE3, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+    Published(LLAMA.format("Llama-3.1-8B-Instruct"), EAGLE3, "lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B"),
+    Published(LLAMA.format("Llama-3.1-8B-Instruct"), EAGLE3, "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"),
+    Published(LLAMA.format("Llama-3.3-70B-Instruct"), EAGLE3, "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B"),
+    Published(LLAMA.format("Llama-3.3-70B-Instruct"), EAGLE3, "lmsys/sglang-EAGLE3-LLaMA3.3-Instruct-70B"),
+    Published(LLAMA.format("Llama-3.3-70B-Instruct"), EAGLE3, "nvidia/Llama-3.3-70B-Instruct-Eagle3"),
+    Published(LLAMA.format("Llama-3.3-70B-Instruct"), EAGLE3, "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3"),
+    Published("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", EAGLE3, "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
+    Published("Qwen/Qwen2-7B-Instruct", EAGLE, "yuhuili/EAGLE-Qwen2-7B-Instruct"),
+    Published("Qwen/Qwen2-72B-Instruct", EAGLE, "yuhuili/EAGLE-Qwen2-72B-Instruct"),
+    Published("Qwen/Qwen3-8B", EAGLE3, "RedHatAI/Qwen3-8B-speculator.eagle3"),
+    Published("Qwen/Qwen3-14B", EAGLE3, "RedHatAI/Qwen3-14B-speculator.eagle3"),
+    Published("Qwen/Qwen3-32B", EAGLE3, "RedHatAI/Qwen3-32B-speculator.eagle3"),
+)
+"""Bases in the order of their age; each name was found in documentation or code of its publisher or of its users."""
+
+
+def published_for(*names: str) -> list[Published]:
+    """Drafts for the base with one of these names: a hub id (with or without a revision), a folder, or its name here.
+    The last part counts, in upper or lower case, so a copy on disk is known too."""
+    wanted = set(filter(None, map(_last, names)))
+    return [each for each in PUBLISHED if _last(each.base) in wanted]
+
+
+def _last(name: str) -> str:
+    return name.partition("@")[0].rstrip("/").rpartition("/")[2].casefold()
