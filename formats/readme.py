@@ -63,8 +63,8 @@ def _places(facts: Facts, folder: str) -> str:
     if facts.source != "starter":
         return lies
     return lies + (
-        f"\nThe draft was trained with a quantised copy of {code(facts.location)}; with that model itself a few draft "
-        "tokens fewer may be accepted.\n"
+        f"\nThe draft was trained with a quantised copy of {code(facts.location)}; with that model itself slightly "
+        "fewer draft tokens may be accepted.\n"
     )
 
 

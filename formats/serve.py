@@ -213,8 +213,8 @@ def _whole(drafting: dict[str, Any], key: str) -> int:
 
 
 def served_dtype(checkpoint: Checkpoint) -> str:
-    """What a GPU server runs both models in: the base's precision; bfloat16 for one that is stored in float32, which
-    their attention kernels do not take."""
+    """What a GPU server runs both models in: the base's precision; bfloat16 for one that is stored in float32, since
+    attention kernels on GPUs are made for 16 bits."""
     return "bfloat16" if checkpoint.base_dtype == "float32" else checkpoint.base_dtype
 
 
