@@ -30,13 +30,18 @@ def draft_card(config: dict[str, Any], size_bytes: int, parameters: int) -> str:
             *(["## Notes\n", quotation(training["notes"]) + "\n"] if training.get("notes") else []),
             "## How to load\n",
             "Where Speculoos is installed; what is downloaded for a server says itself how it is served.\n",
-            block(
-                "from models.base import load_base\nfrom models.checkpoints import load_draft\n\n"
-                f'base = load_base("PATH_OF_BASE")  # {one_line(base)}\ndraft = load_draft("THIS_FOLDER", base)',
-                "python",
-            ),
+            block(_loading(config, base), "python"),
             "Check the files with `sha256sum -c SHA256SUMS`.\n",
         ]
+    )
+
+
+def _loading(config: dict[str, Any], base: str) -> str:
+    if config.get("base_path"):
+        return 'import speculoos\n\ndraft = speculoos.load("THIS_FOLDER")'
+    return (
+        "from models.base import load_base\nfrom models.checkpoints import load_draft\n\n"
+        f'base = load_base("PATH_OF_BASE")  # {one_line(base)}\ndraft = load_draft("THIS_FOLDER", base)'
     )
 
 

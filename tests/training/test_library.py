@@ -111,6 +111,7 @@ def test_what_trainer_saves_is_restored_to_generate_and_to_train_on(method, base
     assert not same(ours, fresh)
     trainer.save_model()
     assert (out / "checkpoint-1").exists() and same(tensors(load_draft(out, base)), ours)
+    assert 'speculoos.load("THIS_FOLDER")' in (out / "README.md").read_text()
     restored = speculoos.load(out, conversations=data)
     assert same(tensors(restored.draft), ours) and restored.settings == draft.settings and restored.notices == []
     prompt = "say 3 fox 21"
