@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from formats.facts import Facts
 from formats.imports.run import TargetBase, import_draft
 from tracking.tables import Base
 from workers.ask.requests import ImportDraft
@@ -14,10 +15,8 @@ def run(request: ImportDraft, context: Context) -> dict[str, Any]:
     """Fetch, read, write the checkpoint, and fill its row."""
     base = context.usable(Base, request.base_id)
     folder = context.checkpoint_folder(request.checkpoint_id)
-    card = base.card or {}
-    matched = TargetBase(
-        Path(base.path), base.name, base.weights_sha256, card.get("methods") or {}, card.get("hub_id") or ""
-    )
+    refused = (base.card or {}).get("methods") or {}
+    matched = TargetBase(Path(base.path), base.name, base.weights_sha256, refused, Facts.of(base).hub_id)
     token, source = context.settings.hf_token, "hub" if request.source == "hub" else "folder"
     location = request.location if source == "hub" else context.files.bring_path(request.location)
     report = import_draft(source, location, matched, folder, context, token, request.layout)
