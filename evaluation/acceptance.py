@@ -10,6 +10,7 @@ text: their answers have one distribution, and are not the same.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
+from time import monotonic
 from typing import Any
 
 from corpus.seeds import row_seed
@@ -37,7 +38,7 @@ WARM_UP_TOKENS = 8
 NOISE = 0.02
 """Relative standard error of the speedup, by the clock alone, above which the prompts run again …"""
 PASSES = 3
-"""… so many times in all at most."""
+"""… so many times in all at most, and no longer than so many times the first pass took."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class _Bench:
     passes: int = 1
     asked: int = 0
     to_ask: int = 0
-    """Questions; one that is asked again counts again."""
+    """Questions in the worst case, so that progress never falls back; one that is repeated counts again."""
     skipped: list[str] = field(default_factory=list)
     sampling: Sampling = Sampling()
 
@@ -136,15 +137,17 @@ def evaluate(
         raise BadInput("There is no question to evaluate on.")
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)
     bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling or Sampling())
-    bench.to_ask = len(questions)
+    bench.to_ask = len(questions) * (PASSES if bench.speculates else 1)
     _warm_up(bench)
+    began = monotonic()
     for row in questions:
         _question(bench, row)
-        _say_asked(bench, f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else "")
+        _say_asked(bench, _first_pass_note(bench))
         check_stop(reporter)
     if not bench.done:
         raise BadInput("Every question is too long for this base; give shorter ones.")
-    _repeat(bench)
+    _repeat(bench, until=began + PASSES * (monotonic() - began))
+    reporter.progress(bench.asked, bench.asked, "questions")
     found = result(bench.done)
     if not bench.sampling.greedy:
         found |= {"identical_to_plain": None, "ties": 0, "differences": []}
@@ -253,6 +256,12 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
         check_stop(bench.reporter)
 
 
+def _first_pass_note(bench: _Bench) -> str:
+    """τ so far, and how often a busy machine may make the questions repeat."""
+    tau = f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else ""
+    return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if bench.speculates else "")))
+
+
 def _say_asked(bench: _Bench, note: str) -> None:
     bench.asked += 1
     bench.reporter.progress(bench.asked, bench.to_ask, "questions", note)
@@ -285,11 +294,11 @@ def _generation(target: Target, drafter: Drafter, prompt: list[int], config: Gen
     return generate(target, drafter, prompt, config)
 
 
-def _repeat(bench: _Bench) -> None:
-    """The prompts again, while the clock leaves the speedup uncertain or makes it impossible. Raises Unavailable when
-    it is impossible still."""
+def _repeat(bench: _Bench, until: float) -> None:
+    """The prompts again, while the clock leaves the speedup uncertain or makes it impossible, and until that time of
+    the monotonic clock. Raises Unavailable when the speedup is impossible still."""
     while bench.speculates and (figures := estimate([m.timing for m in bench.done])) and _doubtful(figures):
-        if bench.passes == PASSES:
+        if bench.passes == PASSES or monotonic() > until:
             if figures.impossible:
                 raise Unavailable(
                     f"The machine was busy: drafting seemed {figures.speedup:.2f} × as fast as plain, but its accepted "
@@ -298,14 +307,15 @@ def _repeat(bench: _Bench) -> None:
                 )
             return
         bench.passes += 1
-        bench.to_ask += sum(measured.turn == 0 for measured in bench.done)
         bench.reporter.log(f"Step times vary by {figures.noise:.1%}: the questions run again ({bench.passes}).")
         for measured, following in zip_longest(bench.done, bench.done[1:]):
             plain, speculative = _both(bench, measured.prompt, bench.max_tokens, measured.seed)
             measured.timing = measured.timing.joined(Timing.of(speculative, plain))
             if following is None or following.turn == 0:
-                _say_asked(bench, f"again, {bench.passes} of {PASSES} at most")
+                _say_asked(bench, f"noisy, repeating ({bench.passes} of {PASSES})")
             check_stop(bench.reporter)
+            if monotonic() > until:
+                break
 
 
 def _doubtful(figures: Estimate) -> bool:
