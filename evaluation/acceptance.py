@@ -141,7 +141,9 @@ def evaluate(
     _warm_up(bench)
     began = monotonic()
     for row in questions:
+        before = len(bench.done)
         _question(bench, row)
+        _say_result(bench, bench.done[before:])
         _say_asked(bench, _first_pass_note(bench))
         check_stop(reporter)
     if not bench.done:
@@ -178,16 +180,20 @@ def result(measured: Sequence[PromptResult]) -> dict[str, Any]:
 
 
 def _figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
+    found = _whole_figures(measured)
+    first = {"mean_accepted_length": found["mean_accepted_length"], "speedup": found["end_to_end_speedup"]}
+    return {**first, **_estimated(measured), **found}
+
+
+def _whole_figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
+    """All tokens over all time, and τ; no intervals."""
     drafted, plain = _summary(measured), summarize(s for m in measured for s in m.plain)
     speed, plain_speed = drafted.tokens_per_second, plain.tokens_per_second
-    whole = round(speed / plain_speed, 3) if plain_speed else 0.0
     return {
         "mean_accepted_length": round(drafted.mean_accepted_length, 4),
-        "speedup": whole,
-        **_estimated(measured),
         "tokens_per_second": round(speed, 3),
         "plain_tokens_per_second": round(plain_speed, 3),
-        "end_to_end_speedup": whole,
+        "end_to_end_speedup": round(speed / plain_speed, 3) if plain_speed else 0.0,
         "prompts": len(measured),
         "tokens": drafted.tokens,
     }
@@ -254,6 +260,14 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
         answer = tokenizer.decode(ids(measured.plain), skip_special_tokens=True)
         messages.append({"role": "assistant", "content": answer})
         check_stop(bench.reporter)
+
+
+def _say_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
+    """One question's figures, to be shown while the others are still measured."""
+    if turns_done:
+        first = turns_done[0]
+        told = {"question": first.id, "category": first.category, **_whole_figures(turns_done)}
+        bench.reporter.sample(bench.asked + 1, told)
 
 
 def _first_pass_note(bench: _Bench) -> str:

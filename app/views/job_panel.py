@@ -125,6 +125,8 @@ def samples(session: Session, job: Job) -> str:
     """Answers that were kept while the job went on."""
     if job.kind in generation_view.KINDS:
         return generation_view.first_answers(session, job) or job_rows.samples(())
+    if job.kind == "evaluate":
+        return job_rows.samples(())  # its records are the results of questions, shown above
     return job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id))
 
 
@@ -148,6 +150,8 @@ def no_charts(job: Job) -> str:
     """Why there is no chart."""
     if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
         return "The first numbers appear here a moment after the job has begun."
+    if job.kind == "evaluate" and job.state in job_view.ACTIVE:
+        return "The result of each question stands above, as it comes; the report follows when all are measured."
     return "This job measured nothing to chart."
 
 

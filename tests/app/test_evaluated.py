@@ -5,10 +5,10 @@ import pytest
 from app import turns
 from app.evaluated import GONE, run_again
 from app.pages.evaluations import EvaluationsPage
-from app.views import breakdown_view, evaluation_view
+from app.views import breakdown_view, evaluation_view, job_panel
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings, load
-from tracking import runs
+from tracking import jobs, reports, runs
 from tracking.db import reading, upgrade, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.ask.requests import Replay
@@ -131,6 +131,26 @@ def test_the_page_says_what_is_not_known_and_why(home):
     assert "Worst prompts" in unknown and "data-steps" not in unknown, "whose model is not here"
     older = breakdown_view.parts(Evaluation(result={"mean_accepted_length": 2.0}, **links))
     assert "Measure again" in older and "Measure again" not in breakdown_view.parts(row_of(home))
+
+
+def test_a_running_evaluation_shows_each_question_as_it_comes(home):
+    told = {"mean_accepted_length": 2.125, "tokens_per_second": 30.0, "plain_tokens_per_second": 20.0}
+    with writing(home) as rows:
+        request = {"evaluation_id": "two", "checkpoint_id": "heads", "base_id": "base"}
+        job = jobs.create(rows, kind="evaluate", queue="gpu", request=request, name="two")
+        rows.add(Evaluation(id="two", name="two", state="pending", base_id="base", job_id=job.id))
+        jobs.claim(rows, job.id, "worker", 30)
+        assert "result of each question" in job_panel.no_charts(rows.get_one(Job, job.id))
+        assert evaluation_view.report_of(rows, job) == ""
+        first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **told}
+        old, new = (2, {"question": "again", **told}), (2, {"question": "q2", **told})
+        reports.write(rows, job.id, 1, reports.Report(samples=[(1, first), old, new]))
+        page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
+        assert evaluation_view.report_of(rows, job) in page
+    assert page.index("q2") < page.index("math") and "again" not in page, "the newest first, of each the last"
+    for words in ("2.12", "30.0", "20.0", "1.50", "Results so far", "Being measured"):
+        assert words in page, words
+    assert "<img" not in page and "Speed against plain" not in page
 
 
 def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_buttons(home):

@@ -74,6 +74,10 @@ class Heard(Silent):
         self.said: list[tuple[int, int | None, str]] = []
         self.seconds = list(seconds)
         self.now = 0.0
+        self.results: list[tuple[int, dict]] = []
+
+    def sample(self, step: int, record: dict) -> None:
+        self.results.append((step, record))
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
         self.said.append((done, total, note))
@@ -98,6 +102,9 @@ def test_progress_counts_the_worst_case_from_the_start_and_never_falls_back(
     assert [note for _, _, note in heard.said[2:6]] == ["noisy, repeating (2 of 3)"] * 2 + [
         "noisy, repeating (3 of 3)"
     ] * 2
+    told = [(step, record["question"], record["category"]) for step, record in heard.results]
+    assert told == [(1, "a", "x"), (2, "b", "y")], "each question's result once, as it comes"
+    assert all(record["mean_accepted_length"] >= 1 and record["tokens_per_second"] > 0 for _, record in heard.results)
     heard = Heard()
     assert measured_by(heard, base, monkeypatch, noise=1e9)["passes"] == 1
     shares = [done / total for done, total, _ in heard.said]
