@@ -24,6 +24,7 @@ from decoding.target import Target, fast_target
 from decoding.text import piece_reader
 from evaluation.breakdown import Prompt, breakdown, worst_first
 from evaluation.estimate import Estimate, Timing, estimate
+from evaluation.load import Load
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from evaluation.side_by_side import side_by_side
@@ -124,12 +125,13 @@ def evaluate(
     """Measure `draft` (or the drafter that `options` name, or none) on rows with `messages`; JSON-able result:
 
     `mean_accepted_length` (τ), `speedup`, each with `…_interval` ([low, high] at 95 %), `timing_noise` (the clock's
-    part of the speedup's relative standard error), `passes`, `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`,
-    `identical_to_plain` (token for token, ties aside; None where tokens were sampled), `ties` (prompts that first
-    differ between two tokens whose plain logits lie within 1e-3), `tokens_per_second`, `plain_tokens_per_second`,
-    `end_to_end_speedup`, `per_category`, `prompts`, `differences`, where and how it was measured, and of what drafts
-    where it does well (`evaluation.breakdown`) and `per_prompt`, the lowest τ first. Later turns of a
-    question follow plain's answers, so both ways see the same prompts.
+    part of the speedup's relative standard error), `other_load` and `busy` (`evaluation.load`), `passes`,
+    `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`, `identical_to_plain` (token for token, ties aside; None
+    where tokens were sampled), `ties` (prompts that first differ between two tokens whose plain logits lie within
+    1e-3), `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`,
+    `differences`, where and how it was measured, and of what drafts where it does well (`evaluation.breakdown`) and
+    `per_prompt`, the lowest τ first. Later turns of a question follow plain's answers, so both ways see the same
+    prompts.
     Raises Cancelled between prompts when the reporter says stop, Unavailable where the figures cannot be: then the
     machine was busy.
     """
@@ -139,7 +141,7 @@ def evaluate(
     bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling or Sampling())
     bench.to_ask = len(questions) * (PASSES if bench.speculates else 1)
     _warm_up(bench)
-    began = monotonic()
+    began, load = monotonic(), Load()
     for row in questions:
         before = len(bench.done)
         _question(bench, row)
@@ -151,6 +153,9 @@ def evaluate(
     _repeat(bench, until=began + PASSES * (monotonic() - began))
     reporter.progress(bench.asked, bench.asked, "questions")
     found = result(bench.done)
+    found |= load.figures(found.get("timing_noise") or 0.0)
+    if found["busy"]:
+        reporter.log(found["busy"], "warning")
     if not bench.sampling.greedy:
         found |= {"identical_to_plain": None, "ties": 0, "differences": []}
     return found | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})

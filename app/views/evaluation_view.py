@@ -51,6 +51,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
     beside = counterparts(session, row)
     names = names_of(session, [row])
     parts = (
+        busy(row.result),
         figures(row),
         slower(row),
         side_by_side(beside),
@@ -123,6 +124,12 @@ def slower(row: Evaluation) -> str:
     """That plain decoding would be faster, where the whole interval says so."""
     high = row.speedup_high
     return notice(SLOWER, "warn") if high is not None and high < 1 and row.checkpoint_id else ""
+
+
+def busy(result: Mapping[str, Any] | None) -> str:
+    """The warning of a measurement beside other programs."""
+    words = (result or {}).get("busy")
+    return notice(str(words), "warn") if words else ""
 
 
 def side_by_side(found: Sequence[Evaluation]) -> str:

@@ -21,6 +21,7 @@ from app.views import (
     job_view,
     metrics_view,
     shard_rows,
+    tree_view,
     verdict,
 )
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
@@ -167,10 +168,13 @@ def output_links(session: Session, job: Job) -> str:
         links += notice("The evaluation is stored.", "good", to, "Open it")
     if job.kind == "tune":
         to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
-        tone = "warn" if job.result.get("plain_is_faster") else "good"
-        links += notice(str(job.result.get("verdict") or ""), tone, to, "Open the checkpoint")
+        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_words(job.result))
+        said = " ".join(str(each) for each in words if each)
+        links += notice(said, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
     if job.kind == "plan":
-        links += notice("The plan is made.", "good", f"/plans?id={job.id}", "Open it")
+        busy = str(job.result.get("busy") or "")
+        said = " ".join(filter(None, (busy, "The plan is made.")))
+        links += notice(said, "warn" if busy else "good", f"/plans?id={job.id}", "Open it")
     return links + downloads(session, job)
 
 

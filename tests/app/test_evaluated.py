@@ -111,7 +111,11 @@ def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
     assert "<img" not in html and "${" not in html
     assert html.count("data-steps=") == 1, "only what is kept can be run again"
     assert html.index("1.10") < html.index("2.50") and "turn 2" in html
-    assert "Plain decoding would be faster here" in html
+    assert "Plain decoding would be faster here" in html and "busy" not in html
+    with writing(home) as rows:
+        rows.get_one(Evaluation, "one").result = {**RESULT, "busy": f"The machine was busy. {NASTY}"}
+        html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
+    assert "The machine was busy." in html and "<img" not in html
 
 
 def test_an_evaluation_without_any_of_it_shows_nothing(home):
