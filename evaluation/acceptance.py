@@ -10,6 +10,7 @@ text: their answers have one distribution, and are not the same.
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
+from time import monotonic
 from typing import Any
 
 from corpus.seeds import row_seed
@@ -23,6 +24,7 @@ from decoding.target import Target, fast_target
 from decoding.text import piece_reader
 from evaluation.breakdown import Prompt, breakdown, worst_first
 from evaluation.estimate import Estimate, Timing, estimate
+from evaluation.load import Load
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from evaluation.side_by_side import side_by_side
@@ -37,7 +39,7 @@ WARM_UP_TOKENS = 8
 NOISE = 0.02
 """Relative standard error of the speedup, by the clock alone, above which the prompts run again …"""
 PASSES = 3
-"""… so many times in all at most."""
+"""… so many times in all at most, and no longer than so many times the first pass took."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class _Bench:
     passes: int = 1
     asked: int = 0
     to_ask: int = 0
-    """Questions; one that is asked again counts again."""
+    """Questions in the worst case, so that progress never falls back; one that is repeated counts again."""
     skipped: list[str] = field(default_factory=list)
     sampling: Sampling = Sampling()
 
@@ -123,12 +125,13 @@ def evaluate(
     """Measure `draft` (or the drafter that `options` name, or none) on rows with `messages`; JSON-able result:
 
     `mean_accepted_length` (τ), `speedup`, each with `…_interval` ([low, high] at 95 %), `timing_noise` (the clock's
-    part of the speedup's relative standard error), `passes`, `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`,
-    `identical_to_plain` (token for token, ties aside; None where tokens were sampled), `ties` (prompts that first
-    differ between two tokens whose plain logits lie within 1e-3), `tokens_per_second`, `plain_tokens_per_second`,
-    `end_to_end_speedup`, `per_category`, `prompts`, `differences`, where and how it was measured, and of what drafts
-    where it does well (`evaluation.breakdown`) and `per_prompt`, the lowest τ first. Later turns of a
-    question follow plain's answers, so both ways see the same prompts.
+    part of the speedup's relative standard error), `other_load` and `busy` (`evaluation.load`), `passes`,
+    `plain_step_ms`, `drafted_step_ms`, `acceptance_by_depth`, `identical_to_plain` (token for token, ties aside; None
+    where tokens were sampled), `ties` (prompts that first differ between two tokens whose plain logits lie within
+    1e-3), `tokens_per_second`, `plain_tokens_per_second`, `end_to_end_speedup`, `per_category`, `prompts`,
+    `differences`, where and how it was measured, and of what drafts where it does well (`evaluation.breakdown`) and
+    `per_prompt`, the lowest τ first. Later turns of a question follow plain's answers, so both ways see the same
+    prompts.
     Raises Cancelled between prompts when the reporter says stop, Unavailable where the figures cannot be: then the
     machine was busy.
     """
@@ -136,16 +139,23 @@ def evaluate(
         raise BadInput("There is no question to evaluate on.")
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)
     bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling or Sampling())
-    bench.to_ask = len(questions)
+    bench.to_ask = len(questions) * (PASSES if bench.speculates else 1)
     _warm_up(bench)
+    began, load = monotonic(), Load()
     for row in questions:
+        before = len(bench.done)
         _question(bench, row)
-        _say_asked(bench, f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else "")
+        _say_result(bench, bench.done[before:])
+        _say_asked(bench, _first_pass_note(bench))
         check_stop(reporter)
     if not bench.done:
         raise BadInput("Every question is too long for this base; give shorter ones.")
-    _repeat(bench)
+    _repeat(bench, until=began + PASSES * (monotonic() - began))
+    reporter.progress(bench.asked, bench.asked, "questions")
     found = result(bench.done)
+    found |= load.figures(found.get("timing_noise") or 0.0)
+    if found["busy"]:
+        reporter.log(found["busy"], "warning")
     if not bench.sampling.greedy:
         found |= {"identical_to_plain": None, "ties": 0, "differences": []}
     return found | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})
@@ -175,16 +185,20 @@ def result(measured: Sequence[PromptResult]) -> dict[str, Any]:
 
 
 def _figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
+    found = _whole_figures(measured)
+    first = {"mean_accepted_length": found["mean_accepted_length"], "speedup": found["end_to_end_speedup"]}
+    return {**first, **_estimated(measured), **found}
+
+
+def _whole_figures(measured: Sequence[PromptResult]) -> dict[str, Any]:
+    """All tokens over all time, and τ; no intervals."""
     drafted, plain = _summary(measured), summarize(s for m in measured for s in m.plain)
     speed, plain_speed = drafted.tokens_per_second, plain.tokens_per_second
-    whole = round(speed / plain_speed, 3) if plain_speed else 0.0
     return {
         "mean_accepted_length": round(drafted.mean_accepted_length, 4),
-        "speedup": whole,
-        **_estimated(measured),
         "tokens_per_second": round(speed, 3),
         "plain_tokens_per_second": round(plain_speed, 3),
-        "end_to_end_speedup": whole,
+        "end_to_end_speedup": round(speed / plain_speed, 3) if plain_speed else 0.0,
         "prompts": len(measured),
         "tokens": drafted.tokens,
     }
@@ -253,6 +267,20 @@ def _question(bench: _Bench, row: dict[str, Any]) -> None:
         check_stop(bench.reporter)
 
 
+def _say_result(bench: _Bench, turns_done: Sequence[PromptResult]) -> None:
+    """One question's figures, to be shown while the others are still measured."""
+    if turns_done:
+        first = turns_done[0]
+        told = {"question": first.id, "category": first.category, **_whole_figures(turns_done)}
+        bench.reporter.sample(bench.asked + 1, told)
+
+
+def _first_pass_note(bench: _Bench) -> str:
+    """τ so far, and how often a busy machine may make the questions repeat."""
+    tau = f"τ {_summary(bench.done).mean_accepted_length:.2f}" if bench.done else ""
+    return ", ".join(filter(None, (tau, f"pass 1 of at most {PASSES}" if bench.speculates else "")))
+
+
 def _say_asked(bench: _Bench, note: str) -> None:
     bench.asked += 1
     bench.reporter.progress(bench.asked, bench.to_ask, "questions", note)
@@ -285,11 +313,11 @@ def _generation(target: Target, drafter: Drafter, prompt: list[int], config: Gen
     return generate(target, drafter, prompt, config)
 
 
-def _repeat(bench: _Bench) -> None:
-    """The prompts again, while the clock leaves the speedup uncertain or makes it impossible. Raises Unavailable when
-    it is impossible still."""
+def _repeat(bench: _Bench, until: float) -> None:
+    """The prompts again, while the clock leaves the speedup uncertain or makes it impossible, and until that time of
+    the monotonic clock. Raises Unavailable when the speedup is impossible still."""
     while bench.speculates and (figures := estimate([m.timing for m in bench.done])) and _doubtful(figures):
-        if bench.passes == PASSES:
+        if bench.passes == PASSES or monotonic() > until:
             if figures.impossible:
                 raise Unavailable(
                     f"The machine was busy: drafting seemed {figures.speedup:.2f} × as fast as plain, but its accepted "
@@ -298,14 +326,15 @@ def _repeat(bench: _Bench) -> None:
                 )
             return
         bench.passes += 1
-        bench.to_ask += sum(measured.turn == 0 for measured in bench.done)
         bench.reporter.log(f"Step times vary by {figures.noise:.1%}: the questions run again ({bench.passes}).")
         for measured, following in zip_longest(bench.done, bench.done[1:]):
             plain, speculative = _both(bench, measured.prompt, bench.max_tokens, measured.seed)
             measured.timing = measured.timing.joined(Timing.of(speculative, plain))
             if following is None or following.turn == 0:
-                _say_asked(bench, f"again, {bench.passes} of {PASSES} at most")
+                _say_asked(bench, f"noisy, repeating ({bench.passes} of {PASSES})")
             check_stop(bench.reporter)
+            if monotonic() > until:
+                break
 
 
 def _doubtful(figures: Estimate) -> bool:

@@ -94,10 +94,10 @@ def estimate(timings: Sequence[Timing]) -> Estimate | None:
     speedup = float(columns.speedup()[0])
     return Estimate(
         speedup=speedup,
-        speedup_interval=_interval(drawn.speedup(weights)),
+        speedup_interval=interval_of(drawn.speedup(weights)),
         tau=float(columns.tau()[0]),
-        tau_interval=_interval(drawn.tau(weights)),
-        bound=_interval(replace(drawn, drafted=drawn.plain).speedup(weights))[1],
+        tau_interval=interval_of(drawn.tau(weights)),
+        bound=interval_of(replace(drawn, drafted=drawn.plain).speedup(weights))[1],
         noise=float(timed.std() / speedup),
         plain_ms=float(np.median(np.concatenate([timing.plain for timing in timings]))),
         drafted_ms=float(np.median(np.concatenate([timing.drafted for timing in timings]))),
@@ -141,6 +141,7 @@ class _Columns:
         return (weights * self.tokens).sum(0) / (weights * self.counts + 0 * self.tokens).sum(0)
 
 
-def _interval(values: np.ndarray) -> Interval:
+def interval_of(values: np.ndarray) -> Interval:
+    """The 95 % interval of bootstrap draws."""
     low, high = np.percentile(values, LEVEL)
     return float(low), float(high)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from decoding.config import GenerateConfig
@@ -128,11 +129,22 @@ class Meter:
         steps = [s for s in generate(self.target, drafter, self.prompt, config) if s.kind != "prefill"]
         return statistics.median(s.ms_draft for s in steps), statistics.median(s.ms_other for s in steps)
 
-    def costs(self) -> Costs:
-        """What the rounds so far come to."""
+    def drawn(self, draw: np.random.Generator) -> Costs:
+        """`costs` of rounds that are drawn anew with replacement."""
+        rounds = len(self.taken["target", 1, 1])
+        chosen = draw.integers(rounds, size=rounds)
+
+        def again(taken: list[float]) -> list[float]:
+            each = len(taken) // rounds  # of a round
+            return [ms for n in chosen for ms in taken[n * each : (n + 1) * each]]
+
+        return self.costs({key: again(taken) for key, taken in self.taken.items()})
+
+    def costs(self, taken: dict[tuple[str, Any, int], list[float]] | None = None) -> Costs:
+        """What the rounds so far come to, or what was `taken`."""
         medians: dict[str, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        for (what, which, at), taken in self.taken.items():
-            medians[what][which][at] = statistics.median(taken)
+        for (what, which, at), times in (taken or self.taken).items():
+            medians[what][which][at] = statistics.median(times)
         standalone = {
             layers: _with_overhead(by_batch, medians["cut"][layers][CHAIN_DEPTH])
             for layers, by_batch in medians["standalone"].items()
@@ -143,7 +155,7 @@ class Meter:
             rising(medians["pass"].get("", {})),
             _rising_by_layers(standalone),
             medians["other"][""].get(0, 0.0),
-            describe_machine(self.target.base.device),
+            describe_machine(self.target.base.device) if taken is None else {},
         )
 
 

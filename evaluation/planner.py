@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.drafters.parts import TuningSpace
@@ -19,6 +21,8 @@ from decoding.step import Step
 from decoding.target import Target, fast_target
 from decoding.tuning import lengths_by_size, values_from_steps
 from evaluation.costs import Costs
+from evaluation.estimate import SEED, interval_of
+from evaluation.load import Load
 from evaluation.meter import BATCHES, ROWS, Meter
 from evaluation.shapes import CHAINS, TREES, Curves, Shape, chain_options, chain_shares, expected_chain
 from evaluation.tuning import prompts_of
@@ -32,6 +36,8 @@ TEXT = 128
 """Tokens in the cache while forwards are measured."""
 LAYERS = (2, 4, 8)
 ROUNDS = 5
+PLAN_DRAWS = 200
+"""Of the bootstrap that gives speedups their intervals."""
 MEASURED, GIVEN = "measured here", "of another machine"
 NEVER = "Speculation does not pay on this machine with this draft, not for one sequence either."
 SURE = 0.999
@@ -92,11 +98,30 @@ def plan(
         meter = Meter(target, text, draft, space, batches=choices.batches, layers=choices.layers)
         meter.round()
         meter.taken.clear()  # storage is made and libraries pick their kernels
+        load = Load()
         for _ in range(choices.rounds):
             meter.round()
             progress.step("forwards")
-        costs = meter.costs()
+        found = predicted(meter.costs(), curves, basis)
+        _add_intervals(found, meter, curves)
+        found |= load.figures(found["timing_noise"])
+        if found["busy"]:
+            reporter.log(found["busy"], "warning")
+        return found
     return predicted(costs, curves, basis)
+
+
+def _add_intervals(found: dict[str, Any], meter: Meter, curves: Curves | None) -> None:
+    """Give each shape the 95 % interval of its speedup for one sequence, by a bootstrap over the rounds of timing, and
+    the plan `timing_noise`, the largest relative standard error of them. τ counts as known."""
+    draw = np.random.default_rng(SEED)
+    draws = [meter.drawn(draw) for _ in range(PLAN_DRAWS)]
+    plain, noise = Shape("plain"), 0.0
+    for row, shape in zip(found["shapes"], _reachable(meter.costs(), curves), strict=True):
+        speedups = np.array([_speed(shape, costs, 1) / _speed(plain, costs, 1) for costs in draws])
+        row["by_batch"]["1"]["speedup_interval"] = [round(end, 3) for end in interval_of(speedups)]
+        noise = max(noise, float(speedups.std() / speedups.mean()))
+    found["timing_noise"] = round(noise, 4)
 
 
 def predicted(costs: Costs, curves: Curves | None, basis: str = GIVEN) -> dict[str, Any]:

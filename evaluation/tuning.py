@@ -3,9 +3,11 @@ then the tree with the most expected tokens per second (decoding.tuning). Greedy
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
@@ -14,16 +16,20 @@ from decoding.generate import generate
 from decoding.stats import acceptance_by_rank, summarize
 from decoding.step import Step
 from decoding.target import Target, fast_target
-from decoding.tuning import TreePlan, measure_forward, plan_dynamic, plan_tree, values_from_steps
+from decoding.tuning import TreePlan, lengths_by_size, measure_forward, plan_dynamic, plan_tree, values_from_steps
+from evaluation.estimate import DRAWS, SEED, interval_of
+from evaluation.load import Load
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from methods import METHODS
-from methods.expectation import rising
+from methods.expectation import interpolate, rising
 from models.base import Base
 from models.chat import render
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
+ROUNDS = 7
+"""Times a forward of each size is measured."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +71,24 @@ def tune(
 
     Takes the base's weights over (fast_target). Raises Cancelled between questions when the reporter says stop.
     """
-    target = fast_target(base, MAX_LENGTH)
+    target, load = fast_target(base, MAX_LENGTH), Load()
     space = METHODS[draft.method].load("drafter").tuning(draft)
     prompts = prompts_of(base, questions, target.max_length - max_tokens)
-    steps = []
+    answers: list[list[Step]] = []
     for number, prompt in enumerate(prompts, 1):
-        steps += _run(target, draft, space.at_depth(space.deepest), prompt, max_tokens)
+        answers.append(_run(target, draft, space.at_depth(space.deepest), prompt, max_tokens))
+        steps = [step for answer in answers for step in answer]
         note = f"τ {summarize(steps).mean_accepted_length:.2f} with the widest tree"
         if counts:
             reporter.progress(number, len(prompts) + 1, "measurements", note)
         check_stop(reporter)
     target.prefill(prompts[0])
-    costs = rising(measure_forward(target))
-    draft_ms = _draft_cost(target, draft, space, prompts[0])
-    other_ms = statistics.median(s.ms_other for s in steps if s.kind == "verify")
+    times = _Times(
+        [measure_forward(target, rounds=1) for _ in range(ROUNDS)],
+        _draft_times(target, draft, space, prompts[0]),
+        [s.ms_other for s in steps if s.kind == "verify"],
+    )
+    costs, draft_ms, other_ms = times.costs()
     if space.dynamic:
         plan = plan_dynamic(steps, costs, draft_ms, other_ms)
         drafting = {"depth": plan.depth - 1, "top_k": WIDE["top_k"], "nodes": plan.nodes}
@@ -88,6 +98,10 @@ def tune(
     if counts:
         reporter.progress(len(prompts) + 1, len(prompts) + 1, "measurements")
     measured = _measured(base, steps, costs, [draft_ms(depth) for depth in range(1, space.deepest + 1)], other_ms)
+    sure = _intervals(plan, answers, times)
+    measured |= sure | load.figures(sure["timing_noise"])
+    if measured["busy"]:
+        reporter.log(measured["busy"], "warning")
     return TunedDraft(drafting if plan.nodes else {}, plan, {**measured, "questions": len(prompts)})
 
 
@@ -125,11 +139,68 @@ def _run(target: Target, draft: Any, options: dict[str, Any], prompt: list[int],
     return list(generate(target, drafter, prompt, GenerateConfig(max_tokens=max_tokens)))
 
 
-def _draft_cost(target: Target, draft: Any, space: TuningSpace, prompt: list[int]) -> Callable[[int], float]:
-    """Milliseconds of drafting by depth: the straight line through the shallowest and the deepest setting."""
-    ends = {}
-    for depth in {1, space.deepest}:
+def _draft_times(target: Target, draft: Any, space: TuningSpace, prompt: list[int]) -> dict[int, list[float]]:
+    """Milliseconds of drafting in each step, at the shallowest and at the deepest setting."""
+    taken = {}
+    for depth in sorted({1, space.deepest}):
         steps = _run(target, draft, space.at_depth(depth), prompt, 24)
-        ends[depth] = statistics.median([s.ms_draft for s in steps if s.kind == "verify"] or [0.0])
-    slope = (ends[space.deepest] - ends[1]) / (space.deepest - 1) if space.deepest > 1 else 0.0
-    return lambda depth: ends[1] + max(slope, 0.0) * (depth - 1)
+        taken[depth] = [s.ms_draft for s in steps if s.kind == "verify"] or [0.0]
+    return taken
+
+
+@dataclass(frozen=True)
+class _Times:
+    """What was measured, in milliseconds. `rounds`: a forward by nodes, once a round; `draft`: drafting by depth;
+    `other`: the rest of steps."""
+
+    rounds: Sequence[Mapping[int, float]]
+    draft: Mapping[int, Sequence[float]]
+    other: Sequence[float]
+
+    def costs(self) -> tuple[dict[int, float], Callable[[int], float], float]:
+        """Medians: of a forward by nodes, of drafting by depth (a straight line through both ends), of the rest."""
+        forward = rising({size: statistics.median(each[size] for each in self.rounds) for size in self.rounds[0]})
+        first, last = min(self.draft), max(self.draft)
+        low, high = statistics.median(self.draft[first]), statistics.median(self.draft[last])
+        slope = max((high - low) / (last - first), 0.0) if last > first else 0.0
+        return forward, lambda depth: low + slope * (depth - first), statistics.median(self.other)
+
+    def drawn(self, draw: np.random.Generator) -> "_Times":
+        """The same, each list drawn anew with replacement."""
+        draft = {depth: draw.choice(taken, len(taken)) for depth, taken in self.draft.items()}
+        rounds = [self.rounds[n] for n in draw.integers(len(self.rounds), size=len(self.rounds))]
+        return _Times(rounds, draft, draw.choice(self.other, len(self.other)))
+
+    def step_ratio(self, nodes: int, depth: int) -> float:
+        """A plain step's time by that of a step with such a tree."""
+        forward, draft_ms, other = self.costs()
+        return (forward[1] + other) / (interpolate(forward, nodes) + draft_ms(depth) + other)
+
+
+def _intervals(plan: TreePlan, answers: Sequence[Sequence[Step]], times: _Times) -> dict[str, Any]:
+    """95 % intervals of the plan's figures by a bootstrap over answers, their steps and the measured times, and
+    `timing_noise`, the relative standard error that timing alone gives the speedup. Where plain decoding is faster the
+    noise is that of the smallest tree, and there is nothing to give an interval of."""
+    draw = np.random.default_rng(SEED)
+    ratios = np.array([times.drawn(draw).step_ratio(plan.nodes or 2, plan.depth or 1) for _ in range(DRAWS)])
+    noise = {"timing_noise": round(float(ratios.std() / ratios.mean()), 4)}
+    lengths = [np.array(found) for answer in answers if (found := _lengths(plan, answer))]
+    if not plan.nodes or not lengths:
+        return {"expected_tau_interval": None, "expected_speedup_interval": None, **noise}
+    taus = np.array([_drawn_mean(lengths, draw) for _ in range(DRAWS)])
+    found = {"expected_tau_interval": interval_of(taus), "expected_speedup_interval": interval_of(taus * ratios)}
+    return {key: [round(end, 4) for end in ends] for key, ends in found.items()} | noise
+
+
+def _drawn_mean(lengths: Sequence[np.ndarray], draw: np.random.Generator) -> float:
+    """Of answers drawn with replacement, and of the steps of each."""
+    chosen = (lengths[n] for n in draw.integers(len(lengths), size=len(lengths)))
+    return float(np.concatenate([draw.choice(each, len(each)) for each in chosen]).mean())
+
+
+def _lengths(plan: TreePlan, answer: Sequence[Step]) -> list[float]:
+    """Tokens that each verification of an answer would have given with the plan's tree."""
+    counted = [step for step in answer if step.counted and step.kind == "verify"]
+    if plan.choices:
+        return [1.0 + len(set(values_from_steps([step])) & set(plan.choices)) for step in counted]
+    return [lengths_by_size([step], [plan.nodes], plan.depth)[plan.nodes] for step in counted]

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.other_work import alike
+from speculoos.other_work import alike
 
 ENOUGH_TOKENS = 16
 KEPT = 16

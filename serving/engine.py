@@ -14,7 +14,6 @@ from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
 from serving.metrics import Metrics
-from serving.other_work import OtherWork
 from serving.pool import LoadedModel, Pool, default_budget
 from serving.prompts import Prompts
 from serving.protocol import GenerationRequest
@@ -22,6 +21,7 @@ from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
 from speculoos.errors import BadInput, SpeculoosError, Unavailable, Unsupported
 from speculoos.faults import out_of_memory
 from speculoos.limited import START_SECONDS
+from speculoos.other_work import OtherWork
 from speculoos.settings import Settings
 from speculoos.sums import Sums
 from tracking import device_lease

@@ -1,7 +1,7 @@
 // What a speedup is counted against: a plain answer to the same prompt, or one of the same length, under the same load.
 import { number, percent } from "./dom.js";
 
-const ALIKE = 0.2;  // serving/other_work.py: shares of the machine's cores that loads may differ by
+const ALIKE = 0.2;  // speculoos/other_work.py: shares of the machine's cores that loads may differ by
 
 // Whether two summaries were taken under the same load. A share that is not known is given the doubt.
 function sameLoad(one, other) {

@@ -14,12 +14,23 @@ from app.widgets.picker import table
 from app.widgets.review import command_box
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
+from tracking import reports
 from tracking.evaluations import number
 from tracking.leaderboard import View, counterparts
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
 from tracking.tables import Evaluation, Job
 
+SHOWN_SO_FAR = 100
+"""Questions whose results are shown while an evaluation runs."""
+SO_FAR = "Each is one short measurement; the report will give their speedup with its interval."
+OF_QUESTION = {
+    "mean_accepted_length": 2,
+    "tokens_per_second": 1,
+    "plain_tokens_per_second": 1,
+    "end_to_end_speedup": 2,
+}
+"""Figures of a question, with their digits."""
 Names = Mapping[str, str]
 SLOWER = "Plain decoding would be faster here: the whole interval of the speedup lies below 1."
 TRAINED, GETS = "What you trained", "What your server gets"
@@ -28,9 +39,8 @@ TRAINED, GETS = "What you trained", "What your server gets"
 def view(session: Session, row: Evaluation) -> str:
     """All of it."""
     names = names_of(session, [row])
-    return tag(
-        "div", _title(row, names) + note_line(row) + report(session, row) + links(session, row), class_="sp-stack"
-    )
+    found = so_far(session, row.job_id) if row.state == "pending" and row.job_id else report(session, row)
+    return tag("div", _title(row, names) + note_line(row) + found + links(session, row), class_="sp-stack")
 
 
 def report(session: Session, row: Evaluation, again: bool = True) -> str:
@@ -41,6 +51,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
     beside = counterparts(session, row)
     names = names_of(session, [row])
     parts = (
+        busy(row.result),
         figures(row),
         slower(row),
         side_by_side(beside),
@@ -54,12 +65,29 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
 
 
 def report_of(session: Session, job: Job) -> str:
-    """The report on the page of the job that measured it; "" on others' and until there is one."""
+    """The report on the page of the job that measured it, the results of questions until there is one; "" on others'
+    pages."""
     measures = job.kind in ("evaluate", "replay")
     row = session.get(Evaluation, job.request.get("evaluation_id") or "") if measures else None
     if row is None or row.state != "ready" or not row.result:
-        return ""
+        return so_far(session, job.id) if measures else ""
     return tag("section", report(session, row, again=False), class_="sp-stack", id="job-report", aria_label="Report")
+
+
+def so_far(session: Session, job_id: str) -> str:
+    """What each question gave that an evaluation has finished, the newest first; "" while there is none."""
+    kept = {sample.step: sample.record for sample in reports.samples(session, job_id, SHOWN_SO_FAR)}
+    if not kept:
+        return ""
+    columns = ["Question", "τ", "Tokens/s", "Plain tokens/s", "× plain"]
+    rows = [_so_far(record) for _, record in sorted(kept.items(), reverse=True)]
+    head = tag("h3", "Results so far") + tag("p", SO_FAR, class_="sp-hint")
+    return tag("section", head + table(columns, rows, "Results so far", wide_first=True, named=columns[1:]))
+
+
+def _so_far(record: Mapping[str, Any]) -> list[str]:
+    name = safe(str(record.get("question") or "")[:80]) + row_note(str(record.get("category") or "")[:80])
+    return [name, *(safe(figure(number(record.get(key)), digits)) for key, digits in OF_QUESTION.items())]
 
 
 def figures(row: Evaluation) -> str:
@@ -96,6 +124,12 @@ def slower(row: Evaluation) -> str:
     """That plain decoding would be faster, where the whole interval says so."""
     high = row.speedup_high
     return notice(SLOWER, "warn") if high is not None and high < 1 and row.checkpoint_id else ""
+
+
+def busy(result: Mapping[str, Any] | None) -> str:
+    """The warning of a measurement beside other programs."""
+    words = (result or {}).get("busy")
+    return notice(str(words), "warn") if words else ""
 
 
 def side_by_side(found: Sequence[Evaluation]) -> str:

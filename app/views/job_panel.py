@@ -21,6 +21,7 @@ from app.views import (
     job_view,
     metrics_view,
     shard_rows,
+    tree_view,
     verdict,
 )
 from app.views.manage import SMALL, Manage, note_line, outcome_notice
@@ -125,6 +126,8 @@ def samples(session: Session, job: Job) -> str:
     """Answers that were kept while the job went on."""
     if job.kind in generation_view.KINDS:
         return generation_view.first_answers(session, job) or job_rows.samples(())
+    if job.kind == "evaluate":
+        return job_rows.samples(())  # its records are the results of questions, shown above
     return job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id))
 
 
@@ -148,6 +151,8 @@ def no_charts(job: Job) -> str:
     """Why there is no chart."""
     if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
         return "The first numbers appear here a moment after the job has begun."
+    if job.kind == "evaluate" and job.state in job_view.ACTIVE:
+        return "The result of each question stands above, as it comes; the report follows when all are measured."
     return "This job measured nothing to chart."
 
 
@@ -163,10 +168,13 @@ def output_links(session: Session, job: Job) -> str:
         links += notice("The evaluation is stored.", "good", to, "Open it")
     if job.kind == "tune":
         to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
-        tone = "warn" if job.result.get("plain_is_faster") else "good"
-        links += notice(str(job.result.get("verdict") or ""), tone, to, "Open the checkpoint")
+        words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_words(job.result))
+        said = " ".join(str(each) for each in words if each)
+        links += notice(said, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
     if job.kind == "plan":
-        links += notice("The plan is made.", "good", f"/plans?id={job.id}", "Open it")
+        busy = str(job.result.get("busy") or "")
+        said = " ".join(filter(None, (busy, "The plan is made.")))
+        links += notice(said, "warn" if busy else "good", f"/plans?id={job.id}", "Open it")
     return links + downloads(session, job)
 
 

@@ -87,10 +87,12 @@ def progress_words(job: Job) -> str:
 
 
 def time_left(job: Job) -> str:
-    """`1 min 35 s left`, or why that is not known."""
+    """`1 min 35 s left`, or why that is not known. Of an evaluation that may repeat its questions, the worst case."""
     if job.total and job.done >= job.total:
         return "finishing…"
-    return "measuring the time left…" if job.eta_seconds is None else f"{duration(job.eta_seconds)} left"
+    if job.eta_seconds is None:
+        return "measuring the time left…"
+    return f"{'at most ' if longest_seconds(job) else ''}{duration(job.eta_seconds)} left"
 
 
 def progress(job: Job) -> str:

@@ -8,9 +8,9 @@ from sqlalchemy.orm import Session
 
 from app.views import job_rows, job_view
 from app.widgets.asked import narrowed, nothing
-from app.widgets.charts import line_chart
-from app.widgets.elements import facts, notice
-from app.widgets.formatting import ago
+from app.widgets.charts import Look, line_chart
+from app.widgets.elements import facts, notice, row_note
+from app.widgets.formatting import ago, interval
 from app.widgets.picker import pager, pick, table
 from app.widgets.surface import surface
 from app.widgets.text import safe, tag
@@ -51,6 +51,8 @@ def head(session: Session, job: Job) -> str:
         return notice("This job is no plan.", "warn", f"/jobs?id={job.id}", "Open it")
     parts = [job_rows.title(job)]
     if job.state == "SUCCEEDED":
+        if result.get("busy"):
+            parts.append(notice(str(result["busy"]), "warn"))
         tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
         parts.append(notice(result.get("verdict") or "Nothing was planned.", tone))
     else:
@@ -71,7 +73,11 @@ def pictures(job: Job) -> str:
     drawn = [surface("Speed by what is drafted and sequences at once", rows, batches, hint) if rows else ""]
     drawn.append(
         line_chart(
-            "Tokens a second by sequences at once", _lines(result, batches), unit="tokens/s", across="sequences at once"
+            "Tokens a second by sequences at once",
+            _lines(result, batches),
+            unit="tokens/s",
+            across="sequences at once",
+            look=Look(best=True),
         )
     )
     return tag("div", "".join(drawn), class_="sp-charts")
@@ -104,7 +110,10 @@ def shapes_table(job: Job) -> str:
 def _shape(shape: Mapping[str, Any]) -> list[str]:
     one = shape["by_batch"]["1"]
     numbers = (f"{shape['tau']:.2f}", f"{one['step_ms']:.1f}", f"{one['draft_ms']:.1f}")
-    return [safe(w) for w in (shape["name"], *numbers, f"{one['tokens_per_second']:.1f}", f"{one['speedup']:.2f}×")]
+    cells = [safe(w) for w in (shape["name"], *numbers, f"{one['tokens_per_second']:.1f}", f"{one['speedup']:.2f}×")]
+    between = interval(one, "speedup", "×")
+    cells[-1] += row_note(between) if between else ""
+    return cells
 
 
 def standalone_table(job: Job) -> str:
@@ -136,7 +145,10 @@ def conditions(job: Job) -> str:
     acceptance = result.get("acceptance") or {}
     rests = f"{acceptance['verifications']} verifications" if acceptance.get("verifications") else ""
     named = [(key.replace("_", " ").capitalize(), value) for key, value in (result.get("machine") or {}).items()]
-    return facts([("Costs", result.get("basis", "")), ("Acceptance from", rests), *named])
+    load = result.get("other_load")
+    others = f"{load:.0%} of the processor time" if isinstance(load, int | float) else ""
+    known = [("Costs", result.get("basis", "")), ("Acceptance from", rests), ("Other programs took", others)]
+    return facts([*known, *named])
 
 
 def _result(job: Job) -> Mapping[str, Any]:

@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 from sqlalchemy.orm import Session
 
 from app.views.checkpoint_rows import best_figures
-from app.widgets.charts import line_chart
-from app.widgets.elements import facts, link_button, notice, tiles
-from app.widgets.formatting import figure
+from app.widgets.charts import Look, line_chart
+from app.widgets.elements import Tone, facts, link_button, notice, tiles
+from app.widgets.formatting import figure, interval
 from app.widgets.text import tag
 from app.widgets.tree_picture import tree_picture
 from methods import trees
@@ -36,12 +36,35 @@ def tuned(checkpoint: Checkpoint) -> Mapping[str, Any]:
 def verdict(checkpoint: Checkpoint) -> str:
     """One strip; "" where nothing was tuned."""
     words, found = (checkpoint.figures or {}).get("tuning"), tuned(checkpoint)
-    if found.get("plain_is_faster"):
-        return notice(f"{FASTER} {where(found)}", "warn")
+    words = FASTER if found.get("plain_is_faster") else f"Tuned: {words}" if words else ""
     if not words:
         return ""
-    kept = "" if not found or found.get("kept") else " It is not kept with the checkpoint."
-    return notice(f"Tuned: {words}{kept} {where(found)}".strip(), "good")
+    said = " ".join(filter(None, (words, kept_words(found), where(found))))
+    busy = str(found.get("busy") or "")
+    return (notice(busy, "warn") if busy else "") + notice(said, verdict_tone(found))
+
+
+def verdict_tone(found: Mapping[str, Any]) -> Tone:
+    """Of a tuning's finding: good only where drafting pays and the machine was quiet."""
+    return "warn" if found.get("plain_is_faster") or found.get("busy") else "good"
+
+
+def kept_words(found: Mapping[str, Any]) -> str:
+    """What a tuning changed about the checkpoint; "" where that is not known."""
+    if "kept" not in found:
+        return ""
+    if found["kept"] and found.get("drafting"):
+        return "The checkpoint drafts with this tree from now on."
+    return "No tree was kept: the checkpoint drafts as before."
+
+
+def found_tree(found: Mapping[str, Any]) -> str:
+    """The tree that was found, its depth counted as in the verdict: a dynamic tree's option `depth` does not count the
+    first level."""
+    drafting = found.get("drafting") or {}
+    if drafting and "tree" not in drafting and found.get("depth"):
+        return f"{found.get('nodes')} nodes, depth {found['depth']}, chosen anew at each step"
+    return trees.words(drafting) or "none: plain decoding"
 
 
 def where(found: Mapping[str, Any]) -> str:
@@ -57,9 +80,9 @@ def finding(checkpoint: Checkpoint) -> str:
     if not found:
         return verdict(checkpoint) or tag("p", "Not tuned yet.", class_="sp-hint")
     rows = [
-        ("Tree", trees.words(found.get("drafting") or {}) or "none: plain decoding"),
-        ("Expected τ", figure(found.get("expected_tau"))),
-        ("Expected speed", figure(found.get("expected_speedup"), unit="× plain")),
+        ("Tree", found_tree(found)),
+        ("Expected τ", _with_interval(found, "expected_tau")),
+        ("Expected speed", _with_interval(found, "expected_speedup", "× plain")),
         ("Machine", machine_words(found)),
         ("Precision", found.get("dtype")),
         ("Questions", found.get("questions")),
@@ -67,9 +90,20 @@ def finding(checkpoint: Checkpoint) -> str:
     ]
     sizes = [(float(nodes), speedup) for nodes, _, speedup in found.get("sizes") or ()]
     title = "Expected speed by nodes"
-    chart = line_chart(title, {"the best tree of a size": sizes}, unit="× plain", across="nodes with the root")
+    chart = line_chart(
+        title,
+        {"the best tree of a size": sizes},
+        unit="× plain",
+        across="nodes with the root",
+        look=Look(best=True),
+    )
     drawn = tag("div", chart, class_="sp-charts") if len(sizes) > 1 else ""
     return tag("div", verdict(checkpoint) + facts(rows) + drawn, class_="sp-stack")
+
+
+def _with_interval(found: Mapping[str, Any], key: str, unit: str = "") -> str:
+    between = interval(found, key)
+    return figure(found.get(key), unit=unit) + (f", {between}" if between else "")
 
 
 def measured_of(session: Session, checkpoint: Checkpoint) -> Measured | None:

@@ -38,13 +38,19 @@ class Scale:
 class Look:
     """How some lines are drawn. `behind`: the values before they were smoothed, faint; `dots`: series that are points
     without a line; `order`: whose colours these are, where not every chart has every series; `near`: under the pointer
-    each line says its closest value, as lines that share no steps have to; `up`: what the values are called."""
+    each line says its closest value, as lines that share no steps have to; `up`: what the values are called; `best`:
+    each line is marked and named with its highest point, not its last."""
 
     behind: Mapping[str, Points] = field(default_factory=dict)
     dots: Collection[str] = ()
     order: Sequence[str] = ()
     near: bool = False
     up: str = ""
+    best: bool = False
+
+    def named(self, points: Points) -> tuple[float, float]:
+        """The point of a line that the legend says."""
+        return max(points, key=lambda point: point[1]) if self.best else points[-1]
 
     def style(self, name: str, place: int) -> str:
         """The classes of a series."""
@@ -67,7 +73,10 @@ def line_chart(
     styles = {name: look.style(name, place) for place, name in enumerate(shown)}
     x, y = _scales([*shown.values(), *behind.values()], percent)
     lines = "".join(_polyline(f"{styles[name]} sp-faint", line, x, y) for name, line in behind.items() if name in shown)
-    lines += "".join(_line(styles[n], points, x, y, n in look.dots) for n, points in shown.items())
+    for name, points in shown.items():
+        marked = points if name in look.dots else [look.named(points)]
+        lines += "" if name in look.dots else _polyline(styles[name], points, x, y)
+        lines += "".join(_dot(styles[name], *point, x, y) for point in marked)
     picture = tag(
         "svg",
         _grid(x, y, percent, _are_whole(shown))
@@ -75,13 +84,13 @@ def line_chart(
         + lines,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=_words(title, shown, percent, unit, across),
+        aria_label=_words(title, shown, percent, unit, across, look),
     )
     more = {"near": True} if look.near else {}
     more |= {"behind": _points([behind.get(name, []) for name in shown])} if behind else {}
     numbers = _numbers(shown, x, y, [*styles.values()], across=across, percent=percent, unit=unit, title=title, **more)
     caption = tag("figcaption", tag("span", labelled(title)))
-    legend = _legend(shown, styles, percent, unit)
+    legend = _legend(shown, styles, percent, unit, across, look)
     return tag("figure", caption + picture + legend, class_="sp-chart", data_chart=numbers)
 
 
@@ -175,11 +184,6 @@ def _step(value: float, words: str, x: Scale) -> str:
     return tag("text", words, x=f"{x(value):.1f}", y=HEIGHT - BOTTOM + 18, text_anchor="middle")
 
 
-def _line(style: str, points: Points, x: Scale, y: Scale, dots: bool) -> str:
-    marked = "".join(_dot(style, *point, x, y) for point in (points if dots else points[-1:]))
-    return marked if dots else _polyline(style, points, x, y) + marked
-
-
 def _polyline(style: str, points: Points, x: Scale, y: Scale) -> str:
     return tag("polyline", class_=style, points=" ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points))
 
@@ -188,23 +192,30 @@ def _dot(style: str, step: float, value: float, x: Scale, y: Scale) -> str:
     return tag("circle", class_=style, cx=f"{x(step):.1f}", cy=f"{y(value):.1f}", r=3)
 
 
-def _legend(series: Mapping[str, Points], styles: Mapping[str, str], percent: bool, unit: str) -> str:
-    """Each line's last value; the unit of several stands at the axis alone."""
+def _legend(
+    series: Mapping[str, Points], styles: Mapping[str, str], percent: bool, unit: str, across: str, look: Look
+) -> str:
+    """Each line's last value, or its best and where; the unit of several stands at the axis alone."""
     unit = unit if len(series) == 1 else ""
-    return tag("ul", "".join(_key(styles[n], n, p[-1][1], percent, unit) for n, p in series.items()))
+    keys = []
+    for name, points in series.items():
+        at, value = look.named(points)
+        words = _number(value, percent) + (f" {unit}" if unit else "") + (f" at {at:g} {across}" if look.best else "")
+        keys.append(_key(styles[name], name, words))
+    return tag("ul", "".join(keys))
 
 
-def _key(style: str, name: str, last: float, percent: bool, unit: str) -> str:
+def _key(style: str, name: str, value: str) -> str:
     sample = tag("line", class_=style, x1=0, x2=22, y1=5, y2=5)
     swatch = tag("svg", sample, viewBox="0 0 22 10", width=22, height=10, aria_hidden="true")
-    value = tag("b", _number(last, percent) + (f" {safe(unit)}" if unit else ""))
-    return tag("li", swatch + tag("span", safe(name)) + value)
+    return tag("li", swatch + tag("span", safe(name)) + tag("b", safe(value)))
 
 
-def _words(title: str, series: Mapping[str, Points], percent: bool, unit: str, across: str) -> str:
+def _words(title: str, series: Mapping[str, Points], percent: bool, unit: str, across: str, look: Look = Look()) -> str:
     """What the picture says, for people who do not see it."""
-    ends = ", ".join(f"{name} {_number(points[-1][1], percent)} {unit}".strip() for name, points in series.items())
-    last = max(p[-1][0] for p in series.values())
+    named = {name: look.named(points) for name, points in series.items()}
+    ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())
+    last = max(at for at, _ in named.values())
     return (
         f"{title}: {ends} at {across} {last:.0f}" if _are_whole(series) else f"{title}: {ends} at {across} {last:.3g}"
     )

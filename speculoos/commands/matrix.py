@@ -62,7 +62,7 @@ def request_of(
 
 
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
-    """How many cells, and what they take."""
+    """How many cells, and what they take: `longest_seconds` where a busy machine makes them repeat their questions."""
     from tracking.db import reading
     from workers.ask import estimates
     from workers.ask import matrix as asking
@@ -71,8 +71,9 @@ def expected(settings: Settings, request: Any) -> dict[str, Any]:
         asking.check(session, request)
         cells, missing = len(asking.cells(session, request)), asking.left_out(session, request)
         found = estimates.estimate(session, request, settings.home)
-    seconds = round(found.seconds) if found.seconds is not None else None
-    return {"evaluations": cells, "left_out": missing, "seconds": seconds, "rests_on": found.basis}
+    times = {"seconds": found.seconds, "longest_seconds": found.longest}
+    times = {key: round(seconds) if seconds is not None else None for key, seconds in times.items()}
+    return {"evaluations": cells, "left_out": missing, **times, "rests_on": found.basis}
 
 
 def described(settings: Settings, job: Any) -> dict[str, Any]:

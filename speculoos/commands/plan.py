@@ -113,7 +113,7 @@ def words(found: dict[str, Any]) -> str:
     parts = [table(rows, heads)]
     if found["standalone"]:
         parts.append(_standalone(found["standalone"]))
-    return "\n\n".join(filter(None, (*parts, found["verdict"])))
+    return "\n\n".join(filter(None, (*parts, found["verdict"], found.get("busy"))))
 
 
 def _row(shape: dict[str, Any], batches: list[str]) -> tuple[Any, ...]:

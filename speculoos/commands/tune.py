@@ -9,6 +9,8 @@ from speculoos.console import Json, finish, table
 from speculoos.errors import BadInput
 from speculoos.settings import DTYPES
 
+NOT_KEPT = "No tree was kept: the checkpoint drafts as before."
+
 
 def tune(
     model: Annotated[str, typer.Argument(help="BASE@CHECKPOINT.")],
@@ -41,4 +43,5 @@ def tune(
     job = run_request(settings, request)
     sizes = [(nodes, f"{tau:.2f}", f"{speedup:.2f} ×") for nodes, tau, speedup in job.result["sizes"]]
     heads = ("nodes", "expected τ", "expected speedup")
-    return finish({"model": model, **job.result}, as_json, "\n\n".join([table(sizes, heads), job.result["verdict"]]))
+    said = (table(sizes, heads), job.result["verdict"], job.result.get("busy"), NOT_KEPT * (not job.result["kept"]))
+    return finish({"model": model, **job.result}, as_json, "\n\n".join(filter(None, said)))

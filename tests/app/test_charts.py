@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from app.widgets.charts import line_chart, tick_words, ticks
+from app.widgets.charts import Look, line_chart, tick_words, ticks
 
 
 def numbers(made: str) -> dict:
@@ -28,6 +28,13 @@ def test_a_chart_names_every_series_with_its_last_value():
     made = line_chart("Top-1 accuracy", heads, percent=True)
     assert "head 1" in made and "50%" in made and "head 2" in made and "25%" in made
     assert "Top-1 accuracy: head 1 50%, head 2 25% at step 10" in made
+
+
+def test_a_chart_of_choices_names_the_best_point_and_where_it_lies():
+    line = {"tree": [(2, 1.3), (4, 1.9), (64, 0.5)]}
+    html = line_chart("Speed", line, unit="× plain", across="nodes", look=Look(best=True))
+    assert "<b>1.9 × plain at 4 nodes</b>" in html and "tree 1.9 × plain at nodes 4" in html and "<b>0.5" not in html
+    assert html.count("<circle") == 1
 
 
 def test_numbers_that_are_not_finite_leave_no_broken_line():

@@ -5,10 +5,10 @@ import pytest
 from app import turns
 from app.evaluated import GONE, run_again
 from app.pages.evaluations import EvaluationsPage
-from app.views import breakdown_view, evaluation_view
+from app.views import breakdown_view, evaluation_view, job_panel
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import Settings, load
-from tracking import runs
+from tracking import jobs, reports, runs
 from tracking.db import reading, upgrade, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.ask.requests import Replay
@@ -111,7 +111,11 @@ def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
     assert "<img" not in html and "${" not in html
     assert html.count("data-steps=") == 1, "only what is kept can be run again"
     assert html.index("1.10") < html.index("2.50") and "turn 2" in html
-    assert "Plain decoding would be faster here" in html
+    assert "Plain decoding would be faster here" in html and "busy" not in html
+    with writing(home) as rows:
+        rows.get_one(Evaluation, "one").result = {**RESULT, "busy": f"The machine was busy. {NASTY}"}
+        html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
+    assert "The machine was busy." in html and "<img" not in html
 
 
 def test_an_evaluation_without_any_of_it_shows_nothing(home):
@@ -131,6 +135,26 @@ def test_the_page_says_what_is_not_known_and_why(home):
     assert "Worst prompts" in unknown and "data-steps" not in unknown, "whose model is not here"
     older = breakdown_view.parts(Evaluation(result={"mean_accepted_length": 2.0}, **links))
     assert "Measure again" in older and "Measure again" not in breakdown_view.parts(row_of(home))
+
+
+def test_a_running_evaluation_shows_each_question_as_it_comes(home):
+    told = {"mean_accepted_length": 2.125, "tokens_per_second": 30.0, "plain_tokens_per_second": 20.0}
+    with writing(home) as rows:
+        request = {"evaluation_id": "two", "checkpoint_id": "heads", "base_id": "base"}
+        job = jobs.create(rows, kind="evaluate", queue="gpu", request=request, name="two")
+        rows.add(Evaluation(id="two", name="two", state="pending", base_id="base", job_id=job.id))
+        jobs.claim(rows, job.id, "worker", 30)
+        assert "result of each question" in job_panel.no_charts(rows.get_one(Job, job.id))
+        assert evaluation_view.report_of(rows, job) == ""
+        first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **told}
+        old, new = (2, {"question": "again", **told}), (2, {"question": "q2", **told})
+        reports.write(rows, job.id, 1, reports.Report(samples=[(1, first), old, new]))
+        page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
+        assert evaluation_view.report_of(rows, job) in page
+    assert page.index("q2") < page.index("math") and "again" not in page, "the newest first, of each the last"
+    for words in ("2.12", "30.0", "20.0", "1.50", "Results so far", "Being measured"):
+        assert words in page, words
+    assert "<img" not in page and "Speed against plain" not in page
 
 
 def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_buttons(home):

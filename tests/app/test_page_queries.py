@@ -139,7 +139,10 @@ def test_an_evaluation_says_what_it_takes_on_a_busy_machine() -> None:
     drafted, plain = ({"base_id": "b", "checkpoint_id": draft} for draft in ("heads", ""))
     job = Job(kind="evaluate", state="RUNNING", request=drafted, estimated_seconds=180.0)
     assert "(estimated: 3 min, up to 9 min if the machine is busy)" in job_view.banner(job)
-    assert "busy" not in job_view.banner(Job(kind="evaluate", state="RUNNING", request=plain, estimated_seconds=180.0))
+    job.done, job.total, job.unit, job.eta_seconds, job.progress_note = 8, 60, "questions", 95.0, ""
+    assert job_view.progress_words(job) == "8 of 60 questions · at most 1 min 35 s left"
+    alone = Job(kind="evaluate", state="RUNNING", request=plain, estimated_seconds=180.0, eta_seconds=95.0)
+    assert "busy" not in job_view.banner(alone) and "at most" not in job_view.time_left(alone)
 
 
 def test_every_kind_of_prompt_file_that_can_be_read_can_be_uploaded():

@@ -60,6 +60,19 @@ def test_a_plan_shows_its_verdict_its_surface_and_what_standalone_drafts_need(fi
     assert "<img" not in html and "${" not in html
 
 
+def test_a_plan_beside_other_programs_says_so_first_with_its_intervals(filled):
+    busy = "The machine was busy: other programs took 50% of its processor time meanwhile."
+    chain = shape("chain 3", "chain", 1.4, 0.7)
+    chain["by_batch"]["1"] = {**chain["by_batch"]["1"], "speedup_interval": [1.1, 1.7]}
+    with writing(filled) as rows:
+        rows.get(Job, "plan").result = {**RESULT, "shapes": [chain], "busy": busy, "other_load": 0.5}
+    with reading(filled) as rows:
+        job = rows.get(Job, "plan")
+        head = plan_view.head(rows, job)
+        assert head.index("The machine was busy") < head.index("a tree of 8 is fastest")
+        assert "1.10 – 1.70×" in plan_view.shapes_table(job) and "50% of the processor" in plan_view.conditions(job)
+
+
 def test_the_best_of_each_column_is_framed_and_losses_have_their_own_colour():
     html = surface("Speed", {"chain": [1.4, 0.7], "tree": [1.6, 0.5]}, ["1", "8"])
     assert html.count('class="sp-heat-best"') == 2 and html.count("sp-heat-loss") == 2

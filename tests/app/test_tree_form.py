@@ -3,7 +3,7 @@
 import pytest
 
 from app.pages.checkpoints import signature
-from app.views import checkpoint_rows, tree_view
+from app.views import checkpoint_rows, job_panel, tree_view
 from app.views.tree_form import TreeForm, tune_request
 from app.widgets.tree_picture import MOST_NODES, tree_picture
 from methods.trees import parse
@@ -31,6 +31,7 @@ TUNED = {
     "kept": True,
     "at": "2026-11-23T00:00:00+00:00",
 }
+BUSY = "The machine was busy: other programs took 50% of its processor time meanwhile."
 
 
 @pytest.fixture
@@ -60,7 +61,35 @@ def test_a_tuning_is_shown_with_its_tree_machine_and_precision(home):
     html = of(home, lambda _, row: tree_view.finding(row))
     for words in ("Tuned: 4 nodes", "A processor", "bfloat16", "2026-11-23", "2.10", "1.54 × plain", "sp-chart"):
         assert words in html
-    assert "tree of 3 choices" in html and "sp-good" in html
+    assert "tree of 3 choices" in html and "sp-good" in html and "1.54 × plain at 4 nodes" in html
+    assert "drafts with this tree from now on" in html
+    sure = {"expected_tau_interval": [1.9, 2.3], "expected_speedup_interval": [1.4, 1.62]}
+    figures(home, tuning=TUNED["verdict"], tuned={**TUNED, **sure, "busy": BUSY, "kept": False})
+    html = of(home, lambda _, row: tree_view.finding(row))
+    assert "The machine was busy" in html and "sp-good" not in html, "no green tick for a loaded machine"
+    assert "2.10, 1.90 – 2.30 (95 %)" in html and "1.40 – 1.62" in html
+    assert "No tree was kept: the checkpoint drafts as before." in html
+
+
+def test_a_dynamic_tree_has_one_depth_on_the_page(home):
+    """Its option `depth` does not count the first level."""
+    dynamic = {"drafting": {"depth": 2, "top_k": 8, "nodes": 8}, "nodes": 8, "depth": 3}
+    figures(home, tuning="8 nodes, depth 3: …", tuned={**TUNED, **dynamic})
+    html = of(home, lambda _, row: tree_view.finding(row))
+    assert html.count("depth 3") == 2 and "depth 2" not in html
+
+
+def test_a_tuning_s_job_says_that_the_machine_was_busy_and_what_was_kept(home):
+    with writing(home) as rows:
+        job = Job(kind="tune", queue="gpu", name="t", state="SUCCEEDED", request={"checkpoint_id": "heads"})
+        job.result = {**TUNED, "busy": BUSY}
+        rows.add(job)
+        rows.flush()
+        said = job_panel.output_links(rows, job)
+        assert "The machine was busy" in said and "sp-warn" in said and "sp-good" not in said
+        assert "drafts with this tree" in said
+        job.kind, job.result = "plan", {"busy": BUSY}
+        assert "sp-good" not in job_panel.output_links(rows, job)
 
 
 def test_where_plain_decoding_is_faster_the_page_says_so_first(home):

@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from serving.other_work import alike
+from speculoos.other_work import alike
 from tests.browser.workbench import Workbench
 from tracking import runs
 from tracking.db import reading, writing

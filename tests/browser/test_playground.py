@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from app import turns
-from serving.other_work import alike
+from speculoos.other_work import alike
 from tests.browser.workbench import Workbench, add_heads
 from tracking import runs
 from tracking.db import reading, writing

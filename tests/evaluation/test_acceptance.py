@@ -68,24 +68,54 @@ def test_without_a_drafter_speculation_is_plain_decoding(base: Base) -> None:
 
 
 class Heard(Silent):
-    """Keeps what is said of progress."""
+    """Keeps what is said of progress. `now` is a clock that each question moves on, later passes by more."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: tuple[float, ...] = ()) -> None:
         self.said: list[tuple[int, int | None, str]] = []
+        self.seconds = list(seconds)
+        self.now = 0.0
+        self.results: list[tuple[int, dict]] = []
+
+    def sample(self, step: int, record: dict) -> None:
+        self.results.append((step, record))
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
-        self.said.append((done, total, unit))
+        self.said.append((done, total, note))
+        self.now += self.seconds.pop(0) if self.seconds else 0.0
 
 
-def test_progress_counts_questions_alone_again_where_they_are_asked_again(
+def measured_by(heard: Heard, base: Base, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0) -> dict:
+    monkeypatch.setattr(acceptance, "NOISE", noise)
+    monkeypatch.setattr(acceptance, "monotonic", lambda: heard.now)
+    return evaluate(base, None, QUESTIONS, heard, max_tokens=8, options={"drafter": "ngram"})
+
+
+def test_progress_counts_the_worst_case_from_the_start_and_never_falls_back(
     base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second question has two turns."""
-    monkeypatch.setattr(acceptance, "NOISE", -1.0)  # no clock is good enough
+    """The second question has two turns. No clock is good enough, then any is."""
     heard = Heard()
-    found = evaluate(base, None, QUESTIONS, heard, max_tokens=8, options={"drafter": "ngram"})
+    found = measured_by(heard, base, monkeypatch)
     assert (found["prompts"], found["passes"]) == (3, acceptance.PASSES) == (3, 3)
-    assert heard.said == [(done, 2 * -(-done // 2), "questions") for done in range(1, 7)]
+    assert [(done, total) for done, total, _ in heard.said] == [*((n, 6) for n in range(1, 7)), (6, 6)]
+    assert "pass 1 of at most 3" in heard.said[0][2]
+    assert [note for _, _, note in heard.said[2:6]] == ["noisy, repeating (2 of 3)"] * 2 + [
+        "noisy, repeating (3 of 3)"
+    ] * 2
+    told = [(step, record["question"], record["category"]) for step, record in heard.results]
+    assert told == [(1, "a", "x"), (2, "b", "y")], "each question's result once, as it comes"
+    assert all(record["mean_accepted_length"] >= 1 and record["tokens_per_second"] > 0 for _, record in heard.results)
+    heard = Heard()
+    assert measured_by(heard, base, monkeypatch, noise=1e9)["passes"] == 1
+    shares = [done / total for done, total, _ in heard.said]
+    assert shares == sorted(shares) and heard.said[-1][:2] == (2, 2)
+
+
+def test_passes_take_at_most_three_times_as_long_as_the_first(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass takes 2 s, so that repeating ends in the second, once 6 s are over."""
+    heard = Heard((1, 1, 5, 5, 5, 5))
+    assert measured_by(heard, base, monkeypatch)["passes"] == 2
+    assert heard.said[-1][:2] == (3, 3), "one question of the second pass"
 
 
 def test_there_must_be_a_question(base: Base) -> None:

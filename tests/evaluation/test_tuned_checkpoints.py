@@ -38,7 +38,7 @@ def test_a_tuned_draft_can_be_drafted_with(tiny_base, method):
 
 def test_no_expected_speedup_is_above_tau_whatever_a_busy_machine_lets_be_measured(tiny_base, monkeypatch):
     disturbed = {1: 900.0, 2: 800.0, 4: 700.0, 8: 600.0, 16: 500.0, 32: 450.0, 64: 400.0}
-    monkeypatch.setattr("evaluation.tuning.measure_forward", lambda target: disturbed)
+    monkeypatch.setattr("evaluation.tuning.measure_forward", lambda target, **_: disturbed)
     base = load_base(tiny_base)
     plan = tune(base, draft_for(base, "draft"), built_in(2), Silent(), max_tokens=24).plan
     assert plan.expected_tau > 1.5, "it is the base itself"

@@ -7,7 +7,7 @@ import pytest
 
 from serving import baseline
 from serving.baseline import Conditions, PlainBaselines
-from serving.other_work import OtherWork, alike
+from speculoos.other_work import OtherWork, alike
 
 PROMPT = list(range(40))
 

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from serving.other_work import OtherWork
+from speculoos.other_work import OtherWork
 from tests.serving.conftest import HEADS, SAYING, TOKEN, Served, until
 
 

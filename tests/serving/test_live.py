@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from serving.live import LiveRuns
-from serving.other_work import OtherWork
 from serving.queueing import Ticket
 from speculoos import machine
+from speculoos.other_work import OtherWork
 from tests.serving.conftest import HEADS, SAYING, Served, until
 from tracking import chats, leases, runs
 from tracking.db import reading, writing

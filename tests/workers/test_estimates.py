@@ -13,6 +13,7 @@ from app.views.train_settings import coverage_note
 from methods import METHODS, train_config
 from methods.recipes import config_for, load_recipe
 from speculoos.cli import main
+from speculoos.commands.matrix import expected
 from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
@@ -234,6 +235,12 @@ def test_an_evaluation_with_drafting_says_its_worst_case(asked: Settings) -> Non
     assert guess(asked, ANSWERS).longest is None
     cells = Matrix([{"base_id": "base", "checkpoint_id": "heads"}, {"base_id": "base"}])
     assert guess(asked, cells).longest == pytest.approx(drafted.longest + plain.seconds)
+    told = expected(asked, cells)
+    assert (told["seconds"], told["longest_seconds"]) == (
+        round(drafted.seconds + plain.seconds),
+        round(drafted.longest + plain.seconds),
+    )
+    assert expected(asked, Matrix([{"base_id": "base"}]))["longest_seconds"] is None
 
 
 def test_an_evaluation_counts_its_tokens(asked: Settings) -> None:

@@ -19,6 +19,7 @@ from tests.workers.matrix_bench import (
     measured,
     wait_measured,
 )
+from tests.workers.test_bodies import begin  # noqa: F401
 from tracking import db
 from tracking.tables import Checkpoint
 from workers.ask import estimates
@@ -26,6 +27,7 @@ from workers.ask import matrix as asking
 from workers.ask.pace import START_SECONDS
 from workers.ask.requests import Evaluate, Matrix
 from workers.ask.submit import request_cancel, retry, submit
+from workers.child.work import matrix as work
 
 TREES = [{"tree": [[0]]}, {"tree": [[0, 0], [1, 0]]}]
 SMALL = {"limit": 2, "max_tokens": 6, "drafting": TREES, "temperatures": [0.0, 1.0]}
@@ -105,6 +107,14 @@ def test_cells_are_what_can_be_combined(home: Settings, tiny_base: Path) -> None
     assert estimate.seconds > 12 * START_SECONDS["gpu"]
     assert estimate.work == pytest.approx(sum(cell.work for cell in alone))
     assert estimate.memory == max(cell.memory for cell in alone) and estimate.basis == alone[0].basis
+
+
+def test_progress_of_a_matrix_counts_each_cell_as_it_counts_itself(begin, home: Settings, tiny_base: Path) -> None:  # noqa: F811
+    """In the worst case, which is three passes where something drafts; else it would fall back when a cell begins."""
+    base_id, heads = add_model(home, tiny_base, 1)
+    models = [{"base_id": base_id, "checkpoint_id": ""}, {"base_id": base_id, "checkpoint_id": heads[0]}]
+    division = work.run(*begin(Matrix(models=models, limit=2)))
+    assert [shard.total for shard in division.shards] == [2, 6]
 
 
 @pytest.mark.parametrize(

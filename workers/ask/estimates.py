@@ -235,9 +235,8 @@ def _evaluation(session: Session, request: Evaluate) -> _Need:
     if request.endpoint:
         return _Need(tokens * (2 if request.plain_model else 1), 1e5)
     base = _found(session, Base, request.base_id)
-    drafts = _drafts(request)
-    work = tokens * (STEPS_PER_TOKEN if drafts else 1) * sizes.step_bytes(base)
-    return _Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8, repeated=REPEATED if drafts else 1)
+    work = tokens * (STEPS_PER_TOKEN if _drafts(request) else 1) * sizes.step_bytes(base)
+    return _Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8, repeated=most_passes(request))
 
 
 def _drafts(request: Evaluate) -> bool:
@@ -245,13 +244,18 @@ def _drafts(request: Evaluate) -> bool:
     return bool(request.checkpoint_id) or request.drafting.get("drafter", "none") != "none"
 
 
+def most_passes(request: Evaluate) -> int:
+    """How often its questions are asked at most."""
+    return REPEATED if _drafts(request) and not request.endpoint else 1
+
+
 def longest_seconds(job: Job) -> float | None:
     """What an evaluation that runs may take where a busy machine makes it repeat its questions; None for other jobs."""
     if job.kind != Evaluate.kind or not job.estimated_seconds:
         return None
     known = {key: job.request[key] for key in ("checkpoint_id", "drafting", "endpoint") if key in (job.request or {})}
-    request = Evaluate(**known)
-    return job.estimated_seconds * REPEATED if _drafts(request) and not request.endpoint else None
+    passes = most_passes(Evaluate(**known))
+    return job.estimated_seconds * passes if passes > 1 else None
 
 
 def _plan(session: Session, request: Plan) -> _Need:

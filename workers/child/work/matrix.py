@@ -9,7 +9,7 @@ from speculoos.errors import Cancelled
 from tracking import db
 from tracking.shards import Division, Shard
 from tracking.tables import Evaluation
-from workers.ask.estimates import of_cells
+from workers.ask.estimates import most_passes, of_cells
 from workers.ask.matrix import cell_name, cells
 from workers.ask.requests import Evaluate, Matrix
 from workers.ask.sizes import questions
@@ -40,7 +40,7 @@ def _shards(context: Context, planned: Sequence[Evaluate], found: Mapping[str, d
         return [
             Shard(
                 cell.to_json(),
-                questions(session, cell),
+                questions(session, cell) * most_passes(cell),  # as the cell's own progress counts
                 found.get(cell.evaluation_id),
                 f"Evaluate {cell_name(session, cell)}"[:200],
                 guess.seconds,

@@ -107,7 +107,7 @@ def tune_tree(context: Context, base: Base, device: str, folder: Path) -> dict[s
     tuned = tune(loaded, draft, built_in()[-TUNING_QUESTIONS:], context)
     amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
     context.log(f"Tuned tree: {tuned.plan.verdict}")
-    return figures_of(tuned, kept=True, job_id=context.job_id)
+    return figures_of(tuned, kept=bool(tuned.drafting), job_id=context.job_id)
 
 
 def publish(context: Context, checkpoint_id: str, base: Base, result: TrainResult) -> None:

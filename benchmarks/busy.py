@@ -1,0 +1,79 @@
+"""Tune, Plan and Evaluate beside processes that keep every core busy: `python -m benchmarks.busy --json FILE`.
+
+Each must say that the machine was busy, and none may find more than its accepted tokens allow. The draft of a tiny base
+is the base itself, so that much is accepted. Ends with 1 where something is missing.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evaluation.acceptance import evaluate
+from evaluation.planner import Choices, plan
+from evaluation.questions import built_in
+from evaluation.tuning import tune
+from models.base import load_base
+from models.standalone import StandaloneDraft
+from models.tiny import make_tiny_base
+from speculoos.errors import Unavailable
+from speculoos.reporting import Silent
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder, every_core_busy():
+        base = load_base(make_tiny_base(Path(folder) / "tiny"))
+        draft = StandaloneDraft.from_base(base, base.num_layers)
+        rows = [measured(what, base, draft, args.max_tokens) for what in ("tune", "plan", "evaluate")]
+    for row in rows:
+        print(json.dumps(row))
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0 if all("The machine was busy" in row["busy"] and row["possible"] for row in rows) else 1
+
+
+@contextmanager
+def every_core_busy() -> Iterator[None]:
+    """A process for each core that only counts, ended at the end."""
+    counting = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(counting) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def measured(what: str, base: Any, draft: Any, max_tokens: int) -> dict[str, Any]:
+    """What it found: the warning, the other programs' share, and whether every speedup is at most what its τ allows."""
+    if what == "tune":
+        tuned = tune(base, draft, built_in(3), Silent(), max_tokens=max_tokens)
+        found, pairs = tuned.finding(), [(size.speedup, size.expected_tau) for size in tuned.plan.sizes]
+    elif what == "plan":
+        found = plan(base, draft, built_in(3), Silent(), choices=Choices((1, 2), (), max_tokens=max_tokens))
+        pairs = [(shape["by_batch"]["1"]["speedup"], shape["tau"]) for shape in found["shapes"]]
+    else:
+        try:
+            found = evaluate(base, draft, built_in(3), Silent(), max_tokens=max_tokens)
+        except Unavailable as error:  # refused, so that nothing is stored
+            return {"what": what, "busy": str(error), "other_load": None, "possible": True, "highest": None}
+        pairs = [(found["speedup_interval"][0], found["mean_accepted_length_interval"][1])]
+    possible = all(speedup <= tau + 1e-3 for speedup, tau in pairs)
+    highest = [round(value, 3) for value in max(pairs)]
+    told = {key: found[key] for key in ("busy", "other_load", "timing_noise")}
+    return {"what": what, **told, "possible": possible, "highest": highest}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

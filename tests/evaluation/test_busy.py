@@ -1,0 +1,65 @@
+"""Tune, Plan and Evaluate beside programs that keep the processor busy: each says so and finds nothing impossible."""
+
+from itertools import count
+
+import pytest
+
+from evaluation.acceptance import evaluate
+from evaluation.load import busy_warning
+from evaluation.planner import Choices, plan
+from evaluation.questions import built_in
+from evaluation.tuning import tune
+from models.base import load_base
+from speculoos import other_work
+from speculoos.reporting import Silent
+from tests.evaluation.test_tuned_checkpoints import draft_for
+
+
+class Warned(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def log(self, message: str, level: str = "info") -> None:
+        if level == "warning":
+            self.said.append(message)
+
+
+@pytest.fixture
+def busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two readings 10 s pass in which other programs take 5 s and this one 4 s."""
+    readings = count()
+    monkeypatch.setattr(other_work, "_spent", lambda: tuple(next(readings) * s for s in (10.0, 9.0, 4.0)))
+
+
+def check(found: dict, heard: Warned) -> None:
+    assert found["other_load"] == 0.5
+    assert found["busy"].startswith("The machine was busy: other programs took 50%") and found["busy"] in heard.said
+
+
+def test_each_says_that_the_machine_was_busy(tiny_base, busy_processor) -> None:
+    base, questions, heard = load_base(tiny_base), built_in(2), Warned()
+    draft = draft_for(base, "medusa")
+    measured = evaluate(base, None, questions[:1], heard, max_tokens=8, options={"drafter": "ngram"})
+    check(measured, heard)
+    tuned = tune(base, draft, questions, heard := Warned(), max_tokens=12)
+    found = tuned.finding()
+    check(found, heard)
+    assert all(size.speedup <= size.expected_tau for size in tuned.plan.sizes)
+    for key in ("expected_tau", "expected_speedup"):
+        ends = found[f"{key}_interval"]
+        assert (ends is None) == found["plain_is_faster"] and (ends is None or ends[0] <= found[key] <= ends[1])
+    choices = Choices((1, 2), (1,), rounds=2, max_tokens=12)
+    planned = plan(base, draft, questions[:1], heard := Warned(), choices=choices)
+    check(planned, heard)
+    assert planned["shapes"] and planned["timing_noise"] >= 0
+    for shape in planned["shapes"]:
+        one = shape["by_batch"]["1"]
+        assert one["speedup"] <= shape["tau"] + 1e-3
+        assert (
+            one["speedup_interval"][0] <= one["speedup"] + 1e-3 and one["speedup"] <= one["speedup_interval"][1] + 1e-3
+        )
+
+
+def test_a_quiet_machine_and_an_unsteady_clock() -> None:
+    assert busy_warning(None, 0.0) == busy_warning(0.1, 0.02) == ""
+    assert "± 20% only" in busy_warning(0.1, 0.1) and "other programs took 60%" in busy_warning(0.6, 0.1)
