@@ -141,6 +141,9 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, workbench: Workbench, en
     expect(page.locator("#train-review .sp-command")).to_contain_text("--name 'all in it' --measure")
     page.locator("#train-measure input").uncheck()
     expect(page.locator("#train-review .sp-command")).not_to_contain_text("--measure")
+    page.locator("#train-data .remove-all").click()
+    expect(page.locator("#train-review .sp-command")).to_have_count(0)
+    expect(page.locator("#train-review")).to_contain_text("Data")
 
 
 def test_twice_as_long_is_filled_in(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
