@@ -321,7 +321,7 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
         safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
         yes_or_no(result.get("identical_to_plain")),
-        safe(ago(evaluation.created_at)),
+        safe(ago(evaluation.measured_at)),
     ]
 
 
