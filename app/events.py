@@ -56,8 +56,8 @@ def routes(settings: Settings) -> APIRouter:
         return view(settings, run_id)
 
     @router.post("/runs/{run_id}/plain")
-    def plain(run_id: str) -> dict[str, Any]:
-        return turns.measure_plain(settings, run_id)
+    def plain(run_id: str, again: bool = False) -> dict[str, Any]:
+        return turns.measure_plain(settings, run_id, again)
 
     @router.post("/runs/{run_id}/again")
     def again(run_id: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from app import payloads
 from app.documents import Answer, Documents
-from app.refused_values import refuse_quietly, refused
+from app.refused_values import fail_quietly, refuse_quietly, refused
 from app.uploads import Uploads
 from app.visitor import BROWSER, session_of
 from speculoos.errors import BadInput
@@ -37,6 +37,7 @@ class GradioGate:
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
         self.documents = Documents(app)
         refuse_quietly(blocks)
+        fail_quietly(blocks)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":

@@ -1,17 +1,23 @@
 """Values that Gradio's own components refuse, such as a string for a slider: answered with 400, without a traceback.
+What else goes wrong while an event is answered is answered with 500 and logged by its place, without a value.
 
 Only Gradio knows which values a component takes now (a page may have changed its choices), so its own check decides.
 """
 
 import logging
+import traceback
 from collections import Counter
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 log = logging.getLogger(__name__)
 SENTENCE = "An input of this event holds a value that it does not take; reload the page."
+FAULT = "This failed because of a fault in the workbench; the log of the web process says where."
+FRAMES = 3
+"""Calls of a fault's traceback that are logged, the innermost ones."""
 refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 """The refusals of the request that is being answered. A list, since Gradio answers in a copy of the context."""
 
@@ -36,10 +42,39 @@ def refuse_quietly(blocks: gr.Blocks) -> None:
     blocks.preprocess_data = preprocess_data  # type: ignore[method-assign]
 
 
+def fail_quietly(blocks: gr.Blocks) -> None:
+    """Make `blocks` log the place of an unexpected error of an event in one line, in place of a traceback: its last
+    line is the error's message, which often holds a value that someone typed."""
+    process = blocks.process_api
+    counts: Counter[tuple[int, str]] = Counter()
+
+    async def process_api(block_fn: Any, *args: Any, **more: Any) -> Any:
+        try:
+            return await process(block_fn, *args, **more)
+        except gr.Error as error:
+            error.print_exception = False
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+            calls = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+            fn = blocks.fns[block_fn] if isinstance(block_fn, int) else block_fn
+            place = f"{type(error).__name__} at {calls}"
+            counts[fn._id, place] += 1
+            if _is_power_of_two(count := counts[fn._id, place]):
+                log.error("Event %d (%s) failed: %s (%d so far)", fn._id, fn.name, place, count)
+            raise gr.Error(FAULT, print_exception=False) from None
+
+    blocks.process_api = process_api  # type: ignore[method-assign]
+
+
+def _is_power_of_two(count: int) -> bool:
+    return count & (count - 1) == 0
+
+
 def _log(block_fn: Any, count: int) -> None:
     """One line without the value. Only counts that are powers of two are logged, so that an attack cannot fill the
     log."""
-    if count & (count - 1) == 0:
+    if _is_power_of_two(count):
         log.warning(
             "Event %d (%s) was refused: a value that its inputs do not take (%d so far)",
             block_fn._id,

@@ -171,11 +171,15 @@ def remove_comparison(settings: Settings, group_id: str) -> None:
             runs.delete_run(opened, run.id)
 
 
-def measure_plain(settings: Settings, run_id: str) -> dict[str, Any]:
-    """Answer the same messages with the base alone, measured alone. Its group is the run it is measured for."""
+def measure_plain(settings: Settings, run_id: str, again: bool = False) -> dict[str, Any]:
+    """Answer the same messages with the base alone, measured alone. Its group is the run it is measured for.
+
+    A measurement that is there already is returned, unless it has ended and `again` asks for another.
+    """
     with writing(settings) as opened:
         turn = runs.get_run(opened, run_id)
-        if measured := [r for r in runs.group_runs(opened, run_id) if r.state not in ("FAILED", "CANCELLED")]:
+        measured = [r for r in runs.group_runs(opened, run_id) if r.state not in ("FAILED", "CANCELLED")]
+        if measured and not (again and measured[-1].state in runs.ENDED):
             return runs.run_view(measured[-1])
         request = {k: v for k, v in turn.request.items() if k != "speculation"}
         run = runs.create_run(opened, "compare", split_model(turn.model)[0], request, group_id=run_id)

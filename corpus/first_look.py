@@ -17,6 +17,7 @@ LONGEST = 2_000
 """Characters of a message that are shown."""
 COLUMNS = 60
 ROWS = 5
+SEARCHED = 10_000
 
 
 def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, Any]:
@@ -27,6 +28,21 @@ def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, An
     parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
     read = islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), ROWS)
     return {"columns": columns(path), "rows": [_shown(row) for row in read]}
+
+
+def nothing_kept(path: str, with_answers: bool, mapping: dict[str, str]) -> str:
+    """Why an import would drop every row of a file: how many it reads and what is wrong with the first; "" where it
+    keeps one. Of a longer file the first SEARCHED rows count.
+
+    Raises BadInput where the file cannot be read at all.
+    """
+    parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
+    first, read = None, 0
+    for row in islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), SEARCHED):
+        if not isinstance(row, BadRow):
+            return ""
+        first, read = first or row, read + 1
+    return f"line {first.line}: {first.reason}" if first and read else ""
 
 
 def columns(path: str) -> list[str]:

@@ -13,7 +13,7 @@ from speculoos.errors import Conflict
 from speculoos.files import size_of
 from speculoos.settings import Settings
 from tracking import stored
-from tracking.names import STARTER, UNIQUE, check_name, insist
+from tracking.names import STARTER, UNIQUE, check_name, held_nothing, insist
 from tracking.queries import trained_on
 from tracking.states import FINISHED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, Metric, Table
@@ -44,7 +44,10 @@ def dependents(session: Session, row: Any) -> list[str]:
     for table, column, phrase in DEPENDENTS[type(row)]:
         if not phrase:  # a link that nobody misses
             continue
-        sentences += [phrase.format(name=r.name) for r in session.scalars(select(table).where(column == row.id))]
+        needed = select(table).where(column == row.id)
+        if isinstance(row, Job) and table in FILLED:  # what never held anything goes along
+            needed = needed.where(~held_nothing(table))
+        sentences += [phrase.format(name=r.name) for r in session.scalars(needed)]
     if isinstance(row, Dataset):
         sentences += [f"the checkpoint “{r.name}” trained on it" for r in _trained_beside(session, row)]
     return sentences
@@ -106,6 +109,8 @@ DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Evaluation: [],
     Experiment: [],
 }
+FILLED = (Base, Dataset, Checkpoint)
+"""Tables of what jobs make and lists show."""
 KEPT = {"source_id", "dataset_id", "after_id", "job_id"}
 """Links that are cut rather than followed: the thing stays useful without its origin. (`Evaluation.matrix_id` stays: a
 cell is no usual figure of its checkpoint, whether or not its matrix is still there.)"""
@@ -113,6 +118,9 @@ cell is no usual figure of its checkpoint, whether or not its matrix is still th
 
 def _delete(session: Session, settings: Settings, row: Any) -> list[Path | stored.Remote]:
     paths = [*_files(settings, row), *stored.drop(session, settings, row)]
+    for table in FILLED if isinstance(row, Job) else ():
+        for dead in session.scalars(select(table).where(table.job_id == row.id, held_nothing(table))).all():
+            paths += _delete(session, settings, dead)
     for table, column, _ in DEPENDENTS[type(row)]:
         if column.key in KEPT or (table, column.key) == (Dataset, "base_id"):
             session.execute(update(table).where(column == row.id).values({column.key: None}))

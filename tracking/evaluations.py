@@ -13,6 +13,11 @@ FIGURES = ("speedup", "tau", "tokens_per_second", "plain_tokens_per_second")
 INTERVALS = {"speedup": "speedup_interval", "tau": "mean_accepted_length_interval"}
 
 
+HERE = "this installation"
+"""`measured_on` in a checkpoint's figures once an evaluation here has filled them. Figures that came with its files say
+something else, or nothing."""
+
+
 def columns_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of `Evaluation` that a result fills; None for what it does not say."""
     measured = {**result, "tau": result.get("mean_accepted_length")}

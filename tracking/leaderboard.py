@@ -1,5 +1,6 @@
 """Evaluations as people compare them: which are shown and in which order is one View, which an address holds."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,8 +25,11 @@ SORTS: dict[str, Any] = {
     "tau": Evaluation.tau,
     "speed": Evaluation.tokens_per_second,
     "machine": Evaluation.machine,
-    "made": Evaluation.created_at,
+    "made": func.coalesce(Evaluation.finished_at, Evaluation.created_at),
 }
+question_count = Evaluation.result["prompts"].as_integer()
+"""How many questions were asked: figures of few and of many are not alike."""
+COUNT = re.compile("[0-9]{1,9}")
 LONGEST = 200
 """Most characters of a value in an address."""
 
@@ -38,6 +42,7 @@ class View:
     base: str = ""
     checkpoint: str = ""
     suite: str = ""
+    prompts: str = ""
     temperature: str = ""
     tree: str = ""
     machine: str = ""
@@ -84,6 +89,8 @@ class View:
             found.append(Evaluation.tree == ("" if self.tree == OWN else self.tree))
         if self.source:
             found.append(Evaluation.source == ("" if self.source == HERE else self.source))
+        if self.prompts:
+            found.append(question_count == (int(self.prompts) if COUNT.fullmatch(self.prompts) else -1))
         if self.temperature:
             found.append(Evaluation.temperature == _number(self.temperature))
         return found
@@ -96,14 +103,15 @@ Choice = tuple[str, str]
 def choices(session: Session) -> dict[str, list[Choice]]:
     """What each column can be narrowed to, from the evaluations there are."""
     kinds = (Evaluation.base_id, Evaluation.checkpoint_id, Evaluation.questions, Evaluation.temperature)
-    kinds += (Evaluation.tree, Evaluation.machine, Evaluation.source)
+    kinds += (Evaluation.tree, Evaluation.machine, Evaluation.source, question_count)
     rows = session.execute(select(*kinds).where(*MEASURED).distinct()).all()
     columns = list(zip(*rows, strict=True)) or [()] * len(kinds)
-    base, checkpoint, suite, temperature, tree, machine, source = ({*column} - {None} for column in columns)
+    base, checkpoint, suite, temperature, tree, machine, source, prompts = ({*column} - {None} for column in columns)
     return {
         "base": _named(session, Base, base),
         "checkpoint": _named(session, Checkpoint, checkpoint),
         "suite": [(name, name) for name in sorted(suite) if name],
+        "prompts": [(f"{count:,}", str(count)) for count in sorted(prompts)],
         "temperature": [(f"{value:g}", f"{value:g}") for value in sorted(temperature)],
         "tree": [(name or "its own", name or OWN) for name in sorted(tree)],
         "machine": [(name, name) for name in sorted(machine) if name],
@@ -118,11 +126,13 @@ def signature(session: Session) -> str:
 
 
 def counterparts(session: Session, row: Evaluation) -> list[Evaluation]:
-    """Measurements of the same draft on the same questions, here and of servers; the newest of each source first."""
+    """Measurements of the same draft on as many of the same questions, here and of servers; the newest of each
+    source first."""
     if row.base_id is None:
         return [row]
     same = (Evaluation.base_id == row.base_id, Evaluation.checkpoint_id.is_not_distinct_from(row.checkpoint_id))
-    asked = (Evaluation.questions == row.questions, Evaluation.temperature == row.temperature)
+    alike = question_count.is_not_distinct_from((row.result or {}).get("prompts"))
+    asked = (alike, Evaluation.questions == row.questions, Evaluation.temperature == row.temperature)
     query = select(Evaluation).where(*MEASURED, *same, *asked)
     newest: dict[str, Evaluation] = {row.source: row}
     for each in session.scalars(query.order_by(Evaluation.created_at.desc(), Evaluation.id).limit(200)):

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, Conflict
@@ -60,6 +60,21 @@ def free_name(session: Session, table: type[Table], like: str, base_id: str = ""
     query = select(table.name).where(*_same_place(table, base_id), func.length(table.name) >= len(like))
     used = set(session.scalars(query))
     return next(n for n in (like, *(f"{like}-{i}" for i in range(2, len(used) + 3))) if n not in used)
+
+
+def held_nothing(table: Any) -> ColumnElement[bool]:
+    """Rows of bases, data sets or checkpoints whose job failed or was cancelled before anything was kept in them. They
+    stay for a retry of the job, which fills them; lists leave them out and others may take their names."""
+    empty = table.state == "failed", table.path == ""
+    return and_(*empty, table.rows == 0) if table is Dataset else and_(*empty)
+
+
+def release(session: Session, table: type[Table], name: str, base_id: str = "") -> None:
+    """Take `name` from a row that held nothing, if such a row has it, so that another can have it."""
+    named = select(table).where(*_same_place(table, base_id), table.name == name, held_nothing(table))
+    if row := session.scalar(named):
+        row.name = free_name(session, table, f"{name[: LONGEST - 20]} (not finished)", base_id)
+        session.flush()
 
 
 def insist(session: Session, table: type[Table], name: str, base_id: str = "") -> str:

@@ -9,7 +9,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, Conflict, NotFound
-from tracking.names import STARTER, WORDS, check_name, split_model
+from tracking.names import STARTER, WORDS, check_name, held_nothing, split_model
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Table
 
 Row = TypeVar("Row", bound=Table)
@@ -88,8 +88,8 @@ def bases(session: Session, ready_only: bool = False) -> list[Base]:
 
 
 def base_query() -> Select[Any]:
-    """All base models in the order of `bases`."""
-    return select(Base).order_by(Base.source != STARTER, Base.created_at, Base.id)
+    """All base models in the order of `bases`, without those that never held anything."""
+    return select(Base).where(~held_nothing(Base)).order_by(Base.source != STARTER, Base.created_at, Base.id)
 
 
 def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list[Dataset]:
@@ -99,8 +99,8 @@ def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list
 
 
 def dataset_query(kind: str = "") -> Select[Any]:
-    """All data sets (of one kind) in the order of `datasets`."""
-    query = select(Dataset).order_by(Dataset.created_at.desc(), Dataset.id)
+    """All data sets (of one kind) in the order of `datasets`, without those that never held anything."""
+    query = select(Dataset).where(~held_nothing(Dataset)).order_by(Dataset.created_at.desc(), Dataset.id)
     return query.where(Dataset.kind == kind) if kind else query
 
 
@@ -112,8 +112,8 @@ def checkpoints(session: Session, base_id: str = "", ready_only: bool = False) -
 
 
 def checkpoint_query() -> Select[Any]:
-    """All checkpoints in the order of `checkpoints`."""
-    return select(Checkpoint).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
+    """All checkpoints in the order of `checkpoints`, without those that never held anything."""
+    return select(Checkpoint).where(~held_nothing(Checkpoint)).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
 
 
 def evaluations(session: Session, checkpoint_id: str) -> list[Evaluation]:

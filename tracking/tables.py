@@ -9,10 +9,10 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Float, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, DateTime, Float, ForeignKey, Index, Integer, MetaData, String, Text, select
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from tracking.places import HomeJson, HomePath
@@ -244,6 +244,14 @@ class Evaluation(Named, Table):
     tau_high: Mapped[float | None] = mapped_column(Float)
     tokens_per_second: Mapped[float | None] = mapped_column(Float)
     plain_tokens_per_second: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[datetime | None] = column_property(  # its job's; created_at is when it was submitted
+        select(Job.finished_at).where(Job.id == job_id).correlate_except(Job).scalar_subquery()
+    )
+
+    @property
+    def measured_at(self) -> datetime:
+        """When its job ended, or when it was submitted while that is not known."""
+        return self.finished_at or self.created_at
 
 
 class Run(Table):

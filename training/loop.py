@@ -418,7 +418,8 @@ class Trainer:
         return training, held, report
 
     def _figures(self) -> dict[str, Any]:
-        figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed(), 2), "tokens": self.tokens_seen}
+        tokens = self.tokens_seen + self.step_metrics.tokens  # those since the last log line too
+        figures: dict[str, Any] = {"step": self.step, "minutes": round(self._elapsed(), 2), "tokens": tokens}
         if self.loss is not None:
             figures["loss"] = round(self.loss, 4)
         if self.best.get("top1"):

@@ -52,12 +52,15 @@ def _ensure_head(session: Session, settings: Settings, base: Base) -> None:
     given, sha256 = settings.home / GIVEN, listed(HEAD)[WEIGHTS]
     if row is None and (not given.exists() or given.read_text().strip() != sha256):
         row = Checkpoint(name=STARTER, base_id=base.id, created_at=now(), path=str(HEAD))
+    training = config["training"]
+    told = {**training["settings"], "data": (training.get("dataset") or {}).get("dataset", "")}
+    if row is not None and row.sha256 == sha256 and row.config != told:
+        row.config = told  # a home of an earlier version, which did not note the data
     if row is None or Path(row.path).name != HEAD.name or (row.sha256 == sha256 and row.path == str(HEAD)):
         return
-    training = config["training"]
     row.method, row.state, row.path = config["speculoos_method"], "ready", str(HEAD)
     row.base_sha256, row.sha256, row.size_bytes = config["base_sha256"], sha256, (HEAD / WEIGHTS).stat().st_size
-    row.config, row.figures, row.step = training["settings"], training["figures"], training["figures"]["step"]
+    row.config, row.figures, row.step = told, training["figures"], training["figures"]["step"]
     row.note = "Comes with the starter model."
     session.add(row)
     session.flush()

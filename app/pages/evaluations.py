@@ -35,6 +35,7 @@ FILTERS = {
     "base": "Base",
     "checkpoint": "Checkpoint",
     "suite": "Questions",
+    "prompts": "Number of questions",
     "temperature": "Temperature",
     "tree": "Tree",
     "machine": "Machine",

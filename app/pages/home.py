@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app import visitor
 from app.links import model_link
 from app.views import experiment_view, job_rows
-from app.views.checkpoint_rows import last_measured, method_words
+from app.views.checkpoint_rows import REFERENCE, figures_of, last_measured, method_words
 from app.widgets.elements import (
     QUIET,
     block,
@@ -22,6 +22,7 @@ from app.widgets.elements import (
     on_change,
     on_load,
     page_header,
+    row_note,
     section,
     tiles,
 )
@@ -226,21 +227,19 @@ def first_steps() -> str:
 
 
 def best_drafts(session: Session) -> list[Checkpoint]:
-    """Measured checkpoints, longest accepted runs first."""
-    measured = [c for c in queries.checkpoints(session, ready_only=True) if tau(c) is not None]
-    return sorted(measured, key=tau, reverse=True)[:BEST]
-
-
-def tau(checkpoint: Checkpoint) -> float | None:
-    """Measured mean accepted length."""
-    return number((checkpoint.figures or {}).get("mean_accepted_length"))
+    """Measured checkpoints, longest accepted runs first, by what was measured here where something was."""
+    ready = queries.checkpoints(session, ready_only=True)
+    measured = last_measured(session, [checkpoint.id for checkpoint in ready])
+    tau = {c.id: number(figures_of(c, measured.get(c.id)).get("mean_accepted_length")) for c in ready}
+    known = [c for c in ready if tau[c.id] is not None]
+    return sorted(known, key=lambda c: tau[c.id], reverse=True)[:BEST]
 
 
 def best_table(session: Session, best: list[Checkpoint]) -> str:
     """A row for each of the best drafts."""
     columns = ["Draft", "Method", "τ", "Against plain", ""]
     measured = last_measured(session, [checkpoint.id for checkpoint in best])
-    rows_html = [_best_row(session, c, {**(c.figures or {}), **measured.get(c.id, {})}) for c in best]
+    rows_html = [_best_row(session, c, figures_of(c, measured.get(c.id))) for c in best]
     return table(columns, rows_html, "Best drafts", wide_first=True, named=columns[1:4])
 
 
@@ -249,10 +248,17 @@ def _best_row(session: Session, checkpoint: Checkpoint, figures: dict[str, Any])
     name = tag("a", safe(checkpoint.name), href=f"/checkpoints?id={checkpoint.id}", class_="sp-row-name")
     chat = tag("a", "Chat", href=model_link("playground", base, checkpoint.name), class_="sp-back")
     speedup = figure(figures.get("speedup"), unit="×")
+    known = row_note(REFERENCE) if figures.get(REFERENCE) else ""
     accepted = number(figures.get("mean_accepted_length"))
     words = f"for {base}" + (WEAK if accepted is not None and accepted < WEAK_TAU else "")
     note = tag("span", safe(words), class_="sp-row-note")
-    return [name + note, safe(method_words(checkpoint.method)), safe(figure(accepted)), safe(speedup), chat]
+    return [
+        name + note,
+        safe(method_words(checkpoint.method)),
+        safe(figure(accepted)) + known,
+        safe(speedup) + known,
+        chat,
+    ]
 
 
 def active_table(jobs: list[Job], queues: listing.Queues) -> str:

@@ -177,10 +177,11 @@ class ChatPage {
     }
   }
 
-  async measurePlain() {
+  // `again`: once more, where the last measurement was noisy.
+  async measurePlain(again = false) {
     const turn = this.focused;
     try {
-      turn.plain = await ask(`/api/runs/${turn.id}/plain`, "POST");
+      turn.plain = await ask(`/api/runs/${turn.id}/plain${again ? "?again=true" : ""}`, "POST");
       this.followPlain(turn);
     } catch (error) {
       turn.plain = { ended: true, error: error.message, summary: {} };

@@ -81,13 +81,14 @@ class Column {
     const known = plain && plain.run.ended && plain.now.tokensPerSecond > 0 && now.tokens;
     const alike = known && sameLoad(this.run.summary, plain.run.summary);
     if (known && this.run.ended && !alike) this.sayUnlike(plain);
-    words(this.values.speedup, alike ? `${number(now.tokensPerSecond / plain.now.tokensPerSecond)}×` : "–");
+    const speedup = number(known ? now.tokensPerSecond / plain.now.tokensPerSecond : NaN);
+    words(this.values.speedup, known ? `${alike ? "" : "≈ "}${speedup}×` : "–");
     this.bars.replaceChildren(...(now.acceptance.length ? [trace.bars(now.acceptance)] : []));
   }
 
   sayUnlike(plain) {
     if (this.unlike) return;
-    this.unlike = notice(`No speedup: ${whyUnlike(this.run.summary, plain.run.summary)}.`, "warn");
+    this.unlike = notice(`The speedup is noisy: ${whyUnlike(this.run.summary, plain.run.summary)}. Press Compare to measure again.`, "warn");
     this.notes.append(this.unlike);
   }
 

@@ -10,19 +10,19 @@ function sameLoad(one, other) {
   return close && (one?.shared_with || "") === (other?.shared_with || "");
 }
 
-// Why two speeds are not compared.
+// Why the ratio of two speeds is noisy.
 function whyUnlike(one, other) {
-  if ((one?.shared_with || "") !== (other?.shared_with || "")) return "one of the two runs shared the device with a job, so they cannot be compared";
-  return `other programs used ${percent(one.other_load)} of the machine during this answer and ${percent(other.other_load)} during the plain one, so they cannot be compared`;
+  if ((one?.shared_with || "") !== (other?.shared_with || "")) return "one of the two runs shared the device with a job";
+  return `other programs used ${percent(one.other_load)} of the machine during this answer and ${percent(other.other_load)} during the plain one`;
 }
 
 // The plain speed to set an answer with `summary` against; `plain` is the run that was made to measure it, if any.
-// { speed, exact, waits, unlike, words }: without a speed the words say why.
+// { speed, exact, waits, noisy, words }: without a speed the words say why; `noisy`: the loads differed.
 function reference(summary, plain) {
   if (plain?.error) return { words: plain.error };
   if (plain && !plain.ended) return { waits: true, words: "measuring plain decoding of the same prompt…" };
   const measured = plain?.summary?.decode_tokens_per_second;
-  if (measured && !sameLoad(summary, plain.summary)) return { unlike: true, words: `${whyUnlike(summary, plain.summary)}.` };
+  if (measured && !sameLoad(summary, plain.summary)) return { speed: measured, exact: true, noisy: true, words: `Noisy: ${whyUnlike(summary, plain.summary)}.` };
   if (measured) return { speed: measured, exact: true, words: `plain, same prompt: ${number(measured, 1)} tokens/s.` };
   const known = summary?.plain_tokens_per_second;
   if (!known) return { words: "not measured: no plain answer to this prompt, or of this length, under the same load." };

@@ -18,12 +18,14 @@ function whyNone(turn, now) {
   return (turn.run.summary.notices || []).some((text) => text.startsWith("Speculation is off")) ? "speculation is off" : "no draft was checked";
 }
 
+const MEASURE = "Measure plain decoding of this prompt", RETRY = "Retry: measure plain decoding again";
+
 class Side {
   constructor(page) {
     this.page = page;
     this.tiles = { speed: tile("Tokens/s", "speed"), tau: tile(term("tau", "Mean accepted length τ"), "tau"),
       speedup: tile(term("speedup", "Speedup"), "speedup") };
-    this.measure = button("small", "Measure plain decoding of this prompt", () => page.measurePlain(), { id: "run-plain", hidden: true });
+    this.measure = button("small", MEASURE, () => page.measurePlain(this.noisy), { id: "run-plain", hidden: true });
     this.tiles.speedup.node.append(this.measure);
     this.bars = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Filled while a draft is checked."));
     this.step = el("div", { class: "sp-panel-body" }, el("p", { class: "sp-hint" }, "Point at a token, or walk with ← and →, to see what was drafted there."));
@@ -47,7 +49,9 @@ class Side {
     const { value, note } = this.tiles.speedup;
     const found = reference(turn.run.summary, turn.plain);
     const measurable = turn.run.ended && now.tokens && now.acceptance.length;
-    this.measure.hidden = !measurable || Boolean(found.exact) || Boolean(found.waits) || Boolean(found.unlike);
+    this.noisy = Boolean(found.noisy);
+    this.measure.hidden = !measurable || Boolean(found.exact && !this.noisy) || Boolean(found.waits);
+    this.measure.textContent = this.noisy ? RETRY : MEASURE;
     if (turn.run.request.speculation?.probabilities) {
       value.textContent = "–";
       note.replaceChildren("not measured: recording probabilities takes time of its own.");
@@ -55,10 +59,10 @@ class Side {
       return;
     }
     const speedup = measurable && found.speed ? now.tokensPerSecond / found.speed : NaN;
-    value.textContent = Number.isFinite(speedup) ? `${number(speedup)}×` : "–";
-    const slower = speedup < 0.98 ? " Slower than plain: too few drafted tokens are accepted to pay for drafting." : "";
+    value.textContent = Number.isFinite(speedup) ? `${this.noisy ? "≈ " : ""}${number(speedup)}×` : "–";
+    const slower = !this.noisy && speedup < 0.98 ? " Slower than plain: too few drafted tokens are accepted to pay for drafting." : "";
     note.replaceChildren(now.acceptance.length || found.waits ? found.words + slower : "");
-    if (found.unlike) note.append(" ", el("a", { href: bothOf(turn.run) }, "Measure both on Compare"));
+    if (this.noisy) note.append(" ", el("a", { href: bothOf(turn.run) }, "Measure both on Compare"));
   }
 
   showStep(record) { this.step.replaceChildren(trace.detail(record)); }

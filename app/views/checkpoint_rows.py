@@ -17,7 +17,7 @@ from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from methods import METHODS
 from tracking import queries
-from tracking.evaluations import number
+from tracking.evaluations import HERE, number
 from tracking.paging import page
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
@@ -50,7 +50,7 @@ def checkpoints_table(session: Session, which: str = "", place: str = "") -> str
             "Train one",
         )
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
-    cells = [row_cells(c, names, {**c.figures, **measured.get(c.id, {})}) for c in shown.rows]
+    cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
     listed = table(COLUMNS, cells, "Checkpoints", named=COLUMNS[1:])
     return bar(BULK) + tag("div", listed, class_="sp-checkpoints") + pager("checkpoints", shown, which)
 
@@ -86,9 +86,11 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
         + tag_links("checkpoints", checkpoint.note),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
-        safe(names.get(checkpoint.dataset_id or "", "–") + _further(checkpoint)),
+        safe(names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + _further(checkpoint)),
         safe(figure(number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
-        safe(f"{speedup:.2f}×" if isinstance(speedup, int | float) else "–"),
+        safe(f"{speedup:.2f}×") + _small(REFERENCE * bool(figures.get(REFERENCE)))
+        if isinstance(speedup, int | float)
+        else "–",
         safe(size(checkpoint.size_bytes)) if checkpoint.size_bytes else "–",
         safe(ago(checkpoint.created_at)),
     ]
@@ -101,9 +103,12 @@ def _further(checkpoint: Checkpoint) -> str:
 
 
 def tau_source(figures: Mapping[str, Any]) -> str:
-    """Whether τ was measured by an evaluation, with the engine, or estimated on conversations held out in training."""
+    """Whether τ came with the checkpoint's files, was measured here by an evaluation, or estimated on conversations
+    held out in training."""
     if number(figures.get("mean_accepted_length")) is None:
         return ""
+    if figures.get(REFERENCE):
+        return REFERENCE
     return "measured" if "tokens_per_second" in figures or "acceptance_by_depth" in figures else "estimated"
 
 
@@ -120,9 +125,33 @@ def is_imported(checkpoint: Checkpoint) -> bool:
     return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 
+REFERENCE = "reference"
+"""The key of figures that came with a checkpoint's files, and what people read beside them."""
+OF_A_MEASUREMENT = ("mean_accepted_length", "acceptance_by_depth", "speedup", "tokens_per_second", "measured_on")
+OF_A_MEASUREMENT += ("plain_tokens_per_second", "identical_to_plain", "prompts", "measured_tokens", "ties")
+
+
+def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The figures to show of a checkpoint: `measured`, what its last evaluation here found, in place of its own; own
+    ones that came with its files are marked as REFERENCE."""
+    own = checkpoint.figures or {}
+    if measured:
+        return {
+            **{key: value for key, value in own.items() if key.removesuffix("_interval") not in OF_A_MEASUREMENT},
+            **measured,
+        }
+    return {**own, REFERENCE: True} if is_reference(checkpoint) else dict(own)
+
+
+def is_reference(checkpoint: Checkpoint) -> bool:
+    """Whether the row's own figures were measured elsewhere, by those who published the draft."""
+    measured_on = (checkpoint.figures or {}).get("measured_on")
+    return measured_on != HERE and (bool(measured_on) or is_imported(checkpoint))
+
+
 def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
     """What its last evaluation found, over what training measured."""
-    return {**checkpoint.figures, **last_measured(session, [checkpoint.id]).get(checkpoint.id, {})}
+    return figures_of(checkpoint, last_measured(session, [checkpoint.id]).get(checkpoint.id))
 
 
 def head(session: Session, checkpoint: Checkpoint) -> str:
@@ -171,18 +200,30 @@ def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
     )
 
 
+REFERENCE_WORDS = "reference: measured elsewhere"
+
+
 def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
     """What τ is, or between which figures it lies."""
     if not tau:
         return "not measured yet"
     if tau_source(figures) == "estimated":
         return "estimated on held-out conversations"
+    if figures.get(REFERENCE):
+        return REFERENCE_WORDS
     return interval(figures, "mean_accepted_length") or "tokens per verification"
 
 
 def speedup_note(figures: Mapping[str, Any], speedup: float | None) -> str:
     """The speedup's interval; of one that has none, what it is."""
+    if figures.get(REFERENCE):
+        return REFERENCE_WORDS if speedup else ""
     return (interval(figures, "speedup", "×") or "against plain decoding") if speedup else ""
+
+
+def data_words(checkpoint: Checkpoint) -> str:
+    """The data set as the files of a checkpoint name it, where it is no row here; "" where they do not."""
+    return str(checkpoint.config.get("data") or "")
 
 
 def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
@@ -193,7 +234,7 @@ def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
 def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
     """Where it comes from: base, data, job, settings; each a link."""
     sets, job = sets_of(session, checkpoint), session.get(Job, checkpoint.job_id or "")
-    unknown = "" if is_imported(checkpoint) else "not recorded"
+    unknown = safe(data_words(checkpoint)) or ("" if is_imported(checkpoint) else "not recorded")
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
@@ -280,7 +321,7 @@ def _evaluation(evaluation: Evaluation) -> list[str]:
         safe(figure(number(result.get("mean_accepted_length")))) + _small(interval(result, "mean_accepted_length")),
         safe(f"{speedup:.2f}×") + _small(beside) if speedup else "–",
         yes_or_no(result.get("identical_to_plain")),
-        safe(ago(evaluation.created_at)),
+        safe(ago(evaluation.measured_at)),
     ]
 
 

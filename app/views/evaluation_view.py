@@ -164,7 +164,7 @@ def details(row: Evaluation) -> str:
             ("Its acceptance comes from", BY.get(str(source.get("by")), "") if row.source else ""),
             ("Machine", row.machine if not row.source else ""),
             ("Left out", len(result.get("skipped") or result.get("failed") or ()) or ""),
-            ("Measured", ago(row.created_at)),
+            ("Measured", ago(row.measured_at)),
             ("Id", row.id),
         ]
     )
@@ -234,7 +234,7 @@ def _beside(row: Evaluation) -> list[str]:
         _with(figure(row.tau), _between(row, "tau")),
         _with(figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
         safe(figure(row.tokens_per_second, 1)),
-        safe(ago(row.created_at)),
+        safe(ago(row.measured_at)),
     ]
 
 

@@ -72,8 +72,8 @@ def tokens_of(session: Session, found: Sequence[Training]) -> dict[str, float]:
     seen = trainings.best_values(session, [each.job.id for each in found], AXES["tokens"])
     for each in found:
         told = number((each.checkpoint.figures or {}).get("tokens")) if each.checkpoint else None
-        if told:
-            seen[each.job.id] = told
+        if told:  # of earlier versions it lacks the steps since their last log line
+            seen[each.job.id] = max(told, seen.get(each.job.id, 0))
     return seen
 
 

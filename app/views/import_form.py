@@ -39,6 +39,7 @@ SHAPES = (
 )
 SHOWN_FILES = 12
 LOOK, LOOK_SECONDS, LOOK_MEMORY = "corpus.first_look:look", 10.0, 2 << 30
+NOTHING = "corpus.first_look:nothing_kept"
 """What reads the first rows, in a child of its own with limits: foreign files are read."""
 STRICT = "A suite is read in its own form, line by line; its import says where a file is another one."
 RECOGNISED = "recognised by itself"
@@ -155,6 +156,20 @@ class ImportForm:
                 f"{file.name}: its first rows cannot be shown in time; the import may still read it."
             ) from None
 
+    def _require_rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> None:
+        """Raises BadInput where the import would drop every row. A file that takes too long to look at is let pass."""
+        try:
+            said = run_limited(
+                NOTHING, str(file), kind == ANSWERED, mapping_of(fields), seconds=LOOK_SECONDS, memory=LOOK_MEMORY
+            )
+        except (Overrun, ChildError):
+            return
+        if said:
+            raise BadInput(
+                f"{file.name}: every row would be left out, so nothing was imported ({said.rstrip('.')}); choose what "
+                "to keep and which columns hold it, or mend the file."
+            )
+
     @saying_errors(tone="warn")
     def files(self, hub: str) -> str:
         """What would be fetched; nothing is yet."""
@@ -176,6 +191,8 @@ class ImportForm:
         """Submit the job: (notice, where to go)."""
         answered_by = (base_id or "") if kind == ANSWERED else None
         named = (suite or "") if kind == SUITE else ""
+        if kind != SUITE and (upload or path.strip()):
+            self._require_rows(import_file(self.settings, upload, path), kind, fields)
         request = import_request(self.settings, upload, path, limit, answered_by, hub, named, mapping_of(fields))
         job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         return "", f"/data?id={job.request['dataset_id']}"

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state, link_button
+from app.widgets.elements import empty_state, link_button, notice, row_note
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
 from app.widgets.picker import BY_PLACE, table, ways
@@ -37,7 +37,16 @@ NAMED = tuple(COLUMNS)[1:]
 CSV = (
     *("id", "name", "base", "checkpoint", "suite", "questions", "temperature", "top_p", "tree", "dtype", "source"),
     *("machine", "speedup", "speedup_low", "speedup_high", "tau", "tau_low", "tau_high"),
-    *("tokens_per_second", "plain_tokens_per_second", "prompts", "max_tokens", "created_at", "note", "command"),
+    *(
+        "tokens_per_second",
+        "plain_tokens_per_second",
+        "prompts",
+        "max_tokens",
+        "created_at",
+        "measured_at",
+        "note",
+        "command",
+    ),
 )
 Names = Mapping[str, str]
 
@@ -65,7 +74,33 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: View) -> str:
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
     rows = [_row(row, names, view) for row in shown.rows]
     listed = table(list(COLUMNS), rows, "Evaluations", wide_first=True, named=NAMED, heads=heads)
-    return listed + ways(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
+    return unlike(shown.rows) + listed + ways(shown, BY_PLACE, lambda place: address(view, **{"from": place}))
+
+
+UNLIKE = (
+    "Some rows were measured on fewer questions than others of the same set; choose one “Number of questions” to "
+    "compare like with like."
+)
+
+
+def unlike(rows: Sequence[Evaluation]) -> str:
+    """That rows of one set of questions were measured on different numbers of them; "" where they were not."""
+    counts: dict[str, set[int]] = {}
+    for row in rows:
+        counts.setdefault(row.questions, set()).update(filter(None, [prompts_of(row)]))
+    return notice(UNLIKE, "info") if any(len(each) > 1 for each in counts.values()) else ""
+
+
+def prompts_of(row: Evaluation) -> int | None:
+    """How many questions it was measured on."""
+    count = (row.result or {}).get("prompts")
+    return count if isinstance(count, int) else None
+
+
+def prompts_words(row: Evaluation) -> str:
+    """`24 questions`; "" where the result does not say."""
+    count = prompts_of(row)
+    return f"{count:,} question{'' if count == 1 else 's'}" if count else ""
 
 
 def nothing(view: View) -> str:
@@ -112,8 +147,13 @@ def between(row: Evaluation, key: str) -> str:
 
 
 def settings_words(row: Evaluation) -> str:
-    """`GSM8K · T 0 · chain 4 · at team`."""
-    parts = [row.questions, f"T {row.temperature:g}", row.tree or ("" if row.source else "its own tree")]
+    """`GSM8K · 24 questions · T 0 · chain 4 · at team`."""
+    parts = [
+        row.questions,
+        prompts_words(row),
+        f"T {row.temperature:g}",
+        row.tree or ("" if row.source else "its own tree"),
+    ]
     return " · ".join([*filter(None, parts), *([f"at {row.source}"] if row.source else [])])
 
 
@@ -163,6 +203,7 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
         "prompts": result.get("prompts"),
         "max_tokens": result.get("max_tokens"),
         "created_at": row.created_at.isoformat(),
+        "measured_at": row.measured_at.isoformat(),
         "command": command(row, names),
     }
 
@@ -182,14 +223,14 @@ def _row(row: Evaluation, names: Names, view: View) -> list[str]:
     note = tag("span", safe(row.note), class_="sp-row-note") if row.note else ""
     return [
         name + note,
-        safe(row.questions or "–"),
+        safe(row.questions or "–") + (row_note(words) if (words := prompts_words(row)) else ""),
         safe(f"{row.temperature:g}"),
         safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
         _figure(row, "speedup", " ×"),
         _figure(row, "tau"),
         safe(figure(row.tokens_per_second, 1)),
         safe(f"server {row.source}" if row.source else row.machine or "–"),
-        safe(ago(row.created_at)),
+        safe(ago(row.measured_at)),
     ]
 
 

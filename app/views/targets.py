@@ -5,6 +5,7 @@ from typing import NamedTuple
 from sqlalchemy.orm import Session
 
 from app.drafting import LOOKUP
+from app.views.checkpoint_rows import REFERENCE, is_reference
 from tracking import queries
 from tracking.tables import Base, Checkpoint
 
@@ -91,7 +92,8 @@ def _base(session: Session, name: str) -> Base | None:
 
 def _figure(checkpoint: Checkpoint) -> str:
     tau, speedup = _number(checkpoint, "mean_accepted_length"), _number(checkpoint, "speedup")
-    return (f" · τ {tau:.2f}" if tau else "") + (f" · {speedup:.2f}×" if speedup else "")
+    words = (f" · τ {tau:.2f}" if tau else "") + (f" · {speedup:.2f}×" if speedup else "")
+    return f"{words} ({REFERENCE})" if words and is_reference(checkpoint) else words
 
 
 def _number(checkpoint: Checkpoint, name: str) -> float:

@@ -118,7 +118,7 @@ def tokens_of(training: Training, metrics: Mapping[str, Any]) -> float | None:
     """Tokens that it has seen, each pass over the data counted."""
     points = metrics.get(AXES["tokens"])
     seen = (training.checkpoint.figures or {}).get("tokens") if training.checkpoint else None
-    return points[-1][1] if points else number(seen)
+    return max(number(seen) or 0, points[-1][1] if points else 0) or None
 
 
 def held_out_tau(training: Training, metrics: Mapping[str, Any]) -> float | None:

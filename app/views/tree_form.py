@@ -3,6 +3,7 @@
 from typing import Any
 
 import gradio as gr
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.views import manage, tree_view
@@ -17,7 +18,8 @@ from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.settings import DTYPES, Settings
 from tracking.db import reading
-from tracking.tables import Checkpoint
+from tracking.states import FINISHED
+from tracking.tables import Checkpoint, Job
 from upkeep.homes import names
 from workers.ask import estimates
 from workers.ask.command_line import command_for
@@ -64,7 +66,8 @@ class TreeForm:
             return ["", gr.Button(visible=False), "", "", ""]
         tree = tree_view.first_tree(session, row)
         drawn = tree_view.reckoned(session, row, tree or "chain 1")
-        return [self._reviewed(session, tune_request(row, "", True)), gr.Button(visible=True), "", tree, drawn]
+        review = self._reviewed(session, tune_request(row, "", True))
+        return [review, gr.Button(visible=True), under_way(session, row), tree, drawn]
 
     @saying_errors()
     def review_now(self, checkpoint_id: str, dtype: str, keep: bool) -> str:
@@ -91,6 +94,13 @@ class TreeForm:
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
             return tree_view.reckoned(session, row, text or "")
+
+
+def under_way(session: Session, row: Checkpoint) -> str:
+    """The tuning of this checkpoint that waits or runs, with a link, so that a reload shows it; "" without one."""
+    query = select(Job).where(Job.kind == "tune", Job.state.not_in(FINISHED)).order_by(Job.created_at.desc())
+    job = next((job for job in session.scalars(query) if job.request.get("checkpoint_id") == row.id), None)
+    return notice(f"“{job.name}” is {job.state.lower()}.", "info", f"/jobs?id={job.id}", "See the job") if job else ""
 
 
 def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:

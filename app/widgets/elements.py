@@ -139,8 +139,10 @@ def loads() -> int:
 
 
 def on_typing(controls, fn, inputs, outputs, js: str | None = None):
-    """Run `fn` when someone changes any of `controls`: one event for all, so that its answers keep their order."""
-    events = [control.input for control in controls]
+    """Run `fn` when someone changes any of `controls`: one event for all, so that its answers keep their order.
+
+    The button that clears a dropdown of several values causes no `input` event, so of those it is `change`."""
+    events = [control.change if getattr(control, "multiselect", None) else control.input for control in controls]
     return gr.on(events, fn, inputs, outputs, js=js, trigger_mode="always_last", **QUIET)
 
 

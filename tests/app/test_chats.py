@@ -89,6 +89,22 @@ def test_a_seed_is_a_whole_number_or_nothing() -> None:
             fields.sampling_of(8, 1, wrong, "")
 
 
+def test_plain_decoding_is_measured_again_only_where_that_is_asked_for(home: Settings) -> None:
+    with writing(home) as rows:
+        run = runs.create_run(rows, "chat", "tiny@heads", {"messages": []}, turns.new_id())
+        plain = runs.create_run(rows, "compare", "tiny", {"messages": []}, run.id)
+        waiting, run_id = plain.id, run.id
+    assert turns.measure_plain(home, run_id, again=True)["id"] == waiting, "that one is still coming"
+    with writing(home) as rows:
+        runs.start_run(rows, waiting)
+        runs.finish_run(rows, waiting, "a", {})
+    assert turns.measure_plain(home, run_id)["id"] == waiting
+    with pytest.raises(SpeculoosError):
+        turns.measure_plain(home, run_id, again=True)  # nobody answers here
+    with reading(home) as rows:
+        assert len(runs.group_runs(rows, run_id)) == 2
+
+
 def test_going_on_needs_an_answer_that_was_cut(home: Settings) -> None:
     whole = asked(home, "one")
     with pytest.raises(Conflict, match="ended by itself"):

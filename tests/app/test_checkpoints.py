@@ -147,6 +147,25 @@ def test_the_page_shows_lineage_figures_and_links(home: Settings, base_id: str) 
     assert "settings.lr" in config
 
 
+def test_figures_that_came_with_the_files_are_called_reference_until_it_is_measured_here(
+    home: Settings, base_id: str
+) -> None:
+    came = {"mean_accepted_length": 2.15, "speedup": 1.7, "tokens_per_second": 53.4, "measured_on": "mt_bench"}
+    row_id = add_checkpoint(home, base_id, figures=came, config={"data": "5621 answers of the starter"})
+    with reading(home) as rows:
+        row = rows.get_one(Checkpoint, row_id)
+        head, listed = checkpoint_rows.head(rows, row), checkpoint_rows.checkpoints_table(rows)
+        assert head.count("reference: measured elsewhere") == 2 and "5621 answers of the starter" in head
+        assert "reference" in listed and "measured<" not in listed and "5621 answers" in listed
+        assert "1.70× (reference)" in targets.draft_choices(rows, "tiny")[0][0]
+    result = {"mean_accepted_length": 2.345}
+    add(home, Evaluation(name="eval", base_id=base_id, checkpoint_id=row_id, result=result))
+    with reading(home) as rows:
+        row = rows.get_one(Checkpoint, row_id)
+        head = checkpoint_rows.head(rows, row)
+    assert "reference" not in head and "1.70" not in head and "53.4" not in head
+
+
 def test_names_are_shown_literally_everywhere(home: Settings, base_id: str) -> None:
     row_id = add_checkpoint(home, base_id, NASTY, note=NASTY, config={NASTY: NASTY})
     with reading(home) as rows:

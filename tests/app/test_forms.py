@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from app import forms
+from app.views import import_form
+from app.views.import_form import PROMPTS_ONLY, ImportForm
 from methods import METHODS, SETTINGS
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
@@ -17,6 +19,17 @@ ANSWERS = {"who": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "bat
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path, database_url="sqlite://", redis_url="redis://nowhere")
+
+
+def test_an_import_of_which_every_row_would_be_left_out_is_refused_in_a_sentence(settings, tmp_path, monkeypatch):
+    form = object.__new__(ImportForm)
+    form.settings, asked = settings, []
+    monkeypatch.setattr(import_form, "submit", lambda *args, **more: asked.append(args))
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"title": "a"}\n' * 7)
+    said, target = form.submitted(None, str(path), "", "", PROMPTS_ONLY, None)
+    assert "every row would be left out" in said and "line 1" in said and (target, asked) == ("", [])
+    form._require_rows(path, PROMPTS_ONLY, ("title",))  # as its columns may be named
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,9 @@ def test_rows_are_sorted_with_missing_figures_last_and_unfinished_ones_left_out(
     [
         ({"checkpoint": "one"}, ["a", "b"]),
         ({"suite": "GSM8K"}, ["d", "b", "c"]),
+        ({"prompts": "20"}, ["d", "a", "b", "c"]),
+        ({"prompts": "4"}, []),
+        ({"prompts": "four"}, []),
         ({"temperature": "1"}, ["b"]),
         ({"temperature": "warm"}, []),
         ({"tree": "own"}, ["d", "a", "c"]),
@@ -112,6 +115,39 @@ def test_rows_are_sorted_with_missing_figures_last_and_unfinished_ones_left_out(
 def test_filters_narrow(filled: Settings, query: dict[str, str], ids: list[str]) -> None:
     with db.reading(filled) as session:
         assert shown(session, **query) == ids
+
+
+def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> None:
+    def listed(session: Session, **query: str) -> str:
+        return leaderboard.leaderboard(page(session, View.of(query).select()), {}, View.of(query))
+
+    with db.writing(filled) as session:
+        assert leaderboard.UNLIKE not in listed(session)
+        row = session.get_one(Evaluation, "c")
+        row.result = {**row.result, "prompts": 4}
+        session.flush()
+        html = listed(session)
+        assert "20 questions" in html and "4 questions" in html and leaderboard.UNLIKE in html
+        assert leaderboard.UNLIKE not in listed(session, prompts="20") and shown(session, prompts="4") == ["c"]
+        assert "4 questions" in leaderboard.settings_words(row), "also what trainings are compared by"
+        assert [each.id for each in board.counterparts(session, row)] == ["c"], "side by side: like with like"
+        assert ("4", "4") in board.choices(session)["prompts"]
+
+
+def test_measured_is_when_its_job_ended(filled: Settings) -> None:
+    with db.writing(filled) as session:
+        job = jobs.create(session, kind="evaluate", queue="gpu", request={}, name="Evaluate")
+        job.state, job.finished_at = "SUCCEEDED", now() - timedelta(seconds=65)
+        row = session.get_one(Evaluation, "d")
+        row.job_id, row.created_at = job.id, now() - timedelta(minutes=21)
+    with db.reading(filled) as session:
+        row = session.get_one(Evaluation, "d")
+        html = leaderboard.leaderboard(page(session, View().select()), {}, View())
+        html += evaluation_view.details(row) + checkpoint_rows.evaluations_table(
+            session, session.get(Checkpoint, "two")
+        )
+        assert html.count("1 min 5 s ago") == 3 and "21 min" not in html
+        assert shown(session, sort="made")[0] == "d"
 
 
 def test_a_finished_evaluation_leads_to_its_page(filled: Settings) -> None:

@@ -11,6 +11,7 @@ from app.pages import data, jobs, models, settings, train
 from app.pages import home as home_page
 from app.views import data_view, job_rows, job_view, model_view
 from app.views.built_in_sets import BuiltInSets
+from app.views.checkpoint_rows import REFERENCE
 from app.views.choices import answerers, first
 from app.views.experiment_view import view as experiment
 from app.views.job_panel import clone, output_links
@@ -473,16 +474,22 @@ def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):
 
 def test_home_shows_what_was_measured_here_and_not_what_a_checkpoint_came_with(filled):
     with writing(filled) as rows:
-        shipped = {"mean_accepted_length": 3.0, "speedup": 1.7}
+        shipped = {"mean_accepted_length": 3.0, "speedup": 1.7, "measured_on": "mt_bench, first turns"}
         rows.add(Checkpoint(id="own", name="own", method="medusa", state="ready", base_id="base", figures=shipped))
     with reading(filled) as rows:
-        assert "1.70 ×" in home_page.best_table(rows, [rows.get_one(Checkpoint, "own")])
+        said = home_page.best_table(rows, [rows.get_one(Checkpoint, "own")])
+        assert "1.70 ×" in said and said.count(REFERENCE) == 2
+        assert [c.id for c in home_page.best_drafts(rows)][0] == "own"
     with writing(filled) as rows:
         found = {"mean_accepted_length": 2.5, "speedup": 2.0}
         rows.add(Evaluation(name="e", state="ready", base_id="base", checkpoint_id="own", suite="s", result=found))
+        other = {"mean_accepted_length": 2.7}
+        rows.add(Checkpoint(name="second", method="medusa", state="ready", base_id="base", figures=other))
     with reading(filled) as rows:
         html = home_page.best_table(rows, [rows.get_one(Checkpoint, "own")])
-    assert "2.00 ×" in html and "1.70 ×" not in html and "2.50" in html
+        best = [c.name for c in home_page.best_drafts(rows)]
+    assert "2.00 ×" in html and "1.70 ×" not in html and "2.50" in html and REFERENCE not in html
+    assert best == ["second", "own", "heads"], "sorted by what was measured here"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,31 @@ def test_a_value_that_a_component_refuses_is_400_without_a_traceback(
     assert len(caplog.records) <= 6
 
 
+def test_a_fault_of_a_handler_is_one_line_that_says_where_and_no_value(
+    made: Bench, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn = next(f for f in made.blocks.fns.values() if f.name == "first_rows")
+
+    def fails(*values: Any) -> None:
+        raise ValueError(values)
+
+    monkeypatch.setattr(fn, "fn", fails)
+    with caplog.at_level(logging.WARNING, "app.refused_values"):
+        answers = [send(made, fn, [None, SECRET, *[None] * (len(fn.inputs) - 2)]) for _ in range(20)]
+    assert {answer.status for answer in answers} == {500} and "fault" in json.loads(answers[0].body)["error"]
+    written = "".join(capfd.readouterr())
+    assert "Traceback" not in written + caplog.text and SECRET not in written + caplog.text
+    assert "first_rows" in caplog.text and "ValueError at" in caplog.text and "test_refused_values.py" in caplog.text
+    assert len(caplog.records) == 5
+
+
+def test_an_unknown_choice_of_our_own_dropdowns_is_text_that_the_handler_looks_up(made: Bench) -> None:
+    """Gradio's own check needs the choices of the session, which a restarted web process has forgotten."""
+    fn = next(f for f in made.blocks.fns.values() if f.name == "review_now" and f.inputs[0].elem_id == "train-base")
+    answer = send(made, fn, [SECRET, *[None] * (len(fn.inputs) - 1)])
+    assert answer.status == 200 and "sp-command" not in answer.body.decode()
+
+
 def test_an_event_without_a_function_is_400(made: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     fn = next(f for f in made.blocks.fns.values() if f.fn is None)
     answer = send(made, fn, [None] * len(fn.inputs))

@@ -4,7 +4,7 @@ import pytest
 
 from app.pages.checkpoints import signature
 from app.views import checkpoint_rows, job_panel, tree_view
-from app.views.tree_form import TreeForm, tune_request
+from app.views.tree_form import TreeForm, tune_request, under_way
 from app.widgets.tree_picture import MOST_NODES, tree_picture
 from methods.trees import parse
 from speculoos.errors import BadInput
@@ -149,6 +149,9 @@ def test_the_form_says_time_and_command_and_queues_the_job(home):
     with reading(home) as rows:
         before = signature(rows)
     assert "See the job" in form.submit("heads", "", True)
+    with reading(home) as rows:
+        row = rows.get_one(Checkpoint, "heads")
+        assert "“Tune tiny@heads” is queued." in form.view(rows, row)[2], "a reload shows it too"
     with writing(home) as rows:
         (job,) = rows.query(Job).all()
         assert (job.kind, job.request["checkpoint_id"], job.request["keep"]) == ("tune", "heads", True)
@@ -156,6 +159,7 @@ def test_the_form_says_time_and_command_and_queues_the_job(home):
         jobs.claim(rows, job.id, "worker", 30)
         jobs.succeed(rows, job.id, 1, TUNED)
         assert signature(rows) != before, "the page is drawn anew"
+        assert under_way(rows, rows.get_one(Checkpoint, "heads")) == ""
     assert "sp-bad" in form.submit("gone", "", True) and "sp-bad" in form.review_now("gone", "", True)
     with pytest.raises(BadInput, match="Precision"), reading(home) as rows:
         tune_request(rows.get_one(Checkpoint, "heads"), "int3", True)

@@ -145,6 +145,9 @@ def test_what_is_wrong_is_said_at_its_field(page: Page, workbench: Workbench, en
     expect(page.locator("#train-coverage")).to_contain_text("A coverage of 0.9 needs")
     box(page, "set-draft_vocab_size").fill("40")
     expect(page.locator("#train-coverage")).to_contain_text("40 tokens cover")
+    page.locator("#train-data .remove-all").click()
+    expect(page.locator("#train-review .sp-command")).to_have_count(0)
+    expect(page.locator("#train-review")).to_contain_text("Data")
 
 
 def test_twice_as_long_is_filled_in(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:

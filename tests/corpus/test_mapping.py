@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corpus.answered import read_answered
-from corpus.first_look import LONGEST, columns, look
+from corpus.first_look import LONGEST, columns, look, nothing_kept
 from corpus.import_answered import AnsweredReport
 from corpus.importing import import_prompts
 from corpus.lengths import count_lengths
@@ -90,6 +90,14 @@ def test_a_first_look_shows_rows_as_they_would_be_read(file: Path) -> None:
     assert [m["role"] for m in mapped["messages"]] == ["user", "reference"]
     answered = look(str(file), True, {"prompt": "Frage", "answer": "Antwort"})["rows"][0]
     assert [m["role"] for m in answered["messages"]] == ["user", "assistant"]
+
+
+def test_a_file_of_which_nothing_would_be_kept_is_known_before_the_import(file: Path, tmp_path: Path) -> None:
+    assert nothing_kept(str(file), False, {}) == "", "one row can be read"
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"title": "a"}\n' * 7)
+    assert nothing_kept(str(path), False, {}).startswith("line 1: ")
+    assert nothing_kept(str(path), False, {"prompt": "title"}) == ""
 
 
 def test_a_first_look_is_short(tmp_path: Path) -> None:

@@ -286,6 +286,13 @@ def test_one_pass_sees_every_training_token_once(tiny_base, dataset, conversatio
     assert result.figures["tokens"] == sum(len(c) for c in training)
 
 
+def test_the_tokens_since_the_last_log_line_are_counted(tiny_base, dataset, tmp_path):
+    notes = Notebook()
+    settings = config(max_steps=3, log_every=2, eval_every=3)
+    result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes)
+    assert result.figures["tokens"] == notes.curve("train/tokens")[3] > notes.curve("train/tokens")[2]
+
+
 @pytest.mark.parametrize("method", ["medusa", "eagle3"])
 def test_features_kept_in_memory_or_on_disk_change_nothing(method, tiny_base, dataset, tmp_path):
     notes = [Notebook(), Notebook(), Notebook()]

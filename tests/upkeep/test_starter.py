@@ -25,7 +25,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ship(head: Path, sha256: str, base_sha256: str = "a" * 64) -> None:
     head.mkdir(exist_ok=True)
-    training = {"settings": {"method": "eagle3"}, "figures": {"step": 7}}
+    training = {"settings": {"method": "eagle3"}, "figures": {"step": 7}, "dataset": {"dataset": "7 answers"}}
     config = {"speculoos_method": "eagle3", "base_sha256": base_sha256, "training": training}
     (head / "config.json").write_text(json.dumps(config))
     (head / "model.safetensors").write_bytes(b"12345")
@@ -65,6 +65,17 @@ def test_a_newer_head_takes_the_place_of_the_old_one(database: Settings, install
     ship(installed, "d" * 64)
     (after,) = open_home(database)
     assert (after.id, after.sha256) == (before.id, "d" * 64)
+
+
+def test_a_row_of_an_earlier_version_learns_which_data_it_was_and_keeps_its_figures(
+    database: Settings, installed: Path
+) -> None:
+    (before,) = open_home(database)
+    with db.writing(database) as session:
+        row = session.get_one(Checkpoint, before.id)
+        row.config, row.figures = {"method": "eagle3"}, {"speedup": 2.0}
+    (after,) = open_home(database)
+    assert (after.config["data"], after.figures) == ("7 answers", {"speedup": 2.0})
 
 
 def test_a_head_for_other_weights_or_beside_ones_own_of_that_name_is_left_out(

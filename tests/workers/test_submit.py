@@ -9,7 +9,7 @@ import pytest
 
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unsupported
 from speculoos.settings import Settings
-from tracking import db, jobs, queries
+from tracking import changes, db, jobs, queries
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
 from workers.ask import submit as submitting
 from workers.ask.quickstart import submit_quickstart
@@ -51,6 +51,32 @@ def test_a_submitted_job_is_stored_with_its_output_even_without_a_broker(away: S
 
 def job_experiment(session: Any, row: Dataset) -> str:
     return session.get_one(Experiment, row.experiment_id).name
+
+
+def test_a_row_that_never_held_anything_is_in_no_list_gives_its_name_and_is_filled_by_a_retry(
+    away: Settings, ready: dict[str, str]
+) -> None:
+    def listed() -> list[str]:
+        with db.reading(away) as session:
+            return [row.name for row in (*queries.datasets(session), *queries.checkpoints(session))]
+
+    before = listed()
+    imported = submit(ImportPrompts(path="/tmp/a.jsonl"), name="mine", settings=away)
+    training = submit(Train("medusa", ready["tiny"], ready["answers"]), name="heads", settings=away)
+    assert sorted(listed()) == sorted([*before, "mine", "heads"])
+    for job in (imported, training):
+        submitting.request_cancel(job.id, away)
+    assert listed() == before
+    again = submit(ImportPrompts(path="/tmp/a.jsonl"), name="mine", settings=away)
+    retried = submitting.retry(imported.id, away)
+    assert retried.request["dataset_id"] == imported.request["dataset_id"]
+    assert sorted(listed()) == sorted([*before, "mine", "mine (not finished)"])
+    for job in (again, imported):
+        submitting.request_cancel(job.id, away)
+    with db.writing(away) as session:
+        assert changes.dependents(session, session.get_one(Job, training.id)) == []
+        changes.delete(session, away, session.get_one(Job, training.id))
+        assert session.get(Checkpoint, training.request["checkpoint_id"]) is None, "it goes with its job"
 
 
 def test_made_up_names_get_a_number_and_given_ones_must_be_free(away: Settings) -> None:

@@ -11,7 +11,7 @@ from methods import trees
 from speculoos.errors import BadInput, Conflict
 from speculoos.suites import BUILT_IN, OWN, title
 from tracking import queries
-from tracking.names import STARTER, free_name, insist
+from tracking.names import STARTER, free_name, insist, plain, release
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Table
 from workers.ask.builtin import QUESTIONS, built_in_of
 from workers.ask.requests import (
@@ -84,9 +84,12 @@ def make_output(
     if table is Evaluation:
         chosen = name or like or default_name(session, request)
     elif name:
+        release(session, table, name.strip(), base_id)
         chosen = insist(session, table, name, base_id)
     else:
-        chosen = free_name(session, table, like or default_name(session, request), base_id)
+        wanted = plain(like or default_name(session, request))
+        release(session, table, wanted, base_id)
+        chosen = free_name(session, table, wanted, base_id)
     row = table(name=chosen, **_columns(session, request, experiment_id))
     session.add(row)
     session.flush()

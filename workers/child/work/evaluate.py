@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from speculoos.redaction import redact, secrets
-from tracking.evaluations import columns_of
+from tracking.evaluations import HERE, columns_of
 from tracking.tables import Base, Checkpoint, Evaluation
 from workers.ask.outputs import evaluation_columns, evaluation_name
 from workers.ask.requests import Evaluate
@@ -36,7 +36,7 @@ def run(request: Evaluate, context: Context) -> dict[str, Any]:
     result = _of_endpoint(request, context, questions) if request.endpoint else _here(request, context, questions)
     context.publish(Evaluation, request.evaluation_id, state="ready", result=result, **columns_of(result))
     if is_usual(request):
-        context.add_figures(request.checkpoint_id, _figures(result))
+        context.add_figures(request.checkpoint_id, {**_figures(result), "measured_on": HERE})
     return brief(request.evaluation_id, result)
 
 
