@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods import train_config
-from methods.settings import TrainConfig
+from methods import SETTINGS, train_config
+from methods.settings import TrainConfig, too_long
 from models.base import Base
 from models.checkpoints import save_draft
 from speculoos.errors import BadInput
@@ -21,12 +21,17 @@ from training.masks import mask_conversation
 from training.method import make_method
 
 
-def conversations_from(rows: Iterable[Mapping[str, Any]], base: Base, max_length: int = 2048) -> list[Conversation]:
-    """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations. Raises BadInput for a bad one."""
+def conversations_from(
+    rows: Iterable[Mapping[str, Any]], base: Base, max_length: int | None = None
+) -> list[Conversation]:
+    """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations, cut to `max_length` tokens: 2048
+    by default, or fewer where the base takes fewer. Raises BadInput for a bad row, or a length the base does not take.
+    """
+    if max_length is not None and max_length > base.max_length:
+        raise too_long(base.max_length, max_length)
+    longest = max_length or min(SETTINGS["max_length"].default, base.max_length)
     report = DataReport()
-    conversations = (
-        keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), max_length, report) for row in rows
-    )
+    conversations = (keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), longest, report) for row in rows)
     return [conversation for conversation in conversations if conversation]
 
 

@@ -383,6 +383,14 @@ def test_what_the_base_cannot_take_is_refused_before_training(tiny_base, dataset
         train(config("eagle3", aux_layers=(1, 99)), tiny_base, dataset, tmp_path / "out")
 
 
+def test_a_length_nobody_chose_is_cut_to_the_base(tiny_base, dataset, tmp_path):
+    chosen = {name: value for name, value in SHORT.items() if name != "max_length"}
+    default = train_config("medusa", **{**chosen, "max_steps": 1, "eval_every": 0})
+    assert default.max_length == 2048
+    result = train(default, tiny_base, dataset, tmp_path / "out")
+    assert read_config(result.folder)["training"]["settings"]["max_length"] == 512
+
+
 def test_a_base_that_drafts_cannot_be_made_for_is_refused_by_name(dataset, tmp_path, monkeypatch):
     with pytest.raises(Unsupported, match="bert looks at later tokens"):
         train(config(), make_tiny_base(tmp_path / "bert", "bert"), dataset, tmp_path / "out")

@@ -1,9 +1,12 @@
 """What is checked before a job is made, and once more when it begins."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from methods import METHODS
+from methods.settings import TrainConfig, too_long
 from speculoos.errors import BadInput, Unsupported
 from tracking.tables import Base, Dataset
 
@@ -35,3 +38,17 @@ def require_tokenizer(base: Base, data: Dataset) -> None:
             f"The data set “{data.name}” was made with another tokenizer than that of “{base.name}”.",
             "Generate the data with this base, or train the base that made the data.",
         )
+
+
+def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> TrainConfig:
+    """The settings with `max_length` cut to the base's positions where it is a default or a recipe's.
+
+    Raises BadInput when `typed`, the settings that somebody chose, has a longer one. Does nothing for a base whose
+    card does not say how many positions it has; the training checks the loaded base.
+    """
+    longest = (base.card or {}).get("max_length")
+    if not longest or config.max_length <= longest:
+        return config
+    if "max_length" in typed:
+        raise too_long(longest, config.max_length)
+    return config.model_copy(update={"max_length": int(longest)})
