@@ -25,7 +25,7 @@ from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Experiment, Job
-from workers.ask.checks import fit_length, require_method
+from workers.ask.checks import require_method, require_settings
 from workers.ask.command_line import command_for
 from workers.ask.estimates import estimate
 from workers.ask.requests import Train
@@ -291,7 +291,7 @@ def check(session: Session, request: Train) -> None:
     if base is None:
         raise BadInput("Base: this model is gone; choose another.")
     require_method(base, request.method)
-    fit_length(forms.config_of(request), request.settings, base)
+    require_settings(base, forms.config_of(request), request.settings)
 
 
 def warnings(session: Session, request: Train) -> list[str]:

@@ -34,6 +34,7 @@ TAKES = {
     "medusa-shared": {"vllm", "trtllm", "medusa"},
     "medusa-small": {"vllm"},
     "draft": {"huggingface"},
+    "draft-narrow": {"huggingface"},
 }
 """Beside `own`, which takes all."""
 HALF = ("eagle", "eagle3", "eagle3-small", "medusa", "medusa-small", "draft")

@@ -52,3 +52,10 @@ def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> Tra
     if "max_length" in typed:
         raise too_long(longest, config.max_length)
     return config.model_copy(update={"max_length": int(longest)})
+
+
+def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) -> None:
+    """Raises BadInput for settings that do not fit the base."""
+    fit_length(config, typed, base)
+    if check := METHODS[config.method].check:
+        check(base.card or {}, config)
