@@ -28,7 +28,7 @@ MOST_MS = 1e9
 class Costs:
     """Milliseconds. `target`: sequences → rows of each → one forward. `draft`: chain or tree → depth → drafting for one
     sequence. `passes`: rows → one pass of the draft network. `standalone`: layers → sequences → one drafted token each.
-    `other`: the rest of a step."""
+    `other`: the rest of a step. `standalone_hidden_size`: the width of those drafts, 0 for the base's."""
 
     target: dict[int, Points]
     draft: dict[str, Points] = field(default_factory=dict)
@@ -36,6 +36,7 @@ class Costs:
     standalone: dict[int, Points] = field(default_factory=dict)
     other: float = 0.0
     machine: dict[str, Any] = field(default_factory=dict)
+    standalone_hidden_size: int = 0
 
     @property
     def batches(self) -> list[int]:
@@ -77,6 +78,7 @@ class Costs:
             "pass_ms": _rounded(self.passes),
             "standalone_ms": _rounded(self.standalone),
             "other_ms": round(self.other, 4),
+            **({"standalone_hidden_size": self.standalone_hidden_size} if self.standalone_hidden_size else {}),
         }
 
     @classmethod
@@ -103,6 +105,7 @@ class Costs:
             standalone,
             _number(data.get("other_ms", 0.0), f"{name}: other_ms"),
             machine if isinstance(machine, dict) else {"name": str(machine)},
+            int(_number(data.get("standalone_hidden_size", 0), f"{name}: standalone_hidden_size")),
         )
 
 

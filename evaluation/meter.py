@@ -20,14 +20,17 @@ from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.parts import TuningSpace
 from decoding.drafters.standalone import StandaloneDrafter
 from decoding.generate import generate
-from decoding.target import Target
+from decoding.target import Target, fast_target
 from decoding.tree import DraftTree, chain_shape
 from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
 from evaluation.shapes import CHAIN, TREE, chain_options
+from methods import train_config
 from methods.expectation import rising
+from methods.standalone import shape_of
 from models.base import Base
+from models.standalone import StandaloneDraft, base_shape
 from runtime.cache import KVCache
 from runtime.forward import FastForward, fastest
 from runtime.interface import Forward, Inputs, Selection
@@ -64,7 +67,8 @@ class Many:
 
 class Meter:
     """One target, and a draft where there is one; `round` after `round` the figures get firmer. Standalone drafts are
-    timed as the first layers of a base that our own forward runs; others have none."""
+    timed as the first layers of a base that our own forward runs, or with random weights where `hidden_size` gives them
+    another width; other bases have none."""
 
     def __init__(
         self,
@@ -76,10 +80,12 @@ class Meter:
         rows: Sequence[int] = ROWS,
         batches: Sequence[int] = BATCHES,
         layers: Sequence[int] = (),
+        hidden_size: int = 0,
     ):
         self.target, self.prompt = target, list(prompt)
         self.rows, self.batches = tuple(sorted({1, *rows})), tuple(sorted({1, *batches}))
         base = target.base
+        self.hidden_size = hidden_size
         self.many = Many(base, prompt, max(self.batches), max(self.rows)) if max(self.batches) > 1 else None
         self.cuts = self._cuts(base, layers) if isinstance(target.forward, FastForward) else {}
         self.drafters = _drafters(target, draft, space) if draft is not None and space else {}
@@ -88,12 +94,21 @@ class Meter:
     def _cuts(self, base: Base, layers: Sequence[int]) -> dict[int, tuple[Many, StandaloneDrafter]]:
         cuts = {}
         for count in (n for n in layers if n < base.num_layers):
-            forward = self.target.forward.cut(count)
-            draft = StandaloneDrafter(
-                Target(base, self.target.max_length, forward), chain_shape(CHAIN_DEPTH), base.vocab_size
-            )
-            cuts[count] = Many(base, self.prompt, max(self.batches), 1, forward), draft
+            own = self._resized(base, count) if self.hidden_size else self._cut(base, count)
+            drafter = StandaloneDrafter(own, chain_shape(CHAIN_DEPTH), base.vocab_size)
+            cuts[count] = Many(own.base, self.prompt, max(self.batches), 1, own.forward), drafter
         return cuts
+
+    def _cut(self, base: Base, layers: int) -> Target:
+        """The base's first layers alone; no weight is copied."""
+        return Target(base, self.target.max_length, self.target.forward.cut(layers))
+
+    def _resized(self, base: Base, layers: int) -> Target:
+        """A model of that many layers and the width asked for, as a training would begin with. Raises BadInput."""
+        sizes = {"draft_num_layers": layers, "draft_hidden_size": self.hidden_size, "draft_init": "random"}
+        shape = shape_of(train_config("draft", **sizes), base_shape(base))
+        draft = StandaloneDraft.from_base(base, layers, shape, random=True)
+        return fast_target(draft.eval().requires_grad_(False).as_base(base), self.target.max_length)
 
     def round(self) -> None:
         """Everything once."""
@@ -156,6 +171,7 @@ class Meter:
             _rising_by_layers(standalone),
             medians["other"][""].get(0, 0.0),
             describe_machine(self.target.base.device) if taken is None else {},
+            self.hidden_size,
         )
 
 

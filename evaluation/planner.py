@@ -52,6 +52,8 @@ class Choices:
     layers: tuple[int, ...] = LAYERS
     rounds: int = ROUNDS
     max_tokens: int = 48
+    draft_hidden_size: int = 0
+    """Width of standalone drafts; 0 for the base's."""
 
 
 class Progress:
@@ -95,7 +97,8 @@ def plan(
         curves = measure_curves(target, draft, space, prompts, choices.max_tokens, progress)
     if costs is None:
         text = (prompts[0] * TEXT)[: min(TEXT, target.max_length // 2)]
-        meter = Meter(target, text, draft, space, batches=choices.batches, layers=choices.layers)
+        sizes = {"layers": choices.layers, "hidden_size": choices.draft_hidden_size}
+        meter = Meter(target, text, draft, space, batches=choices.batches, **sizes)
         meter.round()
         meter.taken.clear()  # storage is made and libraries pick their kernels
         load = Load()
@@ -209,8 +212,10 @@ def standalone(costs: Costs, layers: int) -> dict[str, Any]:
         return max((expected_chain(acceptance, depth) * plain / ms, depth) for depth, ms in steps.items())
 
     needed = _break_even(lambda acceptance: speedup(acceptance)[0])
+    width = {"hidden_size": costs.standalone_hidden_size} if costs.standalone_hidden_size else {}
     return {
         "layers": layers,
+        **width,
         "token_ms": round(costs.standalone[layers][1], 3),
         "of_a_plain_step": round(costs.standalone[layers][1] / plain, 4),
         "needed_acceptance": None if needed is None else round(needed, 3),
@@ -265,7 +270,9 @@ def _of_standalone(rows: Sequence[dict[str, Any]]) -> str:
         else f"{row['layers']} layers cannot pay"
         for row in rows
     ]
-    return f"Standalone drafts cut from this base: {', '.join(parts)}."
+    width = rows[0].get("hidden_size")
+    named = f"Standalone drafts of hidden size {width}" if width else "Standalone drafts cut from this base"
+    return f"{named}: {', '.join(parts)}."
 
 
 def space_of(draft: Any) -> TuningSpace | None:

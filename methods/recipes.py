@@ -67,9 +67,14 @@ def load_recipe(name: str) -> dict[str, Any]:
     return {"method": recipe.method, **recipe.settings}
 
 
+def is_built_in(name: str) -> bool:
+    """Whether `name` is one of the recipes that come with the workbench, not a file of the user's."""
+    return bool(name) and (FOLDER / f"{name}.yaml").is_file()
+
+
 def config_for(method: str, recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
     """What a stored request asks for: the built-in recipe's settings, if it names one, changed by `settings`."""
-    start = load_recipe(recipe) if recipe and (FOLDER / f"{recipe}.yaml").is_file() else {}
+    start = load_recipe(recipe) if is_built_in(recipe) else {}
     if start and start["method"] != method:
         raise BadInput(f"Recipe {recipe!r} is for {start['method']}, not for {method}.")
     return train_config(**{**start, **settings, "method": method})

@@ -3,7 +3,7 @@ network, trainer and drafter are. No torch: classes are named as `module:Name` a
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class Method:
     """(hidden size and vocabulary of the base, settings) → what the draft costs."""
     shares_hidden_size: bool = True
     """Whether the draft is as wide as its base: false for a model that shares only the tokens."""
+    check: Callable[[Mapping[str, Any], Any], None] | None = None
+    """(a base's card, settings): raises BadInput where the two do not fit together."""
 
     def load(self, part: str) -> Any:
         """The class or module that `network`, `trainer` or `drafter` names."""

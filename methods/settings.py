@@ -41,6 +41,14 @@ def check_store_name(name: str) -> None:
         raise BadInput("hidden_states_store: expected a name of letters, digits, dots and dashes.")
 
 
+def too_long(longest: int, got: int) -> BadInput:
+    """The error for a `max_length` of `got` tokens on a base of `longest` positions."""
+    return BadInput(
+        f"max_length: this base takes at most {longest} tokens, got {got}.",
+        f"Set max_length to {longest} or less; longer conversations are cut there, and counted.",
+    )
+
+
 class TrainConfig(BaseModel):
     """One training run of one method. `methods.train_config` makes one and says in a sentence what is wrong."""
 

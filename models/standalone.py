@@ -1,8 +1,9 @@
 """A standalone draft: a whole small language model with the base's vocabulary.
 
-Made from the base by keeping its width and dropping layers (Yan et al. 2024, *Decoding Speculative Decoding*: wide and
-shallow drafts are worth more than deep ones), or any given small model. Its checkpoint folder is at the same time a
-Hugging Face folder: `config.json` is the model's own with Speculoos' keys added.
+Made from the base by dropping layers and, where asked, pruning its width (Yan et al. 2024, *Decoding Speculative
+Decoding*: wide and shallow drafts are worth more than deep ones); of its sizes with random weights; or any given small
+model. Its checkpoint folder is at the same time a Hugging Face folder: `config.json` is the model's own with Speculoos'
+keys added.
 """
 
 import copy
@@ -12,10 +13,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from methods.standalone import Shape
 from models.base import Base, find_layers, load_base
 from models.checkpoints import OWN_KEYS
 from models.foreign import cleaned
 from models.frame import Frame, shallow_config
+from models.pruning import pruned
 from speculoos.errors import BadInput, Unsupported
 
 
@@ -30,22 +33,32 @@ class StandaloneDraft(nn.Module):
         self._as_base: Base | None = None
 
     @classmethod
-    def from_base(cls, base: Base, num_layers: int) -> "StandaloneDraft":
-        """The base with `num_layers` of its layers, evenly spread, first and last kept; embeddings and head copied."""
+    def from_base(
+        cls, base: Base, num_layers: int, shape: Shape | None = None, random: bool = False
+    ) -> "StandaloneDraft":
+        """The base with `num_layers` of its layers, evenly spread, first and last kept; embeddings and head copied.
+
+        `shape` prunes its width too (`models.pruning`). `random`: nothing is copied, all weights are drawn anew.
+        """
         from transformers import AutoModelForCausalLM
 
-        if isinstance(base, Frame):
+        if isinstance(base, Frame) and not random:
             raise Unsupported(
                 "hidden_states: a standalone draft starts as some of the base's own layers, which run elsewhere; "
-                "give draft_path, or leave hidden_states empty."
+                "give draft_path or set draft_init to random, or leave hidden_states empty."
             )
         layers = spread(base.num_layers, num_layers)
         config = shallow_config(base.config, layers)
+        narrow = shape is not None and replace(shape, layers=base.num_layers) != base_shape(base)
+        if narrow:
+            _resize(config.get_text_config(), shape, base)
         try:
             model = AutoModelForCausalLM.from_config(config, dtype=base.dtype)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Unsupported(f"{base.path}: no shallower copy of this model can be made ({error}).") from None
-        model.load_state_dict(_layer_weights(base.model, layers), strict=False)
+            raise Unsupported(f"{base.path}: no smaller copy of this model can be made ({error}).") from None
+        if not random:
+            state = _layer_weights(base.model, layers)
+            model.load_state_dict(_pruned(state, model, base, shape) if narrow else state, strict=False)
         model.generation_config = copy.deepcopy(base.model.generation_config)
         return cls(model.to(base.device))
 
@@ -96,6 +109,14 @@ class StandaloneDraft(nn.Module):
         return self.model(*args, **kwargs)
 
 
+def base_shape(base: Base) -> Shape:
+    """The base's own sizes."""
+    text = base.config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    return Shape(base.num_layers, base.hidden_size, getattr(text, "intermediate_size", 0) or 0, heads, kv_heads)
+
+
 def spread(total: int, count: int) -> list[int]:
     """`count` of `total` layers, evenly spread, ends included: spread(30, 4) = [0, 10, 19, 29]."""
     if not 1 <= count <= total:
@@ -128,3 +149,42 @@ def _layer_weights(model: Any, sources: list[int]) -> dict[str, Tensor]:
             name = f"{prefix}{number[int(old)]}.{rest}"
         state[name] = value.clone()
     return state
+
+
+def _head_size(base: Base) -> int:
+    text = base.config.get_text_config()
+    return getattr(text, "head_dim", None) or base.hidden_size // text.num_attention_heads
+
+
+def _resize(text: Any, shape: Shape, base: Base) -> None:
+    """Write the sizes into a config of transformers; heads keep the base's size. Raises Unsupported for a family that
+    cannot have one of them."""
+    own, size = base_shape(base), _head_size(base)
+    sizes = {
+        "hidden_size": (shape.hidden_size, own.hidden_size),
+        "intermediate_size": (shape.intermediate_size, own.intermediate_size),
+        "num_attention_heads": (shape.heads, own.heads),
+        "num_key_value_heads": (shape.kv_heads, own.kv_heads),
+    }
+    for name, (value, before) in sizes.items():
+        if hasattr(text, name):
+            setattr(text, name, value)
+        elif value not in (before, shape.heads):  # a family without groups has as many key-value heads as heads
+            raise Unsupported(f"{base.path}: models of the family {text.model_type} have no {name} to choose.")
+    if getattr(text, "head_dim", None) or shape.heads * size != shape.hidden_size:
+        text.head_dim = size
+
+
+def _pruned(state: dict[str, Tensor], model: Any, base: Base, shape: Shape) -> dict[str, Tensor]:
+    """The base's weights cut to the size of `model`. Raises Unsupported for layers of other parts than Llama's."""
+    try:
+        found = pruned(state, base_shape(base), shape, _head_size(base))
+        fits = all(value.shape == found[name].shape for name, value in model.state_dict().items())
+    except (KeyError, IndexError, RuntimeError):
+        fits = False
+    if not fits:
+        raise Unsupported(
+            f"{base.path}: models of the family {base.config.model_type} cannot be pruned by width.",
+            "Set draft_init to random, or leave the base's width.",
+        )
+    return found

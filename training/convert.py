@@ -19,8 +19,8 @@ from decoding.generate import GenerateConfig, generate
 from decoding.stats import Summary, summarize
 from decoding.target import Target
 from decoding.text import TextStream
-from methods import train_config
-from methods.settings import TrainConfig
+from methods import SETTINGS, train_config
+from methods.settings import TrainConfig, too_long
 from models import identity
 from models.base import Base, load_base, native_dtype, pick_device
 from models.chat import render
@@ -55,12 +55,17 @@ class Keys(NamedTuple):
     unexpected_keys: list[str]
 
 
-def conversations_from(rows: Iterable[Mapping[str, Any]], base: Base, max_length: int = 2048) -> list[Conversation]:
-    """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations. Raises BadInput for a bad one."""
+def conversations_from(
+    rows: Iterable[Mapping[str, Any]], base: Base, max_length: int | None = None
+) -> list[Conversation]:
+    """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations, cut to `max_length` tokens: 2048
+    by default, or fewer where the base takes fewer. Raises BadInput for a bad row, or a length the base does not take.
+    """
+    if max_length is not None and max_length > base.max_length:
+        raise too_long(base.max_length, max_length)
+    longest = max_length or min(SETTINGS["max_length"].default, base.max_length)
     report = DataReport()
-    conversations = (
-        keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), max_length, report) for row in rows
-    )
+    conversations = (keep(row, mask_conversation(row, base.tokenizer, base.eos_ids), longest, report) for row in rows)
     return [conversation for conversation in conversations if conversation]
 
 

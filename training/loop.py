@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from methods.settings import TrainConfig
+from methods.settings import TrainConfig, too_long
 from models.base import load_base, native_dtype, pick_device
 from models.checkpoints import read_config, save_draft, verify_sums
 from models.damage import NO_SUMS, Known, check_base
@@ -26,7 +26,7 @@ from models.frame import Frame, load_frame
 from models.identity import tokenizer_sha256, weights_sha256
 from runtime.precision import quick_products
 from runtime.weights import pack_known
-from speculoos.errors import BadInput, Cancelled, SpeculoosError
+from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, Silent
 from speculoos.sums import Sums
 from training.acceptance import Acceptance, measure
@@ -119,6 +119,7 @@ class Trainer:
         load = load_frame if config.hidden_states else load_base
         self.base = base = load(base_path, dtype=native_dtype(config.base_dtype, device), device=str(device))
         self.info = {**info, "base_sha256": info.get("base_sha256") or weights_sha256(base_path)}
+        self.config = config = self._fitted(config, base)
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
         self.watch = Watch(reporter, config.hidden_states)
@@ -398,12 +399,15 @@ class Trainer:
     def _expected_steps(self) -> int:
         return max(self.step, round(self.step / max(self._progress(), 1e-9)))
 
+    def _fitted(self, config: TrainConfig, base: Any) -> TrainConfig:
+        """The settings with a default `max_length` cut to the base's. Raises BadInput for one that was chosen."""
+        if config.max_length <= base.max_length:
+            return config
+        if "max_length" in config.model_fields_set:
+            raise too_long(base.max_length, config.max_length)
+        return config.model_copy(update={"max_length": base.max_length})
+
     def _read_data(self, base: Any, base_path: Any, dataset_path: Any) -> tuple[list, list, DataReport]:
-        if self.config.max_length > base.max_length:
-            raise BadInput(
-                f"max_length: this base takes at most {base.max_length} tokens, got {self.config.max_length}.",
-                f"Set max_length to {base.max_length} or less; longer conversations are cut there, and counted.",
-            )
         with self.accelerator.main_process_first():  # it makes the tokens that are not kept yet, the others read them
             conversations, report = load_sets(
                 [dataset_path] if isinstance(dataset_path, str | Path) else dataset_path,

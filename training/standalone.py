@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from methods.settings import TrainConfig
+from methods.standalone import shape_of
 from models.families import logit_rule
 from models.logits import Head
-from models.standalone import StandaloneDraft
+from models.standalone import StandaloneDraft, base_shape
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
@@ -100,7 +101,8 @@ class StandaloneMethod(nn.Module):
 def make_draft(config: TrainConfig, base: Any) -> StandaloneDraft:
     if config.draft_path:
         return StandaloneDraft.from_folder(config.draft_path, base)
-    return StandaloneDraft.from_base(base, config.draft_num_layers)
+    shape = shape_of(config, base_shape(base))
+    return StandaloneDraft.from_base(base, config.draft_num_layers, shape, config.draft_init == "random")
 
 
 def _places(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
+from app.forms import whole
 from app.links import leads
 from app.views import choices, plan_view
 from app.views.asking import command_of, started
@@ -30,6 +31,7 @@ LEAD = (
 )
 NO_DRAFT = ("None: standalone drafts that could be cut from it", "")
 FIGURES = "JSON that `speculoos plan --keep FILE` wrote on the other machine. Empty: measured here."
+WIDTH = "Hidden size of standalone drafts"
 LONGEST = 200_000
 PLANS = Listing("plans", Job, "plan", plan_view.plans_table, plan_view.signature)
 
@@ -46,6 +48,7 @@ class PlanForm:
             with gr.Row():
                 self.batches = one_line("Sequences at once", "plans-batches", value="1, 2, 4, 8, 16")
                 self.layers = one_line("Layers of standalone drafts", "plans-layers", value="2, 4, 8")
+                self.width = one_line(WIDTH, "plans-width", placeholder="the base's")
             self.figures = gr.Textbox(
                 label="Figures of another machine", info=FIGURES, lines=3, max_lines=8, elem_id="plans-figures"
             )
@@ -54,14 +57,14 @@ class PlanForm:
         with gr.Row(elem_classes="sp-buttons"):
             self.start = gr.Button("Plan", variant="primary", elem_id="plans-submit", **SMALL)
         self.target = hidden("plans-target")
-        self.values = [self.base, self.draft, self.batches, self.layers, self.figures]
+        self.values = [self.base, self.draft, self.batches, self.layers, self.figures, self.width]
         self._wire()
 
     def _wire(self) -> None:
         on_load(self.open_address, [self.base, self.draft, self.review])
         again = (self.review_now, self.values, self.review)
         self.base.input(self.choose_base, self.base, self.draft, **QUIET).then(*again, **QUIET)
-        on_typing((self.draft, self.batches, self.layers, self.figures), *again)
+        on_typing((self.draft, self.batches, self.layers, self.figures, self.width), *again)
         leads(self.start.click, self.submit, self.values, self.said, self.target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
@@ -103,7 +106,7 @@ def draft_choices(session: Session, base_id: str) -> list[tuple[str, str]]:
     return [*((row.name, row.id) for row in rows), NO_DRAFT]
 
 
-def plan_request(base: str, draft: str, batches: str, layers: str, figures: str) -> Plan:
+def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> Plan:
     """What the form asks for. Raises BadInput with the control's name."""
     if not base:
         raise BadInput("Base model: there is none yet; add one on the Models page.")
@@ -113,6 +116,7 @@ def plan_request(base: str, draft: str, batches: str, layers: str, figures: str)
         batches=parse_counts("Sequences at once", batches or "", MOST_BATCH),
         layers=parse_counts("Layers of standalone drafts", layers or "", MOST_LAYERS),
         costs=figures_of(figures),
+        draft_hidden_size=whole(WIDTH, width, low=1, high=10**6, default=0),
     )
 
 

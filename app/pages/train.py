@@ -26,7 +26,7 @@ from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Experiment, Job
-from workers.ask.checks import require_method
+from workers.ask.checks import require_method, require_settings
 from workers.ask.command_line import command_for
 from workers.ask.estimates import estimate
 from workers.ask.requests import Train
@@ -288,11 +288,12 @@ def missing(bases: list[Any], sets: list[Any]) -> str:
 
 
 def check(session: Session, request: Train) -> None:
-    """Raises Unsupported when this base cannot carry such a draft."""
+    """Raises Unsupported when this base cannot carry such a draft, BadInput for settings that do not fit it."""
     base = session.get(Base, request.base_id)
     if base is None:
         raise BadInput("Base: this model is gone; choose another.")
     require_method(base, request.method)
+    require_settings(base, forms.config_of(request), request.settings)
 
 
 def warnings(session: Session, request: Train) -> list[str]:

@@ -122,9 +122,8 @@ def standalone_table(job: Job) -> str:
     if not rows:
         return ""
     columns = ["Layers kept", "A token", "Must be accepted", *(f"at {share}" for share in rows[0]["speedups"])]
-    words = (
-        "Standalone drafts cut from this base, width kept: the share of drafted tokens that must hold to break even, "
-    )
+    width = f"of hidden size {rows[0]['hidden_size']}" if "hidden_size" in rows[0] else "cut from this base, width kept"
+    words = f"Standalone drafts {width}: the share of drafted tokens that must hold to break even, "
     words += "and the speed at which shares."
     lead = tag("p", safe(words), class_="sp-hint")
     return lead + table(columns, [_cut(row) for row in rows], "Standalone drafts", named=columns[1:])

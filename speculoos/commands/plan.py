@@ -23,6 +23,9 @@ def plan(
     max_tokens: Annotated[int, typer.Option(min=8, help="Most new tokens of an answer.")] = 48,
     batches: Annotated[str, typer.Option(help="Sequences at once to plan for, such as 1,4,16.")] = "1,2,4,8,16",
     layers: Annotated[str, typer.Option(help="Layers of standalone drafts to consider.")] = "2,4,8",
+    draft_hidden_size: Annotated[
+        int, typer.Option(min=0, help="Hidden size of standalone drafts; 0 for the base's.")
+    ] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Times each cost is measured.")] = 5,
     keep: Annotated[Path | None, typer.Option(help="File for the measured figures, to plan with elsewhere.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
@@ -40,7 +43,7 @@ def plan(
     from evaluation.planner import Choices, predicted
     from speculoos.files import write_json
 
-    choices = Choices(tuple(asked[0]), tuple(asked[1]), rounds, max_tokens)
+    choices = Choices(tuple(asked[0]), tuple(asked[1]), rounds, max_tokens, draft_hidden_size)
     costs = read_costs(machine) if machine else None
     curves = read_curves(acceptance) if acceptance else None
     if costs and (curves or "@" not in model):
@@ -124,7 +127,13 @@ def _row(shape: dict[str, Any], batches: list[str]) -> tuple[Any, ...]:
 
 
 def _standalone(rows: list[dict[str, Any]]) -> str:
-    heads = ("standalone layers", "ms a token", "must be accepted", *(f"at {s}" for s in rows[0]["speedups"]))
+    width = rows[0].get("hidden_size")
+    heads = (
+        f"layers of hidden size {width}" if width else "standalone layers",
+        "ms a token",
+        "must be accepted",
+        *(f"at {s}" for s in rows[0]["speedups"]),
+    )
     cells = []
     for row in rows:
         needed = "cannot pay" if row["needed_acceptance"] is None else f"{row['needed_acceptance']:.0%}"

@@ -95,7 +95,7 @@ def train(
 
 def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
     """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
-    from methods.recipes import load_recipe
+    from methods.recipes import is_built_in, load_recipe
     from workers.ask.requests import Train
 
     if what not in METHODS:
@@ -107,7 +107,8 @@ def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], c
         raise BadInput(
             f"--set {foreign[0]}: {config.method} has no such setting; see `speculoos train {config.method} --help`."
         )
-    values = {key: value for key, value in config.to_json().items() if key in chosen and key != "method"}
+    kept = changes if is_built_in(recipe) else chosen  # the job reads a built-in recipe again
+    values = {key: value for key, value in config.to_json().items() if key in kept and key != "method"}
     first, *more = dataset_ids
     data = {"dataset_id": first, "more_dataset_ids": more}
     return Train(method=config.method, base_id=base_id, settings=values, recipe=recipe, **data)

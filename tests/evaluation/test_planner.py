@@ -19,6 +19,7 @@ from evaluation.planner import Choices, plan, prompts_of, standalone, surface
 from evaluation.questions import built_in
 from evaluation.shapes import Curves, Shape, curves_of_shares, curves_of_trace, expected_chain
 from models.base import load_base
+from speculoos.commands.plan import words
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import Silent
 from tests.evaluation.test_replay import draft_for
@@ -193,6 +194,23 @@ def test_measuring_leaves_the_text_as_it_was(tiny_base):
     assert set(costs.target) == {1, 2} and set(costs.target[2]) == {1, 3} and set(costs.standalone[1]) == {1, 2}
     many = Many(base, list(range(20)), 2, 3)
     assert many.milliseconds(2, 3) > 0 and many.cache.lengths == [20, 20]
+
+
+def test_standalone_drafts_of_another_width_are_timed_at_that_width(tiny_base):
+    target = fast_target(load_base(tiny_base), 128)
+    sizes = {"batches": (1, 2), "layers": (1, 2), "rows": (1, 2)}
+    meter = Meter(target, list(range(20)), **sizes, hidden_size=16)
+    narrow = meter.cuts[2][0].base
+    assert (narrow.hidden_size, narrow.num_layers, narrow.vocab_size) == (16, 2, target.base.vocab_size)
+    meter.round()
+    costs = meter.costs()
+    assert set(costs.standalone) == {1, 2} and Costs.from_json(costs.to_json()).standalone_hidden_size == 16
+    made = surface(costs, None)
+    assert [(row["layers"], row["hidden_size"]) for row in made["standalone"]] == [(1, 16), (2, 16)]
+    assert "Standalone drafts of hidden size 16" in made["verdict"]
+    assert "layers of hidden size 16" in words(made)
+    with pytest.raises(BadInput, match="draft_hidden_size: 17 is no multiple"):
+        Meter(target, list(range(20)), **sizes, hidden_size=17)
 
 
 def test_a_batch_computes_what_each_sequence_alone_does(tiny_base):

@@ -21,6 +21,7 @@ EVERY = (
         "medusa-shared",
         "medusa-small",
         "draft",
+        "draft-narrow",
     ),
 )
 """Those of training, and of published drafts with what only these have."""
@@ -58,6 +59,7 @@ def narrow(base, ids):
 
 def draft_of(name: str, base):
     """A draft of the kind, every weight random."""
+    from methods.standalone import Shape
     from models.eagle import EagleDraft
     from models.eagle3 import Eagle3Draft
     from models.medusa import MedusaConfig, MedusaHeads
@@ -96,8 +98,9 @@ def draft_of(name: str, base):
         "medusa-small": lambda: medusa(2, 1, True, rows=40, draft_ids=torch.arange(0, 80, 2)),
         "medusa-bare": lambda: medusa(2, 0),
         "draft": lambda: StandaloneDraft.from_base(base, 7),
+        "draft-narrow": lambda: StandaloneDraft.from_base(base, 8, Shape(8, 24, 40, 2, 1)),
     }[name]()
-    if name != "draft":  # this one must have tokens accepted
+    if not name.startswith("draft"):  # these must have tokens accepted
         for parameter in made.parameters():
             low, high = (0.5, 1.5) if parameter.dim() == 1 else (-0.3, 0.3)
             torch.nn.init.uniform_(parameter, low, high)

@@ -35,6 +35,7 @@ TAKES = {
     "medusa-shared": {"vllm", "trtllm", "medusa"},
     "medusa-small": {"vllm"},
     "draft": {"huggingface"},
+    "draft-narrow": {"huggingface"},
 }
 """Beside `own`, which takes all."""
 CONVERT = "python TensorRT-LLM/examples/models/core/llama/convert_checkpoint.py"

@@ -68,13 +68,14 @@ def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(services_ho
 
 
 def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settings, tiny_base: Path) -> None:
-    add_answers(services_home, add_base(services_home, tiny_base), length=4)
-    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--set", "max_length=100000", "--json"]
+    data_id = add_answers(services_home, add_base(services_home, tiny_base), length=4)
+    (services_home.home / "datasets" / data_id / "dataset.json").write_text('{"kind": "conversations", "rows": 41}')
+    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--json"]
     made = subprocess.run([*COMMAND_LINE, *words], capture_output=True, text=True, timeout=240)
     assert made.returncode == 1
     error = json.loads(made.stdout.strip().splitlines()[-1])["error"]
-    assert "failed" in error["message"] and error["code"] == "bad_input"
-    assert error["hint"].startswith("Set max_length to 512 or less")
+    assert "failed" in error["message"] and error["code"] == "damaged"
+    assert error["hint"].startswith("Make the data set again")
     assert "Traceback" not in made.stderr
     lines, _ = speculoos("jobs", "log", "Train medusa-answers")
     assert isinstance(lines, list)

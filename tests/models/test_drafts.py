@@ -7,6 +7,8 @@ from functools import cache
 import pytest
 import torch
 
+from methods import train_config
+from methods.standalone import Shape, shape_of
 from models.base import load_base
 from models.checkpoints import (
     amend,
@@ -19,7 +21,7 @@ from models.checkpoints import (
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
-from models.standalone import StandaloneDraft, spread
+from models.standalone import StandaloneDraft, base_shape, spread
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.sums import Sums, file_sha256
@@ -242,3 +244,61 @@ def test_a_standalone_draft_with_every_layer_is_the_base(base, tmp_path):
     assert spread(30, 4) == [0, 10, 19, 29]
     with pytest.raises(BadInput, match="draft_num_layers"):
         StandaloneDraft.from_base(base, 99)
+
+
+@torch.no_grad()
+def test_pruning_by_width_keeps_what_matters(tmp_path):
+    """Of an MLP half of whose neurons write nothing, and of heads of which half do, nothing is lost."""
+    base = load_base(make_tiny_base(tmp_path / "base"))
+    whole, ids = base_shape(base), torch.arange(10)[None]
+    for layer in base.layers:
+        layer.mlp.down_proj.weight[:, ::2] = 0
+        layer.self_attn.o_proj.weight[:, :16] = 0  # the first key-value head with its two heads
+    config = train_config("draft", draft_intermediate_size=32, draft_num_heads=2, draft_num_kv_heads=1)
+    shape = shape_of(config, whole)
+    draft = StandaloneDraft.from_base(base, 4, shape)
+    assert shape == Shape(4, 32, 32, 2, 1) and draft.model.num_parameters() < 0.7 * base.model.num_parameters()
+    torch.testing.assert_close(draft(ids).logits, base.model(ids).logits)
+    with pytest.raises(Unsupported, match="family phi cannot be pruned by width"):
+        StandaloneDraft.from_base(load_base(make_tiny_base(tmp_path / "phi", "phi")), 4, shape)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("random", [False, True])
+def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
+    from transformers import AutoModelForCausalLM
+
+    shape = shape_of(train_config("draft", draft_num_layers=2, draft_hidden_size=16), base_shape(base))
+    assert shape == Shape(2, 16, 32, 2, 1), "all in proportion"
+    draft, ids = StandaloneDraft.from_base(base, 2, shape, random), torch.arange(10)[None]
+    kept = [any(torch.equal(base.lm_head.weight[:, i], row) for i in range(32)) for row in draft.model.lm_head.weight.T]
+    assert all(kept) is not random and any(kept) is not random
+    folder = save_draft(tmp_path / "narrow", draft, {})
+    small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert small.config.hidden_size == 16 and torch.equal(small(ids).logits, draft(ids).logits)
+    assert torch.equal(load_draft(folder, base)(ids).logits, draft(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"draft_hidden_size": 48}, "draft_hidden_size: pruning this base gives at most 32, got 48"),
+        (
+            {"draft_hidden_size": 30, "draft_num_heads": 4},
+            "draft_hidden_size: 30 is no multiple of the 4 attention heads",
+        ),
+        ({"draft_hidden_size": 17}, "draft_hidden_size: 17 is no multiple of the 2 attention heads"),
+        ({"draft_intermediate_size": 65}, "draft_intermediate_size: pruning this base gives at most 64"),
+        ({"draft_num_heads": 4, "draft_num_kv_heads": 3}, "draft_num_heads: 4 heads cannot share 3 key-value heads"),
+        ({"draft_num_heads": 4, "draft_num_kv_heads": 1}, "draft_num_heads: pruning this base gives at most 2, got 4"),
+        ({"draft_num_layers": 5}, "draft_num_layers: expected 1 to 4 for this base, got 5"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(settings, words):
+    with pytest.raises(BadInput, match=words):
+        shape_of(train_config("draft", **settings), Shape(4, 32, 64, 4, 2))
+
+
+def test_random_weights_may_be_wider_than_the_base():
+    wide = train_config("draft", draft_hidden_size=64, draft_init="random")
+    assert shape_of(wide, Shape(4, 32, 64, 4, 2)) == Shape(4, 64, 128, 8, 4)

@@ -19,7 +19,7 @@ from models.tiny import make_tiny_base
 from runtime.linear import packing_works
 from runtime.weights import pack_known
 from speculoos.errors import BadInput, NotFound, Unsupported
-from training.convert import TrainableDraft, collate_rows, convert
+from training.convert import TrainableDraft, collate_rows, conversations_from, convert
 
 LIBRARY = Path(__file__).resolve().parents[2] / "docs" / "library.md"
 
@@ -45,6 +45,13 @@ def test_a_batch_on_another_device_than_the_base_is_one_sentence(base, conversat
     with pytest.raises(BadInput, match="load the base on the device that trains"):
         heads(**batch)
     assert not any(name.startswith("_base") for name in heads.state_dict())
+
+
+def test_rows_are_cut_to_the_base_where_no_length_is_given(base):
+    row = {"messages": [], "token_ids": [5] * 600, "loss_spans": [[10, 600]]}
+    assert [len(c) for c in conversations_from([row], base)] == [512]
+    with pytest.raises(BadInput, match="max_length: this base takes at most 512 tokens, got 600"):
+        conversations_from([row], base, 600)
 
 
 @pytest.mark.parametrize("method", ["medusa", "draft"])

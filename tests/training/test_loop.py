@@ -13,6 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from decoding.config import GenerateConfig
+from decoding.drafters import make_drafter
+from decoding.generate import generate
+from decoding.target import Target
 from methods import train_config
 from models.base import load_base
 from models.checkpoints import load_draft, read_config, verify_sums
@@ -392,6 +396,35 @@ def test_what_the_base_cannot_take_is_refused_before_training(tiny_base, dataset
         train(config("eagle3", draft_vocab_size=10**6), tiny_base, dataset, tmp_path / "out")
     with pytest.raises(BadInput, match="aux_layers"):
         train(config("eagle3", aux_layers=(1, 99)), tiny_base, dataset, tmp_path / "out")
+
+
+@pytest.mark.parametrize("init", ["pruned", "random"])
+def test_a_draft_of_another_width_learns_and_drafts_exactly(init, tiny_base, dataset, tmp_path):
+    notes = Notebook()
+    sizes = {"draft_init": init, "draft_hidden_size": 16, "draft_intermediate_size": 24, "draft_loss": "ce"}
+    settings = config("draft", **sizes, max_steps=16, lr=2e-2, eval_every=0)
+    result = train(settings, tiny_base, dataset, tmp_path / "out", reporter=notes)
+    losses = list(notes.curve().values())
+    assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+    base = load_base(tiny_base)
+    draft = load_draft(result.folder, base)
+    assert draft.model.config.hidden_size == 16 and draft.model.config.intermediate_size == 24
+    plain, drafted = ([token.id for step in steps_of(base, made) for token in step.tokens] for made in (None, draft))
+    assert plain == drafted
+
+
+def steps_of(base, draft):
+    target = Target(base, 96)
+    drafter = make_drafter(target, draft, {"depth": 3} if draft else {})
+    return list(generate(target, drafter, list(range(20, 40)), GenerateConfig(max_tokens=24)))
+
+
+def test_a_length_nobody_chose_is_cut_to_the_base(tiny_base, dataset, tmp_path):
+    chosen = {name: value for name, value in SHORT.items() if name != "max_length"}
+    default = train_config("medusa", **{**chosen, "max_steps": 1, "eval_every": 0})
+    assert default.max_length == 2048
+    result = train(default, tiny_base, dataset, tmp_path / "out")
+    assert read_config(result.folder)["training"]["settings"]["max_length"] == 512
 
 
 def test_a_base_that_drafts_cannot_be_made_for_is_refused_by_name(dataset, tmp_path, monkeypatch):

@@ -185,7 +185,10 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
     ("request_", "read"),
     [
         (Tune("b1", "c1", "d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
-        (Plan("b1", "c1", dataset_id="d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
+        (
+            Plan("b1", "c1", dataset_id="d1", draft_hidden_size=192),
+            {"model": "--help@-my-heads", "questions": "-my prompts", "draft_hidden_size": 192},
+        ),
         (Replay("b1", "c1", dataset_id="d2"), {"file": Path("-answers"), "draft": "--help@-my-heads"}),
         (Export("c1", "vllm-eagle3"), {"checkpoint": "-my-heads", "form": "vllm-eagle3"}),
         (

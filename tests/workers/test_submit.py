@@ -91,6 +91,21 @@ def test_made_up_names_get_a_number_and_given_ones_must_be_free(away: Settings) 
     assert [job.name for job in liked] == ["Import mine", "Import mine-2"]
 
 
+def test_sizes_that_do_not_fit_the_base_are_refused_at_submit(away: Settings, ready: dict[str, str]) -> None:
+    with db.writing(away) as session:
+        card = {"layers": 4, "hidden_size": 32, "heads": 4, "kv_heads": 2, "max_length": 512}
+        session.get_one(Base, ready["tiny"]).card = card
+    for settings, words in (
+        ({"draft_num_layers": 5}, "draft_num_layers: expected 1 to 4 for this base, got 5"),
+        ({"draft_hidden_size": 64}, "draft_hidden_size: pruning this base gives at most 32, got 64"),
+        ({"max_length": 513}, "max_length: this base takes at most 512 tokens, got 513"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            submit(Train("draft", ready["tiny"], ready["answers"], settings), settings=away)
+    given = {"draft_path": "/x", "draft_num_layers": 5}  # a draft that is there keeps its shape
+    assert submit(Train("draft", ready["tiny"], ready["answers"], given), settings=away).state == "QUEUED"
+
+
 def test_every_quickstart_gives_its_checkpoint_a_short_name_of_its_own(away: Settings, ready: dict[str, str]) -> None:
     chains = [submit_quickstart(away, "tiny") for _ in range(2)]
     with db.reading(away) as session:

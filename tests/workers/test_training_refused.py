@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from app.forms import config_of
+from app.pages.train import check
 from app.views.job_panel import head
 from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local
 from corpus.importing import import_prompts
 from models.base import load_base
+from models.checkpoints import read_config
 from models.tiny import make_tiny_base, tiny_tokenizer
+from speculoos.commands.train import make_request
 from speculoos.errors import BadInput
 from speculoos.reporting import Silent
 from speculoos.settings import Settings, load
@@ -90,12 +94,27 @@ def test_data_and_bases_that_are_damaged(workbench: Bench, tiny_base: Path, tmp_
 
 
 def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) -> None:
-    base_id = add_base(workbench.settings, tiny_base, "short")
-    job = train(workbench.settings, base_id, add_answers(workbench.settings, base_id, "long"), max_length=4096)
-    assert shown(workbench, job) == (
-        "max_length: this base takes at most 512 tokens, got 4096. "
-        "Set max_length to 512 or less; longer conversations are cut there, and counted."
-    )
+    """A length that somebody typed is refused at submit; one of a recipe, or the default, is cut to the base's."""
+    settings = workbench.settings
+    base_id = add_base(settings, tiny_base, "short")
+    data_id = add_answers(settings, base_id, "long")
+    typed = make_request("medusa-paper", "", base_id, [data_id], {"max_length": 4096})
+    with db.reading(settings) as session:
+        before = session.scalar(select(func.count()).select_from(Checkpoint))
+        for refuse in (lambda: submit(typed, settings=settings), lambda: check(session, typed)):
+            with pytest.raises(BadInput, match="max_length: this base takes at most 512 tokens, got 4096") as error:
+                refuse()
+            assert error.value.hint.startswith("Set max_length to 512 or less")
+        assert session.scalar(select(func.count()).select_from(Checkpoint)) == before
+    few = {name: value for name, value in SETTINGS.items() if name != "max_length"}
+    few |= {"batch_tokens": 256, "medusa_num_heads": 1}
+    request = make_request("medusa-paper", "", base_id, [data_id], few)
+    assert config_of(request).max_length == 2048 and "max_length" not in request.settings
+    job = submit(request, settings=settings)
+    workbench.wait(job.id, "SUCCEEDED")
+    with db.reading(settings) as session:
+        found = session.get_one(Checkpoint, job.request["checkpoint_id"])
+        assert read_config(Path(found.path))["training"]["settings"]["max_length"] == 512
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """What is checked before a job is made, and once more when it begins."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from methods import METHODS
+from methods.settings import TrainConfig, too_long
 from speculoos.errors import BadInput, Unsupported
 from tracking.tables import Base, Dataset
 from workers.ask.requests import GenerateData
@@ -49,3 +52,24 @@ def require_template(base: Base, request: GenerateData) -> None:
             f"“{base.name}” has no chat template, so it cannot take a system prompt.",
             "Leave the system prompt out, or choose an instruct model.",
         )
+
+
+def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> TrainConfig:
+    """The settings with `max_length` cut to the base's positions where it is a default or a recipe's.
+
+    Raises BadInput when `typed`, the settings that somebody chose, has a longer one. Does nothing for a base whose
+    card does not say how many positions it has; the training checks the loaded base.
+    """
+    longest = (base.card or {}).get("max_length")
+    if not longest or config.max_length <= longest:
+        return config
+    if "max_length" in typed:
+        raise too_long(longest, config.max_length)
+    return config.model_copy(update={"max_length": int(longest)})
+
+
+def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) -> None:
+    """Raises BadInput for settings that do not fit the base."""
+    fit_length(config, typed, base)
+    if check := METHODS[config.method].check:
+        check(base.card or {}, config)

@@ -213,7 +213,8 @@ def _plan(request: Plan, named: Callable[[str], str]) -> Words:
     words = ["plan", Given(model), *(["--machine", "FILE"] if request.costs else [])]
     words += _option("questions", named(request.dataset_id))
     numbers = (_option(key, ",".join(map(str, getattr(request, key)))) for key in ("batches", "layers"))
-    return [*words, *_changed(request, "limit", "max_tokens"), *(word for pair in numbers for word in pair)]
+    words += _changed(request, "limit", "max_tokens", "draft_hidden_size")
+    return [*words, *(word for pair in numbers for word in pair)]
 
 
 def _replay(request: Replay, named: Callable[[str], str]) -> Words:

@@ -22,6 +22,7 @@ from speculoos.room import existing
 from tracking.names import WORDS
 from tracking.tables import Base, Checkpoint, Dataset, Job, Table
 from workers.ask import matrix, sizes
+from workers.ask.checks import fit_length
 from workers.ask.pace import Aside, Pace, fixed_seconds, pace
 from workers.ask.requests import (
     Evaluate,
@@ -176,7 +177,7 @@ def _training(session: Session, request: Train) -> _Need:
     at each measurement."""
     base = _found(session, Base, request.base_id)
     sets = [_found(session, Dataset, row_id) for row_id in request.dataset_ids]
-    config = config_for(request.method, request.recipe, request.settings)
+    config = fit_length(config_for(request.method, request.recipe, request.settings), request.settings, base)
     vocabulary = max(sizes.draft_vocabulary(base, data, config) for data in sets)
     draft = _draft_size(base, vocabulary, config)
     counts = [sizes.expected_rows(session, data) for data in sets]

@@ -213,6 +213,7 @@ class Plan(Request):
     batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])
     layers: list[int] = field(default_factory=lambda: [2, 4, 8])
     costs: dict[str, Any] = field(default_factory=dict)
+    draft_hidden_size: int = 0  # width of the standalone drafts; 0: the base's
 
 
 @dataclass(frozen=True)

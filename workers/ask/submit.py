@@ -12,7 +12,7 @@ from tracking.names import WORDS, check_name
 from tracking.states import FINISHED
 from tracking.tables import Base, Dataset, Job
 from workers.ask import matrix
-from workers.ask.checks import require_template, require_tokenizer
+from workers.ask.checks import require_settings, require_template, require_tokenizer
 from workers.ask.deliver import deliver
 from workers.ask.estimates import Estimate, estimate
 from workers.ask.hidden_states import check_server
@@ -153,6 +153,7 @@ def _check_inputs(session: Session, request: Request) -> str | None:
         require_template(session.get_one(Base, request.base_id), request)
     if isinstance(request, Train):
         base = session.get_one(Base, request.base_id)
+        require_settings(base, config_for(request.method, request.recipe, request.settings), request.settings)
         for data in (session.get_one(Dataset, row_id) for row_id in request.dataset_ids):
             if data.state == "ready":
                 require_tokenizer(base, data)

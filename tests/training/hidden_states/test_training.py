@@ -1,5 +1,6 @@
 """Trainings whose base runs in another process: the same losses as with the base here, whatever becomes of it."""
 
+import json
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -76,6 +77,9 @@ def test_a_small_model_of_its_own_learns_from_afar(loss: str, run, served: State
     check_same(here, away)
     with pytest.raises(Unsupported, match="the base's own layers, which run elsewhere; give draft_path"):
         run("copy", away, **there(served), method="draft", draft_num_layers=2)
+    sizes = {"draft_num_layers": 2, "draft_hidden_size": 16, "draft_init": "random", "draft_loss": loss}
+    fresh = run("fresh", Notebook(), **there(served), method="draft", **sizes)
+    assert json.loads((fresh.folder / "config.json").read_text())["hidden_size"] == 16
 
 
 def test_the_training_holds_no_layer_of_the_base(

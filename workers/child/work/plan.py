@@ -15,7 +15,8 @@ def run(request: Plan, context: Context) -> dict[str, Any]:
     costs = Costs.from_json(request.costs, "The figures of the other machine") if request.costs else None
     questions = asked_questions(request, context)
     loaded = load_models(context, request.base_id, request.checkpoint_id)
-    choices = Choices(tuple(request.batches), tuple(request.layers), max_tokens=request.max_tokens)
+    sizes = {"max_tokens": request.max_tokens, "draft_hidden_size": request.draft_hidden_size}
+    choices = Choices(tuple(request.batches), tuple(request.layers), **sizes)
     context.log(f"Planning on {loaded.device} with {len(questions)} questions.")
     found = plan(loaded.base, loaded.draft, questions, context, costs=costs, choices=choices)
     context.log(found["verdict"])

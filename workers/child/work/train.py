@@ -14,7 +14,7 @@ from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.connect import Elsewhere
 from training.loop import TrainResult, train
 from training.resume_points import latest_resume_point, read_facts, whole_resume_point
-from workers.ask.checks import require_method
+from workers.ask.checks import fit_length, require_method
 from workers.ask.hidden_states import find_server, store_folder
 from workers.ask.requests import Train
 from workers.child.context import Context
@@ -33,7 +33,7 @@ def run(request: Train, context: Context) -> dict[str, Any]:
     sets = [context.usable(Dataset, row_id) for row_id in request.dataset_ids]
     require_method(base, request.method)
     settings = {"device": context.settings.device, **request.settings, **given_draft(request, context)}
-    config = config_for(request.method, request.recipe, settings)
+    config = fitted(config_for(request.method, request.recipe, settings), request, base, context)
     elsewhere = Elsewhere(
         find_server(context.settings, config), store_folder(context.settings, config.hidden_states_store)
     )
@@ -63,6 +63,14 @@ def run(request: Train, context: Context) -> dict[str, Any]:
         shutil.rmtree(path, ignore_errors=True)
     drop_states(context, request.checkpoint_id)
     return {"checkpoint_id": request.checkpoint_id, "step": result.step, **result.figures}
+
+
+def fitted(config: TrainConfig, request: Train, base: Base, context: Context) -> TrainConfig:
+    """The settings with a `max_length` that nobody typed cut to the base's; the log says so."""
+    fit = fit_length(config, request.settings, base)
+    if fit is not config:
+        context.log(f"max_length: {fit.max_length} tokens in place of {config.max_length}, as this base takes no more.")
+    return fit
 
 
 def batches_of(config: TrainConfig, resume: Path | None) -> TrainConfig:
