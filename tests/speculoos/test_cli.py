@@ -422,7 +422,7 @@ def test_evaluate_gives_the_fixed_shape_on_a_question_file(
     assert found["mean_accepted_length"] >= 1.0 and 1 <= len(found["acceptance_by_depth"]) <= 3
     assert found["tokens_per_second"] > 0 and found["plain_tokens_per_second"] > 0
     assert set(found["per_category"]) == {"math", "writing"}
-    assert "3/3 questions" in progress
+    assert re.search(r"\b([3-9])/\1 questions", progress), "of one to three passes"
     assert found["shared_with"] == ""
     with db.writing(home) as session:
         assert leases.holder(session, machine.device("cpu", home.home)) == "", "given back"
