@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from serving.catalog import ModelRef
 from serving.engine import Answer, Engine
-from serving.errors import ApiError, as_api_error, body
+from serving.errors import STOPPING, ApiError, as_api_error, body
 from serving.prompts import Prompts
 from serving.protocol import ChatRequest, Completion, CompletionRequest
 from serving.queueing import Ticket
@@ -70,7 +70,7 @@ async def respond(engine: Engine, ref: ModelRef, body: Asked, request: Request) 
 def _unanswered(engine: Engine) -> Response:
     """Nothing was said: the server stops, or nobody is there to hear it."""
     if engine.closing:
-        return ApiError(503, "The inference server is stopping; send this again.", "unavailable").response()
+        return ApiError(503, STOPPING, "unavailable").response()
     return Response(status_code=CLIENT_CLOSED)
 
 

@@ -21,6 +21,7 @@ STATUS: dict[type[SpeculoosError], int] = {
     Conflict: 409,
     Unavailable: 503,
 }
+STOPPING = "The inference server is stopping; send this again."
 UNEXPECTED = "The inference server could not finish this request; its log says why."
 
 

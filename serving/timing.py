@@ -1,9 +1,13 @@
-"""How long each request took, to the last byte of its answer. Pure ASGI; knows neither routes' names nor Prometheus."""
+"""How long each request took, to the last byte of its answer, also where the server stops before. Pure ASGI; knows
+neither routes' names nor Prometheus."""
 
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.errors import STOPPING, ApiError
 
 OTHER = "other"
 """Addresses that are no route of ours: their number has no bound."""
@@ -31,6 +35,9 @@ class RequestTimer:
 
         try:
             await self.app(scope, receive, noting)
+        except CancelledError:  # uvicorn stops; it would answer 500 and log a traceback for every request
+            if status == CLOSED:
+                await ApiError(503, STOPPING, "unavailable").response()(scope, receive, noting)
         finally:
             route = getattr(scope.get("route"), "path", OTHER)
             self._observe(route, status)(time.monotonic() - began)

@@ -1,16 +1,20 @@
 """Connections that send slowly, or headers without end, are closed before anybody is asked for a token."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
 
-from serving import connections
+from serving import connections, main
+from serving.errors import STOPPING
 from serving.main import server_config
+from serving.timing import RequestTimer
 from tests.serving.conftest import until
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\n"
@@ -27,17 +31,24 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": str(length).encode()})
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+@contextmanager
+def running(app: Any) -> Iterator[tuple[uvicorn.Server, int]]:
+    """The app on a port of its own, as the inference server is served."""
     config = server_config(app)
     config.lifespan = "off"
     server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     until(lambda: server.started)
-    yield listening.getsockname()[1]
+    yield server, listening.getsockname()[1]
     server.should_exit = True
     thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with running(app) as (_, port):
+        yield port
 
 
 def closed_after(port: int, data: bytes) -> bytes:
@@ -77,3 +88,19 @@ def test_large_bodies_and_kept_connections_are_served(port: int) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "x"}) as client:
         for size in (0, 10, 5_000_000, 10):
             assert client.post("/x", content=b"x" * size).text == str(size)
+
+
+def test_a_request_under_way_when_the_server_stops_gets_503_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def endless(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        server.should_exit = True
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(main, "STOP_SECONDS", 0)
+    observed: list[str] = []
+    timed = RequestTimer(endless, lambda route, status: lambda seconds: observed.append(status))
+    with running(timed) as (server, port):
+        answer = httpx.get(f"http://127.0.0.1:{port}/", timeout=30)
+    assert answer.status_code == 503 and answer.json()["error"]["message"] == STOPPING
+    assert observed == ["503"] and "Exception in ASGI" not in caplog.text
