@@ -77,7 +77,7 @@ def test_every_command_of_the_page_runs(running: tuple[Bench, int], capfd: pytes
     found = commands()
     assert len(found) > 30
     for command in found:
-        words = shlex.split(command.replace("=32000", "=256"))[1:]
+        words = shlex.split(command.replace("=32000", "=256").replace("=2048", "=16"))[1:]
         if "serve" in words[:2]:
             serve(bench, [*words, "--port", str(features)] if words[0] == "features" else words)
             continue
