@@ -22,7 +22,6 @@ from app.widgets.elements import (
     on_change,
     on_load,
     page_header,
-    row_note,
     section,
     tiles,
 )
@@ -248,7 +247,7 @@ def _best_row(session: Session, checkpoint: Checkpoint, figures: dict[str, Any])
     name = tag("a", safe(checkpoint.name), href=f"/checkpoints?id={checkpoint.id}", class_="sp-row-name")
     chat = tag("a", "Chat", href=model_link("playground", base, checkpoint.name), class_="sp-back")
     speedup = figure(figures.get("speedup"), unit="×")
-    known = row_note(REFERENCE) if figures.get(REFERENCE) else ""
+    known = tag("div", safe(REFERENCE), class_="sp-row-note") if figures.get(REFERENCE) else ""
     accepted = number(figures.get("mean_accepted_length"))
     words = f"for {base}" + (WEAK if accepted is not None and accepted < WEAK_TAU else "")
     note = tag("span", safe(words), class_="sp-row-note")

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.widgets import spreadsheet
-from app.widgets.elements import empty_state, link_button, notice, row_note
+from app.widgets.elements import empty_state, link_button, notice
 from app.widgets.formatting import ago, figure
 from app.widgets.intervals import Bar, interval_chart
 from app.widgets.picker import BY_PLACE, table, ways
@@ -223,7 +223,7 @@ def _row(row: Evaluation, names: Names, view: View) -> list[str]:
     note = tag("span", safe(row.note), class_="sp-row-note") if row.note else ""
     return [
         name + note,
-        safe(row.questions or "–") + (row_note(words) if (words := prompts_words(row)) else ""),
+        safe(row.questions or "–") + tag("div", safe(prompts_words(row)), class_="sp-row-note"),
         safe(f"{row.temperature:g}"),
         safe(row.tree or ("–" if row.source or not row.checkpoint_id else "its own")),
         _figure(row, "speedup", " ×"),
