@@ -16,6 +16,8 @@ from tests.tools.running import wait_for
 from tracking.db import reading, writing
 from tracking.evaluations import columns_of
 from tracking.tables import Checkpoint, Dataset, Evaluation, Job, new_id, now
+from workers.ask.requests import ImportPrompts
+from workers.ask.submit import submit
 
 pytestmark = pytest.mark.browser
 MEASURED = {
@@ -201,8 +203,11 @@ def test_a_failed_import_offers_nothing_to_start(page: Page, workers: Workbench,
     open_page(page, f"{workers.url}/data")
     unfold(page, "Import a file")
     upload(page, file)
+    expect(page.locator("#data-said-import")).to_contain_text("1 of them would be left out")
     page.locator("#data-submit").click()
-    page.wait_for_url("**/data?id=*")
+    expect(page.locator("#data-said-import")).to_contain_text("every row would be left out, so nothing was imported")
+    job = submit(ImportPrompts(path=str(file)), name="nothing", settings=workers.settings)  # commands do not look first
+    open_page(page, f"{workers.url}/data?id={job.request['dataset_id']}")
     head_is(page, "dataset-head", "failed")
     expect(page.locator("#generate")).to_be_hidden()
 

@@ -17,13 +17,14 @@ from tests.browser.services import (
     job_is,
     row_id,
     unfold,
-    upload,
     write_prompts,
 )
 from tests.browser.workbench import SERVICES, Workbench, add_base
 from tracking import queries
 from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Dataset, Job, new_id
+from workers.ask.requests import ImportPrompts
+from workers.ask.submit import submit
 
 pytestmark = pytest.mark.browser
 
@@ -130,7 +131,7 @@ def test_a_running_job_survives_a_reload_is_cancelled_resumed_and_deleted(page: 
 
     unfold(page, "Name, note, delete")
     page.locator("#job-delete").click()
-    expect(page.locator("#job-question")).to_contain_text("long heads")
+    expect(page.locator("#job-question")).to_contain_text("Nothing depends on this job")
     page.locator("#job-really").click()
     expect(page.locator("#jobs-listing")).to_be_visible()
     expect(page).to_have_url(f"{bench.url}/jobs")
@@ -213,11 +214,8 @@ def test_a_list_is_walked_with_the_keyboard_and_the_browsers_back_button(page: P
 def test_a_failed_job_says_in_a_sentence_what_was_wrong(page: Page, bench: Workbench, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.jsonl"
     nothing.write_text("{broken\n")
-    page.goto(f"{bench.url}/data")
-    unfold(page, "Import a file")
-    upload(page, nothing)
-    page.locator("#data-submit").click()
-    page.wait_for_url("**/data?id=*")
+    job = submit(ImportPrompts(path=str(nothing)), name="nothing", settings=bench.settings)
+    page.goto(f"{bench.url}/data?id={job.request['dataset_id']}")
     head_is(page, "dataset-head", "failed")
     alert = page.locator("#dataset-head [role=alert]")
     expect(alert).to_be_visible()
