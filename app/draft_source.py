@@ -2,7 +2,6 @@
 for the folder that uploads are gathered in."""
 
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from app.forms import hub_id, readable
 from formats.imports.look import Look, Wanted, draft_files, look
 from formats.imports.names import TITLES
 from speculoos.errors import BadInput
+from speculoos.files import plain_name
 from speculoos.settings import Settings
 from tracking.tables import Base
 from workers.ask.requests import ImportDraft
@@ -108,7 +108,7 @@ def gather(settings: Settings, form: DraftForm, request: ImportDraft) -> None:
 
 def slug(name: str) -> str:
     """A folder's name for a draft's."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "upload"
+    return plain_name(name)[:80] or "upload"
 
 
 def _still_there(uploads: Sequence[str]) -> list[Path]:

@@ -31,18 +31,18 @@ def look(path: str, with_answers: bool, mapping: dict[str, str]) -> dict[str, An
 
 
 def nothing_kept(path: str, with_answers: bool, mapping: dict[str, str]) -> str:
-    """Why an import would drop every row of a file: how many it reads and what is wrong with the first; "" where it
-    keeps one. Of a longer file the first SEARCHED rows count.
+    """Why an import would drop every row of a file: what is wrong with the first; "" where it keeps one. Of a longer
+    file the first SEARCHED rows count.
 
     Raises BadInput where the file cannot be read at all.
     """
     parse, fields = (answered.parse, ANSWERED_FIELDS) if with_answers else (prompts.parse, FIELDS)
-    first, read = None, 0
+    first = None
     for row in islice(mapped_rows(Path(path), parse, fields, mapping, max_rows=10**9), SEARCHED):
         if not isinstance(row, BadRow):
             return ""
-        first, read = first or row, read + 1
-    return f"line {first.line}: {first.reason}" if first and read else ""
+        first = first or row
+    return f"line {first.line}: {first.reason}" if first else ""
 
 
 def columns(path: str) -> list[str]:

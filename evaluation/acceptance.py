@@ -153,9 +153,7 @@ def evaluate(
     _repeat(bench, until=began + PASSES * (monotonic() - began))
     reporter.progress(bench.asked, bench.asked, "questions")
     found = result(bench.done)
-    found |= load.figures(found.get("timing_noise") or 0.0)
-    if found["busy"]:
-        reporter.log(found["busy"], "warning")
+    found |= load.figures(reporter, found.get("timing_noise") or 0.0)
     if not bench.sampling.greedy:
         found |= {"identical_to_plain": None, "ties": 0, "differences": []}
     return found | _conditions(bench) | (_breakdown(bench) if bench.speculates else {})

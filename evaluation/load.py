@@ -1,6 +1,7 @@
 """Whether the machine was busy with other programs while a speed was measured, as one warning for people."""
 
 from speculoos.other_work import ALIKE, OtherWork
+from speculoos.reporting import Reporter
 
 UNSURE = 0.05
 """Relative standard error that timing may leave of a speedup before the machine counts as busy."""
@@ -13,12 +14,14 @@ class Load:
     def __init__(self) -> None:
         self._others = OtherWork()
 
-    def figures(self, noise: float = 0.0) -> dict[str, float | str | None]:
+    def figures(self, reporter: Reporter, noise: float) -> dict[str, float | str | None]:
         """What a result keeps: `other_load`, the share of the processor's time that other programs took (None where too
-        little time passed to say), and `busy`, a warning, "" on a machine that was quiet enough. `noise`: the relative
-        standard error that timing leaves of the speedup."""
+        little time passed to say), and `busy`, a warning, "" on a machine that was quiet enough, which is logged too.
+        `noise`: the relative standard error that timing leaves of the speedup."""
         share = self._others.share()
-        return {"other_load": share, "busy": busy_warning(share, noise)}
+        if busy := busy_warning(share, noise):
+            reporter.log(busy, "warning")
+        return {"other_load": share, "busy": busy}
 
 
 def busy_warning(share: float | None, noise: float) -> str:

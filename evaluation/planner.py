@@ -105,22 +105,20 @@ def plan(
         for _ in range(choices.rounds):
             meter.round()
             progress.step("forwards")
-        found = predicted(meter.costs(), curves, basis)
-        _add_intervals(found, meter, curves)
-        found |= load.figures(found["timing_noise"])
-        if found["busy"]:
-            reporter.log(found["busy"], "warning")
-        return found
+        costs = meter.costs()
+        found = predicted(costs, curves, basis)
+        _add_intervals(found, meter, _reachable(costs, curves))
+        return found | load.figures(reporter, found["timing_noise"])
     return predicted(costs, curves, basis)
 
 
-def _add_intervals(found: dict[str, Any], meter: Meter, curves: Curves | None) -> None:
-    """Give each shape the 95 % interval of its speedup for one sequence, by a bootstrap over the rounds of timing, and
-    the plan `timing_noise`, the largest relative standard error of them. τ counts as known."""
+def _add_intervals(found: dict[str, Any], meter: Meter, shapes: Sequence[Shape]) -> None:
+    """Give each of the `shapes` the 95 % interval of its speedup for one sequence, by a bootstrap over the rounds of
+    timing, and the plan `timing_noise`, the largest relative standard error of them. τ counts as known."""
     draw = np.random.default_rng(SEED)
     draws = [meter.drawn(draw) for _ in range(PLAN_DRAWS)]
     plain, noise = Shape("plain"), 0.0
-    for row, shape in zip(found["shapes"], _reachable(meter.costs(), curves), strict=True):
+    for row, shape in zip(found["shapes"], shapes, strict=True):
         speedups = np.array([_speed(shape, costs, 1) / _speed(plain, costs, 1) for costs in draws])
         row["by_batch"]["1"]["speedup_interval"] = [round(end, 3) for end in interval_of(speedups)]
         noise = max(noise, float(speedups.std() / speedups.mean()))

@@ -74,10 +74,10 @@ def tune(
     target, load = fast_target(base, MAX_LENGTH), Load()
     space = METHODS[draft.method].load("drafter").tuning(draft)
     prompts = prompts_of(base, questions, target.max_length - max_tokens)
-    answers: list[list[Step]] = []
+    answers, steps = list[list[Step]](), list[Step]()
     for number, prompt in enumerate(prompts, 1):
         answers.append(_run(target, draft, space.at_depth(space.deepest), prompt, max_tokens))
-        steps = [step for answer in answers for step in answer]
+        steps += answers[-1]
         note = f"τ {summarize(steps).mean_accepted_length:.2f} with the widest tree"
         if counts:
             reporter.progress(number, len(prompts) + 1, "measurements", note)
@@ -99,9 +99,7 @@ def tune(
         reporter.progress(len(prompts) + 1, len(prompts) + 1, "measurements")
     measured = _measured(base, steps, costs, [draft_ms(depth) for depth in range(1, space.deepest + 1)], other_ms)
     sure = _intervals(plan, answers, times)
-    measured |= sure | load.figures(sure["timing_noise"])
-    if measured["busy"]:
-        reporter.log(measured["busy"], "warning")
+    measured |= sure | load.figures(reporter, sure["timing_noise"])
     return TunedDraft(drafting if plan.nodes else {}, plan, {**measured, "questions": len(prompts)})
 
 

@@ -6,7 +6,7 @@ would ignore it and draft garbage. No torch.
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
@@ -42,11 +42,17 @@ def has_biased_head(base_tensors: Iterable[str]) -> bool:
     return any(name.endswith(("lm_head.bias", "embed_out.bias")) for name in base_tensors)
 
 
+@lru_cache(maxsize=64)
+def _is_biased(base_path: str) -> bool:
+    """Of a base's folder. Kept, since the Train page asks at each change of its form; nothing is where files lack."""
+    return has_biased_head(entry.name for entry in tensors(base_path))
+
+
 def nowhere(method: str, base_path: str | Path) -> str:
     """Before a training: one sentence where no server will load such a draft of this base, else empty; empty too where
     the base's files are not here to be asked."""
     with suppress(SpeculoosError, OSError):
-        if method in TENSORS and has_biased_head(entry.name for entry in tensors(base_path)):
+        if method in TENSORS and _is_biased(str(base_path)):
             return (
                 "The output head of this base has a bias, which no server adds to the logits of such a draft: it can "
                 "be used in Speculoos only. A standalone draft (method draft) can be served."

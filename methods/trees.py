@@ -28,6 +28,8 @@ BRACKETS, LAST_COMMA = str.maketrans("()", "[]"), re.compile(r",\s*(?=\])")
 """What makes a list of vLLM's tuples one of JSON's lists."""
 LONGEST = 20_000
 """Characters of a tree that is typed."""
+NOT_KEPT = "No tree was kept: the checkpoint drafts as before."
+"""Of a tuning."""
 EXPECTED = (
     'expected own, "chain 4", "tree 4x2x1", ngram, paths such as [[0], [0, 0], [1]], or options, such as '
     '"depth 4, top_k 8, nodes 32"'

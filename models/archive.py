@@ -1,12 +1,11 @@
 """A checkpoint as one zip: model.safetensors, config.json, README.md and SHA256SUMS. No torch."""
 
-import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from speculoos.errors import Damaged, NotFound
-from speculoos.files import new_path
+from speculoos.files import new_path, plain_name
 from speculoos.sums import SUMS, Sums, differing, of_files
 
 WEIGHTS = "model.safetensors"
@@ -16,7 +15,7 @@ CHUNK = 1 << 20
 
 def archive_name(base: str, checkpoint: str) -> str:
     """A file name every system takes, such as `starter-my-heads.zip`."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{base}-{checkpoint}").strip("-.") + ".zip"
+    return plain_name(f"{base}-{checkpoint}") + ".zip"
 
 
 def write_zip(folder: str | Path, target: str | Path) -> Path:

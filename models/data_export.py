@@ -1,7 +1,6 @@
 """A data set as one JSONL file in the two forms other projects read: all its shards, in order. No torch."""
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from models.damage import check_dataset
 from speculoos.errors import BadInput, NotFound
-from speculoos.files import new_path
+from speculoos.files import new_path, plain_name
 
 KEPT = ("category", "finish", "tools")
 """Fields of a row that mean the same to every base; token ids and masks belong to one base and stay here."""
@@ -67,7 +66,7 @@ def export_shards(folder: str | Path, target: Path, rows: int, form: str = "mess
 
 def file_name(name: str) -> str:
     """A file name every system takes, such as `answers.jsonl`."""
-    return (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "data") + ".jsonl"
+    return (plain_name(name) or "data") + ".jsonl"
 
 
 def chunks(lines: Iterator[bytes], size: int = CHUNK) -> Iterator[bytes]:

@@ -89,6 +89,11 @@ def _remove_others(folder: Path, listing: Listing) -> None:
             path.unlink()
 
 
+def last_part(name: str) -> str:
+    """`name` of `owner/name` or of a path, in lower case: what copies of one model are called alike by."""
+    return name.rstrip("/").rpartition("/")[2].casefold()
+
+
 def choose(files: Files) -> Files:
     """Of all files of a repository, those a base model needs. `model*.safetensors` come before other weights, and
     pickles last."""

@@ -5,6 +5,8 @@ Names as their publishers have them; the job that imports one says what it is an
 
 from dataclasses import dataclass
 
+from models.hub import last_part
+
 MEDUSA, EAGLE, EAGLE3 = "Medusa", "EAGLE", "EAGLE-3"
 VICUNA, LLAMA = "lmsys/vicuna-{}-v1.3", "meta-llama/{}"
 
@@ -51,9 +53,5 @@ PUBLISHED = (
 def published_for(*names: str) -> list[Published]:
     """Drafts for the base with one of these names: a hub id (with or without a revision), a folder, or its name here.
     The last part counts, in upper or lower case, so a copy on disk is known too."""
-    wanted = set(filter(None, map(_last, names)))
-    return [each for each in PUBLISHED if _last(each.base) in wanted]
-
-
-def _last(name: str) -> str:
-    return name.partition("@")[0].rstrip("/").rpartition("/")[2].casefold()
+    wanted = {last_part(name.partition("@")[0]) for name in names} - {""}
+    return [each for each in PUBLISHED if last_part(each.base) in wanted]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,6 +11,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from speculoos.private import allowed
+
+
+def plain_name(name: str) -> str:
+    """What of a name every system takes as the name of a file, other signs as dashes; "" where nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
 
 
 @contextlib.contextmanager

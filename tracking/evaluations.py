@@ -43,7 +43,7 @@ def measurements(evaluations: Iterable[Evaluation]) -> dict[str, str]:
                 f"τ {row.tau:.2f}{_between(row.tau_low, row.tau_high)}, "
                 f"{row.speedup:.2f} × plain decoding{_between(row.speedup_low, row.speedup_high)}; "
                 f"{row.dtype or 'precision not recorded'} on {row.machine or 'a machine not recorded'}, "
-                f"{row.created_at:%Y-%m-%d}"
+                f"{row.measured_at:%Y-%m-%d}"
             )
     return found
 

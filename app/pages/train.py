@@ -21,6 +21,7 @@ from formats import FORMATS, OWN
 from formats.refusals import nowhere
 from methods import METHODS, SETTINGS
 from methods.recipes import list_recipes
+from methods.settings import TrainConfig
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking import experiments
@@ -287,13 +288,16 @@ def missing(bases: list[Any], sets: list[Any]) -> str:
     return ""
 
 
-def check(session: Session, request: Train) -> None:
-    """Raises Unsupported when this base cannot carry such a draft, BadInput for settings that do not fit it."""
+def check(session: Session, request: Train) -> TrainConfig:
+    """The request's settings. Raises Unsupported when this base cannot carry such a draft, BadInput for settings that
+    do not fit it."""
     base = session.get(Base, request.base_id)
     if base is None:
         raise BadInput("Base: this model is gone; choose another.")
     require_method(base, request.method)
-    require_settings(base, forms.config_of(request), request.settings)
+    config = forms.config_of(request)
+    require_settings(base, config, request.settings)
+    return config
 
 
 def warnings(session: Session, request: Train) -> list[str]:
@@ -322,11 +326,10 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 def review_box(session: Session, settings: Settings, asked: Asked) -> tuple[str, str, str]:
     """The review box of a request that can be made, the estimate in one line, and what a draft vocabulary covers."""
     request = asked.request
-    check(session, request)
+    config = check(session, request)
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
         raise BadInput("Data: this data set is gone; choose another.")
-    config = forms.config_of(request)  # what is wrong with a setting is said first
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
     guess = estimate(session, request, settings.home)

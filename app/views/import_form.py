@@ -38,8 +38,8 @@ SHAPES = (
     "Alpaca's instruction/input, MT-Bench's turns; as JSONL, JSON, CSV or parquet"
 )
 SHOWN_FILES = 12
-LOOK, LOOK_SECONDS, LOOK_MEMORY = "corpus.first_look:look", 10.0, 2 << 30
-NOTHING = "corpus.first_look:nothing_kept"
+LOOK_SECONDS, LOOK_MEMORY = 10.0, 2 << 30
+LOOK, NOTHING = "corpus.first_look:look", "corpus.first_look:nothing_kept"
 """What reads the first rows, in a child of its own with limits: foreign files are read."""
 STRICT = "A suite is read in its own form, line by line; its import says where a file is another one."
 RECOGNISED = "recognised by itself"
@@ -148,9 +148,8 @@ class ImportForm:
             return self._rows(file, kind, fields)
 
     def _rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> dict[str, Any]:
-        given = (str(file), kind == ANSWERED, mapping_of(fields))
         try:
-            return run_limited(LOOK, *given, seconds=LOOK_SECONDS, memory=LOOK_MEMORY)
+            return limited(LOOK, file, kind, fields)
         except (Overrun, ChildError):
             raise BadInput(
                 f"{file.name}: its first rows cannot be shown in time; the import may still read it."
@@ -159,9 +158,7 @@ class ImportForm:
     def _require_rows(self, file: Path, kind: str, fields: tuple[str | None, ...]) -> None:
         """Raises BadInput where the import would drop every row. A file that takes too long to look at is let pass."""
         try:
-            said = run_limited(
-                NOTHING, str(file), kind == ANSWERED, mapping_of(fields), seconds=LOOK_SECONDS, memory=LOOK_MEMORY
-            )
+            said = limited(NOTHING, file, kind, fields)
         except (Overrun, ChildError):
             return
         if said:
@@ -196,6 +193,12 @@ class ImportForm:
         request = import_request(self.settings, upload, path, limit, answered_by, hub, named, mapping_of(fields))
         job = submit(request, name=name.strip(), user=visitor.user(), settings=self.settings)
         return "", f"/data?id={job.request['dataset_id']}"
+
+
+def limited(work: str, file: Path, kind: str, fields: tuple[str | None, ...]) -> Any:
+    """LOOK's or NOTHING's answer about a file. Raises Overrun or ChildError where there is none."""
+    given = (str(file), kind == ANSWERED, mapping_of(fields))
+    return run_limited(work, *given, seconds=LOOK_SECONDS, memory=LOOK_MEMORY)
 
 
 def mapping_of(fields: tuple[str | None, ...]) -> dict[str, str]:

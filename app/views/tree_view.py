@@ -55,7 +55,7 @@ def kept_words(found: Mapping[str, Any]) -> str:
         return ""
     if found["kept"] and found.get("drafting"):
         return "The checkpoint drafts with this tree from now on."
-    return "No tree was kept: the checkpoint drafts as before."
+    return trees.NOT_KEPT
 
 
 def found_tree(found: Mapping[str, Any]) -> str:

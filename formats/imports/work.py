@@ -13,6 +13,7 @@ from formats.imports.source import Source
 from formats.imports.tokens import check_tokenizer
 from models import pickles
 from models.checkpoints import amend, save_draft
+from models.hub import last_part
 from speculoos.errors import BadInput, SpeculoosError
 
 
@@ -73,17 +74,12 @@ def _other_base(source: Source, conversion: Conversion) -> str:
     weights differ, so this refuses nothing."""
     named = made_for(source.config)
     known = (conversion.base_name, conversion.base_hub_id, conversion.base_folder)
-    if not isinstance(named, str) or _last_part(named) in {_last_part(name) for name in known}:
+    if not isinstance(named, str) or last_part(named) in {last_part(name) for name in known}:
         return ""
     return (
         f"{source.where} names the base {named[:120]}, and the base chosen here is {conversion.base_name}: if they are "
         "different models, few draft tokens will be accepted; import the draft for the base it was trained on."
     )
-
-
-def _last_part(name: str) -> str:
-    """`name` of `owner/name` or of a path, in lower case."""
-    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def _source(source: Source, report: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from typing import Annotated
 
 import typer
 
+from methods.trees import NOT_KEPT
 from speculoos.commands.estimating import EstimateOnly, show_estimate
 from speculoos.console import Json, finish, table
 from speculoos.errors import BadInput
 from speculoos.settings import DTYPES
-
-NOT_KEPT = "No tree was kept: the checkpoint drafts as before."
 
 
 def tune(

@@ -24,6 +24,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_an_import_of_which_every_row_would_be_left_out_is_refused_in_a_sentence(settings, tmp_path, monkeypatch):
     form = object.__new__(ImportForm)
     form.settings, asked = settings, []
+    # what would be submitted is counted: nothing may be
     monkeypatch.setattr(import_form, "submit", lambda *args, **more: asked.append(args))
     path = tmp_path / "other.jsonl"
     path.write_text('{"title": "a"}\n' * 7)

@@ -86,6 +86,7 @@ class Heard(Silent):
 
 def measured_by(heard: Heard, base: Base, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0) -> dict:
     monkeypatch.setattr(acceptance, "NOISE", noise)
+    # a clock that moves as the reporter says: passes take known times
     monkeypatch.setattr(acceptance, "monotonic", lambda: heard.now)
     return evaluate(base, None, QUESTIONS, heard, max_tokens=8, options={"drafter": "ngram"})
 
