@@ -25,6 +25,7 @@ from app.uploads import Uploads
 from app.views import shell
 from app.widgets.elements import loads
 from speculoos import logs
+from speculoos.connections import BoundedConnection, allow_connections
 from speculoos.errors import SpeculoosError
 from speculoos.guard import PAGES_POLICY, Guard
 from speculoos.private import keep_private
@@ -133,11 +134,13 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     register_starter(settings)
+    allow_connections()
     with beating(settings, "web"):
         uvicorn.run(
             make_app(settings),
             host=settings.host,
             port=settings.port,
+            http=BoundedConnection,
             log_config=None,
             log_level="warning",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -17,6 +17,7 @@ from models.families import why_not
 from models.logits import check_logits
 from runtime.precision import quick_products
 from runtime.weights import pack_known
+from speculoos.connections import BoundedConnection
 from speculoos.errors import BadInput, Unavailable, Unsupported
 from speculoos.settings import LOOPBACK
 from speculoos.sums import Sums
@@ -64,7 +65,9 @@ def serve(
     app = create_app(giver, port, place.token)
     shown = f"[{place.host}]" if ":" in place.host else place.host
     say(f"Hidden states of {giver.name} ({base.device}, {giver.facts()['dtype']}) at http://{shown}:{port}")
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=IDLE_SECONDS)
+    config = uvicorn.Config(
+        app, http=BoundedConnection, log_level="warning", access_log=False, timeout_keep_alive=IDLE_SECONDS
+    )
     uvicorn.Server(config).run(sockets=[listening])
 
 

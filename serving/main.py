@@ -23,7 +23,6 @@ from sqlalchemy import text
 from runtime.speed import PROBE, measure_best
 from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
-from serving.connections import BoundedConnection, allow_connections
 from serving.engine import Engine
 from serving.live import LiveRuns
 from serving.protocol import ChatRequest, CompletionRequest
@@ -32,6 +31,7 @@ from serving.token import Keys, TokenRequired, with_token
 from serving.upkeep import Upkeep
 from serving.watch import Watch, end_process
 from speculoos import logs
+from speculoos.connections import BoundedConnection, allow_connections
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.guard import Guard
 from speculoos.private import keep_private

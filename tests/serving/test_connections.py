@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +12,11 @@ import httpx
 import pytest
 import uvicorn
 
-from serving import connections, main
+from serving import main
 from serving.errors import STOPPING
 from serving.main import server_config
 from serving.timing import RequestTimer
+from speculoos import connections
 from tests.serving.conftest import until
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: x\r\n"
@@ -77,6 +79,17 @@ def closed_after(port: int, data: bytes) -> bytes:
 def test_a_request_that_never_ends_is_closed(port: int, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.1)
     assert closed_after(port, data).count(b"HTTP/1.1 ") == (b"\r\n\r\n" in data and b"Authorization" not in data)
+
+
+def test_a_large_upload_over_a_slow_line_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "BYTES_PER_SECOND", 10.0)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(HEAD + b"Authorization: x\r\nContent-Length: 60\r\n\r\n")
+        for _ in range(6):
+            connection.sendall(b"x" * 10)
+            time.sleep(0.1)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("data", [b"X: " + b"a" * 2**20, b"X: a\r\n" * 200_000])

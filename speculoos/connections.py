@@ -9,6 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 REQUEST_SECONDS = 60.0
 """From the first byte of a request (or the connection's start) to the last byte of its body."""
+BYTES_PER_SECOND = 1000.0
+"""Each so many bytes of the body give it a second more: a large upload over a slow line is no attack."""
 HEAD_BYTES = 2**19
 """Of the request line and headers; more than uvicorn hands over at once."""
 
@@ -17,6 +19,7 @@ class BoundedConnection(HttpToolsProtocol):
     """uvicorn's own protocol with a time limit for each request, and a size limit for its headers."""
 
     _timer: TimerHandle | None = None
+    _deadline = 0.0
     _in_head = False
     _head_bytes = 0
 
@@ -34,6 +37,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self.transport.abort()
+        else:
+            self._deadline += len(data) / BYTES_PER_SECOND
 
     def on_message_begin(self) -> None:
         self._begin()
@@ -50,7 +55,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _begin(self) -> None:
         self._end()
-        self._timer = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
+        self._deadline = self.loop.time() + REQUEST_SECONDS
+        self._timer = self.loop.call_at(self._deadline, self._too_slow)
 
     def _end(self) -> None:
         if self._timer is not None:
@@ -58,7 +64,10 @@ class BoundedConnection(HttpToolsProtocol):
             self._timer = None
 
     def _too_slow(self) -> None:
-        self.transport.abort()
+        if self.loop.time() < self._deadline:
+            self._timer = self.loop.call_at(self._deadline, self._too_slow)
+        else:
+            self.transport.abort()
 
 
 def allow_connections() -> None:
