@@ -60,6 +60,8 @@ LIKE_SIZE = 4.0
 """Between the parameters of two bases, the factor up to which one says something about the other."""
 BYTES = {ImportPrompts: 4e6, ImportAnswered: 6.5e5, ImportDraft: 3e7, Export: 3e7, FetchModel: 2e7}
 """Bytes a second of work that is files."""
+USUAL_SECONDS = 0.5
+"""Of work at that speed, counted with what a past job of this kind did: a small file takes as long as its start."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ def _by_past_jobs(request: Request, past: list[Job]) -> Pace | None:
     if past:
         taken = [_seconds(job) for job in past]
         fixed = min(fixed, (1 - LEAST_WORK) * min(taken))
-        rates = [job.work / max(seconds - fixed, 0.05) for job, seconds in zip(past, taken, strict=True)]
+        usual, least = (USUAL_SECONDS * BYTES[type(request)], USUAL_SECONDS) if type(request) in BYTES else (0.0, 0.05)
+        worked = [max(seconds - fixed, 0.0) for seconds in taken]
+        rates = [(job.work + usual) / (seconds + least) for job, seconds in zip(past, worked, strict=True)]
         return Pace(statistics.median(rates), _basis(rates), fixed)
     if getattr(request, "endpoint", ""):
         return None
