@@ -47,7 +47,7 @@ READY = """() => {
 """Milliseconds until the page can be used: it is drawn, its opening's questions are answered, no long task goes on."""
 MOST_TIMES, SLACK_MS = 3.0, 1000.0
 """How much later a page may be ready than the page Words, which asks for nothing, in the same browser: a bound that
-holds under load, for what would make pages twice as slow (docs/log.md has the figures of before and after)."""
+holds under load, for what would make pages twice as slow."""
 RULES = {"label-content-name-mismatch": {"enabled": True}, "target-size": {"enabled": True}}
 """Of axe's rules those that it leaves off unless asked."""
 
