@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 BACKUPS = "backups"
 """Folder of the home with the copies that are made before a migration."""
-DAMAGED = ("malformed", "not a database", "database corruption", "invalid page in block", "could not read block")
+DAMAGED = (
+    *("malformed", "not a database", "decode to UTF-8"),
+    *("database corruption", "invalid page in block", "could not read block"),
+)
 """What SQLite and PostgreSQL say about a file that is not what they wrote."""
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another one before it gives up."""

@@ -243,3 +243,23 @@ def test_what_no_database_takes_is_replaced_in_keys_too(database: Settings) -> N
         session.add(Preference(key="odd", value={"a\x00b": ["\x00\ud83d", float("nan"), {"c": float("inf")}]}))
     with db.reading(database) as session:
         assert session.get(Preference, "odd").value == {"a\ufffdb": ["\ufffd\ufffd", None, {"c": None}]}
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("request", "'{\"a\":'"),
+        ("request", "x'80ff'"),
+        ("result", "'[1'"),
+        ("created_at", "'2026-zz'"),
+        ("name", "CAST(x'80ff' AS TEXT)"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_a_damaged_database(home: Settings, column: str, value: str) -> None:
+    with db.writing(home) as session:
+        session.add(Job(name="first", kind="train", queue="gpu"))
+        session.flush()
+        session.execute(sa.text(f"UPDATE jobs SET {column} = {value}"))
+    with pytest.raises(Unavailable, match="is damaged .*speculoos restore"), db.reading(home) as session:
+        session.query(Job).all()
