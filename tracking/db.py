@@ -4,6 +4,7 @@
 `reading` is for queries: it never waits for a writer on SQLite and never commits.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -237,9 +238,21 @@ def _sentence(settings: Settings, error: DBAPIError) -> str:
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
     if disk_full(error):
         return f"The disk that holds the database {where} is full; make room there."
+    if isinstance(error, OperationalError) and _read_only(settings):
+        return (
+            f"The folder of the database {where} cannot be written to ({reason}); make it writable, or set "
+            "SPECULOOS_HOME to a copy of the home elsewhere."
+        )
     if isinstance(error, OperationalError):
         return f"The database {where} cannot be used now ({reason}); check DATABASE_URL, the server and the disk."
     return ""
+
+
+def _read_only(settings: Settings) -> bool:
+    """Whether SQLite's file lies where nothing can be written, which SQLite needs for reading too."""
+    url = database_url(settings)
+    folder = Path(url.database or "").parent
+    return url.get_backend_name() == "sqlite" and folder.is_dir() and not os.access(folder, os.W_OK)
 
 
 def _make_folder(url: URL) -> None:

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from alembic import command
 from sqlalchemy.exc import IntegrityError
 
+from speculoos.cli import main
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings, load
 from tracking import db
@@ -263,3 +264,19 @@ def test_a_value_that_cannot_be_read_is_a_damaged_database(home: Settings, colum
         session.execute(sa.text(f"UPDATE jobs SET {column} = {value}"))
     with pytest.raises(Unavailable, match="is damaged .*speculoos restore"), db.reading(home) as session:
         session.query(Job).all()
+
+
+def test_a_disk_that_may_only_be_read_is_named_in_one_sentence(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SQLite writes beside its file for reading too."""
+    monkeypatch.setenv("SPECULOOS_HOME", str(small_disk / "home"))
+    assert main(["models"]) == 0
+    db.dispose()
+    capsys.readouterr()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for words in (["up"], ["jobs"], ["models"], ["verify"], ["backup", "/nowhere/x.tar"], ["endpoints", "add", "x"]):
+        url = ["--url", "http://a"] if words[0] == "endpoints" else []
+        assert main([*words, *url]) == 1, words
+        said = capsys.readouterr().err
+        assert str(small_disk) in said and "SPECULOOS_HOME" in said and "Traceback" not in said, words
