@@ -1,5 +1,6 @@
 """Values that Gradio's own components refuse, such as a string for a slider: answered with 400, without a traceback.
-What else goes wrong while an event is answered is answered with 500 and logged by its place, without a value.
+What else goes wrong while an event is answered is answered with 500: an error of ours with its sentence, any other is
+logged by its place, without a value.
 
 Only Gradio knows which values a component takes now (a page may have changed its choices), so its own check decides.
 """
@@ -12,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+
+from app.widgets.problems import sentence
+from app.widgets.text import safe
+from speculoos.errors import SpeculoosError
 
 log = logging.getLogger(__name__)
 SENTENCE = "An input of this event holds a value that it does not take; reload the page."
@@ -54,6 +59,8 @@ def fail_quietly(blocks: gr.Blocks) -> None:
         except gr.Error as error:
             error.print_exception = False
             raise
+        except SpeculoosError as error:
+            raise gr.Error(safe(sentence(error)), print_exception=False) from None
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
             calls = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)

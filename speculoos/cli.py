@@ -1,5 +1,6 @@
 """The `speculoos` command: names its parts and turns errors into one sentence. The work is in speculoos/commands."""
 
+import errno
 import os
 import signal
 import sys
@@ -60,6 +61,8 @@ for command in COMMANDS:
 for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
 
+READ_ONLY = "Make it writable, or name another place; SPECULOOS_HOME names the home."
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -98,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return fail(Unavailable(f"{where}{error.strerror or error}."), as_json)
+        hint = READ_ONLY if error.errno == errno.EROFS else ""
+        return fail(Unavailable(f"{where}{error.strerror or error}.", hint), as_json)
     except Exception as error:
         if os.environ.get("SPECULOOS_DEBUG"):
             traceback.print_exc()

@@ -4,6 +4,7 @@
 `reading` is for queries: it never waits for a writer on SQLite and never commits.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 
 BACKUPS = "backups"
 """Folder of the home with the copies that are made before a migration."""
-DAMAGED = ("malformed", "not a database", "database corruption", "invalid page in block", "could not read block")
+DAMAGED = (
+    *("malformed", "not a database", "decode to UTF-8"),
+    *("database corruption", "invalid page in block", "could not read block"),
+)
 """What SQLite and PostgreSQL say about a file that is not what they wrote."""
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another one before it gives up."""
@@ -234,9 +238,21 @@ def _sentence(settings: Settings, error: DBAPIError) -> str:
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
     if disk_full(error):
         return f"The disk that holds the database {where} is full; make room there."
+    if isinstance(error, OperationalError) and _read_only(settings):
+        return (
+            f"The folder of the database {where} cannot be written to ({reason}); make it writable, or set "
+            "SPECULOOS_HOME to a copy of the home elsewhere."
+        )
     if isinstance(error, OperationalError):
         return f"The database {where} cannot be used now ({reason}); check DATABASE_URL, the server and the disk."
     return ""
+
+
+def _read_only(settings: Settings) -> bool:
+    """Whether SQLite's file lies where nothing can be written, which SQLite needs for reading too."""
+    url = database_url(settings)
+    folder = Path(url.database or "").parent
+    return url.get_backend_name() == "sqlite" and folder.is_dir() and not os.access(folder, os.W_OK)
 
 
 def _make_folder(url: URL) -> None:

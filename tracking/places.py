@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect, Engine
 from sqlalchemy.types import TypeDecorator
 
-from tracking.values import storable
+from tracking.values import Written, storable
 
 MARK = "home:"
 KEYS = frozenset({"path", "location", "draft_path"})
@@ -52,7 +52,7 @@ class HomePath(TypeDecorator):
         return value and resolved(_home(dialect), value)
 
 
-class HomeJson(TypeDecorator):
+class HomeJson(Written):
     """JSON in which the texts under `KEYS` may be paths."""
 
     impl = JSON().with_variant(JSONB(), "postgresql")

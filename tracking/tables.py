@@ -13,13 +13,12 @@ from sqlalchemy import JSON, BigInteger, DateTime, Float, ForeignKey, Index, Int
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
-from sqlalchemy.types import TypeDecorator
 
 from tracking.places import HomeJson, HomePath
-from tracking.values import storable
+from tracking.values import Written, storable
 
 
-class Json(TypeDecorator):
+class Json(Written):
     """JSON in which nothing stands that a database refuses."""
 
     impl = JSON().with_variant(JSONB(), "postgresql")
@@ -29,7 +28,7 @@ class Json(TypeDecorator):
         return storable(value)
 
 
-class UtcDateTime(TypeDecorator):
+class UtcDateTime(Written):
     """Aware UTC datetimes on every engine (SQLite stores them naive)."""
 
     impl = DateTime(timezone=True)

@@ -1,8 +1,13 @@
-"""What every database takes."""
+"""What every database takes, and what it gives back."""
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
+
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.types import TypeDecorator
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -19,3 +24,19 @@ def storable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [storable(item) for item in value]
     return value
+
+
+class Written(TypeDecorator):
+    """A type of columns in which a value that cannot be read is damage of the database, not a fault of ours."""
+
+    def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], Any] | None:
+        """Raises DatabaseError, as the driver does for pages that are malformed."""
+        read = super().result_processor(dialect, coltype)
+
+        def checked(value: Any) -> Any:
+            try:
+                return read(value)
+            except ValueError as error:
+                raise DatabaseError("", None, ValueError(f"malformed value: {error}")) from error
+
+        return checked if read else None

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from speculoos.errors import Unavailable
+from speculoos.settings import Settings
 from tests.app.test_canary import EVENT, Bench, bench
 from tests.tools.asgi import Answer, ask
 from tests.tools.loops import run_async
@@ -66,6 +68,21 @@ def test_a_fault_of_a_handler_is_one_line_that_says_where_and_no_value(
     assert "Traceback" not in written + caplog.text and SECRET not in written + caplog.text
     assert "first_rows" in caplog.text and "ValueError at" in caplog.text and "test_refused_values.py" in caplog.text
     assert len(caplog.records) == 5
+
+
+@pytest.mark.parametrize("page", ["playground", "compare"])
+def test_a_page_whose_database_cannot_be_read_says_why(
+    made: Bench, page: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(settings: Settings) -> None:
+        raise Unavailable("The database <b>x</b> is damaged.", "Put a copy back.")
+
+    monkeypatch.setattr(f"app.pages.{page}.reading", fails)
+    fn = next(f for f in made.blocks.fns.values() if f.name == "load" and f.fn.__module__.endswith(page))
+    answer = send(made, fn, [])
+    said = json.loads(answer.body)["error"]
+    assert answer.status == 500 and said == "The database &lt;b&gt;x&lt;/b&gt; is damaged. Put a copy back."
+    assert not caplog.records
 
 
 def test_an_unknown_choice_of_our_own_dropdowns_is_text_that_the_handler_looks_up(made: Bench) -> None:

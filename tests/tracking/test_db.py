@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from alembic import command
 from sqlalchemy.exc import IntegrityError
 
+from speculoos.cli import main
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings, load
 from tracking import db
@@ -243,3 +244,39 @@ def test_what_no_database_takes_is_replaced_in_keys_too(database: Settings) -> N
         session.add(Preference(key="odd", value={"a\x00b": ["\x00\ud83d", float("nan"), {"c": float("inf")}]}))
     with db.reading(database) as session:
         assert session.get(Preference, "odd").value == {"a\ufffdb": ["\ufffd\ufffd", None, {"c": None}]}
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("request", "'{\"a\":'"),
+        ("request", "x'80ff'"),
+        ("result", "'[1'"),
+        ("created_at", "'2026-zz'"),
+        ("name", "CAST(x'80ff' AS TEXT)"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_a_damaged_database(home: Settings, column: str, value: str) -> None:
+    with db.writing(home) as session:
+        session.add(Job(name="first", kind="train", queue="gpu"))
+        session.flush()
+        session.execute(sa.text(f"UPDATE jobs SET {column} = {value}"))
+    with pytest.raises(Unavailable, match="is damaged .*speculoos restore"), db.reading(home) as session:
+        session.query(Job).all()
+
+
+def test_a_disk_that_may_only_be_read_is_named_in_one_sentence(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SQLite writes beside its file for reading too."""
+    monkeypatch.setenv("SPECULOOS_HOME", str(small_disk / "home"))
+    assert main(["models"]) == 0
+    db.dispose()
+    capsys.readouterr()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for words in (["up"], ["jobs"], ["models"], ["verify"], ["backup", "/nowhere/x.tar"], ["endpoints", "add", "x"]):
+        url = ["--url", "http://a"] if words[0] == "endpoints" else []
+        assert main([*words, *url]) == 1, words
+        said = capsys.readouterr().err
+        assert str(small_disk) in said and "SPECULOOS_HOME" in said and "Traceback" not in said, words
