@@ -4,8 +4,9 @@ closed: uvicorn itself would wait for ever and keep what comes, before anybody i
 
 import resource
 from asyncio import TimerHandle, Transport
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 REQUEST_SECONDS = 60.0
 """From the first byte of a request (or the connection's start) to the last byte of its body."""
@@ -26,6 +27,8 @@ class BoundedConnection(HttpToolsProtocol):
     _deadline = 0.0
     _in_head = False
     _head_bytes = 0
+    _answered: RequestResponseCycle | None = None
+    """What is being answered; uvicorn itself remembers only the request that came last."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,7 +36,16 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
+        self._leave()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._leave()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
@@ -74,6 +86,12 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_head = False
         self._end()
         super().on_message_complete()
+
+    def _leave(self) -> None:
+        """The answer is for nobody: writing it to a closed connection would be an error."""
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def _begin(self) -> None:
         self._end()

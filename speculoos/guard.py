@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
+
 from speculoos.settings import LOOPBACK
 
 Message = MutableMapping[str, Any]
@@ -136,6 +138,8 @@ class Guard:
         body = _CountedBody(receive, send, self.max_body_bytes)
         try:
             await self.app(scope, body.receive, body.send)
+        except ClientDisconnect:
+            pass  # nobody waits for an answer
         except Exception:
             if not body.exceeded:
                 raise

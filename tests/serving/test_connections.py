@@ -103,10 +103,21 @@ def test_headers_without_end_are_closed(port: int, head: bytes, data: bytes) -> 
 
 
 def test_many_requests_without_waiting_for_answers_are_closed(port: int) -> None:
-    few, many = (HEAD + b"Content-Length: 0\r\n\r\n") * connections.AHEAD, HEAD + b"Content-Length: 0\r\n\r\n"
-    answers = closed_after(port, few + many.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    ask, last = HEAD + b"Content-Length: 0\r\n\r\n", HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+    assert b"HTTP/1.1 400" in closed_after(port, ask * 1000)
+    answers = closed_after(port, ask * connections.AHEAD + last)
     assert answers.count(b"HTTP/1.1 401") == connections.AHEAD + 1
-    assert b"HTTP/1.1 400" in closed_after(port, many * 1000)
+
+
+def test_an_answer_that_comes_after_its_connection_was_closed_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def late(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.05)
+        await app(scope, receive, send)
+
+    with running(late) as (server, port):
+        assert b"HTTP/1.1 400" in closed_after(port, (HEAD + b"Content-Length: 0\r\n\r\n") * 100)
+        until(lambda: not server.server_state.tasks)
+    assert "Exception in ASGI" not in caplog.text
 
 
 def test_a_line_break_after_an_answer_holds_no_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

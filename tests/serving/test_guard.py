@@ -162,6 +162,21 @@ def test_a_body_past_the_bound_is_refused_before_and_while_it_is_read() -> None:
     assert "larger than" in answer.json()["error"]["message"]
 
 
+def test_a_client_that_leaves_before_its_body_has_come_is_no_error() -> None:
+    async def left() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        raise AssertionError(message)
+
+    async def read(scope: dict, receive: object, send: object) -> None:
+        await Request(scope, receive).body()
+
+    headers = [(b"host", f"127.0.0.1:{PORT}".encode())]
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "headers": headers}
+    run_async(Guard(read, port=PORT, max_body_bytes=9)(scope, left, send))
+
+
 def test_the_inference_server_is_served_at_its_published_port_and_asks_for_its_token_there(home: Settings) -> None:
     settings = replace(
         home, inference_token="x", inference_host="0.0.0.0", publish_inference_port=9001, publish_address="192.168.7.5"
