@@ -185,7 +185,7 @@ def _split(host: str, default_port: int | None) -> tuple[str, int | None]:
         port = parts.port
     except ValueError:
         return "", None
-    if "@" in host or "/" in host or "?" in host or "#" in host:
+    if any(mark in host for mark in "@/?#") or host.count("]") > 1:  # [::1]] is taken for [::1]
         return "", None
     return (parts.hostname or "").lower().rstrip("."), port if port is not None else default_port
 

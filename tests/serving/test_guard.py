@@ -53,6 +53,7 @@ def test_loopback_names_with_our_port_are_served(host: str) -> None:
         f"user@127.0.0.1:{PORT}",
         f"127.0.0.1:{PORT}/x",
         "127.0.0.1:port",
+        f"[::1]]:{PORT}",
         "",
     ],
 )
