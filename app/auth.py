@@ -7,7 +7,7 @@ Everything but the login, its style sheet, `/healthz` and `/readyz` needs one.
 import asyncio
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, parse_qsl, quote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -151,7 +151,7 @@ class LoginRequired:
 
 def token_in(text: str) -> str:
     """The token of a printed address, or `text` itself."""
-    return dict(parse_qsl(urlsplit(text).query)).get("token", "") if "token=" in text else text
+    return dict(parse_qsl(text.partition("?")[2])).get("token", "") if "token=" in text else text
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -166,8 +166,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 def own_path(target: str) -> str:
     """`target` when it is an address of ours, else the home page."""
-    parts = urlsplit(target)
-    ours = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc and not parts.scheme
+    ours = target.startswith("/") and not target.startswith("//")
     return target if ours and "\\" not in target and target.isprintable() else "/"
 
 

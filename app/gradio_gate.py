@@ -26,6 +26,9 @@ READ = frozenset({f"{API}/upload_progress", f"{API}/app_id", "/theme.css", "/fav
 """Addresses that may be read as they are; `app_id` is what a page asks for while its server is away."""
 BUNDLED = ("/assets/", "/static/")
 """Gradio's own scripts and fonts."""
+LONGEST = 200
+"""Bytes of the path of one of them; of a longer one the disk itself says that it is too long, which is no answer."""
+UNANSWERABLE = "What was sent cannot be read or answered; reload the page."
 EVENT_BYTES = 8 * 2**20
 YEAR = 365 * 24 * 3600
 
@@ -56,7 +59,7 @@ class GradioGate:
             await self._upload(scope, receive, send)
         elif reads and path in self.pages:
             await self.documents.serve(scope, receive, _Known(scope, send))
-        elif reads and (path in READ or path.startswith(BUNDLED)):
+        elif reads and (path in READ or path.startswith(BUNDLED) and len(path.encode()) <= LONGEST):
             await self.app(scope, receive, send)
         elif reads and path.startswith(FILE) and self.uploads.is_own(session_of(scope), path.removeprefix(FILE)):
             await self.app(scope, receive, _harmless(send))
@@ -78,17 +81,24 @@ class GradioGate:
         found: list[str] = []
         refused.set(found)
         answer = _AsRefused(found, send)
-        await self.app({**scope, "headers": headers}, _Replay(body, receive), answer)
+        await self._tried({**scope, "headers": headers}, _Replay(body, receive), answer)
 
     async def _upload(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """What Gradio kept belongs to this session from now on."""
         known = _Known(scope, send)
         answer = Answer()
-        await self.app(scope, receive, answer)
+        await self._tried(scope, receive, answer)
         if answer.status == 200:
             for path in json.loads(answer.body):
                 self.uploads.claim(known.session, path)
         await answer.send(known)
+
+    async def _tried(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Gradio stumbles over some forms (a file without a name) and some answers (half a character)."""
+        try:
+            await self.app(scope, receive, send)
+        except (TypeError, ValueError):
+            await _refusal(BadInput(UNANSWERABLE))(scope, receive, send)
 
 
 class _Known:

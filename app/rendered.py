@@ -4,7 +4,6 @@ HTML in an answer is text, a picture is a link to it, and a link leads to the we
 """
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
@@ -75,6 +74,6 @@ def _element(node: SyntaxTreeNode) -> Node:
 
 def _link(node: SyntaxTreeNode) -> Node:
     address = str(node.attrs.get("href", ""))
-    if urlsplit(address).scheme not in SCHEMES:
+    if address.partition(":")[0].lower() not in SCHEMES:
         return {"tag": "span", "children": _children(node)}
     return {"tag": "a", "href": address, "children": _children(node)}

@@ -16,6 +16,7 @@ import openai
 
 from corpus.replies import FORMS, Reply, reply_of
 from speculoos.errors import BadInput, Cancelled, Unavailable
+from speculoos.redaction import cut
 from speculoos.settings import Endpoint
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -224,7 +225,7 @@ def plain_reason(error: Exception) -> str:
         return "no connection"
     body = getattr(error, "body", None)
     said = body.get("message") if isinstance(body, dict) else None
-    text = str(said or error).splitlines()[0][:200] if str(said or error) else type(error).__name__
+    text = cut(str(said or error).splitlines()[0], 200) if str(said or error) else type(error).__name__
     status = getattr(error, "status_code", None)
     return f"{status} {text}" if status and not text.startswith(str(status)) else text
 

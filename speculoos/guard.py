@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
+
 from speculoos.settings import LOOPBACK
 
 Message = MutableMapping[str, Any]
@@ -136,6 +138,8 @@ class Guard:
         body = _CountedBody(receive, send, self.max_body_bytes)
         try:
             await self.app(scope, body.receive, body.send)
+        except ClientDisconnect:
+            pass  # nobody waits for an answer
         except Exception:
             if not body.exceeded:
                 raise
@@ -181,7 +185,7 @@ def _split(host: str, default_port: int | None) -> tuple[str, int | None]:
         port = parts.port
     except ValueError:
         return "", None
-    if "@" in host or "/" in host or "?" in host or "#" in host:
+    if any(mark in host for mark in "@/?#") or host.count("]") > 1:  # [::1]] is taken for [::1]
         return "", None
     return (parts.hostname or "").lower().rstrip("."), port if port is not None else default_port
 

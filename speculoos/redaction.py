@@ -23,6 +23,7 @@ LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=:/
 def secrets(settings: Settings) -> list[str]:
     """Every secret value this process knows, longest first."""
     known = {settings.hf_token, settings.inference_token, settings.features_token, settings.password}
+    known |= {settings.metrics_token}
     known |= {server.key for server in (*settings.endpoints.values(), *settings.state_servers.values())}
     known |= {_password(url) for url in (settings.database_url, settings.redis_url, settings.store) if url}
     known |= {os.environ.get(name, "") for name in ("HF_TOKEN", *OF_THE_STORE, *OF_TRACKERS)}
@@ -34,6 +35,11 @@ def redact(text: str, known: list[str]) -> str:
     for secret in known:
         text = text.replace(secret, MASK)
     return LOOKS_SECRET.sub(MASK, text)
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its whole words within `most` characters: the beginning of a secret is masked by nothing."""
+    return text if len(text) <= most else f"{text[:most].rpartition(' ')[0]} …"
 
 
 class RedactingStream:

@@ -190,7 +190,7 @@ def open_store(url: str) -> Store | None:
 
 def shown(url: str) -> str:
     """The URL without user and password."""
-    return re.sub(r"(?<=://)[^/@]*@", "", url)
+    return re.sub(r"(?<=://)[^/@:]*(:[^@]*)?@", "", url)  # a key of S3 may hold slashes
 
 
 def files_of(folder: Path) -> dict[str, Path]:

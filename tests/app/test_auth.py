@@ -80,7 +80,9 @@ def test_the_cookie_is_for_this_site_and_not_for_scripts(client: TestClient) -> 
     assert "samesite=strict" in cookie
 
 
-@pytest.mark.parametrize("target", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
+@pytest.mark.parametrize(
+    "target", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "//[", "//\u2100"]
+)
 def test_the_login_never_leads_elsewhere(client: TestClient, target: str) -> None:
     assert log_in(client, target=target).headers["location"] == "/"
 
@@ -296,7 +298,7 @@ def test_the_printed_address_or_its_token_may_be_typed(linked: TestClient, home:
         form = {"password": f" {shorten(link)} ", "name": "Ada"}
         assert linked.post("/login", data=form).status_code == 303
         assert linked.post("/login", data=form).status_code == 401
-    for wrong in ("", "x", "../session-key", "é", "http://127.0.0.1/login?token="):
+    for wrong in ("", "x", "../session-key", "é", "http://127.0.0.1/login?token=", "http://[?token=x"):
         assert linked.post("/login", data={"password": wrong}).status_code == 401
 
 

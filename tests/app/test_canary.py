@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from app.gradio_gate import UNANSWERABLE
 from app.main import make_app
 from speculoos.settings import Settings, load
 from tests.tools.asgi import ask
@@ -158,6 +159,17 @@ def test_events_with_a_file_in_another_place_are_refused(opened: Bench) -> None:
         for kind in ("application/json", "text/plain", ""):
             assert run_async(ask(opened.app, "POST", EVENT, body, kind, cookie=opened.cookie)).status == 400, body[:200]
     assert not opened.leaked()
+
+
+def test_addresses_and_forms_that_gradio_stumbles_over_are_refused(opened: Bench) -> None:
+    for path in ("/assets/" + "a" * 300, "/static/" + "a/" * 3000):
+        assert run_async(ask(opened.app, "GET", path, cookie=opened.cookie)).status == 404
+    for name, boundary in ((b"", b"x"), (b"; filename=a", b"x" * 1000)):
+        part = b"\r\nContent-Disposition: form-data; name=files" + name + b"\r\n\r\nwords\r\n"
+        form, kind = b"--" + boundary + part + b"--" + boundary + b"--\r\n", "multipart/form-data; boundary="
+        kind += boundary.decode()
+        answer = run_async(ask(opened.app, "POST", "/gradio_api/upload", form, kind, cookie=opened.cookie))
+        assert answer.status == 400 and UNANSWERABLE.encode() in answer.body
 
 
 def served_paths(routes: Any, before: str = "") -> Iterator[tuple[str, str]]:

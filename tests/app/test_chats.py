@@ -184,6 +184,7 @@ def test_html_links_and_pictures_of_an_answer_do_nothing() -> None:
     assert {element["tag"] for element in elements} <= KNOWN
     assert {e["href"] for e in elements if e["tag"] == "a"} == {"http://elsewhere/x.png", "https://fine.example"}
     assert "<img src=x onerror=alert(1)>" in json.dumps(rendered.nodes(nasty))
+    assert walked(rendered.nodes("[a](http://[no:address]/)"))
 
 
 def test_lists_tables_code_and_headings_are_elements() -> None:

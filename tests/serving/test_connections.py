@@ -1,4 +1,5 @@
-"""Connections that send slowly, or headers without end, are closed before anybody is asked for a token."""
+"""Connections that send slowly, headers without end, or many requests at once are closed before anybody is asked for a
+token."""
 
 import asyncio
 import socket
@@ -92,9 +93,41 @@ def test_a_large_upload_over_a_slow_line_is_served(port: int, monkeypatch: pytes
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("data", [b"X: " + b"a" * 2**20, b"X: a\r\n" * 200_000])
-def test_headers_without_end_are_closed(port: int, data: bytes) -> None:
-    assert closed_after(port, HEAD + data) == b""
+CHUNKED = HEAD + b"Authorization: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+
+
+@pytest.mark.parametrize("head", [HEAD, CHUNKED], ids=["headers", "trailers"])
+@pytest.mark.parametrize("data", [b"X: " + b"a" * 2**20, b"X:\r\n" * 2 * connections.HEADERS], ids=["long", "many"])
+def test_headers_without_end_are_closed(port: int, head: bytes, data: bytes) -> None:
+    assert closed_after(port, head + data)[:12] in (b"", b"HTTP/1.1 400")
+
+
+def test_many_requests_without_waiting_for_answers_are_closed(port: int) -> None:
+    ask, last = HEAD + b"Content-Length: 0\r\n\r\n", HEAD + b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+    assert b"HTTP/1.1 400" in closed_after(port, ask * 1000)
+    answers = closed_after(port, ask * connections.AHEAD + last)
+    assert answers.count(b"HTTP/1.1 401") == connections.AHEAD + 1
+
+
+def test_an_answer_that_comes_after_its_connection_was_closed_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def late(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.05)
+        await app(scope, receive, send)
+
+    with running(late) as (server, port):
+        assert b"HTTP/1.1 400" in closed_after(port, (HEAD + b"Content-Length: 0\r\n\r\n") * 100)
+        until(lambda: not server.server_state.tasks)
+    assert "Exception in ASGI" not in caplog.text
+
+
+def test_a_line_break_after_an_answer_holds_no_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(HEAD + b"Content-Length: 0\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+        connection.sendall(b"\r\n")
+        while connection.recv(65536):
+            pass
 
 
 def test_large_bodies_and_kept_connections_are_served(port: int) -> None:

@@ -53,6 +53,7 @@ def test_loopback_names_with_our_port_are_served(host: str) -> None:
         f"user@127.0.0.1:{PORT}",
         f"127.0.0.1:{PORT}/x",
         "127.0.0.1:port",
+        f"[::1]]:{PORT}",
         "",
     ],
 )
@@ -160,6 +161,21 @@ def test_a_body_past_the_bound_is_refused_before_and_while_it_is_read() -> None:
     answer = run_async(send())
     assert answer.status_code == 413
     assert "larger than" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_before_its_body_has_come_is_no_error() -> None:
+    async def left() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        raise AssertionError(message)
+
+    async def read(scope: dict, receive: object, send: object) -> None:
+        await Request(scope, receive).body()
+
+    headers = [(b"host", f"127.0.0.1:{PORT}".encode())]
+    scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "headers": headers}
+    run_async(Guard(read, port=PORT, max_body_bytes=9)(scope, left, send))
 
 
 def test_the_inference_server_is_served_at_its_published_port_and_asks_for_its_token_there(home: Settings) -> None:

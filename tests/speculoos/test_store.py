@@ -9,7 +9,7 @@ import pytest
 
 from speculoos.errors import BadInput, Damaged
 from speculoos.settings import load
-from speculoos.store import MARK, Store, StoreAway, files_of, marked, open_store
+from speculoos.store import MARK, Store, StoreAway, files_of, marked, open_store, shown
 from tests.tools.s3 import S3, Missing
 
 PLACE = "datasets/one"
@@ -170,6 +170,13 @@ def test_a_store_that_cannot_be_is_said_in_one_sentence(
             load({"SPECULOOS_STORE": wrong, "SPECULOOS_HOME": str(tmp_path)})
     assert open_store("") is None
     assert load({"SPECULOOS_STORE": "s3://bucket/", "SPECULOOS_HOME": str(tmp_path)}).store == "s3://bucket"
+
+
+def test_user_and_key_of_its_address_are_not_shown() -> None:
+    for key in ("hidden", "hid/den+", "hid:den"):
+        assert shown(f"s3://someone:{key}@bucket/x@y") == "s3://bucket/x@y"
+    for plain in ("s3://bucket/x@y", "s3://bucket/a:b@c", "file:///x/a:b@c"):
+        assert shown(plain) == plain
 
 
 def test_an_s3_server_that_is_away_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from speculoos import machine
 from speculoos.errors import BadInput, Cancelled, Conflict, Fenced, NotFound, Unavailable
-from speculoos.redaction import redact, secrets
+from speculoos.redaction import cut, redact, secrets
 from speculoos.settings import Settings, load
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, leases, processes, reports, rules
@@ -69,6 +69,14 @@ def test_known_and_likely_secrets_are_masked(home: Settings, monkeypatch: pytest
     text = "my-own-token-value hf_abcdefghijklmnopqrstuvwx postgresql://you:other@db/x sesame-open https://a.b/c:d@e"
     assert redact(text, known) == "••• ••• postgresql://•••@db/x ••• https://a.b/c:d@e"
     assert redact("an ordinary line, 3:4", known) == "an ordinary line, 3:4"
+    monkeypatch.setenv("SPECULOOS_METRICS_TOKEN", "scraped-4711")
+    assert redact("a scraped-4711", secrets(load())) == "a •••"
+
+
+def test_a_text_is_cut_before_a_word_that_could_be_the_beginning_of_a_secret() -> None:
+    assert cut("wrong key sesame-4711", 21) == "wrong key sesame-4711"
+    assert cut("wrong key sesame-4711", 18) == "wrong key …"
+    assert cut("sesame-4711", 6) == " …"
 
 
 @pytest.mark.parametrize(

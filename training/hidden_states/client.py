@@ -9,6 +9,7 @@ from torch import Tensor
 from features.wire import Asked, Given
 from speculoos.bounded import AS_IT_IS, read_whole
 from speculoos.errors import BadInput, Unavailable
+from speculoos.redaction import cut
 from speculoos.settings import StateServer
 
 CONNECT_SECONDS = 10.0
@@ -109,7 +110,7 @@ def _said(response: httpx.Response) -> str:
         return f"{response.status_code} {response.reason_phrase}"
     error = body.get("error", body) if isinstance(body, dict) else {}
     said = error.get("message") if isinstance(error, dict) else error
-    return str(said or f"{response.status_code} {response.reason_phrase}")[:500]
+    return cut(str(said or f"{response.status_code} {response.reason_phrase}"), 500)
 
 
 def _json(response: httpx.Response, name: str) -> Any:
