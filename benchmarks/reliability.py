@@ -5,6 +5,7 @@ python -m benchmarks.reliability drills.json
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from benchmarks.tables import between, table_lines
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- figures: written by benchmarks/reliability.py -->", "<!-- end of figures -->"
+MADE = (
+    "; by `make drills`, each drill on the day and under the load (average of the last minute, before and after) of "
+    "its row."
+)
+WHEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}, [0-9.]+ to [0-9.]+(?=\)| \|)")
+"""Day and load, where no machine stands behind them yet."""
 LOAD = "load"
 OUTCOME = ("kills", "jobs", "lost", "doubled")
 """Columns of the first table; what else a drill counted is written in words."""
@@ -22,23 +29,40 @@ MEMORY = ("start_mb", "warm_mb", "end_mb", "mb_per_minute")
 
 
 def page(text: str, figures: dict[str, Any]) -> str:
-    """The page's text with these figures in the place of the old ones."""
-    return between(text, BEGIN, END, tables(figures))
+    """The page's text with these figures in the place of the old ones; those of other drills stay."""
+    return between(text, BEGIN, END, tables(figures, text.partition(BEGIN)[2].partition(END)[0].strip()))
 
 
-def tables(figures: dict[str, Any]) -> str:
-    """Machine, what each drill counted, how long recovery took, and the load."""
+def tables(figures: dict[str, Any], before: str = "") -> str:
+    """Machine, what each drill counted, how long recovery took, and the load. Drills without figures stay as they are
+    in `before`, with its machine where that was another."""
     machine, drills = figures["machine"], figures["drills"]
+    here = f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}"
+    there, made, _ = before.partition(MADE)
+    if made and there != here:
+        before = WHEN.sub(lambda when: f"{when[0]}; {there}", before)
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}; "
-        f"by `make drills`, each drill on the day and under the load (average of the last minute, before and after) of "
-        f"its row.",
+        here + MADE,
         "",
-        *counted({name: one for name, one in drills.items() if name != LOAD}),
+        *kept(before, drills, counted({name: one for name, one in drills.items() if name != LOAD})),
         "",
-        *recovered(drills),
+        *kept(before, drills, recovered(drills)),
     ]
-    return "\n".join(lines + (["", *under_load(drills[LOAD])] if LOAD in drills else []))
+    load = under_load(drills[LOAD]) if LOAD in drills else ["".join(before.partition("Load (")[1:])]
+    return "\n".join([*lines, "", *load]).strip()
+
+
+def kept(before: str, drills: dict[str, Any], table: list[str]) -> list[str]:
+    """The table, begun with the rows that it had before for other drills."""
+    head, rule, *rows = table
+    old = before.partition(f"{head}\n{rule}\n")[2].partition("\n\n")[0].splitlines()
+    fresh = {words(name) for name in drills}
+    return [head, rule, *(row for row in old if drill_of(row) not in fresh), *rows]
+
+
+def drill_of(row: str) -> str:
+    """The drill of a row: its first cell, or what stands there in brackets."""
+    return row.split(" | ")[0].removeprefix("| ").rpartition("(")[2].removesuffix(")")
 
 
 def counted(drills: dict[str, Any]) -> list[str]:

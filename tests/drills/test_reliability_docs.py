@@ -61,3 +61,23 @@ def test_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pyt
     assert made.startswith("before\n") and made.endswith("\nafter") and "old" not in made
     assert made.count("| kills | 4 | 2 | 0 | 0 |") == 1 and "| web (kills) | 3 | 2.5 | 3.0 | 3.0 |" in made
     assert "short" not in made
+
+
+def test_drills_without_figures_keep_their_rows_and_their_machine(tmp_path: Path) -> None:
+    one = {"date": "2026-01-02", "seconds": 5, "load": [0.1, 0.2]}
+    web = {"recovery": {"web": spread([2.0])}}
+    machine = {"processor": "Old", "cores": 2, "python": "3", "torch": "2"}
+    before = {"machine": machine, "drills": {"first_one": {**one, "kills": 1, **web}, "second": {**one, **web}}}
+    again = {"machine": {**machine, "processor": "New"}, "drills": {"second": {**one, "kills": 9}}}
+    text = page(page(f"{BEGIN}\n{END}", before), again)
+    assert text == page(text, again)
+    assert "New, 2 cores, Python 3, torch 2; by" in text
+    assert text.count("| first one | 1 | ") == text.count("0.1 to 0.2; Old, 2 cores, Python 3, torch 2 |") == 1
+    assert text.count("| second | 9 | ") == text.count("| second | ") == text.count("0.1 to 0.2 |") == 1
+    assert "| web (first one) | 1 | 2.0 |" in text and "web (second)" not in text
+
+
+def test_the_page_stays_as_it_is_where_no_drill_ran() -> None:
+    found = re.search(r"(.*), (.*) cores, Python (.*), torch (.*); by `make drills`", TEXT)
+    machine = dict(zip(("processor", "cores", "python", "torch"), found.groups(), strict=True))
+    assert page(TEXT, {"machine": machine, "drills": {}}) == TEXT
