@@ -61,7 +61,11 @@ for command in COMMANDS:
 for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
 
-READ_ONLY = "Make it writable, or name another place; SPECULOOS_HOME names the home."
+MEND = {
+    errno.EROFS: "Make it writable, or name another place; SPECULOOS_HOME names the home.",
+    errno.ENOSPC: "Make room on the disk that holds the home, or on that of the file to be written.",
+}
+"""What to do about what a disk says."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        hint = READ_ONLY if error.errno == errno.EROFS else ""
+        hint = MEND.get(error.errno or 0, "")
         return fail(Unavailable(f"{where}{error.strerror or error}.", hint), as_json)
     except Exception as error:
         if os.environ.get("SPECULOOS_DEBUG"):

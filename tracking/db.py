@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput, SpeculoosError, Unavailable
 from speculoos.faults import disk_full
-from speculoos.room import give_reserve_up
+from speculoos.room import full, give_reserve_up
 from speculoos.settings import Settings
 from tracking import revisions
 from tracking.places import tell_home
@@ -205,11 +205,17 @@ def _translated(settings: Settings) -> Iterator[None]:
     except NoSuchModuleError as error:
         raise BadInput(f"DATABASE_URL: {error}.") from None
     except DBAPIError as error:
-        if disk_full(error):
+        if no_room := _no_room(settings, error):
             _shorten_log(settings)
-        if sentence := _sentence(settings, error):
+        if sentence := _sentence(settings, error, no_room):
             raise Unavailable(sentence) from error
         raise
+
+
+def _no_room(settings: Settings, error: DBAPIError) -> bool:
+    """Whether the disk is full. SQLite says so of its file and its log; of the index of its log, which every first
+    connection makes, it says only that it could not be written."""
+    return disk_full(error) or ("disk I/O error" in str(error.orig) and full(settings.home))
 
 
 def _shorten_log(settings: Settings) -> None:
@@ -226,7 +232,7 @@ def _where(settings: Settings) -> str:
     return database_url(settings).render_as_string(hide_password=True)
 
 
-def _sentence(settings: Settings, error: DBAPIError) -> str:
+def _sentence(settings: Settings, error: DBAPIError, no_room: bool) -> str:
     where = _where(settings)
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     if any(sign in reason for sign in DAMAGED):
@@ -236,7 +242,7 @@ def _sentence(settings: Settings, error: DBAPIError) -> str:
         )
     if "no such table" in reason or (isinstance(error, ProgrammingError) and "does not exist" in reason):
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
-    if disk_full(error):
+    if no_room:
         return f"The disk that holds the database {where} is full; make room there."
     if isinstance(error, OperationalError) and _read_only(settings):
         return (

@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from speculoos.cli import main
 from speculoos.errors import BadInput, Unavailable
+from speculoos.room import keep_reserve
 from speculoos.settings import Settings, load
 from tracking import db
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job, JobLog, Preference, Table
@@ -228,6 +229,30 @@ def test_a_full_disk_is_named_and_rows_with_a_place_in_the_file_are_written_agai
     [beat(number) for number in range(2000, 2040)]
     with db.reading(full) as session:
         assert session.get(Preference, "beat").value == {"n": 2039}
+
+
+def test_a_home_on_a_full_disk_is_opened_once_the_reserve_is_given_up(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No process has it open, so SQLite must make the index of its log first."""
+    monkeypatch.setenv("SPECULOOS_HOME", str(small_disk / "home"))
+    full = load()
+    db.upgrade(full)
+    db.dispose()
+    assert keep_reserve(full)
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(b"0" * 4096)
+    assert main(["endpoints", "add", "x", "--url", "http://a"]) == 1
+    assert "No space left on device. Make room on the disk that holds the home" in capsys.readouterr().err
+    with pytest.raises(Unavailable, match="The disk that holds the database .* is full; make room there"):
+        read(full)
+    assert read(full) == []
+
+
+def read(settings: Settings) -> list[Job]:
+    with db.reading(settings) as session:
+        return session.query(Job).all()
 
 
 @pytest.mark.sqlite
