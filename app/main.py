@@ -37,6 +37,9 @@ from upkeep.storage import surveys_of
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep an idle connection, so that none sends into one that is just being closed."""
+UNUSED_QUEUE_SECONDS = 1.0
+"""How often Gradio looks into its queue, which no event of ours uses and app/gradio_gate.py shuts. It would look 1,100
+times a second, which takes 4 % of a core for as long as the process lives."""
 PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in (*shell.NAV, *shell.BESIDE)}
 
 
@@ -95,6 +98,8 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
             theme=theme(),
         )
     keep_little(app, pages)
+    queue = pages._queue
+    queue.sleep_when_free = queue.progress_update_sleep_when_free = UNUSED_QUEUE_SECONDS
 
 
 def make_pages(settings: Settings) -> gr.Blocks:

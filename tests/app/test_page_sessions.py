@@ -1,5 +1,6 @@
 """An opened page costs the server little, and a page's document is the same for all who ask, whoever asked first."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -58,6 +59,22 @@ def test_a_document_is_written_once(pages: Any, path: str, monkeypatch: pytest.M
     again = get(pages, path)
     assert (first.status, again.status) == (200, 200)
     assert again.body == first.body and len(again.body) > 1000
+
+
+def test_a_server_that_nobody_asks_sleeps(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio's queue would wake it 1,100 times a second."""
+    unasked, woken = make_app(settings), []
+
+    async def serve() -> None:
+        waits = asyncio.get_running_loop()._selector
+        look = waits.select
+        async with unasked.router.lifespan_context(unasked):
+            await asyncio.sleep(0.5)
+            monkeypatch.setattr(waits, "select", lambda timeout=None: woken.append(timeout) or look(timeout))
+            await asyncio.sleep(1.0)
+
+    asyncio.run(serve())
+    assert len(woken) < 30
 
 
 def test_a_cookie_is_each_browsers_own(pages: Any) -> None:
