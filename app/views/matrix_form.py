@@ -116,8 +116,9 @@ class ServerForm:
             boxes = [first, *[gr.skip()] * 2, gr.Dropdown(serves, value=""), gr.Dropdown(suites, value=BUILT_IN)]
             return [gr.skip(), *boxes, *[gr.skip()] * 3]
         server, model, plain, served, suite, *rest = values
-        first, *others = boxes = [_box(endpoints, server), _box(serves, served), _box(suites, suite)]
-        lost = sum(box.value is None for box in boxes)
+        wanted = ((endpoints, server), (serves, served), (suites, suite))
+        first, *others = [_box(*each) for each in wanted]
+        lost = sum(_parted(known, [value])[1] for known, value in wanted)
         return [gr.Accordion(open=True), first, model, plain, *others, *rest, gone(lost)]
 
     def _review(self, *values: Any) -> str:
