@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from serving.live import LiveRuns
@@ -63,6 +64,25 @@ def test_a_posted_run_is_generated_and_stored_whole(served: Served) -> None:
     assert run.summary["mean_accepted_length"] == HEADS + 1 and run.summary["finish"] == "length"
     assert run.summary["tokens"] == 40 == sum(len(r["tokens"]) for r in records)
     assert run.summary["decode_tokens_per_second"] > 0 and run.summary["shared_with"] == ""
+
+
+def test_answers_leave_no_file_and_no_thread_behind(served: Served) -> None:
+    """The short form of the soak drill."""
+
+    def held() -> list[int]:
+        return [psutil.Process().num_fds(), threading.active_count()]
+
+    def answered(count: int) -> None:
+        for _ in range(count):
+            run_id = make_run(served)
+            post(served, run_id)
+            assert ended(served, run_id).state == "SUCCEEDED"
+
+    answered(5)
+    served.wait_idle()
+    warm = held()
+    answered(25)
+    until(lambda: all(now <= before for now, before in zip(held(), warm, strict=True)), 30)
 
 
 def test_steps_appear_while_the_run_goes_on_and_after_the_poster_has_gone(served: Served) -> None:
