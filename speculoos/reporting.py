@@ -32,8 +32,10 @@ class Reporter(Protocol):
     def sample(self, step: int, record: dict[str, Any]) -> None:
         """A JSON-able record to keep with the run, such as a coloured sample generation."""
 
-    def keep(self) -> None:
-        """Store what was reported so far. Called before a state is saved: a resumed run repeats only later steps."""
+    def keep(self) -> bool:
+        """Store what was reported so far; whether it is stored. Called before a state is saved: a resumed run repeats
+        only later steps, so a state must not be newer than what is stored."""
+        return True
 
     def stop_requested(self) -> bool:
         """True once the user asked to stop; the caller saves what it has and raises Cancelled."""

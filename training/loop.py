@@ -287,7 +287,8 @@ class Trainer:
         )
         if not self.main:
             return
-        self.reporter.keep()
+        if not self.reporter.keep():
+            return  # a run that resumed from this state would not report its steps again
         best = {**self.best, "tau": None if math.isinf(self.best["tau"]) else self.best["tau"]}
         facts = {
             "step": self.step,

@@ -26,10 +26,11 @@ WARM = max(CHAT, TURNS // 60 * CHAT)
 """Turns after which the first figures are taken: caches have been filled by then."""
 TOKENS = 8
 STEADY = TURNS // 2
-"""Turns after which memory must be flat; until then the allocator of the inference server takes some more steps."""
+"""Turns after which memory must be flat: until then prompts have lengths that are new, and the inference server takes
+memory for new lengths (why, and up to where, has not been found out)."""
 GROWTH_MB = 7.0
-"""How much more memory a part may have after 100 more turns. One that keeps 100 KB of each has 9.8 MB more; one step of
-the allocator by 6 MB, the logits of a prompt of 30 tokens, looks like 6 at most."""
+"""How much more memory a part may have after 100 more turns. One that keeps 100 KB of each has 9.8 MB more; one step by
+6 MB, as were seen, looks like 6 at most."""
 IDLE_SECONDS, IDLE_SHARE = 60.0, 0.05
 """How long nobody asks, and the share of one core that all processes together may take then."""
 QUESTIONS = (
@@ -77,7 +78,7 @@ def test_hundreds_of_answers_leave_nothing_behind(up: Up, figures: Figures) -> N
 
 
 def test_what_keeps_100_kb_of_every_turn_is_found() -> None:
-    """Among steps of the allocator, which alone are none."""
+    """Beside one step of 6 MB, which alone is none."""
 
     def held(turns: int, kept: int) -> Held:
         step = 6 * 2**20 if turns > 220 else 0
@@ -153,7 +154,7 @@ def megabytes(warm: Counter[str], end: Counter[str]) -> dict[str, str]:
 
 
 def slopes(looks: dict[int, Held]) -> dict[str, dict[str, float]]:
-    """MB more each 100 turns, by the line through all looks: one step of the allocator is no leak."""
+    """MB more each 100 turns, by the line through all looks: one step is no leak."""
     hundreds, last = [turns / 100 for turns in looks], list(looks.values())[-1]
 
     def slope(kind: str, part: str) -> float:

@@ -116,14 +116,17 @@ class JobReporter:
             self._cancel = self._cancel or cancel
             self._last_beat = time.monotonic()
 
-    def keep(self) -> None:
-        """Write what has gathered; a database that is away for a moment is left to the next beat. Raises Fenced."""
+    def keep(self) -> bool:
+        """Write what has gathered; False for a database that is away for a moment: the next beat tries again. Raises
+        Fenced."""
         try:
             self.flush()
         except Fenced:
             raise
         except SpeculoosError as error:
             log.warning("Not stored yet: %s", error)
+            return False
+        return True
 
     def check_parent(self) -> None:
         """Leave at once when the supervisor that started this process is gone."""
