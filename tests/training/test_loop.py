@@ -195,6 +195,17 @@ def test_resuming_on_other_data_is_refused(tiny_base, dataset, rows, tmp_path):
         train(config(), tiny_base, other, tmp_path / "b", tmp_path / "out")
 
 
+def test_no_state_is_newer_than_what_is_stored(tiny_base, dataset, tmp_path):
+    """A database was locked for longer than a lease lasts: the resumed run left out the steps in between."""
+
+    class Away(Notebook):
+        def keep(self):
+            return len(self.values) <= 4
+
+    train(config(max_steps=8, save_every=1, keep_last=20), tiny_base, dataset, tmp_path / "out", reporter=Away())
+    assert {path.name for path in all_resume_points(tmp_path / "out")} == {f"state-{step}" for step in (1, 2, 3, 4)}
+
+
 def test_a_resumed_run_removes_what_the_killed_one_left_on_the_disk(tiny_base, dataset, tmp_path):
     train(config(), tiny_base, dataset, tmp_path / "out")
     for name in (".features-0-1.0", ".state-10.77.tmp"):
