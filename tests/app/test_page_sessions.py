@@ -73,7 +73,7 @@ def test_a_server_that_nobody_asks_sleeps(settings: Settings, monkeypatch: pytes
             monkeypatch.setattr(waits, "select", lambda timeout=None: woken.append(timeout) or look(timeout))
             await asyncio.sleep(1.0)
 
-    asyncio.run(serve())
+    run_async(serve())
     assert len(woken) < 30
 
 
