@@ -9,8 +9,9 @@ from sqlalchemy.engine import Connection
 
 from speculoos import settings
 from tracking import db
-from tracking.places import HomeJson, HomePath
-from tracking.tables import Json, Table, UtcDateTime
+from tracking.places import HomePath
+from tracking.tables import Table, UtcDateTime
+from tracking.values import Json
 
 UPGRADE_LOCK = 8_364_512_077
 """Number of the advisory lock that makes PostgreSQL upgrades take turns (SQLite's write lock does it there)."""
@@ -22,7 +23,7 @@ def render_item(kind: str, item: object, _context: object) -> str | bool:
         return "sa.DateTime(timezone=True)"
     if kind == "type" and isinstance(item, HomePath):
         return "sa.Text()"
-    if kind == "type" and isinstance(item, sa.JSON | Json | HomeJson):
+    if kind == "type" and isinstance(item, sa.JSON | Json):
         return "sa.JSON().with_variant(sa.dialects.postgresql.JSONB(), 'postgresql')"
     return False
 

@@ -16,7 +16,8 @@ from tracking import shards
 from tracking.moves import ATTEMPTS, NO_ERROR, at_shards, change, end_of_queue, fenced, mine, move, ready, waiting
 from tracking.names import check_user
 from tracking.states import JobState
-from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now, storable
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
+from tracking.values import storable
 
 STOPPED_WITH_PREDECESSOR = "predecessor"
 """`error_code` of a job cancelled because the one before it did not succeed."""

@@ -8,12 +8,11 @@ the engine a row comes through: see tracking.db. Nobody else needs to know.
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import Text
 from sqlalchemy.engine import Dialect, Engine
 from sqlalchemy.types import TypeDecorator
 
-from tracking.values import Written, storable
+from tracking.values import Json, storable
 
 MARK = "home:"
 KEYS = frozenset({"path", "location", "draft_path"})
@@ -52,17 +51,17 @@ class HomePath(TypeDecorator):
         return value and resolved(_home(dialect), value)
 
 
-class HomeJson(Written):
-    """JSON in which the texts under `KEYS` may be paths."""
+class HomeJson(Json):
+    """A JSON object in which the texts under `KEYS` may be paths."""
 
-    impl = JSON().with_variant(JSONB(), "postgresql")
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         return each_path(storable(value), lambda text: stored(_home(dialect), text))
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return each_path(value, lambda text: resolved(_home(dialect), text))
+        found = super().process_result_value(value, dialect)
+        return each_path(found, lambda text: resolved(_home(dialect), text))
 
 
 def each_path(value: Any, change: Any) -> Any:

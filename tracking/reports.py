@@ -10,7 +10,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from tracking.moves import change, fenced, mine, move
-from tracking.tables import Job, JobLog, Metric, Sample, now, storable
+from tracking.tables import Job, JobLog, Metric, Sample, now
+from tracking.values import storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 MESSAGE_LIMIT = 4000

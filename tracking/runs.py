@@ -13,7 +13,8 @@ from sqlalchemy import and_, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from speculoos.errors import NotFound
-from tracking.tables import Run, RunStep, new_id, now, storable
+from tracking.tables import Run, RunStep, new_id, now
+from tracking.values import storable
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 POSTED_WITHIN = timedelta(seconds=30)

@@ -9,23 +9,12 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Float, ForeignKey, Index, Integer, MetaData, String, Text, select
+from sqlalchemy import BigInteger, DateTime, Float, ForeignKey, Index, Integer, MetaData, String, Text, select
 from sqlalchemy import UniqueConstraint as Unique
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column
 
 from tracking.places import HomeJson, HomePath
-from tracking.values import Written, storable
-
-
-class Json(Written):
-    """JSON in which nothing stands that a database refuses."""
-
-    impl = JSON().with_variant(JSONB(), "postgresql")
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Any) -> Any:
-        return storable(value)
+from tracking.values import Json, Written
 
 
 class UtcDateTime(Written):
@@ -59,7 +48,7 @@ class Table(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: Json, list[Any]: Json}
+    type_annotation_map = {datetime: UtcDateTime, dict[str, Any]: Json}
 
 
 class Named:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy import JSON
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.types import TypeDecorator
@@ -40,3 +42,18 @@ class Written(TypeDecorator):
                 raise DatabaseError("", None, ValueError(f"malformed value: {error}")) from error
 
         return checked if read else None
+
+
+class Json(Written):
+    """A JSON object in which nothing stands that a database refuses."""
+
+    impl = JSON().with_variant(JSONB(), "postgresql")
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return storable(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        if value is not None and not isinstance(value, dict):
+            raise ValueError("JSON that is not an object")
+        return value

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from speculoos.errors import BadInput
-from tracking.tables import storable
+from tracking.values import storable
 
 AT_ONCE = 500
 """Rows that are read or written in one go."""

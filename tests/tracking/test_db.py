@@ -278,6 +278,8 @@ def test_what_no_database_takes_is_replaced_in_keys_too(database: Settings) -> N
         ("request", "'{\"a\":'"),
         ("request", "x'80ff'"),
         ("result", "'[1'"),
+        ("result", "'[1]'"),
+        ("child", "'3'"),
         ("created_at", "'2026-zz'"),
         ("name", "CAST(x'80ff' AS TEXT)"),
     ],
