@@ -5,7 +5,9 @@ is not there; a new version's new routes are shut until someone opens them. Runs
 """
 
 import json
+import logging
 import secrets
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -15,11 +17,12 @@ from starlette.responses import PlainTextResponse, Response
 
 from app import payloads
 from app.documents import Answer, Documents
-from app.refused_values import fail_quietly, refuse_quietly, refused
+from app.refused_values import fail_quietly, is_power_of_two, origin, refuse_quietly, refused
 from app.uploads import Uploads
 from app.visitor import BROWSER, session_of
 from speculoos.errors import BadInput
 
+log = logging.getLogger(__name__)
 API = "/gradio_api"
 EVENT, UPLOAD, FILE = f"{API}/run/predict", f"{API}/upload", f"{API}/file="
 READ = frozenset({f"{API}/upload_progress", f"{API}/app_id", "/theme.css", "/favicon.ico", "/robots.txt"})
@@ -39,6 +42,7 @@ class GradioGate:
     def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str]):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
         self.documents = Documents(app)
+        self._unanswerable: Counter[str] = Counter()
         refuse_quietly(blocks)
         fail_quietly(blocks)
 
@@ -81,23 +85,27 @@ class GradioGate:
         found: list[str] = []
         refused.set(found)
         answer = _AsRefused(found, send)
-        await self._tried({**scope, "headers": headers}, _Replay(body, receive), answer)
+        await self._gradio({**scope, "headers": headers}, _Replay(body, receive), answer)
 
     async def _upload(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """What Gradio kept belongs to this session from now on."""
         known = _Known(scope, send)
         answer = Answer()
-        await self._tried(scope, receive, answer)
+        await self._gradio(scope, receive, answer)
         if answer.status == 200:
             for path in json.loads(answer.body):
                 self.uploads.claim(known.session, path)
         await answer.send(known)
 
-    async def _tried(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Gradio stumbles over some forms (a file without a name) and some answers (half a character)."""
+    async def _gradio(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Gradio raises for some forms (a file without a name) and some answers (half a character)."""
         try:
             await self.app(scope, receive, send)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
+            place = origin(error)
+            self._unanswerable[place] += 1
+            if is_power_of_two(count := self._unanswerable[place]):
+                log.warning("%s was refused: %s (%d so far)", scope["path"], place, count)
             await _refusal(BadInput(UNANSWERABLE))(scope, receive, send)
 
 

@@ -48,8 +48,7 @@ def refuse_quietly(blocks: gr.Blocks) -> None:
 
 
 def fail_quietly(blocks: gr.Blocks) -> None:
-    """Make `blocks` log the place of an unexpected error of an event in one line, in place of a traceback: its last
-    line is the error's message, which often holds a value that someone typed."""
+    """Make `blocks` log where an unexpected error of an event was raised, in one line in place of a traceback."""
     process = blocks.process_api
     counts: Counter[tuple[int, str]] = Counter()
 
@@ -62,26 +61,31 @@ def fail_quietly(blocks: gr.Blocks) -> None:
         except SpeculoosError as error:
             raise gr.Error(safe(sentence(error)), print_exception=False) from None
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
-            calls = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
             fn = blocks.fns[block_fn] if isinstance(block_fn, int) else block_fn
-            place = f"{type(error).__name__} at {calls}"
+            place = origin(error)
             counts[fn._id, place] += 1
-            if _is_power_of_two(count := counts[fn._id, place]):
+            if is_power_of_two(count := counts[fn._id, place]):
                 log.error("Event %d (%s) failed: %s (%d so far)", fn._id, fn.name, place, count)
             raise gr.Error(FAULT, print_exception=False) from None
 
     blocks.process_api = process_api  # type: ignore[method-assign]
 
 
-def _is_power_of_two(count: int) -> bool:
+def origin(error: Exception) -> str:
+    """Where an error was raised, without its message: that often holds a value that someone typed."""
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    calls = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+    return f"{type(error).__name__} at {calls}"
+
+
+def is_power_of_two(count: int) -> bool:
+    """Which of many equal events are logged, so that an attack cannot fill the log."""
     return count & (count - 1) == 0
 
 
 def _log(block_fn: Any, count: int) -> None:
-    """One line without the value. Only counts that are powers of two are logged, so that an attack cannot fill the
-    log."""
-    if _is_power_of_two(count):
+    """One line without the value."""
+    if is_power_of_two(count):
         log.warning(
             "Event %d (%s) was refused: a value that its inputs do not take (%d so far)",
             block_fn._id,

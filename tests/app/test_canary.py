@@ -161,7 +161,9 @@ def test_events_with_a_file_in_another_place_are_refused(opened: Bench) -> None:
     assert not opened.leaked()
 
 
-def test_addresses_and_forms_that_gradio_stumbles_over_are_refused(opened: Bench) -> None:
+def test_addresses_and_forms_that_gradio_cannot_read_are_refused(
+    opened: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     for path in ("/assets/" + "a" * 300, "/static/" + "a/" * 3000):
         assert run_async(ask(opened.app, "GET", path, cookie=opened.cookie)).status == 404
     for name, boundary in ((b"", b"x"), (b"; filename=a", b"x" * 1000)):
@@ -170,6 +172,8 @@ def test_addresses_and_forms_that_gradio_stumbles_over_are_refused(opened: Bench
         kind += boundary.decode()
         answer = run_async(ask(opened.app, "POST", "/gradio_api/upload", form, kind, cookie=opened.cookie))
         assert answer.status == 400 and UNANSWERABLE.encode() in answer.body
+    assert [line for line in caplog.messages if line.startswith("/gradio_api/upload was refused: ")]
+    assert "words" not in caplog.text
 
 
 def served_paths(routes: Any, before: str = "") -> Iterator[tuple[str, str]]:
