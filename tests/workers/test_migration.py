@@ -1,4 +1,5 @@
-"""Every command on the right of docs/migration.md, run in order on a tiny model, only with smaller sizes."""
+"""Every command on the right of docs/migration.md and every one of docs/nemo.md, run in order on a tiny model, only
+with smaller sizes."""
 
 import json
 import re
@@ -18,7 +19,7 @@ from tests.tools import cli_docs
 from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 
-PAGE = CLONE / "docs" / "migration.md"
+MIGRATION, NEMO = CLONE / "docs" / "migration.md", CLONE / "docs" / "nemo.md"
 SMALL = {
     "train": ["max_steps=2", "batch_tokens=256", "max_length=128", "samples=0"],
     "data generate": ["--limit", "8", "--max-tokens", "12"],
@@ -36,7 +37,7 @@ ELSEWHERE = ("speculoos up", "speculoos worker")
 
 def commands() -> list[str]:
     """In the order of the page, from its third column."""
-    rows = [line.split(" | ")[-1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    rows = [line.split(" | ")[-1] for line in MIGRATION.read_text().splitlines() if line.startswith("| ")]
     return [found for cell in rows for found in re.findall(r"`(speculoos [^`]+)`", cell) if found not in ELSEWHERE]
 
 
@@ -49,9 +50,13 @@ def running(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     for name in ("SPECULOOS_HOME", "DATABASE_URL", "REDIS_URL", "SPECULOOS_DEVICE", *own):
         monkeypatch.setenv(name, bench.environment[name])
     bench.worker("gpu"), bench.worker("io"), bench.reconciler()
+    monkeypatch.setenv("SPECULOOS_FEATURES_TOKEN", KEY)
+    bench.environment["SPECULOOS_FEATURES_TOKEN"] = KEY
     make_tiny_base(tmp_path / "base")
+    make_tiny_base(tmp_path / "my-model")
     questions = [f"How many legs have {number} spiders?" for number in range(12)]
     lines(tmp_path / "prompts.jsonl", [{"prompt": question} for question in questions])
+    lines(tmp_path / "sft.jsonl", [{"input": question} for question in questions])
     chat = [
         [{"role": "user", "content": question}, {"role": "assistant", "content": "Eight each."}]
         for question in questions
@@ -61,7 +66,9 @@ def running(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     lines(tmp_path / "question.jsonl", suite)
     (bench.settings.home / "settings.toml").write_text(
         f'[endpoints.server]\nurl = "http://127.0.0.1:{inference}/v1"\nkey_env = "SERVER_KEY"\n'
-        f'[hidden_states.states]\nurl = "http://127.0.0.1:{features}"\n'
+        f'[endpoints.big]\nurl = "http://127.0.0.1:{inference}/v1"\nmodel = "mine"\nkey_env = "SERVER_KEY"\n'
+        f'[hidden_states.states]\nurl = "http://127.0.0.1:{features}"\nkey_env = "SERVER_KEY"\n'
+        f'[hidden_states.big]\nurl = "http://127.0.0.1:{features}"\nkind = "speculoos"\nkey_env = "SERVER_KEY"\n'
     )
     monkeypatch.chdir(tmp_path)
     yield bench, features
@@ -73,21 +80,34 @@ def lines(file: Path, rows: list[dict]) -> None:
 
 @pytest.mark.timeout(600)
 def test_every_command_of_the_page_runs(running: tuple[Bench, int], capfd: pytest.CaptureFixture[str]) -> None:
-    bench, features = running
     found = commands()
     assert len(found) > 30
     for command in found:
-        words = shlex.split(command.replace("=32000", "=256").replace("=2048", "=16"))[1:]
-        if "serve" in words[:2]:
-            serve(bench, [*words, "--port", str(features)] if words[0] == "features" else words)
-            continue
-        name = next(name for name in known() if command.startswith(f"speculoos {name} "))
-        sizes = SMALL.get(name, [])
-        if words[:2] == ["train", "eagle3"]:
-            sizes = [*sizes, "aux_layers=[0, 1, 2]"]  # the defaults of so few layers are not three different ones
-        words += [part for size in sizes for part in ("--set", size)] if name == "train" else sizes
-        words += ["--wait"] if name in ("train", "data generate") else []
-        assert main(words) == 0, f"{command}\n{capfd.readouterr().err[-3000:]}\n{bench.output()[-3000:]}"
+        run(*running, command, capfd)
+
+
+@pytest.mark.timeout(600)
+def test_the_way_from_nemo_runs(running: tuple[Bench, int], capfd: pytest.CaptureFixture[str]) -> None:
+    """Our inference server stands for vLLM, which answers under the same name."""
+    found = re.findall(r"^ {4}((?:speculoos|vllm) .+)$", NEMO.read_text(), flags=re.MULTILINE)
+    assert len(found) > 10
+    for command in found:
+        run(*running, "speculoos serve" if command.startswith("vllm") else command, capfd)
+
+
+def run(bench: Bench, features: int, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """One command of a page, with sizes that are quick here."""
+    words = shlex.split(command.replace("=32000", "=256").replace("=2048", "=16"))[1:]
+    if "serve" in words[:2]:
+        serve(bench, [*words, "--port", str(features)] if words[0] == "features" else words)
+        return
+    name = next(name for name in known() if command.startswith(f"speculoos {name} "))
+    sizes = SMALL.get(name, [])
+    if name == "train" and words[1].startswith("eagle3"):
+        sizes = [*sizes, "aux_layers=[0, 1, 2]"]  # the defaults of so few layers are not three different ones
+    words += [part for size in sizes for part in ("--set", size)] if name == "train" else sizes
+    words += ["--wait"] if name in ("train", "data generate") and "--wait" not in words else []
+    assert main(words) == 0, f"{command}\n{capfd.readouterr().err[-3000:]}\n{bench.output()[-3000:]}"
 
 
 def known() -> list[str]:
