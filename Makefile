@@ -19,7 +19,7 @@ TORCH := torch==2.13.0
 AUDIT := .make/audit
 # On a machine of changing speed a test that waits for browsers and other processes may come too late once: a few are tried
 # again after a pause, and each is printed with what went wrong. What only computes gets one try.
-COMPUTES := decoding evaluation methods runtime
+COMPUTES := decoding evaluation models
 AGAIN := --reruns 2 --reruns-delay 10 --max-suite-reruns $(RERUNS) --rerun-show-tracebacks $(COMPUTES:%=--rerun-exclude-path tests/%)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

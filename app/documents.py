@@ -19,12 +19,12 @@ class Documents:
 
     def __init__(self, app: Any):
         self.app = app
-        self._answers: OrderedDict[tuple[Any, ...], Answer] = OrderedDict()
+        self._answers: OrderedDict[tuple[Any, ...], DocumentResponse] = OrderedDict()
 
     async def serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         key = (scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], tuple(_said(scope)))
         if (answer := self._answers.get(key)) is None:
-            answer = Answer()
+            answer = DocumentResponse()
             await self.app({**scope, "query_string": b"", "headers": _said(scope)}, receive, answer)
             if answer.status == 200:
                 self._answers[key] = answer
@@ -35,7 +35,7 @@ class Documents:
         await answer.send(send)
 
 
-class Answer:
+class DocumentResponse:
     """A `send` that holds the whole answer, and gives it on."""
 
     def __init__(self) -> None:

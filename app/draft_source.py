@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.forms import hub_id, readable
-from formats.imports.look import Look, Wanted, draft_files, look
+from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, look
 from formats.imports.names import TITLES
 from speculoos.errors import BadInput
 from speculoos.files import plain_name
@@ -66,18 +66,18 @@ def files_of(settings: Settings, form: DraftForm) -> tuple[list[Path], str]:
         raise BadInput(f"Local folder: {folder} cannot be read ({error.strerror}).") from None
 
 
-def first_look(settings: Settings, form: DraftForm, base: Base) -> Look | None:
+def first_look(settings: Settings, form: DraftForm, base: Base) -> DraftInspection | None:
     """What the files are and whether they can be for `base`; None for a hub id, which the job fetches. Raises BadInput
     or Unsupported."""
     files, shown = files_of(settings, form)
     return look(files, wanted(base), form.layout, shown) if files else None
 
 
-def wanted(base: Base) -> Wanted:
+def wanted(base: Base) -> ExpectedDraft:
     """What a base's card says of it."""
     card = base.card or {}
     sizes = (card.get("hidden_size") or 0, card.get("vocabulary") or 0)
-    return Wanted(base.name, *sizes, card.get("methods") or {})
+    return ExpectedDraft(base.name, *sizes, card.get("methods") or {})
 
 
 def request_of(settings: Settings, form: DraftForm) -> ImportDraft:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from methods import METHODS, trees
+from models.methods import METHODS, trees
 from speculoos.errors import BadInput, NotFound
 from tracking import queries
 
@@ -20,7 +20,7 @@ BESIDE = ("drafter", "acceptance", "probabilities")
 
 @dataclass(frozen=True)
 class Drafting:
-    """`tree` in the words of `methods.trees` ("" is the checkpoint's own), an acceptance rule, and whether the trace
+    """`tree` as `models.methods.trees` reads it ("" is the checkpoint's own), an acceptance rule, and whether the trace
     says what the base gave every drafted token."""
 
     tree: str = ""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.forms import number, whole
-from methods import trees
+from models.methods import trees
 from speculoos.errors import BadInput
 from workers.ask.matrix import HOTTEST
 from workers.ask.requests import Evaluate, Matrix, from_json

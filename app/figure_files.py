@@ -11,7 +11,7 @@ from speculoos.errors import NotFound
 from speculoos.redaction import secrets
 from speculoos.settings import Settings
 from tracking.db import reading
-from tracking.leaderboard import View
+from tracking.leaderboard import LeaderboardView
 from tracking.tables import Experiment
 
 MOST = 100_000
@@ -25,7 +25,7 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.get("/evaluations.csv")
     def evaluations_csv(request: Request) -> Response:
-        view = View.of(request.query_params)
+        view = LeaderboardView.of(request.query_params)
         with reading(settings) as session:
             rows = list(session.scalars(view.select().limit(MOST)))
             text = leaderboard.as_csv(rows, leaderboard.names_of(session, rows))
@@ -33,7 +33,7 @@ def routes(settings: Settings) -> APIRouter:
 
     @router.get("/evaluations.png")
     def evaluations_png(request: Request) -> Response:
-        view = View.of(request.query_params)
+        view = LeaderboardView.of(request.query_params)
         with reading(settings) as session:
             rows = list(session.scalars(view.select().limit(intervals.MOST)))
             bars = leaderboard.bars(rows, leaderboard.names_of(session, rows), view)

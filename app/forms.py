@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from methods import SETTINGS, train_config
-from methods.recipes import config_for, read_recipe
-from methods.settings import TrainConfig
 from models.hub_data import Location
+from models.methods import SETTINGS, train_config
+from models.methods.recipes import config_for, read_recipe
+from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from workers.ask.command_line import parse_numbers

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from app import payloads
-from app.documents import Answer, Documents
+from app.documents import DocumentResponse, Documents
 from app.refused_values import fail_quietly, is_power_of_two, origin, refuse_quietly, refused
 from app.uploads import Uploads
 from app.visitor import BROWSER, session_of
@@ -85,12 +85,12 @@ class GradioGate:
         found: list[str] = []
         refused.set(found)
         answer = _AsRefused(found, send)
-        await self._gradio({**scope, "headers": headers}, _Replay(body, receive), answer)
+        await self._gradio({**scope, "headers": headers}, _ReplayedBody(body, receive), answer)
 
     async def _upload(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """What Gradio kept belongs to this session from now on."""
         known = _Known(scope, send)
-        answer = Answer()
+        answer = DocumentResponse()
         await self._gradio(scope, receive, answer)
         if answer.status == 200:
             for path in json.loads(answer.body):
@@ -131,7 +131,7 @@ class _Known:
         return b"set-cookie", answer.headers["set-cookie"].encode("latin-1")
 
 
-class _Replay:
+class _ReplayedBody:
     """A `receive` that gives `body` once, then what the network says (a browser that left)."""
 
     def __init__(self, body: bytes, receive: Any):

@@ -6,7 +6,7 @@ Gradio adds its `head` argument from a script after the page has come up, which 
 from collections.abc import Collection
 from typing import Any
 
-from app.documents import Answer
+from app.documents import DocumentResponse
 
 
 class PageHead:
@@ -21,7 +21,7 @@ class PageHead:
             await self.app(scope, receive, send)
             return
         plain = [(k, v) for k, v in scope["headers"] if k.lower() != b"accept-encoding"]
-        answer = Answer()
+        answer = DocumentResponse()
         await self.app({**scope, "headers": plain}, receive, answer)
         answer.body = answer.body.replace(b"</head>", self.tags + b"</head>", 1)
         headers = [(k, v) for k, v in answer.start["headers"] if k.lower() not in (b"content-length", b"etag")]

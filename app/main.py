@@ -24,6 +24,8 @@ from app.theme import STATIC, Static, head, theme
 from app.uploads import Uploads
 from app.views import shell
 from app.widgets.elements import loads
+from ops.starter import ensure_starter
+from ops.storage import surveys_of
 from speculoos import logs
 from speculoos.connections import BoundedConnection, allow_connections
 from speculoos.errors import SpeculoosError
@@ -32,8 +34,6 @@ from speculoos.private import keep_private
 from speculoos.settings import Settings, load
 from tracking.db import writing
 from tracking.processes import beating
-from upkeep.starter import ensure_starter
-from upkeep.storage import surveys_of
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and proxies keep an idle connection, so that none sends into one that is just being closed."""

@@ -24,13 +24,13 @@ from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.routing import Match, Mount
 
+from ops.health import HealthPart, check
+from ops.storage import Surveys, database_bytes
 from speculoos.errors import SpeculoosError
 from speculoos.room import existing
 from speculoos.settings import Settings
 from tracking import workload
 from tracking.db import reading
-from upkeep.health import Part, check
-from upkeep.storage import Surveys, database_bytes
 
 FRESH_SECONDS = 5.0
 """How long what was read from rows is shown again."""
@@ -51,7 +51,7 @@ GRADIO = "/gradio_api"
 GRADIO_ROUTES = ("queue/join", "queue/data", "run", "upload_progress", "upload", "heartbeat", "file", "info")
 
 
-class Metrics:
+class WebMetrics:
     """Everything `/metrics` shows of one home."""
 
     def __init__(self, settings: Settings, surveys: Surveys):
@@ -66,7 +66,7 @@ class Metrics:
         self.streams = Gauge(
             "speculoos_event_streams", "Event streams that are open now, by route.", ["route"], registry=self.registry
         )
-        self.registry.register(Rows(settings, surveys))
+        self.registry.register(MetricRows(settings, surveys))
         for own in (ProcessCollector, PlatformCollector, GCCollector):
             own(registry=self.registry)
 
@@ -76,7 +76,7 @@ class Metrics:
         return Response(encoder(self.registry), headers={"Content-Type": kind, "Cache-Control": "no-store"})
 
 
-class Rows:
+class MetricRows:
     """A collector of figures from the database and the disk. Keeps the last ones for a few seconds."""
 
     def __init__(self, settings: Settings, surveys: Surveys, fresh: float = FRESH_SECONDS):
@@ -193,7 +193,7 @@ def by_one(values: dict[str, float] | dict[str, int]) -> dict[tuple[str, ...], f
 class Readiness:
     """Whether work can be done, asked for at most once in a while whoever asks."""
 
-    def __init__(self, settings: Settings, look: Callable[..., dict[str, Part]] = check, fresh: float = 2.0):
+    def __init__(self, settings: Settings, look: Callable[..., dict[str, HealthPart]] = check, fresh: float = 2.0):
         self.settings, self._look, self.fresh = settings, look, fresh
         self._lock = threading.Lock()
         self._until, self._missing = 0.0, list[str]()
@@ -208,9 +208,9 @@ class Readiness:
             return list(self._missing)
 
 
-def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> Metrics:
+def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> WebMetrics:
     """GET /metrics and GET /readyz."""
-    metrics, readiness = Metrics(settings, surveys), Readiness(settings)
+    metrics, readiness = WebMetrics(settings, surveys), Readiness(settings)
 
     @app.get("/metrics")
     def show(request: Request) -> Response:
@@ -228,7 +228,7 @@ def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> Metrics:
 class RequestTimes:
     """ASGI middleware: times every request to the beginning of its answer, and counts open event streams."""
 
-    def __init__(self, app: Any, metrics: Metrics, routes: Callable[[dict[str, Any]], str]):
+    def __init__(self, app: Any, metrics: WebMetrics, routes: Callable[[dict[str, Any]], str]):
         self.app, self.metrics, self.routes = app, metrics, routes
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -288,7 +288,7 @@ def _own_routes(routes: Iterable[Any]) -> Iterator[Any]:
 class Scraper:
     """ASGI middleware in front of the login: who brings the metrics token may read `/metrics`, and nothing else."""
 
-    def __init__(self, app: Any, metrics: Metrics, token: str):
+    def __init__(self, app: Any, metrics: WebMetrics, token: str):
         self.app, self.metrics = app, metrics
         self._token = hashlib.sha256(token.encode()).digest()
 

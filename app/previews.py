@@ -18,7 +18,7 @@ MOST_READ = 64 << 20
 
 
 @dataclass(frozen=True)
-class Rows:
+class PreviewRows:
     """Some rows, and the place after them (`shard:byte`); "" at the end. `whole` is false where looking ended early."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -38,7 +38,7 @@ def masked_rows(folder: str | Path) -> dict[str, dict[str, Any]]:
     return {str(row["id"]): row for row in rows if isinstance(row, dict) and row.get("id")}
 
 
-def rows_from(folder: str | Path, place: str = "", words: str = "", count: int = ROWS) -> Rows:
+def rows_from(folder: str | Path, place: str = "", words: str = "", count: int = ROWS) -> PreviewRows:
     """Up to `count` rows from `place` on, each with `messages`; of those that say all of `words` somewhere."""
     found: list[dict[str, Any]] = []
     wanted = words.casefold().split()
@@ -46,11 +46,11 @@ def rows_from(folder: str | Path, place: str = "", words: str = "", count: int =
     read, after = 0, ""
     for number, offset, line in _lines(folder, shard, start):
         if len(found) == count or read > MOST_READ:
-            return Rows(found, after, len(found) == count)
+            return PreviewRows(found, after, len(found) == count)
         read, after = read + len(line), f"{number}:{offset}"
         if row := _row(line, wanted):
             found.append(row)
-    return Rows(found)
+    return PreviewRows(found)
 
 
 def _lines(folder: str | Path, shard: int, start: int) -> Iterator[tuple[int, int, bytes]]:

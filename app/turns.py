@@ -28,7 +28,7 @@ USUAL = Drafting()
 
 
 @dataclass(frozen=True)
-class Sampling:
+class TurnSampling:
     """How tokens are chosen. Temperature 0 is greedy; `seed` None draws a new one each time."""
 
     max_tokens: int = 256
@@ -51,7 +51,7 @@ def next_turn(
     chat_id: str,
     model: str,
     prompt: str,
-    sampling: Sampling,
+    sampling: TurnSampling,
     drafter: str = "",
     drafting: Drafting = USUAL,
     *,
@@ -191,7 +191,7 @@ def new_comparison(
     settings: Settings,
     targets: list[tuple[str, str]],
     prompt: str,
-    sampling: Sampling,
+    sampling: TurnSampling,
     drafting: Drafting = USUAL,
 ) -> tuple[str, str]:
     """The same prompt for 2 to 4 (model, drafter) targets, one column each, measured from the first to the last or,
@@ -248,7 +248,9 @@ def start(settings: Settings, run_id: str) -> str:
     return ""
 
 
-def _speculation(opened: Session, model: str, drafter: str, drafting: Drafting, sampling: Sampling) -> dict[str, Any]:
+def _speculation(
+    opened: Session, model: str, drafter: str, drafting: Drafting, sampling: TurnSampling
+) -> dict[str, Any]:
     """What a request says of drafting; nothing for a base alone, which drafts nothing. Raises BadInput."""
     drafted = bool(drafter or split_model(model)[1])
     if drafted and drafting != USUAL:
@@ -256,7 +258,7 @@ def _speculation(opened: Session, model: str, drafter: str, drafting: Drafting, 
     return drafting.speculation(drafter) if drafted else {}
 
 
-def _request(messages: list[dict[str, str]], sampling: Sampling, speculation: dict[str, Any]) -> dict[str, Any]:
+def _request(messages: list[dict[str, str]], sampling: TurnSampling, speculation: dict[str, Any]) -> dict[str, Any]:
     request = {"messages": messages, **sampling.parameters()}
     return {**request, "speculation": speculation} if speculation else request
 

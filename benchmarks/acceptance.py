@@ -21,20 +21,22 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.plan import Plan, Settings, conversations
+from benchmarks.plan import BenchmarkPlan, BenchmarkSettings, conversations
 from benchmarks.race import PEERS, Contender, add_options, ours, peer, started
 from benchmarks.training import OURS
 from evaluation.machine import describe_machine
-from methods import train_config
 from models.base import load_base
 from models.eagle3 import Eagle3Draft
+from models.methods import train_config
 from speculoos.errors import BadInput
 from training.acceptance import measure
-from training.batches import Conversation, collate, make_batches
+from training.batches import TokenisedConversation, collate, make_batches
 from training.eagle3 import Eagle3Method
 
 
-def trained(args: argparse.Namespace, contenders: Sequence[Contender], plan: Plan, out: Path) -> dict[str, Any]:
+def trained(
+    args: argparse.Namespace, contenders: Sequence[Contender], plan: BenchmarkPlan, out: Path
+) -> dict[str, Any]:
     """Each contender alone through the whole plan; its losses and versions. Drafts are left in out/NAME."""
     results: dict[str, Any] = {}
     for contender in contenders:
@@ -49,7 +51,7 @@ def trained(args: argparse.Namespace, contenders: Sequence[Contender], plan: Pla
 
 
 @torch.no_grad()
-def judged(base: Any, weights: Path, rows: list[Conversation], batch_tokens: int) -> dict[str, Any]:
+def judged(base: Any, weights: Path, rows: list[TokenisedConversation], batch_tokens: int) -> dict[str, Any]:
     """Top-1 by depth and mean accepted length of a greedy chain with these weights, on unseen conversations."""
     draft = Eagle3Draft.from_base(base)
     missing, unexpected = draft.load_state_dict(load_file(weights), strict=False)
@@ -81,8 +83,8 @@ def main(arguments: list[str] | None = None) -> None:
             f"{args.data} has {len(rows)} conversations; {args.conversations + args.held_out} are asked for."
         )
     seen, unseen = rows[: args.conversations], rows[-args.held_out :]
-    settings = replace(Settings(), lr=args.lr, schedule="cosine", warmup_ratio=0.03)
-    plan = Plan.make(seen, args.batch_tokens, args.epochs, settings)
+    settings = replace(BenchmarkSettings(), lr=args.lr, schedule="cosine", warmup_ratio=0.03)
+    plan = BenchmarkPlan.make(seen, args.batch_tokens, args.epochs, settings)
     peers = [peer(name, environment) for name in PEERS if (environment := getattr(args, name))]
     with tempfile.TemporaryDirectory() as scratch:
         figures = trained(args, [ours(OURS, args.base_dtype), *peers], plan, Path(scratch))

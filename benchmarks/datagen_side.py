@@ -19,13 +19,13 @@ import torch
 
 def ours(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list[list[int]]:
     """Continuous batches, longest prompts first, as `corpus.generate_local` has them."""
-    from corpus.batch import Answer, answer_all
+    from corpus.batch import BatchAnswer, answer_all
 
     base.eos_ids = frozenset()  # every answer has its full length
-    answers = [Answer(prompt, tokens, random.Random(0)) for prompt in prompts]
+    answers = [BatchAnswer(prompt, tokens, random.Random(0)) for prompt in prompts]
     waiting = sorted(answers, key=lambda answer: -len(answer.prompt))
 
-    def source(count: int) -> list[Answer]:
+    def source(count: int) -> list[BatchAnswer]:
         taken = waiting[:count]
         del waiting[:count]
         return taken

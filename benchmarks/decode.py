@@ -31,12 +31,12 @@ from decoding.target import Target, fast_target
 from decoding.tuning import measure_forward
 from evaluation.estimate import milliseconds
 from evaluation.machine import describe_machine
-from models.base import Base, load_base, pick_device
+from models.base import LoadedBase, load_base, pick_device
 from models.chat import render
 from models.checkpoints import load_draft
 from models.eagle3 import Eagle3Draft
+from models.runtime.transformers import TransformersForward
 from models.starter import starter_path
-from runtime.transformers import TransformersForward
 
 CONTEXT = 200
 """Tokens in the cache while forwards are measured by node count."""
@@ -53,7 +53,7 @@ def prompts_of(tokenizer: Any, questions: Path, limit: int) -> list[list[int]]:
     return [render(tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
 
 
-def reference(base: Base, max_tokens: int, **options: Any) -> Callable[[list[int]], Answer]:
+def reference(base: LoadedBase, max_tokens: int, **options: Any) -> Callable[[list[int]], Answer]:
     """transformers.generate, greedy, on its own forward."""
 
     def run(prompt: list[int]) -> Answer:
@@ -84,7 +84,7 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
 
 def contenders(
     args: argparse.Namespace, dtype: str
-) -> tuple[dict[str, Callable[[list[int]], Answer]], Base, Target, Eagle3Draft]:
+) -> tuple[dict[str, Callable[[list[int]], Answer]], LoadedBase, Target, Eagle3Draft]:
     """Everything that takes part, by name; the transformers base, our target (two loads of one folder), and a module
     to time steps with, made while the base still has its weights."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
@@ -129,7 +129,7 @@ def warm_up(prompts: list[list[int]], device: torch.device) -> list[list[int]]:
     return prompts[:2] if device.type == "cuda" else [prompts[0][:32]]
 
 
-def fresh_module(base: Base) -> Eagle3Draft:
+def fresh_module(base: LoadedBase) -> Eagle3Draft:
     """An untrained EAGLE-3 module with the draft vocabulary of the starter head: what it guesses does not change how
     long a step takes."""
     torch.manual_seed(0)
@@ -162,7 +162,7 @@ def _figures(answers: list[Answer]) -> dict[str, Any]:
     }
 
 
-def _forward_costs(theirs: Base, target: Target, prompts: list[list[int]]) -> dict[str, dict[int, float]]:
+def _forward_costs(theirs: LoadedBase, target: Target, prompts: list[list[int]]) -> dict[str, dict[int, float]]:
     """Median milliseconds by node count with 200 tokens in the cache, ours and transformers' in turn."""
     slow = Target(theirs, target.max_length, TransformersForward(theirs))
     costs: dict[str, dict[int, list[float]]] = {"ours": {}, "transformers": {}}

@@ -27,9 +27,9 @@ from sqlalchemy import select
 
 from benchmarks.report import conditions, finish, load_average
 from benchmarks.tables import table_lines
+from models.runtime.speed import WAITS
 from models.starter import HEAD, starter_path
 from models.tiny import make_tiny_base
-from runtime.speed import WAITS
 from speculoos.settings import CLONE, Settings
 from tests.tools.running import Up, wait_for
 from tracking import db, queries
@@ -47,8 +47,8 @@ from workers.ask.requests import (
     ImportDraft,
     ImportPrompts,
     Matrix,
-    Plan,
-    Replay,
+    PlanRequest,
+    ReplayRequest,
     Request,
     Train,
 )
@@ -122,8 +122,8 @@ def do_round(home: Home, number: int, do: Callable[[str, Request], dict[str, Any
     trees = [{}, {"depth": 3}]
     model = {"base_id": home.base, "checkpoint_id": home.head}
     do("matrix", Matrix([model], drafting=trees, limit=2 + 2 * number, max_tokens=48))
-    do("replay", Replay(home.base, home.head, answers, limit=10 + 10 * number))
-    do("plan", Plan(home.base, home.head, limit=2 + 2 * number, batches=[1, 4]))
+    do("replay", ReplayRequest(home.base, home.head, answers, limit=10 + 10 * number))
+    do("plan", PlanRequest(home.base, home.head, limit=2 + 2 * number, batches=[1, 4]))
     do("export", Export(checkpoints["eagle3"] if number == 1 else checkpoints["medusa"], "own"))
 
 

@@ -27,7 +27,7 @@ from decoding.stats import summarize
 from decoding.step import Step
 from decoding.target import Target, common_prefix, fast_target
 from evaluation.ties import TIE
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.checkpoints import load_draft
 from models.fetch import read_card
 from models.starter import starter_path
@@ -47,7 +47,7 @@ class Reference:
 
 
 @dataclass
-class Outcome:
+class ExactnessOutcome:
     """One prompt compared: ties by index, the first difference that is none (ours, theirs, gap), and our steps."""
 
     tokens: int
@@ -56,7 +56,7 @@ class Outcome:
     difference: dict[str, Any] | None = None
 
 
-def reference(base: Base, prompt: Sequence[int], max_tokens: int) -> Reference:
+def reference(base: LoadedBase, prompt: Sequence[int], max_tokens: int) -> Reference:
     """Greedy decoding by transformers, ended by any of the base's end tokens. `base` must run transformers' forward."""
     ids = torch.tensor([prompt], device=base.device)
     ends = sorted(base.eos_ids) or None
@@ -89,9 +89,9 @@ def guided(target: Target, drafter: Drafter, expected: Reference) -> Iterator[tu
         start += same + 1
 
 
-def compare(target: Target, drafter: Drafter, expected: Reference) -> Outcome:
+def compare(target: Target, drafter: Drafter, expected: Reference) -> ExactnessOutcome:
     """Our tokens beside the reference's, up to the first difference that is no tie."""
-    outcome = Outcome(len(expected.tokens))
+    outcome = ExactnessOutcome(len(expected.tokens))
     for steps, at, token in guided(target, drafter, expected):
         outcome.steps += steps
         if at == len(expected.tokens):
@@ -108,7 +108,7 @@ def references(
 ) -> list[Reference]:
     """The references of all prompts, those kept in `store` read, the others made and kept."""
     weights = read_card(folder)["weights_sha256"]
-    base: Base | None = None
+    base: LoadedBase | None = None
     results = []
     for number, prompt in enumerate(prompts, 1):
         name = hashlib.sha256(json.dumps([weights, prompt, max_tokens]).encode()).hexdigest()[:32]
@@ -122,7 +122,7 @@ def references(
     return results
 
 
-def verdict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def verdict(outcomes: Sequence[ExactnessOutcome]) -> dict[str, Any]:
     """Totals of one drafter. `exact`: no difference but ties, and few enough of those."""
     tokens, ties = sum(o.tokens for o in outcomes), sum(len(o.ties) for o in outcomes)
     differences = [{"prompt": i} | o.difference for i, o in enumerate(outcomes) if o.difference]
@@ -147,7 +147,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     return {name: verdict(_outcomes(target, drafter, expected, name)) for name, drafter in drafters.items()}
 
 
-def _outcomes(target: Target, drafter: Drafter, expected: Iterable[Reference], name: str) -> list[Outcome]:
+def _outcomes(target: Target, drafter: Drafter, expected: Iterable[Reference], name: str) -> list[ExactnessOutcome]:
     outcomes = []
     for one in expected:
         outcomes.append(compare(target, drafter, one))

@@ -29,7 +29,7 @@ from benchmarks.peers.common import peak_memory_mb
 from benchmarks.report import conditions, load_average
 from benchmarks.tables import between, table_lines
 from models.base import pick_device
-from runtime.precision import exact_products
+from models.runtime.precision import exact_products
 from speculoos.files import write_json
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -51,7 +51,7 @@ VERDICTS = {True: "yes", False: "**no**", None: "not judged"}
 
 
 @dataclass
-class Report:
+class GpuReport:
     """One part: how long it took, its peak of memory in MiB, what it found. `ran`: it was not stopped by the clock."""
 
     name: str
@@ -61,7 +61,7 @@ class Report:
     findings: Findings = field(default_factory=Findings)
 
 
-def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[Report]:
+def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[GpuReport]:
     """Every part in turn; those whose turn comes after the deadline are not run."""
     reports = []
     for name, part in (parts or PARTS).items():
@@ -70,9 +70,9 @@ def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[Report]:
     return reports
 
 
-def attempt(bench: Bench, name: str, part: Part) -> Report:
+def attempt(bench: Bench, name: str, part: Part) -> GpuReport:
     """Run one part. Its error becomes a claim that does not hold."""
-    report, began = Report(name), time.monotonic()
+    report, began = GpuReport(name), time.monotonic()
     try:
         bench.check_time()
         clear(bench.device)
@@ -99,7 +99,7 @@ def peak_mib(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) // 2**20 if device.type == "cuda" else peak_memory_mb()
 
 
-def in_time(reports: list[Report], seconds: float, minutes: float) -> Claim:
+def in_time(reports: list[GpuReport], seconds: float, minutes: float) -> Claim:
     """The claim that everything was tried."""
     late = [report.name for report in reports if not report.ran]
     figure = f"{len(reports) - len(late)} of {len(reports)} in {seconds / 60:.1f} minutes"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.decode import prompts_of
-from benchmarks.exactness import Outcome, Reference, compare, guided, reference, verdict
+from benchmarks.exactness import ExactnessOutcome, Reference, compare, guided, reference, verdict
 from benchmarks.gpu_claims import AGREEMENT_GOAL, Bench, Claim, Findings, first_line
 from decoding.drafters import make_drafter
 from decoding.drafters.base import Drafter
@@ -22,15 +22,15 @@ from decoding.target import Target, fast_target
 from decoding.tree import DraftTree, shape_from_choices
 from decoding.tuning import measure_forward
 from evaluation.questions import BUILT_IN
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.checkpoints import load_draft
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.runtime.graphs import GraphedForward
+from models.runtime.interface import Scored
 from models.standalone import StandaloneDraft
 from models.tiny import FAMILIES, make_tiny_base
-from runtime.graphs import GraphedForward
-from runtime.interface import Scored
 
 CHOICES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
 DYNAMIC = {"depth": 3, "top_k": 3, "nodes": 10}
@@ -133,13 +133,13 @@ def starter(bench: Bench, dtype: str) -> Subject:
     return Subject(STARTER, target, expected, {name: _maker(target, *one) for name, one in choices.items()})
 
 
-def endless(base: Base) -> Base:
+def endless(base: LoadedBase) -> LoadedBase:
     """`base` without end tokens, so that every answer has its full length."""
     base.eos_ids = frozenset()
     return base
 
 
-def untrained(base: Base) -> dict[str, Any]:
+def untrained(base: LoadedBase) -> dict[str, Any]:
     """A draft network of every method. The standalone one is the base with noise, so that it is right now and then."""
     torch.manual_seed(0)
     return {
@@ -151,7 +151,7 @@ def untrained(base: Base) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def noisy(base: Base) -> StandaloneDraft:
+def noisy(base: LoadedBase) -> StandaloneDraft:
     """The whole base as a standalone draft, its weights moved a little."""
     draft = StandaloneDraft.from_base(base, base.num_layers).requires_grad_(False)
     draft.eval()
@@ -180,7 +180,7 @@ def _maker(target: Target, draft: Any, options: dict[str, Any]) -> Callable[[Ref
     return lambda _expected: make_drafter(target, draft, options)
 
 
-def _exact(name: str, by_base: dict[str, list[Outcome] | str]) -> Claim:
+def _exact(name: str, by_base: dict[str, list[ExactnessOutcome] | str]) -> Claim:
     outcomes = [one for result in by_base.values() if isinstance(result, list) for one in result]
     wrong = list(_errors(by_base))
     for base, result in by_base.items():

@@ -15,7 +15,7 @@ from decoding.generate import generate
 from decoding.target import Target, fast_target
 from evaluation.estimate import milliseconds
 from evaluation.questions import BUILT_IN
-from models.base import Base, wrap_model
+from models.base import LoadedBase, wrap_model
 from models.tiny import tiny_tokenizer
 
 CONTEXT = 512
@@ -107,7 +107,7 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def random_base(bench: Bench) -> Base:
+def random_base(bench: Bench) -> LoadedBase:
     """A Llama of the wanted shape with as many layers as memory has room for, weights as transformers draws them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -132,7 +132,7 @@ def fitting_layers(bench: Bench) -> int:
     return max(1, min(shape["num_hidden_layers"], free // layer))
 
 
-def bytes_per_token(base: Base) -> int:
+def bytes_per_token(base: LoadedBase) -> int:
     """Bytes of weights that one token's forward reads: all but the embedding table, of which it takes a row."""
     table = base.embed_tokens.weight
     return sum(weight.nbytes for weight in base.model.parameters()) - table.nbytes

@@ -14,7 +14,7 @@ from benchmarks.gpu_claims import Bench, Claim, Findings, OutOfTime
 from benchmarks.gpu_exactness import tiny
 from evaluation.questions import BUILT_IN
 from evaluation.ties import TIE, first_difference
-from methods import train_config
+from models.methods import train_config
 from speculoos.errors import Unavailable
 from speculoos.reporting import Silent
 from speculoos.settings import CLONE
@@ -31,7 +31,7 @@ WARM_UP_STEPS = 2
 JOBS = 2
 
 
-class Kept(Silent):
+class KeptResult(Silent):
     """Keeps every step's metrics."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def training(bench: Bench) -> Findings:
 
 def trained(bench: Bench, method: str, data: Path, settings: dict[str, Any]) -> list[dict[str, float]]:
     """Every step's metrics. Features are not kept; the base runs in the precision `auto` picks."""
-    sizes, reporter = bench.sizes, Kept()
+    sizes, reporter = bench.sizes, KeptResult()
     config = train_config(
         method=method,
         epochs=0,

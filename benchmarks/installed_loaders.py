@@ -18,7 +18,7 @@ from formats.imports.eagle3 import TWICE
 from formats.imports.run import Conversion
 from formats.imports.work import convert
 from formats.passages import PROMPTS, passages
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.checkpoints import load_draft, save_draft
 from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
@@ -29,7 +29,7 @@ PEERS = Path(__file__).parent / "peers"
 
 
 @dataclass
-class Loaded:
+class InstalledModel:
     """One export in one class. `difference`: of the largest logit, None where the class was not run."""
 
     server: str
@@ -47,7 +47,7 @@ class Loaded:
         return not self.left_over and not self.unset and near and self.same_answers is not False
 
 
-def speculators(environments: Path, scratch: Path) -> list[Loaded]:
+def speculators(environments: Path, scratch: Path) -> list[InstalledModel]:
     """The starter's head, exported here, read by speculators' `from_pretrained`."""
     base = load_base(starter_path())
     draft = load_draft(HEAD, base)
@@ -55,10 +55,10 @@ def speculators(environments: Path, scratch: Path) -> list[Loaded]:
     ours = logits(draft, given(draft, base, scratch))
     found, said = read_there("speculators", environments, scratch / "speculators", scratch)
     counts = (said["tensors"], said["left_over"], said["unset"])
-    return [Loaded(said["version"], "the starter's head", *counts, apart(ours, found["logits"]))]
+    return [InstalledModel(said["version"], "the starter's head", *counts, apart(ours, found["logits"]))]
 
 
-def modelopt(environments: Path, scratch: Path) -> list[Loaded]:
+def modelopt(environments: Path, scratch: Path) -> list[InstalledModel]:
     """A head for the starter in the shape that ModelOpt has, exported here and loaded into the module of its `convert`;
     and a head that its exporter wrote, imported here. Every weight is random, those of norms too.
 
@@ -75,14 +75,16 @@ def modelopt(environments: Path, scratch: Path) -> list[Loaded]:
     ours, own, trained = (logits(one, states) for one in (draft, once, twice))
     told = said["version"]
     return [
-        Loaded(told, "our export, in its module, features normed once", *counts, apart(ours, found["ours_once"])),
-        Loaded(told, "its export, imported as servers read it", *counts, apart(own, found["own_once"])),
-        Loaded(told, f"its export, imported as {TWICE}", *counts, apart(trained, found["own"])),
+        InstalledModel(
+            told, "our export, in its module, features normed once", *counts, apart(ours, found["ours_once"])
+        ),
+        InstalledModel(told, "its export, imported as servers read it", *counts, apart(own, found["own_once"])),
+        InstalledModel(told, f"its export, imported as {TWICE}", *counts, apart(trained, found["own"])),
     ]
 
 
 @torch.no_grad()
-def transformers(scratch: Path) -> list[Loaded]:
+def transformers(scratch: Path) -> list[InstalledModel]:
     """A standalone draft of eleven of the starter's thirty layers, exported, given to `generate` as `assistant_model`:
     greedy answers to three questions beside those without it, 48 tokens each."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
@@ -102,10 +104,10 @@ def transformers(scratch: Path) -> list[Loaded]:
         apart_most = max(apart_most, apart(ours.model(**ids).logits, draft(**ids).logits))
     name = f"transformers {__version__} generate(assistant_model=…)"
     counts = (len(draft.state_dict()), sorted(found["unexpected_keys"]), sorted(found["missing_keys"]))
-    return [Loaded(name, "11 of the starter's layers", *counts, apart_most, same)]
+    return [InstalledModel(name, "11 of the starter's layers", *counts, apart_most, same)]
 
 
-def random_head(base: Base) -> Eagle3Draft:
+def random_head(base: LoadedBase) -> Eagle3Draft:
     """EAGLE-3 over every sixth token."""
     draft = Eagle3Draft.from_base(base, torch.arange(3, base.vocab_size, 6))
     randomise(draft, 7, 0.05)
@@ -120,7 +122,7 @@ def randomise(module: torch.nn.Module, seed: int, width: float) -> None:
         value.data = noise * width if value.dim() > 1 else 1 + noise * 0.2
 
 
-def given(draft: Any, base: Base, scratch: Path) -> dict[str, Tensor]:
+def given(draft: Any, base: LoadedBase, scratch: Path) -> dict[str, Tensor]:
     """Hidden states of the base in one answer, side by side [n, 3H], its embeddings of the tokens after them [n, H] and
     these tokens [n]; the first two are written to scratch/states.safetensors."""
     passage = next(passages(base, draft.layers_wanted))
@@ -150,7 +152,7 @@ def read_there(
     return load_file(scratch / "logits.safetensors"), read_object(scratch / "said.json")
 
 
-def imported(folder: Path, base: Base, layout: str = "") -> Any:
+def imported(folder: Path, base: LoadedBase, layout: str = "") -> Any:
     """The draft in `folder` as ours."""
     with tempfile.TemporaryDirectory() as scratch:
         convert(asdict(Conversion(str(folder), scratch, str(base.path), folder.name, layout=layout)))

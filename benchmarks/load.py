@@ -34,8 +34,8 @@ from sqlalchemy import select
 
 from app import turns
 from app.views.shell import NAV
-from benchmarks.page_client import Page, follow
-from launch.supervision import program_states
+from benchmarks.page_client import PageClient, follow
+from cli.launch.supervision import program_states
 from speculoos.settings import Settings
 from tests.browser.workbench import add_base, add_heads
 from tests.tools.figures import machine, spread
@@ -62,7 +62,7 @@ WARM_UP = 0.25
 
 
 @dataclass
-class Target:
+class LoadTarget:
     """The workbench that is measured, and what its actions took (seconds by name)."""
 
     url: str
@@ -78,13 +78,13 @@ class Target:
 
 
 @contextmanager
-def workbench(folder: Path) -> Iterator[Target]:
+def workbench(folder: Path) -> Iterator[LoadTarget]:
     """A running one with a tiny base and heads for it."""
     up = Up(folder / "home")
     try:
         up.start()
         add_heads(up, add_base(up), "heads")
-        yield Target(up.url, up.settings)
+        yield LoadTarget(up.url, up.settings)
     finally:
         up.end()
         shutil.rmtree(up.settings.run_dir, ignore_errors=True)
@@ -105,10 +105,10 @@ def shares(before: dict[str, float], after: dict[str, float], seconds: float) ->
     return {name: round((after[name] - before[name]) / seconds, 3) for name in before}
 
 
-async def idle(target: Target, clients: int, seconds: float, settle: float = 0.0) -> dict[str, Any]:
+async def idle(target: LoadTarget, clients: int, seconds: float, settle: float = 0.0) -> dict[str, Any]:
     """So many Jobs pages, open and touched by nobody; counted once they have been open for `settle` seconds."""
     async with _clients(target, clients) as connections:
-        pages = [Page(client, "/jobs", target.note) for client in connections]
+        pages = [PageClient(client, "/jobs", target.note) for client in connections]
         for page in pages:
             await page.open()
         settled = time.monotonic() + settle
@@ -129,18 +129,18 @@ async def idle(target: Target, clients: int, seconds: float, settle: float = 0.0
 
 
 @asynccontextmanager
-async def _clients(target: Target, count: int) -> AsyncIterator[list[httpx.AsyncClient]]:
+async def _clients(target: LoadTarget, count: int) -> AsyncIterator[list[httpx.AsyncClient]]:
     """A client for each visitor, as each has a browser."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(target.client()) for _ in range(count)]
 
 
-async def visitor(target: Target, client: httpx.AsyncClient, number: int, until: float) -> None:
+async def visitor(target: LoadTarget, client: httpx.AsyncClient, number: int, until: float) -> None:
     """Opens pages, looks at each for a while and clicks on something where there is something."""
     chance = random.Random(number)
     await asyncio.sleep(chance.uniform(0, STAY_SECONDS[1]))
     while time.monotonic() < until:
-        page = Page(client, chance.choice(PAGES), target.note)
+        page = PageClient(client, chance.choice(PAGES), target.note)
         await page.open()
         await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
         if page.path == "/jobs":
@@ -148,7 +148,7 @@ async def visitor(target: Target, client: httpx.AsyncClient, number: int, until:
         await page.stay(min(until, time.monotonic() + chance.uniform(*STAY_SECONDS) / 2))
 
 
-async def click_through_jobs(target: Target, page: Page, chance: random.Random) -> None:
+async def click_through_jobs(target: LoadTarget, page: PageClient, chance: random.Random) -> None:
     """Another filter, then a job."""
     await page.act("jobs-filter", "change", chance.choice(["All", "Active", "Done"]))
     with db.reading(target.settings) as session:
@@ -166,11 +166,11 @@ class Streams:
     dropped: int = 0
     reconnected: int = 0
 
-    async def read(self, target: Target, client: httpx.AsyncClient, number: int, until: float) -> None:
+    async def read(self, target: LoadTarget, client: httpx.AsyncClient, number: int, until: float) -> None:
         """One answer after another, as the Playground asks and reads."""
         while time.monotonic() < until:
             question = f"Stream {number}, answer {self.runs}: tell me a story."
-            sampling = turns.Sampling(max_tokens=120)
+            sampling = turns.TurnSampling(max_tokens=120)
             run, refused = await asyncio.to_thread(turns.next_turn, target.settings, "", MODEL, question, sampling)
             if refused:
                 target.failed.append(refused)
@@ -184,7 +184,7 @@ class Streams:
             self.dropped += result.token_ids != tokens or not tokens or result.end["state"] != "SUCCEEDED"
 
 
-async def importer(target: Target, folder: Path, until: float) -> int:
+async def importer(target: LoadTarget, folder: Path, until: float) -> int:
     """A small import now and then, so that a worker works; how many were submitted."""
     count = 0
     while time.monotonic() < until:
@@ -225,7 +225,7 @@ def memory(samples: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str,
     return figures
 
 
-async def browser(target: Target, path: str | None, until: float) -> int:
+async def browser(target: LoadTarget, path: str | None, until: float) -> int:
     """A Chromium that opens pages, filters and picks a job, as someone at a screen; how many rounds it made."""
     from playwright.async_api import async_playwright
 
@@ -249,7 +249,7 @@ async def browser(target: Target, path: str | None, until: float) -> int:
     return rounds
 
 
-async def _timed(target: Target, action: str, done: Awaitable[None]) -> None:
+async def _timed(target: LoadTarget, action: str, done: Awaitable[None]) -> None:
     began = time.perf_counter()
     await done
     target.note(action, time.perf_counter() - began)
@@ -270,7 +270,7 @@ async def _back(page: Any) -> None:
     await page.locator("#jobs-listing").wait_for()
 
 
-async def busy(target: Target, options: argparse.Namespace, folder: Path, chromium: str | None) -> dict[str, Any]:
+async def busy(target: LoadTarget, options: argparse.Namespace, folder: Path, chromium: str | None) -> dict[str, Any]:
     """The second part."""
     streams, programs = Streams(), processes(target.settings)
     before, began = cpu_seconds(programs), time.monotonic()
@@ -305,14 +305,14 @@ def queue_jobs(settings: Settings, count: int) -> None:
             job.published_at = now() + timedelta(days=1)
 
 
-async def long_queue(target: Target, count: int, times: int) -> dict[str, Any]:
+async def long_queue(target: LoadTarget, count: int, times: int) -> dict[str, Any]:
     """How long each page takes to open, and a Jobs page to poll and to be filtered, while so many jobs wait."""
     queue_jobs(target.settings, count)
     taken: dict[str, list[float]] = defaultdict(list)
     async with _clients(target, 1) as (client,):
         for _ in range(times):
             for path in PAGES:
-                page = Page(client, path)
+                page = PageClient(client, path)
                 taken[path].append(await page.open())
                 if path == "/jobs":
                     taken["/jobs, Active"].append(await page.act("jobs-filter", "change", "Active"))

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from benchmarks.peers.common import padded, serve
-from methods import train_config
 from models.base import load_base
-from runtime.weights import pack_known
-from training.batches import Batch, Conversation
+from models.methods import train_config
+from models.runtime.weights import pack_known
+from training.batches import Batch, TokenisedConversation
 from training.method import make_method
 
 
@@ -30,7 +30,7 @@ class OurSide:
         )
         base = load_base(arguments.base, dtype=arguments.base_dtype)
         rows = [
-            Conversation("", torch.tensor(row["ids"]), torch.tensor(row["mask"], dtype=torch.bool), "")
+            TokenisedConversation("", torch.tensor(row["ids"]), torch.tensor(row["mask"], dtype=torch.bool), "")
             for row in plan["rows"]
         ]
         self.method = make_method(config, base, rows).train()

@@ -28,7 +28,7 @@ Noted = Callable[[str, float], None]
 
 
 @dataclass
-class Page:
+class PageClient:
     """One open page. `noted(action, seconds)` hears how long each opening, poll and click took."""
 
     client: httpx.AsyncClient
@@ -137,7 +137,7 @@ class Page:
 class Changes:
     """What static/changes.js does for a page: ask what rows say, have Gradio draw what is no longer true."""
 
-    page: Page
+    page: PageClient
     mark: dict[str, str]
     component: int
     pause: float = FIRST_SECONDS
@@ -145,7 +145,7 @@ class Changes:
     strip: str = ""
 
     @classmethod
-    def of(cls, page: Page) -> "Changes":
+    def of(cls, page: PageClient) -> "Changes":
         """The page's; of one without rows the strip alone."""
         for number, value in page.values.items():
             if isinstance(value, str) and 'data-sp="changes"' in value:

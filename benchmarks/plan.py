@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from models.base import load_tokenizer, read_eos_ids
-from training.batches import Conversation, epoch_order, load_conversations, make_batches
+from training.batches import TokenisedConversation, epoch_order, load_conversations, make_batches
 from training.schedule import lr_factor
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchmarkSettings:
     """The same for all sides."""
 
     seed: int = 0
@@ -28,15 +28,17 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """`rows` are conversations, `steps` lists of their numbers: one micro-batch, one optimizer step each."""
 
-    rows: list[Conversation]
+    rows: list[TokenisedConversation]
     steps: list[list[int]]
-    settings: Settings
+    settings: BenchmarkSettings
 
     @classmethod
-    def make(cls, rows: list[Conversation], batch_tokens: int, epochs: int, settings: Settings) -> "Plan":
+    def make(
+        cls, rows: list[TokenisedConversation], batch_tokens: int, epochs: int, settings: BenchmarkSettings
+    ) -> "BenchmarkPlan":
         """Rows of like length share a step, as our own loop puts them; the order of steps is shuffled each epoch."""
         groups = make_batches(rows, batch_tokens, settings.seed)
         orders = [epoch_order(len(groups), epoch, settings.seed) for epoch in range(epochs)]
@@ -71,7 +73,7 @@ class Plan:
         return path
 
 
-def conversations(base: Path, data: Path, max_length: int) -> list[Conversation]:
+def conversations(base: Path, data: Path, max_length: int) -> list[TokenisedConversation]:
     """The data set's conversations, masked and cut for this base."""
     tokenizer = load_tokenizer(base)
     return load_conversations(data, tokenizer, max_length, eos_ids=sorted(read_eos_ids(base, tokenizer)))[0]

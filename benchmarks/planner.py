@@ -37,8 +37,8 @@ from evaluation.estimate import milliseconds
 from evaluation.meter import Meter
 from evaluation.planner import MAX_LENGTH, TEXT, Progress, measure_curves, prompts_of, space_of, steps_of
 from evaluation.questions import BUILT_IN, read_questions, spread
-from evaluation.shapes import Shape, chain_shares
-from models.base import Base, load_base
+from evaluation.shapes import DraftShape, chain_shares
+from models.base import LoadedBase, load_base
 from models.checkpoints import load_draft
 from models.eagle3 import Eagle3Draft
 from models.standalone import StandaloneDraft
@@ -56,7 +56,7 @@ STANDALONE = "standalone"
 
 
 @dataclass
-class Contender:
+class PlannerContender:
     """One way to answer. `layers` and `depth` are those of a standalone draft, 0 otherwise."""
 
     name: str
@@ -65,7 +65,7 @@ class Contender:
     tau: float
     layers: int = 0
     depth: int = 0
-    shape: Shape | None = None
+    shape: DraftShape | None = None
     answers: list[list[Step]] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
@@ -85,32 +85,32 @@ class Contender:
 
 def contenders(
     target: Target, head: Any, cuts: dict[int, Any], prompts: Sequence[Sequence[int]], args: argparse.Namespace
-) -> list[Contender]:
+) -> list[PlannerContender]:
     """Everything that takes part, with the τ that the planner expects."""
     progress = Progress(Silent(), 1)
     curves = measure_curves(target, head, space_of(head), prompts, args.max_tokens, progress)
     shapes = [*curves.chains(), *_longest(curves.trees())]
-    found = [Contender("plain", None, {"drafter": "none"}, 1.0, shape=Shape("plain"))]
-    found += [Contender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
+    found = [PlannerContender("plain", None, {"drafter": "none"}, 1.0, shape=DraftShape("plain"))]
+    found += [PlannerContender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
     for layers, draft in cuts.items():
         steps = steps_of(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, progress)
         shares = chain_shares(steps, max(DEPTHS))
         for depth in DEPTHS:
             tau = 1 + sum(shares[:depth])
             name = f"{layers} layers, chain {depth}"
-            found.append(Contender(name, draft, {"depth": depth}, tau, layers, depth))
+            found.append(PlannerContender(name, draft, {"depth": depth}, tau, layers, depth))
     return found
 
 
-def _longest(trees: list[Shape]) -> list[Shape]:
+def _longest(trees: list[DraftShape]) -> list[DraftShape]:
     """Of each size the tree with the highest expected τ; what is fastest is known only after costs are."""
-    best: dict[int, Shape] = {}
+    best: dict[int, DraftShape] = {}
     for shape in sorted(trees, key=lambda shape: -shape.tau):
         best.setdefault(shape.nodes, shape)
     return [best[nodes] for nodes in sorted(best)]
 
 
-def race(base: Base, head: Any, args: argparse.Namespace) -> dict[str, Any]:
+def race(base: LoadedBase, head: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Measure and predict."""
     before = load_average()
     layers = [count for count in args.layers if count < base.num_layers]
@@ -138,7 +138,7 @@ def race(base: Base, head: Any, args: argparse.Namespace) -> dict[str, Any]:
     return {"contenders": results, **verdict(results), "costs": costs.to_json(), **conditions(before)}
 
 
-def compared(entry: Contender, costs: Costs) -> dict[str, Any]:
+def compared(entry: PlannerContender, costs: Costs) -> dict[str, Any]:
     """A contender's prediction beside what was measured."""
     measured = entry.figures()
     step = costs.step(entry.shape) if entry.shape else costs.standalone_step(entry.layers, entry.depth)
@@ -185,7 +185,7 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def subject(args: argparse.Namespace) -> tuple[Base, Any]:
+def subject(args: argparse.Namespace) -> tuple[LoadedBase, Any]:
     """The starter with its head, or with --tiny a random base and a random EAGLE-3 draft."""
     if not args.tiny:
         base = load_base(args.model, dtype=args.dtype, device=args.device)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.plan import Plan
+from benchmarks.plan import BenchmarkPlan
 from models.starter import starter_path
 from speculoos.errors import Unavailable
 from speculoos.settings import CLONE
@@ -120,7 +120,7 @@ class Runner:
 
 @contextmanager
 def started(
-    contenders: Sequence[Contender], method: str, base: Path, plan: Plan, threads: int
+    contenders: Sequence[Contender], method: str, base: Path, plan: BenchmarkPlan, threads: int
 ) -> Iterator[tuple[list[Runner], dict[str, str]]]:
     """All contenders that start, ready for their first step, and why the others did not."""
     with ExitStack() as stack:
@@ -137,7 +137,7 @@ def started(
         yield runners, missing
 
 
-def in_turn(runners: Sequence[Runner], number: int, plan: Plan) -> dict[str, dict[str, float]]:
+def in_turn(runners: Sequence[Runner], number: int, plan: BenchmarkPlan) -> dict[str, dict[str, float]]:
     """One round: every contender takes step `number`; who begins changes from round to round."""
     first = number % max(len(runners), 1)
     order = [*runners[first:], *runners[:first]]

@@ -27,14 +27,14 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from benchmarks.installed_loaders import Loaded, apart, modelopt, speculators, transformers
+from benchmarks.installed_loaders import InstalledModel, apart, modelopt, speculators, transformers
 from benchmarks.peers import serving_parts as parts
 from formats.checkpoint import read_object
 from formats.export import build
 from formats.options import options
 from formats.passages import Passage, passages
 from formats.streamed import draft as load
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.checkpoints import save_draft
 from models.tiny import make_tiny_base
 from speculoos.files import write_json
@@ -63,7 +63,7 @@ def source(folder: Path, wheel: str, module: str) -> str | None:
         return archive.read(path).decode() if path in archive.namelist() else None
 
 
-def build_draft(server: str, module: Any, name: str, config: Any, base: Base) -> Any:
+def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBase) -> Any:
     """The draft class as its server makes it."""
     if server == "sglang":
         return getattr(module, name)(config)
@@ -81,7 +81,7 @@ def build_draft(server: str, module: Any, name: str, config: Any, base: Base) ->
     return getattr(module, name)(vllm_config=parts.current)
 
 
-def check(wheel: str, folder: Path, kind: str, base: Base, scratch: Path) -> Loaded | None:
+def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) -> InstalledModel | None:
     """One draft: exported, loaded by the server's class, run. None where server or format has no such drafts."""
     server = WHEELS[wheel]
     checkpoint = scratch / kind
@@ -101,7 +101,7 @@ def check(wheel: str, folder: Path, kind: str, base: Base, scratch: Path) -> Loa
     parts.reached.clear()
     model.load_weights((name, tensor) for name, tensor in tensors.items())
     over, missed = left_over(tensors, model), unset(model, kind)
-    return Loaded(wheel, kind, len(tensors), over, missed, compare(server, model, load(checkpoint, base), base))
+    return InstalledModel(wheel, kind, len(tensors), over, missed, compare(server, model, load(checkpoint, base), base))
 
 
 def left_over(tensors: dict[str, torch.Tensor], model: Any) -> list[str]:
@@ -125,7 +125,7 @@ def not_loaded(param: torch.nn.Parameter) -> bool:
 
 
 @torch.no_grad()
-def compare(server: str, model: Any, draft: Any, base: Base) -> float | None:
+def compare(server: str, model: Any, draft: Any, base: LoadedBase) -> float | None:
     """The largest difference of the class's logits from the draft's, of the largest logit."""
     if draft.method == "eagle" and server == "sglang":
         return None  # its layers hand their residual on by a mechanism of the server's own
@@ -136,7 +136,9 @@ def compare(server: str, model: Any, draft: Any, base: Base) -> float | None:
     return worst
 
 
-def logits(server: str, model: Any, draft: Any, base: Base, passage: Passage) -> tuple[torch.Tensor, torch.Tensor]:
+def logits(
+    server: str, model: Any, draft: Any, base: LoadedBase, passage: Passage
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Ours and theirs at all places of a passage."""
     n = len(passage.ids) - 1
     if draft.method == "medusa":
@@ -169,7 +171,7 @@ def sglang_hidden(model: Any, ids: torch.Tensor, places: torch.Tensor, given: to
     return model.model(ids, places, batch)[0]
 
 
-def installed(environments: Path | None, scratch: Path) -> Iterator[Loaded]:
+def installed(environments: Path | None, scratch: Path) -> Iterator[InstalledModel]:
     """What whole packages find: transformers, and those of `environments` where there is such a folder."""
     for peer in (transformers, speculators, modelopt):
         own = scratch / f"in-{peer.__name__}"

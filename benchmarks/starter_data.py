@@ -16,7 +16,7 @@ from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local, generation_dtype
 from corpus.self_written import self_written_prompts
 from corpus.shards import ShardWriter
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 
@@ -40,7 +40,7 @@ def main() -> None:
         print(generate_local(base, prompts, args.out / f"{name}-{number}", options, ConsoleReporter()))
 
 
-def _prompts(base: Base, args: argparse.Namespace, number: int, parts: int) -> list[dict]:
+def _prompts(base: LoadedBase, args: argparse.Namespace, number: int, parts: int) -> list[dict]:
     """This part's rows, shuffled: kinds are mixed, so that a run cut short still has some of each."""
     given = _given(args.prompts, args.given)
     prompts = [("given", text) for text in given] + varied_prompts()

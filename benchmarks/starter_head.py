@@ -16,10 +16,10 @@ from corpus.shards import ShardWriter, read_rows, write_summary
 from evaluation.acceptance import evaluate
 from evaluation.questions import built_in, read_questions
 from evaluation.tuning import tune
-from methods.recipes import read_recipe
 from models.base import load_base
 from models.checkpoints import amend, load_draft, read_config
 from models.fetch import read_card
+from models.methods.recipes import read_recipe
 from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 from training.loop import train

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.answers import AnswerRequest, make_answers
 from benchmarks.environments import make_environment
-from benchmarks.plan import Plan, Settings, conversations
+from benchmarks.plan import BenchmarkPlan, BenchmarkSettings, conversations
 from benchmarks.race import PEERS, Contender, add_options, in_turn, ours, peer, started
 from benchmarks.report import conditions, finish, load_average
 from benchmarks.tables import table_lines, wishes
@@ -29,7 +29,7 @@ WANTED = {"eagle3": 1.5, "medusa": 2.0}
 """How many times faster than the fastest peer ours is meant to be."""
 
 
-def race(args: argparse.Namespace, method: str, plan: Plan) -> dict[str, Any]:
+def race(args: argparse.Namespace, method: str, plan: BenchmarkPlan) -> dict[str, Any]:
     """All rounds of one method; figures of each contender, and ours against the peers."""
     contenders, missing = entries(args, method)
     with started(contenders, method, args.base, plan, args.threads) as (runners, failed):
@@ -71,7 +71,7 @@ def environment_of(args: argparse.Namespace, name: str) -> Path | None:
     return getattr(args, name) or (make_environment(name, args.make_peers) if args.make_peers else None)
 
 
-def contender_figures(name: str, rounds: list[dict[str, Any]], plan: Plan, warm_up: int) -> dict[str, Any]:
+def contender_figures(name: str, rounds: list[dict[str, Any]], plan: BenchmarkPlan, warm_up: int) -> dict[str, Any]:
     """Medians over the rounds after warm-up."""
     counted = [(plan.tokens(i), taken[name]) for i, taken in enumerate(rounds) if i >= warm_up]
     return {
@@ -168,7 +168,7 @@ def main(arguments: list[str] | None = None) -> None:
         make_answers(args.base, args.prompts, args.data, AnswerRequest(args.conversations))
     rows = conversations(args.base, args.data, args.max_length)[: args.conversations]
     epochs = args.warm_up + args.rounds  # more than enough steps; the rounds end the race
-    plan = Plan.make(rows, args.batch_tokens, epochs, Settings())
+    plan = BenchmarkPlan.make(rows, args.batch_tokens, epochs, BenchmarkSettings())
     before = load_average()
     methods = {method: race(args, method, plan) for method in args.methods}
     result = conditions(before) | {

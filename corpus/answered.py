@@ -28,7 +28,7 @@ CUT = ("length", "max_tokens", "max_length", "model_length")
 ANSWERED_FIELDS = FIELDS | {"tools", "truncated", *FINISH}
 
 
-class MaskedTokens(Protocol):
+class AnsweredTokens(Protocol):
     """Token ids of a conversation, and half-open spans of those a draft learns from; `source` says how they are
     known."""
 
@@ -51,7 +51,7 @@ class AnsweredRow:
     category: str = ""
     source: dict[str, Any] = field(default_factory=dict)
     part: int = 0
-    masked: MaskedTokens | None = None
+    masked: AnsweredTokens | None = None
 
     @property
     def cut(self) -> int:

@@ -12,10 +12,10 @@ import torch
 
 from corpus.sampling import pick
 from decoding.target import common_prefix
-from models.base import Base
-from runtime.cache import KVCache
-from runtime.forward import fastest
-from runtime.interface import Forward, Inputs, Scored, Selection
+from models.base import LoadedBase
+from models.runtime.cache import KVCache
+from models.runtime.forward import fastest
+from models.runtime.interface import Forward, Inputs, Scored, Selection
 
 PREFILL_ROWS = 2048
 """Prompt tokens per forward, or one prompt where that is longer: bounds the memory of activations."""
@@ -25,7 +25,7 @@ prompts, further samples of one prompt."""
 
 
 @dataclass(eq=False)
-class Answer:
+class BatchAnswer:
     """One answer in the making. `tag` is the caller's; `numbers` gives its random draws."""
 
     prompt: list[int]
@@ -48,17 +48,17 @@ class Answer:
 
 
 def answer_all(
-    base: Base,
-    source: Callable[[int], list[Answer]],
+    base: LoadedBase,
+    source: Callable[[int], list[BatchAnswer]],
     batch_size: int,
     top_p: float = 1.0,
     keep_hidden: bool = False,
-) -> Iterator[tuple[list[Answer], list[Answer]]]:
+) -> Iterator[tuple[list[BatchAnswer], list[BatchAnswer]]]:
     """Yield after every forward (answers that just ended, answers still running), until `source` is dry.
 
     `source(n)` gives up to n new answers, [] when there are none now; it is asked whenever a quarter of the batch is
     free. The caller may stop at any yield. With `keep_hidden` answers bring their hidden states. The first call takes
-    the base's weights over (`runtime.forward.fastest`).
+    the base's weights over (`models.runtime.forward.fastest`).
     """
     batch = _Batch(base, fastest(base), batch_size, top_p, keep_hidden)
     few = max(1, batch_size // 4)
@@ -73,12 +73,12 @@ def answer_all(
 class _Batch:
     """The running answers and their cache."""
 
-    def __init__(self, base: Base, forward: Forward, size: int, top_p: float, keep_hidden: bool):
+    def __init__(self, base: LoadedBase, forward: Forward, size: int, top_p: float, keep_hidden: bool):
         self.base, self.forward, self.top_p, self.keep_hidden = base, forward, top_p, keep_hidden
         self.cache = KVCache.for_batch(base.num_layers, base.max_length, size)
-        self.answers: list[Answer] = []
+        self.answers: list[BatchAnswer] = []
 
-    def admit(self, fresh: Sequence[Answer]) -> list[Answer]:
+    def admit(self, fresh: Sequence[BatchAnswer]) -> list[BatchAnswer]:
         """Prefill new answers' prompts and put them beside the running ones; those that ended at once."""
         for group in _groups(fresh):
             while group:
@@ -86,17 +86,17 @@ class _Batch:
                 self._prefill(wave)
         return self._drop_ended()
 
-    def _wave(self, group: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+    def _wave(self, group: Sequence[BatchAnswer]) -> tuple[list[BatchAnswer], list[BatchAnswer]]:
         """Whose prompts are prefilled now, and who waits because one of those begins like it, further than a running
         one does."""
-        wave: list[Answer] = []
-        later: list[Answer] = []
+        wave: list[BatchAnswer] = []
+        later: list[BatchAnswer] = []
         for answer in group:
             known, soon = (_longest_shared(answer.prompt, others)[1] for others in (self.answers, wave))
             (later if soon - known >= WORTH_SHARING else wave).append(answer)
         return wave, later
 
-    def _prefill(self, group: Sequence[Answer]) -> None:
+    def _prefill(self, group: Sequence[BatchAnswer]) -> None:
         first = self.cache.admit(len(group))
         if self.forward.ragged:
             for sequence, answer in enumerate(group, first):
@@ -107,13 +107,13 @@ class _Batch:
         self._forward([answer.prompt[start:] for answer, start in zip(group, starts, strict=True)], first, group)
         self.answers += group
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[BatchAnswer]:
         """One token for every running answer; those that ended."""
         self._forward([answer.tokens[-1:] for answer in self.answers], 0, self.answers)
         return self._drop_ended()
 
     @torch.inference_mode()
-    def _forward(self, texts: Sequence[Sequence[int]], first: int, answers: Sequence[Answer]) -> None:
+    def _forward(self, texts: Sequence[Sequence[int]], first: int, answers: Sequence[BatchAnswer]) -> None:
         """The next token of `answers`, whose new `texts` go into the cache."""
         starts = self.cache.lengths[first : first + len(texts)]
         inputs = Inputs.batch(texts, starts, self.base.device, first)
@@ -128,7 +128,7 @@ class _Batch:
             for answer, hidden in zip(answers, last, strict=True):
                 answer.hidden.append(hidden)
 
-    def _tokens(self, scored: Scored, answers: Sequence[Answer]) -> list[int]:
+    def _tokens(self, scored: Scored, answers: Sequence[BatchAnswer]) -> list[int]:
         """Each by its own temperature; the greedy ones draw no number."""
         sampled = all(answer.temperature > 0 for answer in answers)
         best: list[int] = [-1] * len(answers) if sampled else scored.best.tolist()
@@ -140,7 +140,7 @@ class _Batch:
                 best[row] = token
         return best
 
-    def _drop_ended(self) -> list[Answer]:
+    def _drop_ended(self) -> list[BatchAnswer]:
         """Take ended answers out; the last running one moves into each one's place, in the cache too."""
         ended = []
         for row in reversed(range(len(self.answers))):
@@ -152,7 +152,7 @@ class _Batch:
         return ended[::-1]
 
 
-def _longest_shared(prompt: Sequence[int], others: Sequence[Answer]) -> tuple[int, int]:
+def _longest_shared(prompt: Sequence[int], others: Sequence[BatchAnswer]) -> tuple[int, int]:
     """Which of the others' prompts begins like `prompt` the furthest, and how far; its last token is never shared,
     since somebody must compute what comes next."""
     source, longest, most = 0, 0, len(prompt) - 1
@@ -165,7 +165,7 @@ def _longest_shared(prompt: Sequence[int], others: Sequence[Answer]) -> tuple[in
     return source, longest
 
 
-def _groups(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
+def _groups(answers: Sequence[BatchAnswer]) -> Iterator[list[BatchAnswer]]:
     """Answers whose prompts are prefilled together, in order."""
     group, rows = [], 0
     for answer in answers:

@@ -65,7 +65,7 @@ class Server:
         return True
 
 
-class Pool:
+class EndpointPool:
     """The servers of some endpoints. `ask` may be called from many threads."""
 
     def __init__(

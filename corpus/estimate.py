@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from corpus.conversations import GenerateOptions, to_answer
-from models.base import Base
+from models.base import LoadedBase
 from speculoos import room
 from speculoos.errors import SpeculoosError, Unavailable
 
@@ -39,7 +39,7 @@ class Needs:
         )
 
 
-def needs(base: Base, source: str | Path, options: GenerateOptions, rows: int) -> Needs:
+def needs(base: LoadedBase, source: str | Path, options: GenerateOptions, rows: int) -> Needs:
     """Estimate from the first 64 prompts: their turns, their tokens, and the longest of them.
 
     Memory is two key-value caches of a full batch (a batch is copied when rows change) and one prefill's activations:
@@ -58,7 +58,7 @@ def needs(base: Base, source: str | Path, options: GenerateOptions, rows: int) -
     return Needs(rows, tokens, round((tokens + rows * prompt) * BYTES_PER_TOKEN), round(cache + prefill))
 
 
-def check(needed: Needs, base: Base, folder: str | Path) -> None:
+def check(needed: Needs, base: LoadedBase, folder: str | Path) -> None:
     """Raise Unavailable when the disk or the memory does not hold what is needed."""
     free = shutil.disk_usage(Path(folder)).free
     if needed.disk + SPARE_DISK > free:
@@ -74,7 +74,7 @@ def check(needed: Needs, base: Base, folder: str | Path) -> None:
         )
 
 
-def _tokens(base: Base, text: str) -> int:
+def _tokens(base: LoadedBase, text: str) -> int:
     try:
         return len(base.tokenizer(text)["input_ids"])
     except (ValueError, SpeculoosError):

@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from corpus.batch import Answer, answer_all
+from corpus.batch import BatchAnswer, answer_all
 from corpus.closing import close
 from corpus.conversations import FAILED, Conversation, GenerateOptions, count_answers, to_answer
 from corpus.estimate import check, needs
 from corpus.seeds import row_numbers
 from corpus.shards import ShardWriter
 from corpus.telling import Telling
-from features.kept import KeptStates
-from models.base import Base, has_bfloat16
+from models.base import LoadedBase, has_bfloat16
 from models.chat import after_answer, render
 from models.fetch import read_card
 from speculoos.errors import SpeculoosError
 from speculoos.reporting import Reporter, check_stop
+from training.hidden_states.kept import KeptStates
 
 FLUSH_SECONDS = 20.0
 POOL = 8  # batches whose prompts are sorted by length together
@@ -54,7 +54,7 @@ class _Turn:
 
 
 def generate_local(
-    base: Base,
+    base: LoadedBase,
     source: str | Path,
     folder: str | Path,
     options: GenerateOptions,
@@ -73,7 +73,7 @@ def generate_local(
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
         _say_needs(base, source, folder, options, reporter, total - len(shards.done))
-        run = _Run(base, shards, options, reporter, total, keep)
+        run = _LocalRun(base, shards, options, reporter, total, keep)
         run.go(to_answer(source, options, shards.done))
         run.telling.now(run.tokens, last=True)
     report = run.report()
@@ -81,12 +81,12 @@ def generate_local(
     return close(folder, options, report, source=Path(source).name, **sums)
 
 
-class _Run:
+class _LocalRun:
     """One call's state: what waits, what ended, what was counted."""
 
     def __init__(
         self,
-        base: Base,
+        base: LoadedBase,
         shards: ShardWriter,
         options: GenerateOptions,
         reporter: Reporter,
@@ -95,14 +95,14 @@ class _Run:
     ):
         self.base, self.shards, self.options, self.reporter, self.total = base, shards, options, reporter, total
         self.keep = keep
-        self.ready: list[Answer] = []
+        self.ready: list[BatchAnswer] = []
         self.telling = Telling(reporter, shards.folder)
         self.finish: dict[str, int] = {}
         self.tokens, self.complete = 0, True
         self.started = time.monotonic()
 
     def go(self, rows: Iterator[Conversation]) -> None:
-        def source(count: int) -> list[Answer]:
+        def source(count: int) -> list[BatchAnswer]:
             return self._next(rows, count)
 
         options = self.options
@@ -133,7 +133,7 @@ class _Run:
             "dtype": str(self.base.dtype).removeprefix("torch."),
         }
 
-    def _next(self, rows: Iterator[Conversation], count: int) -> list[Answer]:
+    def _next(self, rows: Iterator[Conversation], count: int) -> list[BatchAnswer]:
         """Up to `count` answers to make; prompts of like length lie together, within a pool of some batches."""
         if not self.ready:
             for conversation in islice(rows, POOL * self.options.batch_size):
@@ -158,7 +158,7 @@ class _Run:
             return
         numbers = row_numbers(self.options.seed, conversation.id, len(conversation.answers))
         temperature = self.options.temperature_of(conversation.id)
-        self.ready.append(Answer(turn.ids, min(self.options.max_tokens, room), numbers, turn, temperature))
+        self.ready.append(BatchAnswer(turn.ids, min(self.options.max_tokens, room), numbers, turn, temperature))
 
     def _prompt(self, turn: _Turn) -> list[int]:
         """The ids before the next answer: the exact ids so far and what the template puts between two turns."""
@@ -167,7 +167,7 @@ class _Run:
             return render(self.base.tokenizer, messages)
         return turn.ids + after_answer(self.base.tokenizer, self.base.eos_ids, messages, turn.ids[-1])
 
-    def _ended(self, answer: Answer) -> None:
+    def _ended(self, answer: BatchAnswer) -> None:
         turn: _Turn = answer.tag
         conversation = turn.conversation
         self.tokens += len(answer.tokens)
@@ -195,7 +195,7 @@ class _Run:
         self.shards.add(row)
         self.telling.made(row, sum(end - start for start, end in row["loss_spans"]))
 
-    def _cut(self, running: list[Answer]) -> None:
+    def _cut(self, running: list[BatchAnswer]) -> None:
         """The clock ended the run: keep what is worth keeping of the conversations in the making, without EOS."""
         self.complete = False
         for answer in running:
@@ -213,7 +213,7 @@ class _Run:
 
 
 def _say_needs(
-    base: Base, source: str | Path, folder: str | Path, options: GenerateOptions, reporter: Reporter, rows: int
+    base: LoadedBase, source: str | Path, folder: str | Path, options: GenerateOptions, reporter: Reporter, rows: int
 ) -> None:
     needed = needs(base, source, options, rows)
     reporter.log(needed.sentence())

@@ -18,7 +18,7 @@ import openai
 
 from corpus.closing import close
 from corpus.conversations import FAILED, TEXT, Conversation, GenerateOptions, count_answers, to_answer
-from corpus.endpoints import Pool, plain_reason
+from corpus.endpoints import EndpointPool, plain_reason
 from corpus.labels import PROMPT, WHY, ServedBase, Trail
 from corpus.replies import Reply
 from corpus.seeds import row_seed
@@ -55,10 +55,10 @@ def generate_remote(
     endpoints = [endpoints] if isinstance(endpoints, Endpoint) else endpoints
     if options.api == "completions" and served is None:
         raise BadInput("Plain completions need the base that the endpoint serves: its template is rendered here.")
-    pool = Pool(endpoints, model, reporter.log, probe=_probe(options, served))
+    pool = EndpointPool(endpoints, model, reporter.log, probe=_probe(options, served))
     total = count_answers(source, options)
     with ShardWriter(folder, seconds=FLUSH_SECONDS) as shards:
-        run = _Run(pool, shards, options, reporter, total, served)
+        run = _RemoteRun(pool, shards, options, reporter, total, served)
         run.go(to_answer(source, options, set(shards.done)))
     report = run.report()
     sums = {"base_sha256": "", "tokenizer_sha256": ""}
@@ -108,7 +108,11 @@ class _Asking:
     an error for one that could not read on."""
 
     def __init__(
-        self, pool: Pool, options: GenerateOptions, rows: Iterator[Conversation], served: ServedBase | None = None
+        self,
+        pool: EndpointPool,
+        options: GenerateOptions,
+        rows: Iterator[Conversation],
+        served: ServedBase | None = None,
     ):
         self.pool, self.options, self.served = pool, options, served
         self.ended: queue.SimpleQueue[_Row | Exception | None] = queue.SimpleQueue()
@@ -172,12 +176,12 @@ class _Asking:
             return None
 
 
-class _Run:
+class _RemoteRun:
     """One call's state: what was counted and written."""
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EndpointPool,
         shards: ShardWriter,
         options: GenerateOptions,
         reporter: Reporter,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from corpus.answered import AnsweredRow, MaskedTokens, read_answered
-from corpus.importing import Report, Source, bucket, write_rows
+from corpus.answered import AnsweredRow, AnsweredTokens, read_answered
+from corpus.importing import ImportReport, PromptSource, bucket, write_rows
 from corpus.rows import DEFAULT_MAX_ROWS, BadRow, Files
 from speculoos.errors import BadInput
 from speculoos.reporting import Reporter
@@ -17,7 +17,7 @@ SIZES = tuple(2**n for n in range(8, 18))
 """Draft vocabularies whose coverage is counted: 256 … 131,072 tokens."""
 
 
-Masking = Callable[[dict[str, Any]], MaskedTokens]
+Masking = Callable[[dict[str, Any]], AnsweredTokens]
 """A row with `messages` and `finish` → its tokens; raises BadInput, without naming the row, where there are none."""
 
 
@@ -41,7 +41,7 @@ def import_answered(
 
     `summary` goes to `dataset.json`: the base's and its tokenizer's sha256. Raises BadInput as `import_prompts` does.
     """
-    source = Source.of(files, original_name, size, "conversation")
+    source = PromptSource.of(files, original_name, size, "conversation")
     rows = tokenised_rows(read_answered(files, max_rows=max_rows, mapping=mapping), masking, limit)
     return write_rows(source, rows, folder, reporter, AnsweredReport(), kind="conversations", **summary)
 
@@ -70,7 +70,7 @@ def _tokenise(row: AnsweredRow, masking: Masking) -> AnsweredRow | BadRow:
     return replace(row, masked=masked)
 
 
-class AnsweredReport(Report):
+class AnsweredReport(ImportReport):
     """Counts of an import of answered conversations."""
 
     def __init__(self) -> None:

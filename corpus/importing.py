@@ -41,12 +41,14 @@ def import_prompts(
     of two).
     Raises BadInput when a file cannot be read or none holds a prompt; nothing is left behind then.
     """
-    source = Source.of(files, original_name, size, "prompt")
-    return write_rows(source, read_prompts(files, limit, max_rows, mapping), folder, reporter, Report(), kind="prompts")
+    source = PromptSource.of(files, original_name, size, "prompt")
+    return write_rows(
+        source, read_prompts(files, limit, max_rows, mapping), folder, reporter, ImportReport(), kind="prompts"
+    )
 
 
 @dataclass(frozen=True)
-class Source:
+class PromptSource:
     """What is imported: its name for people, its bytes, and what one good row of it is called."""
 
     name: str
@@ -54,14 +56,19 @@ class Source:
     noun: str
 
     @classmethod
-    def of(cls, files: Files, name: str, size: int | None, noun: str) -> "Source":
+    def of(cls, files: Files, name: str, size: int | None, noun: str) -> "PromptSource":
         """Of one file what is not given is found by itself."""
         one = files if isinstance(files, str | Path) else ""
         return cls(name or Path(one).name, _size(one) if size is None else size, noun)
 
 
 def write_rows(
-    source: Source, rows: Iterable[Any], folder: str | Path, reporter: Reporter, report: "Report", **summary: Any
+    source: PromptSource,
+    rows: Iterable[Any],
+    folder: str | Path,
+    reporter: Reporter,
+    report: "ImportReport",
+    **summary: Any,
 ) -> dict[str, Any]:
     """Write good rows into the data set folder `folder`, bad ones into its `bad.jsonl`; `summary` goes to
     `dataset.json` with the report, which is returned. Raises BadInput when no row is good."""
@@ -88,7 +95,7 @@ def write_rows(
     return figures
 
 
-class Report:
+class ImportReport:
     """Counts of an import."""
 
     def __init__(self) -> None:
@@ -144,7 +151,7 @@ def _size(path: str | Path) -> int:
         return 0  # the reader says what is wrong with it
 
 
-def _check(source: Source, report: dict[str, Any]) -> None:
+def _check(source: PromptSource, report: dict[str, Any]) -> None:
     if report["rows"]:
         return
     first = f" The first: line {report['bad'][0]['line']}, {report['bad'][0]['reason']}." if report["bad"] else ""

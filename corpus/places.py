@@ -15,7 +15,7 @@ from speculoos.files import link_or_copy, sync, write_json
 from speculoos.store import Store
 
 
-class Place(Protocol):
+class ShardFolder(Protocol):
     """Keys name contents: a key that is put twice changes nothing."""
 
     def report(self, key: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from runtime.argmax import argmax
+from models.runtime.argmax import argmax
 
 HEAD = 1024
 """Tokens looked at first when sampling: sorting whole vocabularies takes longer than a small model's forward."""

@@ -7,9 +7,9 @@ Source: Xu et al. 2024 (Magpie, arXiv 2406.08464), section 2.1.
 from collections.abc import Iterator
 from itertools import islice
 
-from corpus.batch import Answer, answer_all
+from corpus.batch import BatchAnswer, answer_all
 from corpus.seeds import row_numbers
-from models.base import Base
+from models.base import LoadedBase
 from models.chat import render
 from speculoos.errors import Unsupported
 
@@ -18,7 +18,7 @@ SHORTEST = 8  # characters; shorter ones are scraps
 MAX_TOKENS, TEMPERATURE, TOP_P = 96, 1.0, 0.95
 
 
-def self_written_prompts(base: Base, number: int, batch_size: int, seed: int) -> Iterator[str]:
+def self_written_prompts(base: LoadedBase, number: int, batch_size: int, seed: int) -> Iterator[str]:
     """Up to `number` different user turns sampled from `base`, in the order they end; unfinished ones are dropped.
 
     Raises Unsupported for a base without a chat template that puts something before the user's words.
@@ -26,9 +26,9 @@ def self_written_prompts(base: Base, number: int, batch_size: int, seed: int) ->
     opening = _before_user(base)
     numbers = iter(range(2 * number))
 
-    def source(most: int) -> list[Answer]:
+    def source(most: int) -> list[BatchAnswer]:
         drawn = [(f"self-{n}", row_numbers(seed, f"self-{n}", 0)) for n in islice(numbers, most)]
-        return [Answer(list(opening), MAX_TOKENS, own, tag, TEMPERATURE) for tag, own in drawn]
+        return [BatchAnswer(list(opening), MAX_TOKENS, own, tag, TEMPERATURE) for tag, own in drawn]
 
     seen: set[str] = set()
     for ended, _running in answer_all(base, source, batch_size, TOP_P):
@@ -41,7 +41,7 @@ def self_written_prompts(base: Base, number: int, batch_size: int, seed: int) ->
                     return
 
 
-def _before_user(base: Base) -> list[int]:
+def _before_user(base: LoadedBase) -> list[int]:
     """Ids of what the template writes before the user's words."""
     rendered = base.tokenizer.decode(render(base.tokenizer, [{"role": "user", "content": MARK}]))
     before, mark, _after = rendered.partition(MARK)

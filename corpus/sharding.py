@@ -15,7 +15,7 @@ from typing import Any
 
 from corpus.conversations import DUPLICATE, EXACT, FAILED, TEXT, GenerateOptions, to_answer
 from corpus.duplicates import remove_duplicates
-from corpus.places import Place
+from corpus.places import ShardFolder
 from corpus.shards import read_lines, read_summary, shard_files, write_sums
 from speculoos.errors import Conflict, Damaged
 from speculoos.files import new_path
@@ -31,7 +31,7 @@ PLAIN = GenerateOptions()
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardPart:
     """Answers number `sample` to prompts `first` to `first + rows - 1`."""
 
     number: int
@@ -51,17 +51,17 @@ class Part:
         return replace(options, max_minutes=None, **mine)
 
 
-def plan(source: str | Path, options: GenerateOptions, rows: int, **author: str) -> list[Part]:
+def plan(source: str | Path, options: GenerateOptions, rows: int, **author: str) -> list[ShardPart]:
     """The parts of a generation, `rows` prompts each, sample after sample. `author` says who answers (sums of the base,
     names of endpoint and model). Reads the prompts once, without parsing them."""
     recipe = {name: value for name, value in asdict(options).items() if name not in INDIFFERENT}
     recipe = {name: value for name, value in recipe.items() if name not in LATER or value != getattr(PLAIN, name)}
-    made: list[Part] = []
+    made: list[ShardPart] = []
     ranges = list(_ranges(source, options.limit, rows))
     for sample in range(options.samples):
         for first, count, digest in ranges:
             key = _key({**recipe, **author, "sample": sample, "prompts": digest})
-            made.append(Part(len(made), first, count, sample, key))
+            made.append(ShardPart(len(made), first, count, sample, key))
     return made
 
 
@@ -71,7 +71,7 @@ def begun_by_one(folder: Path) -> bool:
 
 
 def land(
-    work: Path, source: str | Path, options: GenerateOptions, made: Mapping[str, Any], key: str, place: Place
+    work: Path, source: str | Path, options: GenerateOptions, made: Mapping[str, Any], key: str, place: ShardFolder
 ) -> dict[str, Any]:
     """Bring the rows in folder `work` (and only those that are wanted) to `place` as one file, in the order of their
     prompts; returns the shard's report:
@@ -96,7 +96,7 @@ def land(
     return report
 
 
-def landed(parts: Sequence[Part], place: Place, folder: Path) -> dict[str, dict[str, Any]]:
+def landed(parts: Sequence[ShardPart], place: ShardFolder, folder: Path) -> dict[str, dict[str, Any]]:
     """{key: report} of the parts that are finished: in `place`, or in the data set's folder since an earlier time."""
     earlier = {each["key"]: each for each in read_summary(folder).get("shards", [])}
     kept = {key: each for key, each in earlier.items() if (folder / each["file"]).exists()}
@@ -104,7 +104,9 @@ def landed(parts: Sequence[Part], place: Place, folder: Path) -> dict[str, dict[
     return {key: report for key, report in found.items() if report}
 
 
-def assemble(parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]], place: Place, folder: Path) -> list[Part]:
+def assemble(
+    parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]], place: ShardFolder, folder: Path
+) -> list[ShardPart]:
     """Bring finished parts into the data set's folder with their SHA256SUMS; what else lay there goes. Returns those
     whose file is not what its report says: they are forgotten, and to be made again."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +118,7 @@ def assemble(parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]], pl
 
 
 def without_duplicates(
-    parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]], folder: Path
+    parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]], folder: Path
 ) -> dict[str, Mapping[str, Any]]:
     """Take conversations that are there twice out of the assembled parts; the reports as they are now."""
     taken = remove_duplicates(folder)
@@ -130,7 +132,7 @@ def without_duplicates(
     return now
 
 
-def add_unfinished(parts: Sequence[Part], works: Mapping[str, Path], folder: Path) -> int:
+def add_unfinished(parts: Sequence[ShardPart], works: Mapping[str, Path], folder: Path) -> int:
     """Put what there is of unfinished parts beside the finished ones, for who stops a generation; returns the rows."""
     sums, count = {}, 0
     for part in (part for part in parts if part.key in works):
@@ -145,7 +147,7 @@ def add_unfinished(parts: Sequence[Part], works: Mapping[str, Path], folder: Pat
     return count
 
 
-def totals(parts: Sequence[Part], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def totals(parts: Sequence[ShardPart], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The report of the whole: sums over its parts, and `shards` with one entry each."""
     found = [reports[part.key] for part in parts if part.key in reports]
     failed = [each for report in found for each in report["failed"]]
@@ -211,7 +213,7 @@ def _counted(lines: Sequence[bytes]) -> dict[str, Any]:
     return {"rows": len(lines), "tokens": tokens, "finish": dict(finish), "labels": dict(labels)}
 
 
-def _brought(part: Part, report: Mapping[str, Any], place: Place, folder: Path) -> bool:
+def _brought(part: ShardPart, report: Mapping[str, Any], place: ShardFolder, folder: Path) -> bool:
     """Whether the part's file lies in the folder now, whole."""
     target = folder / part.file
     if place.report(part.key):

@@ -13,18 +13,18 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.sampling import Warp, draw, normalised
 from decoding.tree import DraftTree, TreeShape
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """Accepted nodes from the root's child down (empty: none), and the base's own token after the last of them."""
 
     path: tuple[int, ...]
     token: int
 
 
-class Rule(Protocol):
+class AcceptanceRule(Protocol):
     """An acceptance rule with its settings and its random generator."""
 
     best_only: bool
@@ -33,11 +33,11 @@ class Rule(Protocol):
     def first(self, scored: Scored) -> int:
         """The token after the prompt, from what the base gave for its last token [1, V]."""
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
         """The verdict on `tree` from what the base gave [n, V], row i after node i."""
 
 
-def make_rule(config: GenerateConfig, generator: torch.Generator) -> Rule:
+def make_rule(config: GenerateConfig, generator: torch.Generator) -> AcceptanceRule:
     """The rule a config asks for."""
     if config.temperature == 0:
         return GreedyRule()
@@ -50,12 +50,12 @@ def make_rule(config: GenerateConfig, generator: torch.Generator) -> Rule:
 # --- exact, temperature 0 ------------------------------------------------------------------------------------------
 
 
-def accept_greedy(shape: TreeShape, tokens: tuple[int, ...], best: list[int]) -> Verdict:
+def accept_greedy(shape: TreeShape, tokens: tuple[int, ...], best: list[int]) -> Verification:
     """Follow the base's own best token `best[i]` after node i as long as a drafted child is that token."""
     node = 0
     while (child := _child_with(shape, tokens, node, best[node])) is not None:
         node = child
-    return Verdict(shape.path(node), best[node])
+    return Verification(shape.path(node), best[node])
 
 
 def _child_with(shape: TreeShape, tokens: tuple[int, ...], node: int, token: int) -> int | None:
@@ -70,7 +70,7 @@ class GreedyRule:
     def first(self, scored: Scored) -> int:
         return int(scored.best[-1])
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
         return accept_greedy(tree.shape, tree.tokens, scored.best.tolist())
 
 
@@ -144,7 +144,7 @@ class LosslessRule:
         logits = scored.logits[-1]
         return int(draw(self.warp(logits), self._uniforms(1, logits.device)[0]))
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
         logits = scored.logits
         node, token = accept_lossless(
             tree.shape,
@@ -154,7 +154,7 @@ class LosslessRule:
             self._uniforms(len(tree), logits.device)[None],
         )
         last, own = torch.cat([node, token]).tolist()
-        return Verdict(tree.shape.path(last), own)
+        return Verification(tree.shape.path(last), own)
 
     def _rows(self, logits: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         """Probabilities by node: of the nodes passed through on a processor, of all at once elsewhere."""
@@ -208,10 +208,10 @@ class TypicalRule:
     def first(self, scored: Scored) -> int:
         return self._draw(self.warp(scored.logits[-1]))
 
-    def __call__(self, tree: DraftTree, scored: Scored) -> Verdict:
+    def __call__(self, tree: DraftTree, scored: Scored) -> Verification:
         probs = self.warp(scored.logits)
         path = accept_typical(tree.shape, tree.tokens, probs, self.epsilon, self.alpha)
-        return Verdict(path, self._draw(probs[path[-1] if path else 0]))
+        return Verification(path, self._draw(probs[path[-1] if path else 0]))
 
     def _draw(self, probs: torch.Tensor) -> int:
         typical = probs.masked_fill(probs <= typical_threshold(probs, self.epsilon, self.alpha), 0.0)

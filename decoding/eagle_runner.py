@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from models.base import has_bfloat16
 from models.draft_layers import causal_mask
-from runtime.attention import SequenceView
-from runtime.cache import KVCache
-from runtime.drafts import CacheMemory
-from runtime.linear import packing_works
-from runtime.norms import Norm, norm_of
-from runtime.rotary import draft_rotations
-from runtime.weights import take_draft_layer, take_linear
+from models.runtime.attention import SequenceView
+from models.runtime.cache import KVCache
+from models.runtime.drafts import CacheMemory
+from models.runtime.linear import packing_works
+from models.runtime.norms import Norm, norm_of
+from models.runtime.rotary import draft_rotations
+from models.runtime.weights import take_draft_layer, take_linear
 
 ENDLESS = 1 << 40
 """Rows a draft's cache may grow to: the target's cache is full first."""

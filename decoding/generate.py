@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from decoding.accept import Verdict, make_rule
+from decoding.accept import Verification, make_rule
 from decoding.config import GenerateConfig
-from decoding.drafters.base import Drafter, Opening
+from decoding.drafters.base import Drafter, DrafterStart
 from decoding.limits import Limits
 from decoding.sampling import Warp
 from decoding.step import DraftRecord, EmittedToken, Step
 from decoding.target import Target
 from decoding.tree import DraftTree
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 __all__ = ["GenerateConfig", "generate"]
 
@@ -33,7 +33,7 @@ def generate(
     limits = Limits(config, target.base.eos_ids, target.max_length - len(prompt_ids), target.base.tokenizer)
     token = rule.first(scored)
     tokens, finish = limits.cut((EmittedToken(token, drafter.own),))
-    drafter.prefill(Opening(prompt_ids, token, scored, config, generator))
+    drafter.prefill(DrafterStart(prompt_ids, token, scored, config, generator))
     clock.lap("draft")
     yield Step(0, "prefill", tokens, counted=False, finish=finish, **clock.times())
     index = 1
@@ -60,7 +60,7 @@ def generate(
         yield Step(index, drafter.kind, (), counted=False, finish="cancelled")
 
 
-def emit(tree: DraftTree, verdict: Verdict, own: str) -> tuple[EmittedToken, ...]:
+def emit(tree: DraftTree, verdict: Verification, own: str) -> tuple[EmittedToken, ...]:
     """The verdict's tokens with their origins: accepted draft tokens, then the base's own."""
     depths, ranks = tree.shape.depths, tree.shape.ranks
     accepted = (EmittedToken(tree.tokens[node], "draft", depths[node], ranks[node]) for node in verdict.path)

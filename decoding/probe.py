@@ -15,10 +15,10 @@ import torch
 
 from decoding.target import Target
 from decoding.tree import DraftTree, shape_from_choices
-from models.base import Base
-from runtime.attention import layer_windows
-from runtime.precision import in_float32
-from runtime.transformers import TransformersForward
+from models.base import LoadedBase
+from models.runtime.attention import layer_windows
+from models.runtime.precision import in_float32
+from models.runtime.transformers import TransformersForward
 from speculoos.errors import Unsupported
 
 SHAPE = shape_from_choices([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])
@@ -38,7 +38,7 @@ class Probe:
     past_window: bool
 
 
-def probe(base: Base, seed: int = 0) -> Probe:
+def probe(base: LoadedBase, seed: int = 0) -> Probe:
     """Compare tree logits with plain ones on random tokens: two short forwards, no weights changed.
 
     Raises Unsupported with the difference where they disagree, or with the reason where the family cannot run at all.
@@ -52,7 +52,7 @@ def probe(base: Base, seed: int = 0) -> Probe:
     return Probe(worst, windowed)
 
 
-_passed: WeakKeyDictionary[Base, Probe] = WeakKeyDictionary()
+_passed: WeakKeyDictionary[LoadedBase, Probe] = WeakKeyDictionary()
 
 
 def require_trees(target: Target) -> None:
@@ -65,7 +65,7 @@ def require_trees(target: Target) -> None:
 
 
 @contextmanager
-def narrowed(base: Base, window: int) -> Iterator[None]:
+def narrowed(base: LoadedBase, window: int) -> Iterator[None]:
     """Give the model a sliding window of `window` tokens while open. Mutates and restores `base.config`."""
     usual = base.config.sliding_window
     base.config.sliding_window = window
@@ -75,7 +75,7 @@ def narrowed(base: Base, window: int) -> Iterator[None]:
         base.config.sliding_window = usual
 
 
-def _compared(base: Base, seed: int) -> float:
+def _compared(base: LoadedBase, seed: int) -> float:
     name = f"{type(base.model).__name__} ({base.path.name})"
     try:
         with in_float32(base.model):
@@ -91,7 +91,7 @@ def _compared(base: Base, seed: int) -> float:
     return difference
 
 
-def _difference(base: Base, seed: int) -> float:
+def _difference(base: LoadedBase, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(base.vocab_size, (TEXT + len(SHAPE),), generator=generator).tolist()
     text, tokens = ids[:TEXT], ids[TEXT:]
@@ -102,7 +102,7 @@ def _difference(base: Base, seed: int) -> float:
 
 
 @torch.inference_mode()
-def _plain(base: Base, text: list[int], path: list[int]) -> torch.Tensor:
+def _plain(base: LoadedBase, text: list[int], path: list[int]) -> torch.Tensor:
     """Logits [n, V] after each token of `path`, without a cache and with transformers' own mask."""
     ids = torch.tensor([[*text, *path]], device=base.device)
     return base.model(input_ids=ids, use_cache=False).logits[0, -len(path) :]

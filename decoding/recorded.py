@@ -12,10 +12,10 @@ import torch
 
 from decoding.target import Target
 from decoding.tree import DraftTree
-from models.base import Base
-from runtime.forward import fastest
-from runtime.interface import Forward, Scored
-from runtime.precision import exact_products
+from models.base import LoadedBase
+from models.runtime.forward import fastest
+from models.runtime.interface import Forward, Scored
+from models.runtime.precision import exact_products
 
 NOTHING = -1
 """The token after a recording's last one: nobody drafts it."""
@@ -33,7 +33,7 @@ def best_after(tree: DraftTree, recorded: Sequence[int], done: int) -> list[int]
 class ForcedTarget(Target):
     """A base whose answer is a recording: hidden states are its own, as they are after the recorded tokens."""
 
-    def __init__(self, base: Base, max_length: int = 2048, forward: Forward | None = None):
+    def __init__(self, base: LoadedBase, max_length: int = 2048, forward: Forward | None = None):
         super().__init__(base, max_length, forward)
         self.recorded: list[int] = []
         self.begins = 0
@@ -60,7 +60,7 @@ class ForcedTarget(Target):
         return replace(scored, best_ids=torch.tensor(best_after(tree, self.recorded, done)))
 
 
-def forced_target(base: Base, max_length: int = 2048) -> ForcedTarget:
+def forced_target(base: LoadedBase, max_length: int = 2048) -> ForcedTarget:
     """A ForcedTarget on the fastest forward this base has; the first call takes the base's weights over."""
     exact_products(base.device)
     return ForcedTarget(base, max_length, fastest(base))

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 
 from decoding.tree import DraftTree
-from models.base import Base
-from runtime.cache import KVCache
-from runtime.forward import fastest
-from runtime.interface import Forward, Inputs, Scored, Selection
-from runtime.precision import exact_products
-from runtime.transformers import TransformersForward
-from runtime.weights import why_not_fast
+from models.base import LoadedBase
+from models.runtime.cache import KVCache
+from models.runtime.forward import fastest
+from models.runtime.interface import Forward, Inputs, Scored, Selection
+from models.runtime.precision import exact_products
+from models.runtime.transformers import TransformersForward
+from models.runtime.weights import why_not_fast
 from speculoos.errors import BadInput
 
 PREFILL_ROWS = 1024
@@ -25,7 +25,7 @@ PREFILL_ROWS = 1024
 class Target:
     """One sequence on one base. Not thread-safe: one generation at a time."""
 
-    def __init__(self, base: Base, max_length: int = 2048, forward: Forward | None = None):
+    def __init__(self, base: LoadedBase, max_length: int = 2048, forward: Forward | None = None):
         """`max_length` tokens of prompt and answer, at most what the base was made for."""
         self.base = base
         self.max_length = min(max_length, usable_length(base))
@@ -126,7 +126,7 @@ class Target:
             raise BadInput(f"The prompt has a token id outside 0…{self.base.vocab_size - 1}.")
 
 
-def fast_target(base: Base, max_length: int = 2048) -> Target:
+def fast_target(base: LoadedBase, max_length: int = 2048) -> Target:
     """A Target on the fastest forward this base has: ours, or transformers' own (then `target.notice` says why).
 
     The first call takes the base's weights over; further targets of the same base share them.
@@ -138,7 +138,7 @@ def fast_target(base: Base, max_length: int = 2048) -> Target:
     return target
 
 
-def usable_length(base: Base) -> int:
+def usable_length(base: LoadedBase) -> int:
     """Most positions one cache can serve. Rotary scalings that change with length (longrope, dynamic) rescale keys
     that are cached already, so such models are used up to their original length only."""
     scaling = getattr(base.config, "rope_parameters", None) or {}

@@ -18,7 +18,7 @@ from typing import Any
 from decoding.step import Step
 from decoding.target import Target
 from decoding.tree import DraftTree
-from methods.expectation import interpolate
+from models.methods.expectation import interpolate
 
 Choice = tuple[int, ...]
 PLAIN_IS_FASTER = "Plain decoding is faster than any tree of this draft on this machine."

@@ -23,13 +23,13 @@ from decoding.step import Step
 from decoding.target import Target, fast_target
 from decoding.text import piece_reader
 from evaluation.breakdown import Prompt, breakdown, worst_first
-from evaluation.estimate import Estimate, Timing, estimate
+from evaluation.estimate import AcceptanceEstimate, StepTiming, estimate
 from evaluation.load import Load
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
 from evaluation.side_by_side import side_by_side
 from evaluation.ties import TIE, first_difference, gap_at
-from models.base import Base
+from models.base import LoadedBase
 from models.chat import render
 from speculoos.errors import BadInput, Unavailable
 from speculoos.reporting import Reporter, check_stop
@@ -43,7 +43,7 @@ PASSES = 3
 
 
 @dataclass(frozen=True)
-class Sampling:
+class AcceptanceSampling:
     """How both ways choose tokens; greedy by default. Raises BadInput for a temperature or top-p that cannot be."""
 
     temperature: float = 0.0
@@ -74,14 +74,14 @@ class PromptResult:
     seed: int = 0
     turn: int = 0
     messages: list[dict[str, str]] = field(default_factory=list)
-    timing: Timing = field(init=False)
+    timing: StepTiming = field(init=False)
     """Of this run and of those that repeated it."""
     first_difference: int | None = None
     gap: float | None = None
     """What plain decoding held against the other run's token where they part, in logits; None where one had ended."""
 
     def __post_init__(self) -> None:
-        self.timing = Timing.of(self.speculative, self.plain)
+        self.timing = StepTiming.of(self.speculative, self.plain)
 
     @property
     def tie(self) -> bool:
@@ -105,7 +105,7 @@ class _Bench:
     to_ask: int = 0
     """Questions in the worst case, so that progress never falls back; one that is repeated counts again."""
     skipped: list[str] = field(default_factory=list)
-    sampling: Sampling = Sampling()
+    sampling: AcceptanceSampling = AcceptanceSampling()
 
     @property
     def speculates(self) -> bool:
@@ -113,14 +113,14 @@ class _Bench:
 
 
 def evaluate(
-    base: Base,
+    base: LoadedBase,
     draft: Any,
     questions: Sequence[dict[str, Any]],
     reporter: Reporter,
     *,
     max_tokens: int = 128,
     options: dict[str, Any] | None = None,
-    sampling: Sampling | None = None,
+    sampling: AcceptanceSampling | None = None,
 ) -> dict[str, Any]:
     """Measure `draft` (or the drafter that `options` name, or none) on rows with `messages`; JSON-able result:
 
@@ -138,7 +138,9 @@ def evaluate(
     if not questions:
         raise BadInput("There is no question to evaluate on.")
     target, plain = fast_target(base, MAX_LENGTH), fast_target(base, MAX_LENGTH)
-    bench = _Bench(target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling or Sampling())
+    bench = _Bench(
+        target, plain, draft, dict(options or {}), max_tokens, reporter, sampling=sampling or AcceptanceSampling()
+    )
     bench.to_ask = len(questions) * (PASSES if bench.speculates else 1)
     _warm_up(bench)
     began, load = monotonic(), Load()
@@ -327,7 +329,7 @@ def _repeat(bench: _Bench, until: float) -> None:
         bench.reporter.log(f"Step times vary by {figures.noise:.1%}: the questions run again ({bench.passes}).")
         for measured, following in zip_longest(bench.done, bench.done[1:]):
             plain, speculative = _both(bench, measured.prompt, bench.max_tokens, measured.seed)
-            measured.timing = measured.timing.joined(Timing.of(speculative, plain))
+            measured.timing = measured.timing.joined(StepTiming.of(speculative, plain))
             if following is None or following.turn == 0:
                 _say_asked(bench, f"noisy, repeating ({bench.passes} of {PASSES})")
             check_stop(bench.reporter)
@@ -335,7 +337,7 @@ def _repeat(bench: _Bench, until: float) -> None:
                 break
 
 
-def _doubtful(figures: Estimate) -> bool:
+def _doubtful(figures: AcceptanceEstimate) -> bool:
     return figures.noise > NOISE or figures.impossible
 
 

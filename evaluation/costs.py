@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evaluation.shapes import CHAIN, Shape
-from methods.expectation import interpolate
+from evaluation.shapes import CHAIN, DraftShape
+from models.methods.expectation import interpolate
 from speculoos.errors import BadInput
 
 Points = dict[int, float]
@@ -47,7 +47,7 @@ class Costs:
         """One forward of `rows` rows of each of `batch` sequences."""
         return interpolate(self.target[batch], rows)
 
-    def drafting(self, shape: Shape, batch: int) -> float:
+    def drafting(self, shape: DraftShape, batch: int) -> float:
         """Drafting `shape` for each of `batch` sequences: what it costs for one, and what the draft's passes cost more
         with the others' rows in them."""
         if shape.depth == 0:
@@ -61,7 +61,7 @@ class Costs:
     def _passing(self, rows: int) -> float:
         return _along(self.passes, rows)
 
-    def step(self, shape: Shape, batch: int = 1) -> float:
+    def step(self, shape: DraftShape, batch: int = 1) -> float:
         """A whole step."""
         return self.verify(shape.nodes, batch) + self.drafting(shape, batch) + self.other
 

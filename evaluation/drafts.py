@@ -15,7 +15,7 @@ from decoding.tree import chain_shape, shape_from_choices
 from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
-from models.base import Base, decoding_dtype, load_base, load_tokenizer, read_eos_ids
+from models.base import LoadedBase, decoding_dtype, load_base, load_tokenizer, read_eos_ids
 from models.checkpoints import is_checkpoint
 from speculoos.errors import BadInput
 
@@ -38,7 +38,7 @@ class Opened:
         return Costs({1: forward}, machine=describe_machine(self.target.base.device)) if forward else None
 
 
-def with_base(base: Base, draft: Any, options: dict[str, Any]) -> Opened:
+def with_base(base: LoadedBase, draft: Any, options: dict[str, Any]) -> Opened:
     """A draft with the base that it was made for."""
     target = forced_target(base, MAX_LENGTH)
     return Opened(target, lambda: make_drafter(target, draft, options))

@@ -25,7 +25,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Timing:
+class StepTiming:
     """One prompt's steps: tokens of each counted verification with its milliseconds, and those of plain steps. All
     float64 [steps]."""
 
@@ -34,7 +34,7 @@ class Timing:
     plain: np.ndarray
 
     @classmethod
-    def of(cls, drafted: Sequence[Step], plain: Sequence[Step]) -> "Timing":
+    def of(cls, drafted: Sequence[Step], plain: Sequence[Step]) -> "StepTiming":
         counted = [step for step in drafted if step.counted]
         return cls(
             np.array([len(step.tokens) for step in counted], dtype=float),
@@ -42,9 +42,9 @@ class Timing:
             np.array([milliseconds(step) for step in plain if step.counted]),
         )
 
-    def joined(self, other: "Timing") -> "Timing":
+    def joined(self, other: "StepTiming") -> "StepTiming":
         """The steps of both: the same prompt, measured again."""
-        return Timing(
+        return StepTiming(
             self.tokens,  # greedy, or sampled with the same seed: the same tokens again tell nothing new
             np.concatenate([self.drafted, other.drafted]),
             np.concatenate([self.plain, other.plain]),
@@ -56,7 +56,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class AcceptanceEstimate:
     """Figures with their 95 % intervals; `noise` is the standard error that timing alone gives the speedup, relative
     to it. Step times are medians over all steps, in milliseconds."""
 
@@ -82,7 +82,7 @@ def milliseconds(step: Step) -> float:
     return step.ms_draft + step.ms_verify + step.ms_other
 
 
-def estimate(timings: Sequence[Timing]) -> Estimate | None:
+def estimate(timings: Sequence[StepTiming]) -> AcceptanceEstimate | None:
     """The figures of several prompts; None when no prompt has a whole step."""
     timings = [timing for timing in timings if timing.usable]
     if not timings:
@@ -92,7 +92,7 @@ def estimate(timings: Sequence[Timing]) -> Estimate | None:
     weights = draw.multinomial(len(timings), np.full(len(timings), 1 / len(timings)), DRAWS).T
     timed = replace(drawn, tokens=columns.tokens).speedup()
     speedup = float(columns.speedup()[0])
-    return Estimate(
+    return AcceptanceEstimate(
         speedup=speedup,
         speedup_interval=interval_of(drawn.speedup(weights)),
         tau=float(columns.tau()[0]),
@@ -115,13 +115,13 @@ class _Columns:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, timings: Sequence[Timing]) -> "_Columns":
+    def of(cls, timings: Sequence[StepTiming]) -> "_Columns":
         """As they were measured; one draw."""
         rows = [(t.tokens.sum(), np.median(t.plain), np.median(t.drafted), len(t.tokens)) for t in timings]
         return cls(*(column[:, None] for column in np.array(rows).T))
 
     @classmethod
-    def drawn(cls, timings: Sequence[Timing], draw: np.random.Generator) -> "_Columns":
+    def drawn(cls, timings: Sequence[StepTiming], draw: np.random.Generator) -> "_Columns":
         """Each prompt's steps drawn anew, with replacement."""
         tokens, plain, drafted = [], [], []
         for timing in timings:

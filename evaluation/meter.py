@@ -26,14 +26,14 @@ from decoding.tuning import measure_forward
 from evaluation.costs import Costs
 from evaluation.machine import describe_machine
 from evaluation.shapes import CHAIN, TREE, chain_options
-from methods import train_config
-from methods.expectation import rising
-from methods.standalone import shape_of
-from models.base import Base
+from models.base import LoadedBase
+from models.methods import train_config
+from models.methods.expectation import rising
+from models.methods.standalone import shape_of
+from models.runtime.cache import KVCache
+from models.runtime.forward import FastForward, fastest
+from models.runtime.interface import Forward, Inputs, Selection
 from models.standalone import StandaloneDraft, base_shape
-from runtime.cache import KVCache
-from runtime.forward import FastForward, fastest
-from runtime.interface import Forward, Inputs, Selection
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 BATCHES = (1, 2, 4, 8, 16)
@@ -48,7 +48,7 @@ BEST = Selection(best_only=True)
 class Many:
     """Sequences with the same text in one cache: what a forward over the first of them takes."""
 
-    def __init__(self, base: Base, text: Sequence[int], batch: int, rows: int, forward: Forward | None = None):
+    def __init__(self, base: LoadedBase, text: Sequence[int], batch: int, rows: int, forward: Forward | None = None):
         self.base, self.text, self.forward = base, list(text), forward or fastest(base)
         layers = len(getattr(self.forward, "layers", ())) or base.num_layers
         self.cache = KVCache.for_batch(layers, 2 * len(text) + rows, batch)
@@ -91,7 +91,7 @@ class Meter:
         self.drafters = _drafters(target, draft, space) if draft is not None and space else {}
         self.taken: dict[tuple[str, Any, int], list[float]] = defaultdict(list)
 
-    def _cuts(self, base: Base, layers: Sequence[int]) -> dict[int, tuple[Many, StandaloneDrafter]]:
+    def _cuts(self, base: LoadedBase, layers: Sequence[int]) -> dict[int, tuple[Many, StandaloneDrafter]]:
         cuts = {}
         for count in (n for n in layers if n < base.num_layers):
             own = self._resized(base, count) if self.hidden_size else self._cut(base, count)
@@ -99,11 +99,11 @@ class Meter:
             cuts[count] = Many(own.base, self.prompt, max(self.batches), 1, own.forward), drafter
         return cuts
 
-    def _cut(self, base: Base, layers: int) -> Target:
+    def _cut(self, base: LoadedBase, layers: int) -> Target:
         """The base's first layers alone; no weight is copied."""
         return Target(base, self.target.max_length, self.target.forward.cut(layers))
 
-    def _resized(self, base: Base, layers: int) -> Target:
+    def _resized(self, base: LoadedBase, layers: int) -> Target:
         """A model of that many layers and the width asked for, as a training would begin with. Raises BadInput."""
         sizes = {"draft_num_layers": layers, "draft_hidden_size": self.hidden_size, "draft_init": "random"}
         shape = shape_of(train_config("draft", **sizes), base_shape(base))

@@ -24,10 +24,10 @@ from evaluation.costs import Costs
 from evaluation.estimate import SEED, interval_of
 from evaluation.load import Load
 from evaluation.meter import BATCHES, ROWS, Meter
-from evaluation.shapes import CHAINS, TREES, Curves, Shape, chain_options, chain_shares, expected_chain
+from evaluation.shapes import CHAINS, TREES, Curves, DraftShape, chain_options, chain_shares, expected_chain
 from evaluation.tuning import prompts_of
-from methods import METHODS
-from models.base import Base
+from models.base import LoadedBase
+from models.methods import METHODS
 from speculoos.errors import BadInput, Unsupported
 from speculoos.reporting import Reporter, check_stop
 
@@ -70,7 +70,7 @@ class Progress:
 
 
 def plan(
-    base: Base,
+    base: LoadedBase,
     draft: Any,
     questions: Sequence[dict[str, Any]],
     reporter: Reporter,
@@ -112,12 +112,12 @@ def plan(
     return predicted(costs, curves, basis)
 
 
-def _add_intervals(found: dict[str, Any], meter: Meter, shapes: Sequence[Shape]) -> None:
+def _add_intervals(found: dict[str, Any], meter: Meter, shapes: Sequence[DraftShape]) -> None:
     """Give each of the `shapes` the 95 % interval of its speedup for one sequence, by a bootstrap over the rounds of
     timing, and the plan `timing_noise`, the largest relative standard error of them. τ counts as known."""
     draw = np.random.default_rng(SEED)
     draws = [meter.drawn(draw) for _ in range(PLAN_DRAWS)]
-    plain, noise = Shape("plain"), 0.0
+    plain, noise = DraftShape("plain"), 0.0
     for row, shape in zip(found["shapes"], shapes, strict=True):
         speedups = np.array([_speed(shape, costs, 1) / _speed(plain, costs, 1) for costs in draws])
         row["by_batch"]["1"]["speedup_interval"] = [round(end, 3) for end in interval_of(speedups)]
@@ -134,7 +134,7 @@ def surface(costs: Costs, curves: Curves | None) -> dict[str, Any]:
     """`plain` and `shapes` with their throughput for each number of sequences (`by_batch`), `best` of each, `stops_at`
     (sequences from which on plain decoding is faster; None: not among the measured), `standalone` drafts with the
     acceptance they need, and a `verdict` in words."""
-    plain = _row(Shape("plain"), costs)
+    plain = _row(DraftShape("plain"), costs)
     shapes = [_row(shape, costs) for shape in _reachable(costs, curves)]
     best = {str(batch): _best(shapes, batch) for batch in costs.batches}
     made = {
@@ -148,25 +148,25 @@ def surface(costs: Costs, curves: Curves | None) -> dict[str, Any]:
     return {**made, "verdict": verdict(made)}
 
 
-def _reachable(costs: Costs, curves: Curves | None) -> list[Shape]:
+def _reachable(costs: Costs, curves: Curves | None) -> list[DraftShape]:
     """Shapes whose forward was measured, and of trees of one size the depth that is fastest for one sequence."""
     if curves is None:
         return []
     most = max(costs.target[1])
-    trees: dict[int, Shape] = {}
+    trees: dict[int, DraftShape] = {}
     for shape in curves.trees():
         if shape.nodes <= most and _speed(shape, costs, 1) > _speed(trees.get(shape.nodes), costs, 1):
             trees[shape.nodes] = shape
     return [*(shape for shape in curves.chains() if shape.nodes <= most), *(trees[nodes] for nodes in sorted(trees))]
 
 
-def _speed(shape: Shape | None, costs: Costs, batch: int) -> float:
+def _speed(shape: DraftShape | None, costs: Costs, batch: int) -> float:
     """Tokens a second of all sequences."""
     return batch * shape.tau * 1e3 / costs.step(shape, batch) if shape else 0.0
 
 
-def _row(shape: Shape, costs: Costs) -> dict[str, Any]:
-    plain = Shape("plain")
+def _row(shape: DraftShape, costs: Costs) -> dict[str, Any]:
+    plain = DraftShape("plain")
     return {
         "name": shape.name,
         "kind": shape.kind,
@@ -202,7 +202,7 @@ def standalone(costs: Costs, layers: int) -> dict[str, Any]:
     """A draft of so many layers: what a token of it costs, the acceptance at which it breaks even with its best chain,
     for one sequence, and what it would give at usual acceptances."""
     depths = [depth for depth in CHAINS if depth + 1 <= max(costs.target[1])]
-    plain = costs.step(Shape("plain"))
+    plain = costs.step(DraftShape("plain"))
 
     def speedup(acceptance: float) -> tuple[float, int]:
         """(the best of all depths, that depth)."""

@@ -35,17 +35,17 @@ META_INFO = {"return_meta_info": True}
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class PublishedAcceptance:
     """Tokens that came of so many verifications; `accepted` counts drafted tokens that were taken, by depth."""
 
     tokens: float = 0.0
     verifications: float = 0.0
     accepted: tuple[float, ...] = ()
 
-    def __sub__(self, other: "Acceptance") -> "Acceptance":
+    def __sub__(self, other: "PublishedAcceptance") -> "PublishedAcceptance":
         longer = (*other.accepted, *[0.0] * (len(self.accepted) - len(other.accepted)))
         accepted = tuple(mine - theirs for mine, theirs in zip(self.accepted, longer, strict=False))
-        return Acceptance(self.tokens - other.tokens, self.verifications - other.verifications, accepted)
+        return PublishedAcceptance(self.tokens - other.tokens, self.verifications - other.verifications, accepted)
 
     @property
     def is_known(self) -> bool:
@@ -61,11 +61,11 @@ class Acceptance:
 class Scrape:
     """What a server's metrics say: counters since it began, and τ of its last while."""
 
-    counters: Acceptance | None = None
+    counters: PublishedAcceptance | None = None
     gauge: float | None = None
 
 
-def of_answer(answer: Mapping[str, Any]) -> Acceptance | None:
+def of_answer(answer: Mapping[str, Any]) -> PublishedAcceptance | None:
     """What a chat completion (as JSON) says of its own drafting; None when it says nothing."""
     for read in (_speculoos, _vllm, _sglang, _tensorrt):
         try:
@@ -109,7 +109,7 @@ def read_metrics(text: str) -> Scrape:
     return Scrape(_counters(values), sum(gauges) / len(gauges) if gauges else None)
 
 
-def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> Acceptance | None:
+def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> PublishedAcceptance | None:
     def total(name: str) -> float | None:
         found = values.get(f"{VLLM}{name}_total")
         return sum(value for _, value in found) if found else None
@@ -122,7 +122,7 @@ def _counters(values: Mapping[str, list[tuple[Mapping[str, str], float]]]) -> Ac
         if POSITION.fullmatch(position := labels.get("position", "")):
             by_depth[int(position)] = by_depth.get(int(position), 0.0) + value
     depths = range(max(by_depth, default=-1) + 1)
-    return Acceptance(drafts + accepted, drafts, tuple(by_depth.get(depth, 0.0) for depth in depths))
+    return PublishedAcceptance(drafts + accepted, drafts, tuple(by_depth.get(depth, 0.0) for depth in depths))
 
 
 def _text(client: httpx.Client, address: str) -> str:
@@ -141,32 +141,32 @@ def _text(client: httpx.Client, address: str) -> str:
     return page[:LARGEST].decode("utf-8", "replace")
 
 
-def _speculoos(answer: Mapping[str, Any]) -> Acceptance:
+def _speculoos(answer: Mapping[str, Any]) -> PublishedAcceptance:
     summary = answer["speculation_summary"]
     verifications, rates = _count(summary["verifications"]), summary.get("acceptance_by_depth") or ()
     taken, accepted = verifications, []
     for rate in rates[:DEEPEST]:  # each of those whose parent was accepted; of trees, of those that had children
         taken *= float(rate)
         accepted.append(taken)
-    return Acceptance(verifications * float(summary["mean_accepted_length"]), verifications, tuple(accepted))
+    return PublishedAcceptance(verifications * float(summary["mean_accepted_length"]), verifications, tuple(accepted))
 
 
-def _vllm(answer: Mapping[str, Any]) -> Acceptance:
+def _vllm(answer: Mapping[str, Any]) -> PublishedAcceptance:
     found = answer["metrics"]["speculative_decoding"]
     steps, accepted = _count(found["num_spec_steps"]), _count(found["num_accepted_draft_tokens"])
-    return Acceptance(steps + accepted, steps, _by_depth(found.get("acceptance_histogram")))
+    return PublishedAcceptance(steps + accepted, steps, _by_depth(found.get("acceptance_histogram")))
 
 
-def _sglang(answer: Mapping[str, Any]) -> Acceptance:
+def _sglang(answer: Mapping[str, Any]) -> PublishedAcceptance:
     meta = answer["choices"][0]["meta_info"]
     tokens = meta.get("completion_tokens", answer["usage"]["completion_tokens"])
-    return Acceptance(_count(tokens), _count(meta["spec_verify_ct"]))
+    return PublishedAcceptance(_count(tokens), _count(meta["spec_verify_ct"]))
 
 
-def _tensorrt(answer: Mapping[str, Any]) -> Acceptance:
+def _tensorrt(answer: Mapping[str, Any]) -> PublishedAcceptance:
     tokens = _count(answer["usage"]["completion_tokens"])
     each = float(answer["choices"][0]["avg_decoded_tokens_per_iter"])
-    return Acceptance(tokens, tokens / each if each > 0 else 0.0)
+    return PublishedAcceptance(tokens, tokens / each if each > 0 else 0.0)
 
 
 def _by_depth(histogram: Any) -> tuple[float, ...]:

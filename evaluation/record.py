@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from corpus.endpoints import Pool, plain_reason
+from corpus.endpoints import EndpointPool, plain_reason
 from decoding.target import fast_target
 from evaluation.questions import turns
-from models.base import Base
+from models.base import LoadedBase
 from models.chat import render
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable
 from speculoos.files import new_file
@@ -25,7 +25,7 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedAnswer:
     """One answer; ids and probabilities where they are known."""
 
     text: str
@@ -35,7 +35,7 @@ class Answer:
     logprobs: Any = None
 
 
-Answerer = Callable[[Messages], Answer]
+Answerer = Callable[[Messages], RecordedAnswer]
 
 
 def record(
@@ -86,7 +86,7 @@ def _answered(
     return made, ""
 
 
-def _line(row: dict[str, Any], number: int, messages: Messages, said: Answer, model: str) -> dict[str, Any]:
+def _line(row: dict[str, Any], number: int, messages: Messages, said: RecordedAnswer, model: str) -> dict[str, Any]:
     name = f"{row.get('id', '')}" + (f"-{number}" if number else "")
     line = {"id": name, "messages": messages, "finish": said.finish, "source": {"model": model}}
     known = {"prompt_ids": said.prompt_ids, "token_ids": said.token_ids, "logprobs": said.logprobs}
@@ -94,11 +94,11 @@ def _line(row: dict[str, Any], number: int, messages: Messages, said: Answer, mo
     return line | {key: value for key, value in known.items() if value}
 
 
-def of_base(base: Base, max_tokens: int, logprobs: int = 0) -> Answerer:
+def of_base(base: LoadedBase, max_tokens: int, logprobs: int = 0) -> Answerer:
     """Answers of a base here, plain and greedy; the `logprobs` likeliest tokens beside each. Not for two threads."""
     target = fast_target(base, MAX_LENGTH)
 
-    def answer(messages: Messages) -> Answer:
+    def answer(messages: Messages) -> RecordedAnswer:
         prompt = render(base.tokenizer, messages)
         target.rewind(0)
         most = min(max_tokens, target.max_length - len(prompt))
@@ -112,7 +112,7 @@ def of_base(base: Base, max_tokens: int, logprobs: int = 0) -> Answerer:
                 break
             row = target.extend(ids[-1:], last_only=True).logits[-1]
         text = base.tokenizer.decode(ids, skip_special_tokens=True)
-        return Answer(text, "stop" if ids[-1] in base.eos_ids else "length", prompt, ids, likely)
+        return RecordedAnswer(text, "stop" if ids[-1] in base.eos_ids else "length", prompt, ids, likely)
 
     return answer
 
@@ -125,10 +125,10 @@ def _likeliest(row: torch.Tensor, count: int) -> list[list[float]]:
 def of_endpoint(endpoint: Endpoint, max_tokens: int, logprobs: int = 0, model: str = "") -> tuple[Answerer, int]:
     """(answers of a server, temperature 0, how many may be asked for at once). Servers that give no log-probabilities
     ignore the wish or refuse it, which says so."""
-    pool = Pool([endpoint], model)
+    pool = EndpointPool([endpoint], model)
     wish = {"logprobs": True, "top_logprobs": min(logprobs, 20)} if logprobs else {}
 
-    def answer(messages: Messages) -> Answer:
+    def answer(messages: Messages) -> RecordedAnswer:
         try:
             reply, _ = pool.ask(threading.Event(), messages=messages, max_tokens=max_tokens, temperature=0.0, **wish)
             said = reply.body["choices"][0].get("logprobs") or {}
@@ -137,7 +137,7 @@ def of_endpoint(endpoint: Endpoint, max_tokens: int, logprobs: int = 0, model: s
             raise
         except Exception as error:
             raise Unavailable(plain_reason(error)) from None
-        return Answer(reply.text, reply.finish, logprobs=likely)
+        return RecordedAnswer(reply.text, reply.finish, logprobs=likely)
 
     return answer, pool.slots
 

@@ -23,8 +23,8 @@ from decoding.step import Step
 from decoding.text import TextStream, piece_reader
 from evaluation.breakdown import Prompt, breakdown, worst_first
 from evaluation.costs import Costs
-from evaluation.estimate import Timing, estimate, milliseconds
-from evaluation.shapes import CHAIN, PLAIN, TREE, Shape
+from evaluation.estimate import StepTiming, estimate, milliseconds
+from evaluation.shapes import CHAIN, PLAIN, TREE, DraftShape
 from models.chat import render
 from speculoos.errors import BadInput, Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, check_stop
@@ -40,7 +40,7 @@ class Replayed:
 
 
 @dataclass
-class Replay:
+class ReplayResult:
     """What came of the recordings; `skipped` are ids with why they were left out."""
 
     rows: list[Replayed] = field(default_factory=list)
@@ -78,12 +78,12 @@ def replay(
     reporter: Reporter,
     total: int | None = None,
     max_tokens: int | None = None,
-) -> Replay:
+) -> ReplayResult:
     """Draft along every recording (its first `max_tokens` tokens), each with a drafter of its own.
 
     Rows that do not fit are logged and left out; raises BadInput when none is left, Cancelled between rows.
     """
-    done = Replay()
+    done = ReplayResult()
     for number, row in enumerate(recordings, 1):
         check_stop(reporter)
         if isinstance(row, BadRow):
@@ -104,7 +104,7 @@ def replay(
     return done
 
 
-def _skip(done: Replay, reporter: Reporter, name: str, why: str) -> None:
+def _skip(done: ReplayResult, reporter: Reporter, name: str, why: str) -> None:
     done.skipped.append((name, why))
     reporter.log(f"{name}: left out, {why}", "warning")
 
@@ -122,7 +122,7 @@ def _steps(
     return list(generate(target, drafter, prompt, config))
 
 
-def result(done: Replay, tokenizer: Any) -> dict[str, Any]:
+def result(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
     """JSON-able figures: τ with its interval, acceptance by depth, counts, where the draft does well and its worst
     prompts, and, where probabilities were recorded, what sampling from them would accept."""
     summary = summarize(done.steps)
@@ -147,15 +147,15 @@ def _prompt(row: Replayed) -> Prompt:
     return Prompt.of({"id": row.recording.id, "turn": 0, "category": ""}, row.steps, asked)
 
 
-def _interval(done: Replay) -> list[float] | None:
+def _interval(done: ReplayResult) -> list[float] | None:
     """95 %, by the bootstrap over recordings and steps that evaluations use."""
     figures = estimate([_untimed(row.steps) for row in done.rows])
     return [round(value, 4) for value in figures.tau_interval] if figures else None
 
 
-def _untimed(steps: Sequence[Step]) -> Timing:
+def _untimed(steps: Sequence[Step]) -> StepTiming:
     tokens = np.array([len(step.tokens) for step in steps if step.counted], dtype=float)
-    return Timing(tokens, np.ones(len(tokens)), np.ones(1))
+    return StepTiming(tokens, np.ones(len(tokens)), np.ones(1))
 
 
 def shown(row: Replayed, tokenizer: Any, source: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def shown(row: Replayed, tokenizer: Any, source: str) -> dict[str, Any]:
     return {"messages": asked, "records": records, "text": stream.text, "summary": summary}
 
 
-def expected(done: Replay, tokenizer: Any) -> dict[str, Any]:
+def expected(done: ReplayResult, tokenizer: Any) -> dict[str, Any]:
     """What lossless sampling from the recorded probabilities would accept of these trees; nothing where there are none.
 
     At depth d the mean, over verifications whose recorded path the draft has followed so far, of the probability that
@@ -214,7 +214,7 @@ def _mass(likely: Sequence[tuple[str | int, float]], tokens: Sequence[int], piec
     return min(sum(math.exp(logprob) for logprob in chances), 1.0)
 
 
-def projected(done: Replay, costs: Costs) -> tuple[Replay, dict[str, Any]]:
+def projected(done: ReplayResult, costs: Costs) -> tuple[ReplayResult, dict[str, Any]]:
     """The steps with the times they would take where `costs` were measured, and what these come to: `speedup` over
     plain decoding, `tokens_per_second`, `step_ms`. Drafting that `costs` do not know keeps the time it took here."""
     rows = [replace(row, steps=[_retimed(step, costs) for step in row.steps]) for row in done.rows]
@@ -224,11 +224,11 @@ def projected(done: Replay, costs: Costs) -> tuple[Replay, dict[str, Any]]:
     if not counted or not spent:
         return done, {}
     figures = {
-        "projected_speedup": round(tokens * costs.step(Shape(PLAIN)) / spent, 3),
+        "projected_speedup": round(tokens * costs.step(DraftShape(PLAIN)) / spent, 3),
         "projected_tokens_per_second": round(tokens / spent * 1e3, 2),
         "projected_step_ms": round(spent / len(counted), 3),
     }
-    return Replay(rows, done.skipped), figures
+    return ReplayResult(rows, done.skipped), figures
 
 
 def _retimed(step: Step, costs: Costs) -> Step:
@@ -237,5 +237,5 @@ def _retimed(step: Step, costs: Costs) -> Step:
     drafted = step.drafted
     nodes, depth = len(drafted.tokens) + 1, max(drafted.depths, default=0)
     kind = PLAIN if not depth else CHAIN if depth == nodes - 1 else TREE
-    drafting = costs.drafting(Shape(kind, nodes, depth), 1) if costs.draft and depth else step.ms_draft
+    drafting = costs.drafting(DraftShape(kind, nodes, depth), 1) if costs.draft and depth else step.ms_draft
     return replace(step, ms_draft=drafting, ms_verify=costs.verify(nodes, 1), ms_other=costs.other)

@@ -15,11 +15,11 @@ import numpy as np
 import openai
 
 from corpus.conversations import Conversation, conversation
-from corpus.endpoints import Pool, plain_reason
+from corpus.endpoints import EndpointPool, plain_reason
 from corpus.seeds import row_seed
 from evaluation.breakdown import Prompt, worst_first
 from evaluation.estimate import DRAWS, LEVEL, SEED
-from evaluation.published import META_INFO, Acceptance, Scrape, of_answer, scrape
+from evaluation.published import META_INFO, PublishedAcceptance, Scrape, of_answer, scrape
 from speculoos.errors import BadInput, Unavailable
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Endpoint
@@ -33,7 +33,7 @@ CLOSE = 0.01
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServedRequest:
     """How every question is asked."""
 
     max_tokens: int = 128
@@ -43,13 +43,13 @@ class Asked:
 
 
 @dataclass
-class Answered:
+class ServedAnswer:
     """One prompt: tokens and seconds with and (where it was asked for) without a draft."""
 
     category: str
     tokens: int
     seconds: float
-    acceptance: Acceptance | None
+    acceptance: PublishedAcceptance | None
     by: str = ""
     """What that comes from: `answers` or `counters`."""
     plain_tokens: int = 0
@@ -65,13 +65,13 @@ class _Session:
     """One server being measured."""
 
     endpoint: Endpoint
-    drafting: Pool
-    plain: Pool | None
-    asked: Asked
+    drafting: EndpointPool
+    plain: EndpointPool | None
+    asked: ServedRequest
     reporter: Reporter
     server: str = ""
     before: Scrape = Scrape()
-    done: list[Answered] = field(default_factory=list)
+    done: list[ServedAnswer] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -79,7 +79,7 @@ def evaluate_served(
     endpoint: Endpoint,
     questions: Sequence[dict[str, Any]],
     reporter: Reporter,
-    asked: Asked | None = None,
+    asked: ServedRequest | None = None,
     *,
     model: str = "",
     plain_model: str = "",
@@ -92,9 +92,9 @@ def evaluate_served(
     """
     if not questions:
         raise BadInput("There is no question to evaluate on.")
-    endpoint, asked = replace(endpoint, url=endpoint.urls[0]), asked or Asked()
-    plain = Pool([endpoint], plain_model) if plain_model else None
-    session = _Session(endpoint, Pool([endpoint], model), plain, asked, reporter)
+    endpoint, asked = replace(endpoint, url=endpoint.urls[0]), asked or ServedRequest()
+    plain = EndpointPool([endpoint], plain_model) if plain_model else None
+    session = _Session(endpoint, EndpointPool([endpoint], model), plain, asked, reporter)
     session.server = _server(session)
     _warm_up(session)
     session.before = scrape(endpoint)
@@ -149,7 +149,7 @@ def _turn(session: _Session, chat: Conversation) -> None:
     own = of_answer(answer)
     acceptance = own or _counted(session)
     by = ("answers" if own else "counters") * bool(acceptance)
-    answered = Answered(chat.category, tokens, seconds, acceptance, by)
+    answered = ServedAnswer(chat.category, tokens, seconds, acceptance, by)
     answered.id, answered.turn, answered.messages = chat.id, len(chat.answers), chat.messages()
     if session.plain:
         plain, answered.plain_tokens, answered.plain_seconds, _ = _ask(session, session.plain, chat)
@@ -160,7 +160,7 @@ def _turn(session: _Session, chat: Conversation) -> None:
     chat.finish.append("stop")
 
 
-def _ask(session: _Session, pool: Pool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
+def _ask(session: _Session, pool: EndpointPool, chat: Conversation) -> tuple[str, int, float, dict[str, Any]]:
     """(text, tokens, seconds of the request that was answered, the whole answer)."""
     asked = session.asked
     extra: dict[str, Any] = {"top_p": asked.top_p} if asked.top_p < 1 else {}
@@ -173,7 +173,7 @@ def _ask(session: _Session, pool: Pool, chat: Conversation) -> tuple[str, int, f
     return reply.text, reply.tokens, reply.seconds, reply.body
 
 
-def _counted(session: _Session) -> Acceptance | None:
+def _counted(session: _Session) -> PublishedAcceptance | None:
     """What the server's counters grew by since the last look."""
     if session.before.counters is None:
         return None
@@ -209,7 +209,7 @@ def _result(session: _Session) -> dict[str, Any]:
     }
 
 
-def _breakdown(done: Sequence[Answered]) -> dict[str, Any]:
+def _breakdown(done: Sequence[ServedAnswer]) -> dict[str, Any]:
     """How long accepted paths are and the worst prompts, as far as the server says it of each answer. It does not say
     which tokens it had drafted."""
     known = [each for each in done if each.acceptance]
@@ -227,7 +227,7 @@ def _breakdown(done: Sequence[Answered]) -> dict[str, Any]:
     return found | ({"lengths": lengths} if (lengths := _lengths([each.acceptance for each in known])) else {})
 
 
-def _lengths(known: Sequence[Acceptance]) -> list[int]:
+def _lengths(known: Sequence[PublishedAcceptance]) -> list[int]:
     """How many verifications gave 1, 2, … tokens: those that took one at a depth less those that took one at the next.
     Nothing where depths are not published, or do not add up to the tokens (shares of a tree's depths need not)."""
     if not known or not all(each.accepted for each in known):
@@ -238,18 +238,18 @@ def _lengths(known: Sequence[Acceptance]) -> list[int]:
     return counts if min(counts) >= 0 and abs(given - tokens) <= CLOSE * tokens else []
 
 
-def _taken(known: Sequence[Acceptance]) -> list[float]:
+def _taken(known: Sequence[PublishedAcceptance]) -> list[float]:
     """Verifications, then those that took a drafted token at depth 1, 2, …"""
     by_depth = map(sum, zip_longest(*(each.accepted for each in known), fillvalue=0.0))
     return [sum(each.verifications for each in known), *by_depth]
 
 
-def _same(done: Sequence[Answered]) -> bool | None:
+def _same(done: Sequence[ServedAnswer]) -> bool | None:
     known = [each.same for each in done if each.same is not None]
     return all(known) if known else None
 
 
-def _figures(done: Sequence[Answered]) -> dict[str, Any]:
+def _figures(done: Sequence[ServedAnswer]) -> dict[str, Any]:
     """Totals over prompts, with percentiles of a bootstrap over them."""
     known = np.array([(a.acceptance.tokens, a.acceptance.verifications) for a in done if a.acceptance]).reshape(-1, 2)
     times = np.array([(a.tokens, a.seconds, a.plain_tokens, a.plain_seconds) for a in done], dtype=float)
@@ -287,7 +287,7 @@ def _interval(rows: np.ndarray, figure: Any) -> list[float] | None:
     return [round(float(value), 4) for value in np.percentile(values, LEVEL)] if len(values) else None
 
 
-def _by_depth(done: Sequence[Answered]) -> list[float]:
+def _by_depth(done: Sequence[ServedAnswer]) -> list[float]:
     """Accepted of those whose parent was accepted, by depth."""
     taken = _taken([each.acceptance for each in done if each.acceptance and each.acceptance.accepted])
     return [round(after / before, 4) for before, after in zip(taken, taken[1:], strict=False) if before]

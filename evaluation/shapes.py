@@ -17,7 +17,7 @@ TREES = (4, 6, 8, 10, 12, 16)
 
 
 @dataclass(frozen=True)
-class Shape:
+class DraftShape:
     """`nodes` with the root, `tau` expected tokens a verification, `levels` rows of each of the draft's passes for one
     sequence, `options` what `make_drafter` takes."""
 
@@ -50,34 +50,34 @@ class Curves:
     def to_json(self) -> dict[str, Any]:
         return {"chain": [round(share, 4) for share in self.chain], "verifications": self.verifications}
 
-    def chains(self) -> list[Shape]:
+    def chains(self) -> list[DraftShape]:
         """A chain of every depth."""
         found = []
         for depth in range(1, len(self.chain) + 1):
             options = chain_options(depth, self.dynamic)
             levels = (1,) if self.one_pass else (1,) * depth
-            found.append(Shape(CHAIN, depth + 1, depth, 1 + sum(self.chain[:depth]), levels, options))
+            found.append(DraftShape(CHAIN, depth + 1, depth, 1 + sum(self.chain[:depth]), levels, options))
         return found
 
-    def trees(self) -> list[Shape]:
+    def trees(self) -> list[DraftShape]:
         """Every size at every depth that it has room for."""
         return [*self._static(), *self._dynamic()]
 
-    def _dynamic(self) -> Iterable[Shape]:
+    def _dynamic(self) -> Iterable[DraftShape]:
         for depth, by_size in self.sizes.items():
             levels = (1, *[WIDE["top_k"]] * (depth - 1))
             for nodes in (n for n in TREES if n in by_size and depth < n <= most_nodes(depth)):
                 options = {"depth": depth - 1, "top_k": WIDE["top_k"], "nodes": nodes}
-                yield Shape(TREE, nodes, depth, by_size[nodes], levels, options)
+                yield DraftShape(TREE, nodes, depth, by_size[nodes], levels, options)
 
-    def _static(self) -> Iterable[Shape]:
+    def _static(self) -> Iterable[DraftShape]:
         for depth in range(1, max(map(len, self.values), default=0) + 1):
             for nodes in TREES:
                 choices = best_choices(self.values, nodes, depth)
                 if len(choices) == nodes - 1 and max(map(len, choices)) == depth:
                     levels = (1,) if self.one_pass else (1, *[WIDE["top_k"]] * (depth - 1))
                     options = {"tree": [list(choice) for choice in choices]}
-                    yield Shape(TREE, nodes, depth, expected_tau(self.values, choices), levels, options)
+                    yield DraftShape(TREE, nodes, depth, expected_tau(self.values, choices), levels, options)
 
 
 def chain_options(depth: int, dynamic: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.fields import BadRecord, category_of, check_size, check_text, filled, kind_of, text_of
-from corpus.importing import Report, Source, write_rows
+from corpus.importing import ImportReport, PromptSource, write_rows
 from corpus.prompts import Row
 from corpus.readers import read_records
 from corpus.records import Broken
@@ -60,8 +60,8 @@ def import_suite(
     name = original_name or Path(path).name
     with _plain(Path(path), name) as file:
         rows = read_suite(file, suite, name, limit)
-        source = Source.of(path, name, None, "question")
-        return write_rows(source, rows, folder, reporter, Report(), kind="prompts", suite=suite)
+        source = PromptSource.of(path, name, None, "question")
+        return write_rows(source, rows, folder, reporter, ImportReport(), kind="prompts", suite=suite)
 
 
 def known(suite: str) -> None:

@@ -21,10 +21,10 @@ from evaluation.estimate import DRAWS, SEED, interval_of
 from evaluation.load import Load
 from evaluation.machine import describe_machine
 from evaluation.questions import turns
-from methods import METHODS
-from methods.expectation import interpolate, rising
-from models.base import Base
+from models.base import LoadedBase
 from models.chat import render
+from models.methods import METHODS
+from models.methods.expectation import interpolate, rising
 from speculoos.reporting import Reporter, check_stop
 
 MAX_LENGTH = 1024
@@ -35,7 +35,7 @@ ROUNDS = 7
 @dataclass(frozen=True)
 class TunedDraft:
     """`drafting`: options for `make_drafter` (empty where plain decoding is faster). `plan`: how they were found.
-    `measured`: what it rests on, JSON-able, with which other trees can be reckoned (methods.expectation)."""
+    `measured`: what it rests on, JSON-able, with which other trees can be reckoned (models.methods.expectation)."""
 
     drafting: dict[str, Any]
     plan: TreePlan
@@ -58,7 +58,7 @@ class TunedDraft:
 
 
 def tune(
-    base: Base,
+    base: LoadedBase,
     draft: Any,
     questions: Sequence[dict[str, Any]],
     reporter: Reporter,
@@ -104,7 +104,7 @@ def tune(
 
 
 def _measured(
-    base: Base, steps: Sequence[Step], costs: dict[int, float], draft_ms: Sequence[float], other_ms: float
+    base: LoadedBase, steps: Sequence[Step], costs: dict[int, float], draft_ms: Sequence[float], other_ms: float
 ) -> dict[str, Any]:
     """What a tree is reckoned from, and where it was measured."""
     shares = acceptance_by_rank(steps)
@@ -124,7 +124,7 @@ def can_be_tuned(draft: Any) -> bool:
     return hasattr(METHODS[draft.method].load("drafter"), "tuning")
 
 
-def prompts_of(base: Base, questions: Sequence[dict[str, Any]], most: int) -> list[list[int]]:
+def prompts_of(base: LoadedBase, questions: Sequence[dict[str, Any]], most: int) -> list[list[int]]:
     """Token ids of the first turns, cut to `most`."""
     return [
         render(base.tokenizer, [{"role": "user", "content": users[0]}], system)[:most]

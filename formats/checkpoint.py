@@ -22,7 +22,7 @@ BOOKKEEPING = frozenset({*OWN_KEYS, "dtype", "imported", "source", "notes"})
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointFiles:
     """`config` is the draft's config.json, `tensors` its stored tensors by name, `base` the text part of the base's
     config.json, `base_path` the base's folder, `base_tensors` its stored tensors."""
 
@@ -34,7 +34,7 @@ class Checkpoint:
     base_tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: str | Path, base_path: str | Path) -> "Checkpoint":
+    def read(cls, path: str | Path, base_path: str | Path) -> "CheckpointFiles":
         """Raises NotFound, BadInput or Unsupported for what is no checkpoint or no base."""
         path, base_path = Path(path), Path(base_path)
         config = read_config(path)

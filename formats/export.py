@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from formats import OWN, container, find_format
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
-from formats.plan import Plan
+from formats.plan import ExportPlan
 from formats.readme import readme
-from formats.report import Report
+from formats.report import ExportReport
 from formats.validate import REPORT, validate
 from models.archive import zip_files
 from speculoos.errors import Conflict, Unsupported
@@ -31,7 +31,7 @@ def build(
     facts: Facts | None = None,
     force: bool = False,
     repository: str = "",
-) -> Report:
+) -> ExportReport:
     """Write the checkpoint in `folder` for `base` (a loaded Base in float32) to `target`, a new folder or a `.zip`,
     which unpacks to a folder of its name: the one that the README's commands name.
 
@@ -59,10 +59,10 @@ def build(
 
 def check_possible(
     folder: str | Path, base_path: str | Path, format_name: str, target: str | Path | None = None
-) -> Checkpoint:
+) -> CheckpointFiles:
     """The checkpoint, before a base is loaded for it. Raises Unsupported where the format cannot take it, Conflict
     where a file or a folder that is not empty is at `target`."""
-    checkpoint = Checkpoint.read(folder, base_path)
+    checkpoint = CheckpointFiles.read(folder, base_path)
     if reason := find_format(format_name).reason(checkpoint):
         raise Unsupported(reason)
     if target:
@@ -89,7 +89,7 @@ def check_zip(target: Path) -> None:
         raise Conflict(f"{target} is a folder, so no zip can be written there; remove it, or name a file in it.")
 
 
-def write(plan: Plan, folder: Path, reporter: Reporter) -> None:
+def write(plan: ExportPlan, folder: Path, reporter: Reporter) -> None:
     """The files of a plan in `folder`, tensors streamed."""
     written = _counter(reporter, sum(piece.size for piece in plan.tensors) * (2 if plan.pickled else 1), "written")
     if plan.tensors:
@@ -116,7 +116,7 @@ def _counter(reporter: Reporter, total: int, what: str) -> Callable[[int], None]
     return passed
 
 
-def _describe(folder: Path, card: str, report: Report) -> None:
+def _describe(folder: Path, card: str, report: ExportReport) -> None:
     """The report, the README and the sums of all files."""
     write_json(folder / REPORT, report.to_json())
     (folder / "README.md").write_text(card, encoding="utf-8")

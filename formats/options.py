@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from formats import FORMATS, OWN
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.record import Format
 from models.archive import WEIGHTS
 
@@ -29,7 +29,7 @@ class Option:
 
 def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
     """Every format, for the checkpoint and the base in these folders. Raises what Checkpoint.read does."""
-    draft = Checkpoint.read(checkpoint, base)
+    draft = CheckpointFiles.read(checkpoint, base)
     choices = []
     for record in FORMATS.values():
         reason = record.reason(draft)
@@ -38,7 +38,7 @@ def options(checkpoint: str | Path, base: str | Path) -> list[Option]:
     return choices
 
 
-def _bytes(record: Format, draft: Checkpoint) -> int:
+def _bytes(record: Format, draft: CheckpointFiles) -> int:
     """The checkpoint's own weights as they are, those of another format by its table."""
     if record.name == OWN:
         return (draft.path / WEIGHTS).stat().st_size

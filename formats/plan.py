@@ -29,7 +29,7 @@ class TensorSource:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """The files of an export. `pickled` names a torch.save file of the same tensors, "" for none."""
 
     tensors: list[TensorSource]

@@ -14,7 +14,7 @@ from formats import OWN, find_format
 from formats.checkpoint import read_object
 from formats.export import build, check_possible
 from formats.facts import Facts
-from formats.report import Report
+from formats.report import ExportReport
 from formats.store import exports_folder, source_of
 from formats.validate import REPORT
 from models.hub_push import Pushed, push_folder
@@ -45,7 +45,7 @@ class Parcel:
         """Raises Unsupported where the format cannot take the checkpoint."""
         check_possible(self.path, self.base_path, self.format)
 
-    def make(self, base: Callable[[], Any], reporter: Reporter) -> Report:
+    def make(self, base: Callable[[], Any], reporter: Reporter) -> ExportReport:
         """The folder, validated; the one that is there already where it is whole. `base()` is the base in float32.
         Raises what `formats.export.build` does."""
         if (report := self._made()) is not None:
@@ -71,14 +71,14 @@ class Parcel:
         """Without the folder of a base that lies on this machine: its path is nobody's business."""
         return self.facts if self.facts.hub_id else replace(self.facts, location=self.facts.name)
 
-    def _made(self) -> Report | None:
+    def _made(self) -> ExportReport | None:
         """What the validation of a folder that is there said; None for none, and for a damaged one."""
         if not self.folder.is_dir() or differing(self.folder):
             return None
         if self.format == OWN:
-            return Report(OWN, "", find_format(OWN).servers(""), ())
+            return ExportReport(OWN, "", find_format(OWN).servers(""), ())
         try:
-            report = Report.from_json(read_object(self.folder / REPORT))
+            report = ExportReport.from_json(read_object(self.folder / REPORT))
         except (BadInput, KeyError, TypeError):
             return None
         return report if report.passed else None

@@ -3,12 +3,12 @@
 import re
 import shlex
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
 from formats.record import Format
-from formats.report import Report
+from formats.report import ExportReport
 from formats.serve import measured
-from methods import METHODS
+from models.methods import METHODS
 from speculoos.markdown import block, code, quotation, scalar, section, table, text
 
 PLACES = ("draft_path", "device")
@@ -21,7 +21,7 @@ LICENCE = (
 
 
 def readme(
-    record: Format, checkpoint: Checkpoint, facts: Facts, report: Report, folder: str, repository: str = ""
+    record: Format, checkpoint: CheckpointFiles, facts: Facts, report: ExportReport, folder: str, repository: str = ""
 ) -> str:
     """Markdown, from the command down to the licence. `repository`: the hub id it is to be fetched from."""
     layout = record.layout(checkpoint.method)
@@ -68,7 +68,7 @@ def _places(facts: Facts, folder: str) -> str:
     )
 
 
-def _front(record: Format, checkpoint: Checkpoint, facts: Facts) -> str:
+def _front(record: Format, checkpoint: CheckpointFiles, facts: Facts) -> str:
     """What the hub reads of a card (https://huggingface.co/docs/hub/model-cards)."""
     values = {
         "base_model": facts.hub_id,
@@ -81,7 +81,7 @@ def _front(record: Format, checkpoint: Checkpoint, facts: Facts) -> str:
     return "\n".join(["---", *lines, "tags:", *(f"- {scalar(tag)}" for tag in tags), "---"])
 
 
-def _verdict(report: Report) -> list[str]:
+def _verdict(report: ExportReport) -> list[str]:
     if report.passed:
         return ["Its files and its logits were compared with the trained draft before it was given away.\n"]
     return [
@@ -89,7 +89,7 @@ def _verdict(report: Report) -> list[str]:
     ]
 
 
-def _base(facts: Facts, checkpoint: Checkpoint) -> dict[str, str]:
+def _base(facts: Facts, checkpoint: CheckpointFiles) -> dict[str, str]:
     return {
         "model": facts.location if facts.on_the_hub else facts.name,
         "source": facts.source,

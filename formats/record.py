@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
 from formats.refusals import Refusal
 
@@ -21,7 +21,7 @@ class Layout:
 
     servers: str
     """Which server, in which versions: `vLLM 0.9 to 0.32`."""
-    serve: Callable[[Checkpoint, Facts, str], str]
+    serve: Callable[[CheckpointFiles, Facts, str], str]
     """With the folder's name: how to serve it, Markdown."""
     refusals: tuple[Refusal, ...] = ()
     """Each empty where a checkpoint of this shape can go there, else one sentence why not."""
@@ -51,7 +51,7 @@ class Format:
         layout = self.layout(method)
         return layout.servers if layout else "; ".join(dict.fromkeys(x.servers for x in self.layouts.values()))
 
-    def reason(self, checkpoint: Checkpoint) -> str:
+    def reason(self, checkpoint: CheckpointFiles) -> str:
         """Empty where the checkpoint can be written in this format, else one sentence why not."""
         layout = self.layout(checkpoint.method)
         if layout is None:
@@ -59,9 +59,12 @@ class Format:
         return next((said for refusal in layout.refusals if (said := refusal(checkpoint))), "")
 
     def load(self, part: str, method: str) -> Any:
-        """For drafts of `method` the `writer`: (Checkpoint, Base, Facts) → formats.plan.Plan; the `table`: Checkpoint →
-        formats.table.Table, what must be in the folder; or the `reader`: (folder, Checkpoint) → the draft network as
-        the server builds it (see formats.readers)."""
+        """The function of `part` for drafts of `method`:
+
+        - `writer`: (CheckpointFiles, LoadedBase, Facts) → formats.plan.ExportPlan;
+        - `table`: CheckpointFiles → formats.table.TensorTable, the tensors that the folder must hold;
+        - `reader`: (folder, CheckpointFiles) → the draft network as the server builds it (formats.readers).
+        """
         layout = self.layout(method)
         assert layout is not None, f"{self.name} holds no {method}"
         return getattr(importlib.import_module(f"formats.{part}s.{layout.parts or method}"), self.name)

@@ -9,12 +9,12 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from models.identity import tensors
 from speculoos.errors import SpeculoosError
 
-Refusal = Callable[[Checkpoint], str]
-Reason = Callable[[str, Checkpoint], str]
+Refusal = Callable[[CheckpointFiles], str]
+Reason = Callable[[str, CheckpointFiles], str]
 """A refusal that is told which server's it is."""
 LAYER = frozenset(
     {
@@ -68,7 +68,7 @@ def of(server: str, *reasons: Reason) -> tuple[Refusal, ...]:
 def only(known: frozenset[str]) -> Reason:
     """Nothing in the config, besides what is `known`, or among the tensors that the server has no place for."""
 
-    def reason(server: str, checkpoint: Checkpoint) -> str:
+    def reason(server: str, checkpoint: CheckpointFiles) -> str:
         for key in checkpoint.unknown(known):
             return f"An export for {server} has no place for the draft's `{key}` ({checkpoint.config[key]!r})."
         for name in checkpoint.tensors:
@@ -79,7 +79,7 @@ def only(known: frozenset[str]) -> Reason:
     return reason
 
 
-def ascending_layers(server: str, checkpoint: Checkpoint) -> str:
+def ascending_layers(server: str, checkpoint: CheckpointFiles) -> str:
     """EAGLE-3: servers collect hidden states while the layers run, so in ascending order and each once."""
     ids = checkpoint.aux_layers
     if list(ids) != sorted(set(ids)) or min(ids) < 0:
@@ -90,19 +90,19 @@ def ascending_layers(server: str, checkpoint: Checkpoint) -> str:
     return ""
 
 
-def three_layers(server: str, checkpoint: Checkpoint) -> str:
+def three_layers(server: str, checkpoint: CheckpointFiles) -> str:
     """EAGLE-3: `fc` of this server is three hidden states wide, whatever the config says."""
     count = len(checkpoint.aux_layers)
     return "" if count == 3 else f"The draft fuses {count} layers of the base; {server} always fuses three."
 
 
-def one_layer(server: str, checkpoint: Checkpoint) -> str:
+def one_layer(server: str, checkpoint: CheckpointFiles) -> str:
     """EAGLE-3: further layers are vLLM's and speculators'; others call them otherwise, or norm their input."""
     count = checkpoint.config.get("eagle_num_layers", 1)
     return "" if count == 1 else f"The draft has {count} layers; for {server} only drafts of one are exported."
 
 
-def residual_after_norm(server: str, checkpoint: Checkpoint) -> str:
+def residual_after_norm(server: str, checkpoint: CheckpointFiles) -> str:
     """EAGLE-3: `norm_before_residual` is vLLM's and speculators' alone."""
     if not checkpoint.config.get("norm_before_residual"):
         return ""
@@ -112,7 +112,7 @@ def residual_after_norm(server: str, checkpoint: Checkpoint) -> str:
     )
 
 
-def plain_eagle(server: str, checkpoint: Checkpoint) -> str:
+def plain_eagle(server: str, checkpoint: CheckpointFiles) -> str:
     """EAGLE-1 as the reference has it: no norm before the first layer, none after the last, the base's plain head."""
     for key, what in (
         ("use_input_layernorm_in_first_layer", "first layer's input norm"),
@@ -125,14 +125,14 @@ def plain_eagle(server: str, checkpoint: Checkpoint) -> str:
     return ""
 
 
-def some_blocks(server: str, checkpoint: Checkpoint) -> str:
+def some_blocks(server: str, checkpoint: CheckpointFiles) -> str:
     """Medusa: a head has a residual block."""
     if checkpoint.config["medusa_num_layers"] > 0:
         return ""
     return f"The heads have no residual block (medusa_num_layers 0); {server} was written for one or more."
 
 
-def few_tokens_shared(server: str, checkpoint: Checkpoint) -> str:
+def few_tokens_shared(server: str, checkpoint: CheckpointFiles) -> str:
     """Medusa: vLLM makes heads of their own over all tokens, and only a shared matrix over those of token_map."""
     if not checkpoint.small_vocabulary or checkpoint.config.get("medusa_tie_lm_head"):
         return ""
@@ -143,7 +143,7 @@ def few_tokens_shared(server: str, checkpoint: Checkpoint) -> str:
     )
 
 
-def whole_vocabulary(server: str, checkpoint: Checkpoint) -> str:
+def whole_vocabulary(server: str, checkpoint: CheckpointFiles) -> str:
     """Medusa: heads of this server score every token of the base."""
     if not checkpoint.small_vocabulary:
         return ""
@@ -153,7 +153,7 @@ def whole_vocabulary(server: str, checkpoint: Checkpoint) -> str:
     )
 
 
-def own_head_without_bias(server: str, checkpoint: Checkpoint) -> str:
+def own_head_without_bias(server: str, checkpoint: CheckpointFiles) -> str:
     """Medusa: shared heads are written out as the base's matrix; there is no place for its bias."""
     if checkpoint.config.get("medusa_tie_lm_head") and has_biased_head(checkpoint.base_tensors):
         return f"The heads share the base's lm_head, which has a bias; a Medusa head of {server} has none."

@@ -15,7 +15,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Report:
+class ExportReport:
     """All checks of one export. `subject` says what was exported: base, hashes, versions."""
 
     format: str
@@ -39,7 +39,7 @@ class Report:
         return {"passed": self.passed, **asdict(self)}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Report":
+    def from_json(cls, data: dict[str, Any]) -> "ExportReport":
         values = {key: value for key, value in data.items() if key != "passed"}
         return cls(**{**values, "checks": tuple(Check(**check) for check in data["checks"])})
 

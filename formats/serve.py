@@ -5,16 +5,16 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
 from speculoos.markdown import block, code, scalar, text
 
-Serve = Callable[[Checkpoint, Facts, str], str]
+Serve = Callable[[CheckpointFiles, Facts, str], str]
 USUAL = {"eagle": 3, "eagle3": 3, "draft": 4}
 """Tokens drafted in a row where nothing was measured; what the servers' own examples take."""
 
 
-def drafted_tokens(checkpoint: Checkpoint) -> int:
+def drafted_tokens(checkpoint: CheckpointFiles) -> int:
     """Tokens in the longest path that was measured best; a usual number where none was."""
     drafting = checkpoint.config.get("drafting") or {}
     if checkpoint.method == "medusa":
@@ -26,7 +26,7 @@ def drafted_tokens(checkpoint: Checkpoint) -> int:
     return USUAL.get(checkpoint.method, 3)
 
 
-def measured(checkpoint: Checkpoint) -> str:
+def measured(checkpoint: CheckpointFiles) -> str:
     """A sentence on what was measured best, or that nothing was."""
     drafting, tuning = checkpoint.config.get("drafting") or {}, checkpoint.config.get("tuning") or {}
     verdict = f" ({text(tuning['verdict']).rstrip('.')})" if tuning.get("verdict") else ""
@@ -45,7 +45,7 @@ def measured(checkpoint: Checkpoint) -> str:
     )
 
 
-def vllm(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def vllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """vLLM drafts chains here; `method` is said, since vLLM else guesses it from the path."""
     method = "draft_model" if checkpoint.method == "draft" else checkpoint.method
     options = {"method": method, "model": f"./{folder}", "num_speculative_tokens": drafted_tokens(checkpoint)}
@@ -53,7 +53,7 @@ def vllm(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     return _served(command, facts, 8000)
 
 
-def speculators(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def speculators(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """The config names the base, so that vLLM needs the draft's folder alone; requests then name the model as
     `--served-model-name` does, else by the draft's folder."""
     command = f"vllm serve {_place(folder)} --served-model-name {shlex.quote(facts.served_name)}"
@@ -63,7 +63,7 @@ def speculators(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     )
 
 
-def sglang(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def sglang(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """Trees by top-k and nodes, counted with the root; chains where no tree was measured. A standalone draft is the
     algorithm STANDALONE."""
     drafting, steps = checkpoint.config.get("drafting") or {}, drafted_tokens(checkpoint)
@@ -80,7 +80,7 @@ def sglang(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     )
 
 
-def trtllm(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def trtllm(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """EAGLE-3 and standalone drafts by trtllm-serve and its YAML, Medusa by converting and building engines; standalone
     drafts that way too."""
     if checkpoint.method == "medusa":
@@ -109,7 +109,7 @@ CONVERTERS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen"}
 """Folder in examples/models/core of TensorRT-LLM 1.2 that converts a type of model."""
 
 
-def _medusa_engine(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def _medusa_engine(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """The tree is a file of the export."""
     heads, layers = checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]
     tokens = len(checkpoint.config.get("drafting", {}).get("tree") or range(heads))
@@ -133,7 +133,7 @@ def _in_a_folder(facts: Facts) -> tuple[str, str]:
     return f"hf download {_model(facts)} --local-dir ./base\n", "./base"
 
 
-def _pair_of_engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def _pair_of_engines(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """The target verifies what comes from outside, up to `--max_draft_len`; both reuse blocks of their KV caches, which
     needs paged context attention. Empty where the converter of such a base was not read."""
     family = CONVERTERS.get(str(checkpoint.base.get("model_type")))
@@ -158,7 +158,7 @@ def _pair_of_engines(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     )
 
 
-def tgi(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def tgi(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """TGI takes the folder for the model and finds the base in its config.json."""
     heads = checkpoint.config["medusa_num_heads"]
     launch = f"text-generation-launcher --model-id {_place(folder)} --speculate {heads} --port 8080"
@@ -171,7 +171,7 @@ def tgi(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     return f"{_served(launch, facts, 8080)}\n{note}"
 
 
-def huggingface(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def huggingface(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """`assistant_model`."""
     base, draft = (json.dumps(place, ensure_ascii=False) for place in (facts.model, f"./{folder}"))
     program = (
@@ -190,17 +190,17 @@ def huggingface(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
     return f"{block(program, 'python')}\n{_each(servers, checkpoint, facts, folder)}"
 
 
-def modelopt(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def modelopt(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """ModelOpt serves nothing itself: by the servers that read its exports."""
     return _each({"TensorRT-LLM": trtllm, "SGLang": sglang}, checkpoint, facts, folder)
 
 
-def _each(servers: Mapping[str, Serve], checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def _each(servers: Mapping[str, Serve], checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """A heading and the command for every server."""
     return "\n".join(f"### {name}\n\n{serve(checkpoint, facts, folder)}" for name, serve in servers.items())
 
 
-def speculoos(checkpoint: Checkpoint, facts: Facts, folder: str) -> str:
+def speculoos(checkpoint: CheckpointFiles, facts: Facts, folder: str) -> str:
     """The workbench itself."""
     asked = '--prompt "Why is the sky blue?"'
     return block(f"speculoos generate --model {_model(facts)} --checkpoint {_place(folder)} {asked}", "sh")
@@ -212,7 +212,7 @@ def _whole(drafting: dict[str, Any], key: str) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
-def served_dtype(checkpoint: Checkpoint) -> str:
+def served_dtype(checkpoint: CheckpointFiles) -> str:
     """What a GPU server runs both models in: the base's precision; bfloat16 for one that is stored in float32, since
     attention kernels on GPUs are made for 16 bits."""
     return "bfloat16" if checkpoint.base_dtype == "float32" else checkpoint.base_dtype

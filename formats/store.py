@@ -22,7 +22,7 @@ FOLDER = "exports"
 
 @dataclass(frozen=True)
 class StoredExport:
-    """A zip that is ready. `report` is what `formats.report.Report.to_json` gives, empty for our own format."""
+    """A zip that is ready. `report` is what `formats.report.ExportReport.to_json` gives, empty for our own format."""
 
     path: Path
     bytes: int

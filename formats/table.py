@@ -18,7 +18,7 @@ MISSING: Any = object()
 
 
 @dataclass(frozen=True)
-class Table:
+class TensorTable:
     """`tensors`: shape and type of each, the type FLOAT for the draft's own. `config`: the value of each key, dotted
     names for nested ones; `either` of keys whose value is the exporter's choice. `why`: what the server makes of a
     wrong tensor or key."""
@@ -43,7 +43,7 @@ class Table:
 FLOAT = "FLOAT"
 
 
-def compare(folder: Path, table: Table) -> list[Check]:
+def compare(folder: Path, table: TensorTable) -> list[Check]:
     """The checks `files`, `tensors`, `types` and `config`."""
     try:
         entries = {entry.name: entry for entry in tensors_of(folder / table.weights)}
@@ -58,14 +58,14 @@ def compare(folder: Path, table: Table) -> list[Check]:
     ]
 
 
-def _files(folder: Path, table: Table) -> list[str]:
+def _files(folder: Path, table: TensorTable) -> list[str]:
     present = {path.name for path in folder.iterdir()}
     expected = {table.weights, "config.json", *table.files}
     gone = [f"{name} is missing." for name in sorted(expected - present)]
     return gone + [f"{name} does not belong here." for name in sorted(present - expected - {*ALWAYS})]
 
 
-def _tensors(entries: Mapping[str, TensorEntry], table: Table) -> list[str]:
+def _tensors(entries: Mapping[str, TensorEntry], table: TensorTable) -> list[str]:
     wrong = [
         f"{table.weights}: {name} is missing{_because(table, name)}." for name in table.tensors if name not in entries
     ]
@@ -83,7 +83,7 @@ def _shape(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> str
     return f"{name}: expected the shape {list(expected)}, found {list(actual)}.{turned}"
 
 
-def _types(entries: Mapping[str, TensorEntry], config: Mapping[str, Any], table: Table) -> list[str]:
+def _types(entries: Mapping[str, TensorEntry], config: Mapping[str, Any], table: TensorTable) -> list[str]:
     wrong = []
     for name, (_, kind) in table.tensors.items():
         expected = table.float_type if kind == FLOAT else kind
@@ -96,7 +96,7 @@ def _types(entries: Mapping[str, TensorEntry], config: Mapping[str, Any], table:
     return wrong
 
 
-def _config(config: Mapping[str, Any], table: Table) -> list[str]:
+def _config(config: Mapping[str, Any], table: TensorTable) -> list[str]:
     actual, expected = flat(config), flat(table.config)
     wrong = []
     for key, value in expected.items():
@@ -122,6 +122,6 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _because(table: Table, name: str) -> str:
+def _because(table: TensorTable, name: str) -> str:
     said = table.why.get(name) or table.why.get(name.rpartition(".")[2], "")
     return f" ({said})" if said else ""

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from formats import OWN, find_format
-from formats.checkpoint import Checkpoint, read_object
+from formats.checkpoint import CheckpointFiles, read_object
 from formats.facts import Facts
-from formats.report import Check, Report
+from formats.report import Check, ExportReport
 from formats.table import compare
 from models.archive import damage
 from models.identity import tokenizer_sha256
@@ -19,11 +19,11 @@ REPORT = "validation.json"
 def validate(
     folder: str | Path,
     format_name: str,
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointFiles,
     base: Any,
     facts: Facts,
     reporter: Reporter | None = None,
-) -> Report:
+) -> ExportReport:
     """The report on the export in `folder`, made of `checkpoint` for `base` (in float32). Never raises for what is
     wrong with the export: that is a check that did not pass."""
     folder, record, reporter = Path(folder), find_format(format_name), reporter or Silent()
@@ -36,11 +36,13 @@ def validate(
         checks.append(_base(checkpoint, base, facts))
         checks.append(_tokenizer(folder, checkpoint, facts))
         checks, figures = _proved(folder, record, checkpoint, base, checks, reporter)
-    return Report(format_name, checkpoint.method, record.servers(checkpoint.method), tuple(checks), figures, subject)
+    return ExportReport(
+        format_name, checkpoint.method, record.servers(checkpoint.method), tuple(checks), figures, subject
+    )
 
 
 def _proved(
-    folder: Path, record: Any, checkpoint: Checkpoint, base: Any, checks: list[Check], reporter: Reporter
+    folder: Path, record: Any, checkpoint: CheckpointFiles, base: Any, checks: list[Check], reporter: Reporter
 ) -> tuple[list[Check], dict[str, Any]]:
     """The checks with those of the proof; a network that the table found wrong is not run."""
     if failed := [check.name for check in checks if not check.passed]:
@@ -62,7 +64,7 @@ def _sums(folder: Path) -> Check:
     return Check("sums", not wrong, "; ".join(f"{file} {what}" for file, what in wrong.items()) or "SHA256SUMS hold")
 
 
-def _base(checkpoint: Checkpoint, base: Any, facts: Facts) -> Check:
+def _base(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> Check:
     """The base is the one that the draft was trained on."""
     trained = checkpoint.config.get("base_sha256", "")
     if trained and facts.sha256 and trained != facts.sha256:
@@ -72,7 +74,7 @@ def _base(checkpoint: Checkpoint, base: Any, facts: Facts) -> Check:
     return Check("base", True, f"{facts.name}, weights {(facts.sha256 or 'not recorded')[:12]}")
 
 
-def _tokenizer(folder: Path, checkpoint: Checkpoint, facts: Facts) -> Check:
+def _tokenizer(folder: Path, checkpoint: CheckpointFiles, facts: Facts) -> Check:
     """The tokens that the export brings, or was made for, are the base's."""
     ours = checkpoint.tokenizer_sha256
     own, recorded = tokenizer_sha256(folder), _recorded(folder) or facts.tokenizer_sha256
@@ -95,7 +97,7 @@ def _recorded(folder: Path) -> str:
         return ""
 
 
-def _subject(checkpoint: Checkpoint, facts: Facts) -> dict[str, str]:
+def _subject(checkpoint: CheckpointFiles, facts: Facts) -> dict[str, str]:
     return {
         "base": facts.name,
         "base_location": facts.location,

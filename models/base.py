@@ -29,7 +29,7 @@ FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
 
 @dataclass(eq=False)
-class Base:
+class LoadedBase:
     """A frozen causal language model with its tokenizer. `load_base` makes one."""
 
     model: Any
@@ -40,7 +40,7 @@ class Base:
     eos_ids: frozenset[int]
     """Every id that ends an answer, from the generation config, the config and the tokenizer."""
     forward: Any = None
-    """What runs this base fast, once it has taken the weights over (`runtime.forward.fastest`)."""
+    """What runs this base fast, once it has taken the weights over (`models.runtime.forward.fastest`)."""
 
     @property
     def config(self) -> Any:
@@ -165,7 +165,7 @@ def aux_layers(num_layers: int) -> tuple[int, int, int]:
 
 def load_base(
     path: str | Path, dtype: str = "float32", device: str = "cpu", known: Known | None = None, sums: Sums = NO_SUMS
-) -> Base:
+) -> LoadedBase:
     """Load a local Hugging Face folder: safetensors only, no code from the folder, no network.
 
     `dtype`: float32, bfloat16, float16, or auto (float32 on a CPU, the folder's own on a GPU). `device`: cpu, cuda,
@@ -201,13 +201,13 @@ def load_parts(
     return model, tokenizer
 
 
-def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> Base:
+def wrap_model(model: Any, tokenizer: Any, path: str | Path = "") -> LoadedBase:
     """A causal model of transformers that is loaded already, as a Base. Freezes it, in place."""
     model.eval().requires_grad_(False)
     path = Path(path or model.name_or_path)
     holders = (model.generation_config, model.config, tokenizer)
     eos_ids = token_ids(getattr(holder, "eos_token_id", None) for holder in holders)
-    return Base(model, tokenizer, path, model.dtype, model.device, eos_ids)
+    return LoadedBase(model, tokenizer, path, model.dtype, model.device, eos_ids)
 
 
 def pick_device(name: str) -> torch.device:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from methods import METHODS
 from models import identity
 from models.damage import NO_SUMS, weights_sum
 from models.families import why_not
 from models.foreign import check_sizes, plain_config
+from models.methods import METHODS
 from speculoos.sums import Sums, file_sha256
 
 KV_TOKENS = 2048

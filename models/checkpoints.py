@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from methods import find_method
 from models.draft_card import draft_card
 from models.identity import read_json
+from models.methods import find_method
 from speculoos import sums as folder_sums
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
 from speculoos.files import new_folder, sync

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from methods import METHODS
+from models.methods import METHODS
 from models.starter import HUB_ID, WEIGHTS_SHA256
 from speculoos.markdown import block, code, one_line, quotation, scalar, section, text
 

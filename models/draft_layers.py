@@ -1,5 +1,5 @@
 """The decoder layer EAGLE drafts are made of, and two ways its attention can look back; the third, over a
-cache, is `runtime.drafts.CacheMemory`.
+cache, is `models.runtime.drafts.CacheMemory`.
 
 Tensor names are those of Llama in transformers, so that exports need no renaming. Shapes: B rows, n places, H hidden,
 h heads, k key/value heads, d per head. Knows no training loss and no drafting policy.

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from models.base import Base, load_parts, wrap_model
+from models.base import LoadedBase, load_parts, wrap_model
 from models.damage import NO_SUMS, Known
 from speculoos.errors import Unsupported
 from speculoos.sums import Sums
 
 Ask = Callable[[torch.Tensor, torch.Tensor | None, Sequence[int]], tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
-"""(input_ids [B, N], lengths [B] or None, layers) → what `Base.forward_hidden` gives."""
+"""(input_ids [B, N], lengths [B] or None, layers) → what `LoadedBase.forward_hidden` gives."""
 
 
 @dataclass(eq=False)
-class Frame(Base):
+class Frame(LoadedBase):
     """What drafts borrow of a base, and a way to ask for its hidden states. `load_frame` makes one."""
 
     whole_config: Any = None
@@ -43,7 +43,7 @@ class Frame(Base):
     def forward_hidden(
         self, input_ids: torch.Tensor, layers: Sequence[int] = (), lengths: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """As `Base.forward_hidden`; zeros where a row has ended."""
+        """As `LoadedBase.forward_hidden`; zeros where a row has ended."""
         if self.ask is None:
             raise Unsupported(f"{self.path}: the layers of this base are not here, so it cannot be run.")
         return self.ask(input_ids, lengths, layers)

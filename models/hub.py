@@ -36,7 +36,7 @@ Choice = Callable[[Files], Files]
 
 
 @dataclass(frozen=True)
-class Listing:
+class RepositoryListing:
     """What will be downloaded of one revision."""
 
     repo: str
@@ -63,7 +63,9 @@ def parse_id(location: str) -> tuple[str, str | None]:
     return match["repo"], match["revision"]
 
 
-def download(location: str, folder: Path, reporter: Reporter, token: str = "", chosen: Choice | None = None) -> Listing:
+def download(
+    location: str, folder: Path, reporter: Reporter, token: str = "", chosen: Choice | None = None
+) -> RepositoryListing:
     """Download a hub model into `folder`, going on with what an earlier call left there. `chosen` says which of its
     files are wanted, by default those of a base (`choose`).
 
@@ -81,7 +83,7 @@ def download(location: str, folder: Path, reporter: Reporter, token: str = "", c
     return listing
 
 
-def _remove_others(folder: Path, listing: Listing) -> None:
+def _remove_others(folder: Path, listing: RepositoryListing) -> None:
     """Files of an earlier attempt at another revision, and the download's own notes."""
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     for path in folder.iterdir():
@@ -117,7 +119,7 @@ def _matching(pattern: re.Pattern[str], files: Files) -> Files:
     return {name: value for name, value in files.items() if pattern.fullmatch(name)}
 
 
-def _listing(repo: str, revision: str | None, token: str, chosen: Choice) -> Listing:
+def _listing(repo: str, revision: str | None, token: str, chosen: Choice) -> RepositoryListing:
     from huggingface_hub import HfApi
 
     info = HfApi(token=token or False).model_info(repo, revision=revision, files_metadata=True)
@@ -125,7 +127,7 @@ def _listing(repo: str, revision: str | None, token: str, chosen: Choice) -> Lis
     files = chosen(every)
     if not any(name.endswith(".safetensors") or PICKLES.fullmatch(name) for name in files):
         raise Unsupported(_why_none(repo, set(every)))
-    return Listing(repo, info.sha or revision or "main", files)
+    return RepositoryListing(repo, info.sha or revision or "main", files)
 
 
 def _why_none(repo: str, names: set[str]) -> str:
@@ -136,7 +138,7 @@ def _why_none(repo: str, names: set[str]) -> str:
     return f"{repo}: {NO_SAFETENSORS}"
 
 
-def _snapshot(listing: Listing, folder: Path, token: str) -> None:
+def _snapshot(listing: RepositoryListing, folder: Path, token: str) -> None:
     from huggingface_hub import snapshot_download
 
     snapshot_download(
@@ -148,7 +150,7 @@ def _snapshot(listing: Listing, folder: Path, token: str) -> None:
     )
 
 
-def in_thread(work: Any, listing: Listing, folder: Path, reporter: Reporter) -> None:
+def in_thread(work: Any, listing: RepositoryListing, folder: Path, reporter: Reporter) -> None:
     """Run `work` beside a loop that reports bytes on disk and looks for a stop; a stop leaves the part for later."""
     failed: list[BaseException] = []
 
@@ -179,7 +181,7 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def check_space(listing: Listing, folder: Path) -> None:
+def check_space(listing: RepositoryListing, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
     if free < listing.size - _bytes_in(folder) + HEADROOM:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from models.hub import Files, Listing, check_space, guarded, in_thread, parse_id
+from models.hub import Files, RepositoryListing, check_space, guarded, in_thread, parse_id
 from models.hub_ask import Question, answer
 from speculoos.errors import BadInput, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Reporter
@@ -62,14 +62,14 @@ class Location:
         return str(self).removeprefix(PREFIX)
 
 
-def look_up(location: Location, token: str = "") -> Listing:
+def look_up(location: Location, token: str = "") -> RepositoryListing:
     """The files with rows that would be fetched: of the part that is named, else of the one that there is or that is
     called train. Raises NotFound, Unavailable (gated, offline), Unsupported (no such files), BadInput (which part?).
     """
     return _listing(location, token, partial(choose, location))
 
 
-def look_up_file(repo: str, name: str, token: str = "") -> Listing:
+def look_up_file(repo: str, name: str, token: str = "") -> RepositoryListing:
     """One file of a data set. Raises NotFound (data set or file) or Unavailable."""
 
     def only(every: Files) -> Files:
@@ -80,7 +80,7 @@ def look_up_file(repo: str, name: str, token: str = "") -> Listing:
     return _listing(Location(repo), token, only)
 
 
-def _listing(location: Location, token: str, chosen: Callable[[Files], Files]) -> Listing:
+def _listing(location: Location, token: str, chosen: Callable[[Files], Files]) -> RepositoryListing:
     repo, at = location.repo, f"/revision/{quote(location.revision, safe='')}" if location.revision else ""
     where = {"asked": {"blobs": "true"}, "noun": NOUN, "seconds": TIMEOUT}
     content = answer(Question(repo, f"api/datasets/{repo}{at}", LONGEST_LIST, token, **where))
@@ -90,14 +90,14 @@ def _listing(location: Location, token: str, chosen: Callable[[Files], Files]) -
         revision = str(told.get("sha") or location.revision or "main")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         raise Unavailable(STRANGE.format(repo)) from None
-    return Listing(repo, revision, chosen(every))
+    return RepositoryListing(repo, revision, chosen(every))
 
 
 def _size_and_sum(file: dict[str, Any]) -> tuple[int, str]:
     return int(file.get("size") or 0), str((file.get("lfs") or {}).get("sha256") or "")
 
 
-def beginning(listing: Listing, token: str = "") -> tuple[str, bytes]:
+def beginning(listing: RepositoryListing, token: str = "") -> tuple[str, bytes]:
     """Name and beginning of the first file: parquet whole, since it is read from its end. Raises Unsupported for one
     that is too large for a look, Unavailable where the hub does not give it in time."""
     name, (size, _) = next(iter(listing.files.items()))
@@ -167,7 +167,7 @@ def _listed(parts: list[str]) -> str:
     return ", ".join(parts[:SHOWN]) + more
 
 
-def fetch(listing: Listing, folder: Path, reporter: Reporter, token: str = "") -> Iterator[Path]:
+def fetch(listing: RepositoryListing, folder: Path, reporter: Reporter, token: str = "") -> Iterator[Path]:
     """The listing's files in `folder`, each fetched when it is asked for; those an earlier call left there are kept.
 
     Raises NotFound, Unavailable (gated, offline, disk full, damaged on the way), Cancelled.
@@ -181,7 +181,7 @@ def fetch(listing: Listing, folder: Path, reporter: Reporter, token: str = "") -
         yield folder / name
 
 
-def _get(listing: Listing, name: str, folder: Path, token: str) -> None:
+def _get(listing: RepositoryListing, name: str, folder: Path, token: str) -> None:
     from huggingface_hub import hf_hub_download
 
     where = {"repo_type": "dataset", "revision": listing.revision, "local_dir": folder}

@@ -27,7 +27,7 @@ ADAPTER = "It is an adapter, not a whole model; merge it into its base first."
 
 
 @dataclass(frozen=True)
-class Found:
+class HubModel:
     """A model of the hub; 0 and "" are what the hub does not say. `why_not` is empty where drafts can be made."""
 
     repo: str
@@ -40,7 +40,7 @@ class Found:
     why_not: str = ""
 
 
-def search(words: str) -> list[Found]:
+def search(words: str) -> list[HubModel]:
     """Models whose name has `words` in it, those that are fetched most first. Raises BadInput, or Unavailable (offline,
     not reached, too slow, too large)."""
     words = words.strip().removeprefix("https://huggingface.co/").strip("/")
@@ -62,7 +62,7 @@ def _asked(words: str) -> list[Any]:
     return found
 
 
-def _found(item: Any) -> Found | None:
+def _found(item: Any) -> HubModel | None:
     """What the hub says of a model, as far as it can be; None for what has no name that could be fetched."""
     item = _table(item)
     repo = item.get("id")
@@ -72,7 +72,7 @@ def _found(item: Any) -> Found | None:
     config = _config(item.get("config"))
     counts = _counts(item.get("safetensors"))
     adapter = "peft" in tags or "peft" in _table(item.get("config"))
-    return Found(
+    return HubModel(
         repo,
         parameters=sum(counts.values()),
         size=sum(count * SIZES.get(dtype, 1) for dtype, count in counts.items()),

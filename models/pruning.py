@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from methods.standalone import Shape
+from models.methods.standalone import StandaloneShape
 
 READERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 """Matrices [out, hidden]."""
@@ -19,7 +19,9 @@ BY_HEAD = ("q_norm", "k_norm")
 """Norms over one head's size, which pruning leaves as it is."""
 
 
-def pruned(state: Mapping[str, Tensor], wide: Shape, narrow: Shape, head_size: int) -> dict[str, Tensor]:
+def pruned(
+    state: Mapping[str, Tensor], wide: StandaloneShape, narrow: StandaloneShape, head_size: int
+) -> dict[str, Tensor]:
     """The tensors of a model of shape `wide` cut to `narrow`. Raises KeyError where its layers are not Llama's."""
     hidden = _largest(_channels(state, wide.hidden_size), narrow.hidden_size)
     kept = {place: _kept(state, place, wide, narrow, head_size) for place in _layers(state)}
@@ -41,7 +43,9 @@ def _channels(state: Mapping[str, Tensor], hidden: int) -> Tensor:
     return total
 
 
-def _kept(state: Mapping[str, Tensor], place: str, wide: Shape, narrow: Shape, head_size: int) -> dict[str, Tensor]:
+def _kept(
+    state: Mapping[str, Tensor], place: str, wide: StandaloneShape, narrow: StandaloneShape, head_size: int
+) -> dict[str, Tensor]:
     """Rows (columns of what writes) that one layer keeps: `query`, `key` and `inner`."""
 
     def norms(name: str, dim: int) -> Tensor:

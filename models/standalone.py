@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from methods.standalone import Shape
-from models.base import Base, find_layers, load_base
+from models.base import LoadedBase, find_layers, load_base
 from models.checkpoints import OWN_KEYS
 from models.foreign import cleaned
 from models.frame import Frame, shallow_config
+from models.methods.standalone import StandaloneShape
 from models.pruning import pruned
 from speculoos.errors import BadInput, Unsupported
 
@@ -30,11 +30,11 @@ class StandaloneDraft(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
-        self._as_base: Base | None = None
+        self._as_base: LoadedBase | None = None
 
     @classmethod
     def from_base(
-        cls, base: Base, num_layers: int, shape: Shape | None = None, random: bool = False
+        cls, base: LoadedBase, num_layers: int, shape: StandaloneShape | None = None, random: bool = False
     ) -> "StandaloneDraft":
         """The base with `num_layers` of its layers, evenly spread, first and last kept; embeddings and head copied.
 
@@ -63,7 +63,7 @@ class StandaloneDraft(nn.Module):
         return cls(model.to(base.device))
 
     @classmethod
-    def from_folder(cls, folder: str | Path, base: Base) -> "StandaloneDraft":
+    def from_folder(cls, folder: str | Path, base: LoadedBase) -> "StandaloneDraft":
         """Any small model whose token ids are the base's. Raises Unsupported where the tokenizers differ."""
         small = load_base(folder, dtype=str(base.dtype).removeprefix("torch."), device=str(base.device))
         check_same_tokens(small, base)
@@ -72,7 +72,7 @@ class StandaloneDraft(nn.Module):
         return cls(small.model.requires_grad_(True))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], base: Base) -> "StandaloneDraft":
+    def from_json(cls, data: dict[str, Any], base: LoadedBase) -> "StandaloneDraft":
         from transformers import AutoConfig, AutoModelForCausalLM
 
         values = cleaned({key: value for key, value in data.items() if key not in OWN_KEYS})
@@ -98,7 +98,7 @@ class StandaloneDraft(nn.Module):
         """Files a Hugging Face folder needs besides weights and config."""
         return {"generation_config.json": self.model.generation_config.to_json_string()}
 
-    def as_base(self, base: Base) -> Base:
+    def as_base(self, base: LoadedBase) -> LoadedBase:
         """This draft in the shape of a base with the target's tokenizer: what a drafter runs. Always the same one, so
         that its weights are taken over once."""
         if self._as_base is None:
@@ -109,12 +109,14 @@ class StandaloneDraft(nn.Module):
         return self.model(*args, **kwargs)
 
 
-def base_shape(base: Base) -> Shape:
+def base_shape(base: LoadedBase) -> StandaloneShape:
     """The base's own sizes."""
     text = base.config.get_text_config()
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return Shape(base.num_layers, base.hidden_size, getattr(text, "intermediate_size", 0) or 0, heads, kv_heads)
+    return StandaloneShape(
+        base.num_layers, base.hidden_size, getattr(text, "intermediate_size", 0) or 0, heads, kv_heads
+    )
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -124,7 +126,7 @@ def spread(total: int, count: int) -> list[int]:
     return [round(i * (total - 1) / max(count - 1, 1)) for i in range(count)]
 
 
-def check_same_tokens(small: Base, base: Base) -> None:
+def check_same_tokens(small: LoadedBase, base: LoadedBase) -> None:
     """Raise Unsupported unless both tokenizers give every text the same ids (same vocabulary, token for token)."""
     ours, theirs = small.tokenizer.get_vocab(), base.tokenizer.get_vocab()
     if ours != theirs:
@@ -151,12 +153,12 @@ def _layer_weights(model: Any, sources: list[int]) -> dict[str, Tensor]:
     return state
 
 
-def _head_size(base: Base) -> int:
+def _head_size(base: LoadedBase) -> int:
     text = base.config.get_text_config()
     return getattr(text, "head_dim", None) or base.hidden_size // text.num_attention_heads
 
 
-def _resize(text: Any, shape: Shape, base: Base) -> None:
+def _resize(text: Any, shape: StandaloneShape, base: LoadedBase) -> None:
     """Write the sizes into a config of transformers; heads keep the base's size. Raises Unsupported for a family that
     cannot have one of them."""
     own, size = base_shape(base), _head_size(base)
@@ -175,7 +177,7 @@ def _resize(text: Any, shape: Shape, base: Base) -> None:
         text.head_dim = size
 
 
-def _pruned(state: dict[str, Tensor], model: Any, base: Base, shape: Shape) -> dict[str, Tensor]:
+def _pruned(state: dict[str, Tensor], model: Any, base: LoadedBase, shape: StandaloneShape) -> dict[str, Tensor]:
     """The base's weights cut to the size of `model`. Raises Unsupported for layers of other parts than Llama's."""
     try:
         found = pruned(state, base_shape(base), shape, _head_size(base))

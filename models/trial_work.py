@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401  (imported before the child forks)
 
 from models import convert, pickles
-from models.base import Base, load_base, load_tokenizer
+from models.base import LoadedBase, load_base, load_tokenizer
 from models.chat import render
 from speculoos.errors import BadInput, SpeculoosError
 
@@ -55,7 +55,7 @@ def chat(turns: list[dict[str, str]], must: bool, memory: int) -> int:
 def read_model(folder: str, dtype: str, memory: int) -> int:
     """Load the whole model; returns the rows of its embedding."""
     _allow(memory)
-    base: Base = load_base(folder, dtype)
+    base: LoadedBase = load_base(folder, dtype)
     _kept["base"] = base
     return base.embed_tokens.weight.shape[0]
 
@@ -64,7 +64,7 @@ def read_model(folder: str, dtype: str, memory: int) -> int:
 def generate(memory: int) -> int:
     """A few greedy tokens after an ordinary text; returns the last one."""
     _allow(memory)
-    base: Base = _kept["base"]
+    base: LoadedBase = _kept["base"]
     ids = torch.tensor([_kept["ids"] or [0]])
     for _ in range(STEPS):
         logits = base.model(input_ids=ids, use_cache=False).logits

@@ -10,7 +10,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from serving.catalog import ModelRef
-from serving.engine import Answer, Engine
+from serving.engine import Engine, GenerationResult
 from serving.errors import STOPPING, ApiError, as_api_error, body
 from serving.prompts import Prompts
 from serving.protocol import ChatRequest, Completion, CompletionRequest
@@ -89,11 +89,11 @@ class EventStream(StreamingResponse):
             self._going_on.cancel()
 
 
-async def _whole(events: AsyncIterator[Any]) -> Answer | None:
+async def _whole(events: AsyncIterator[Any]) -> GenerationResult | None:
     """The Answer at the end of the events."""
     answer = None
     async for event in events:
-        answer = event if isinstance(event, Answer) else answer
+        answer = event if isinstance(event, GenerationResult) else answer
     return answer
 
 
@@ -108,7 +108,7 @@ class _Chunks:
         usage = {"usage": None} if self._with_usage else {}
         return self._completion.chunk(record, finish, **usage, **extra)
 
-    def ending(self, last: dict[str, Any] | None, answer: Answer) -> list[dict[str, Any]]:
+    def ending(self, last: dict[str, Any] | None, answer: GenerationResult) -> list[dict[str, Any]]:
         """The `last` step's, which waited for the summary, and the one with what was used."""
         chunks = []
         if last is not None:
@@ -123,7 +123,7 @@ async def _stream(chunks: _Chunks, events: AsyncIterator[Any]) -> AsyncIterator[
     last: dict[str, Any] | None = None
     try:
         async for event in events:
-            if isinstance(event, Answer):
+            if isinstance(event, GenerationResult):
                 for chunk in chunks.ending(last, event):
                     yield _event(chunk)
             elif event["finish"]:

@@ -13,8 +13,8 @@ from serving.ahead import import_ahead
 from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
-from serving.metrics import Metrics
-from serving.pool import LoadedModel, Pool, default_budget
+from serving.metrics import InferenceMetrics
+from serving.pool import LoadedModel, ModelPool, default_budget
 from serving.prompts import Prompts
 from serving.protocol import GenerationRequest
 from serving.queueing import DEPTH, TOTAL, UPKEEP, DeviceQueue
@@ -42,7 +42,7 @@ NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its ch
 
 
 @dataclass(frozen=True)
-class Answer:
+class GenerationResult:
     """The end of a generation. `summary` is JSON."""
 
     text: str
@@ -71,12 +71,12 @@ class Engine:
         self.settings = settings
         self.device = device_lease.device_name(str(pick_device(settings.device)))
         self.dtype = dtype or decoding_dtype(settings.dtype, self.device)
-        self.metrics = Metrics()
+        self.metrics = InferenceMetrics()
         limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
         self.queue = DeviceQueue(self.device, depth, total, limit, self.metrics.queue_wait.observe, panics)
         self.heart = self.queue.heart
         budget = default_budget(self.device) if budget is None else budget
-        self.pool = Pool(self.device, self.dtype, budget, self.heart, Sums.of(settings))
+        self.pool = ModelPool(self.device, self.dtype, budget, self.heart, Sums.of(settings))
         self.baselines = PlainBaselines()
         self.prompts = Prompts(
             self.metrics.prompt.observe, self.metrics.prompts_failed.inc, depth=depth, total=total, on_panic=panics
@@ -109,7 +109,7 @@ class Engine:
         on_start: Callable[[], None] = lambda: None,
         written: Sequence[int] = (),
         compared: str = "",
-    ) -> Answer:
+    ) -> GenerationResult:
         """Generate on this (the device's) thread what follows `prompt_ids` (see Prompts) and the tokens of the answer
         that are `written` already. `on_start` is called when the prompt fits and the first step comes next, `on_step`
         with each step's trace record; neither may block for long. `compared`: the run that is a measured column of a
@@ -202,7 +202,7 @@ class Engine:
 
     def _finish(
         self, ref: ModelRef, generation: "_Generation", steps: list[Any], shared_with: str, load: float | None
-    ) -> Answer:
+    ) -> GenerationResult:
         from decoding.stats import summarize
 
         summary = summarize(steps).to_json()
@@ -225,7 +225,7 @@ class Engine:
             "other_load": load,
         }
         self.metrics.generated(summary)
-        return Answer(generation.text, token_ids, summary)
+        return GenerationResult(generation.text, token_ids, summary)
 
 
 class _Generation:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from serving.catalog import local_model
-from serving.engine import Answer, Engine
+from serving.engine import Engine, GenerationResult
 from serving.errors import as_api_error
 from serving.protocol import ChatRequest
 from serving.queueing import Ticket
@@ -134,7 +134,7 @@ class LiveRuns:
         with writing(self.settings) as db:
             runs.fail_run(db, run.id, STOPPED) if self.engine.closing else runs.cancel_run(db, run.id)
 
-    def _do(self, run: Run, make_answer: Callable[..., Answer], ticket: Ticket) -> None:
+    def _do(self, run: Run, make_answer: Callable[..., GenerationResult], ticket: Ticket) -> None:
         """On the device's thread."""
         with self._marking(run):
             with writing(self.settings) as db:
@@ -143,7 +143,7 @@ class LiveRuns:
                 self._generate(run, make_answer, ticket)
         self._forget(run)
 
-    def _generate(self, run: Run, make_answer: Callable[..., Answer], ticket: Ticket) -> None:
+    def _generate(self, run: Run, make_answer: Callable[..., GenerationResult], ticket: Ticket) -> None:
         writer = RunWriter(self.settings, run.id)
         try:
             answer = make_answer(on_step=writer.step, cancelled=ticket.cancelled)

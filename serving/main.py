@@ -20,16 +20,16 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 
-from runtime.speed import PROBE, measure_best
+from models.runtime.speed import PROBE, measure_best
 from serving import chat, errors
 from serving.catalog import list_models, local_model, model_entry
 from serving.engine import Engine
 from serving.live import LiveRuns
 from serving.protocol import ChatRequest, CompletionRequest
 from serving.timing import RequestTimer
-from serving.token import Keys, TokenRequired, with_token
+from serving.token import ApiKeyRequired, ApiKeys, with_token
 from serving.upkeep import Upkeep
-from serving.watch import Watch, end_process
+from serving.watch import MemoryWatch, end_process
 from speculoos import logs
 from speculoos.connections import BoundedConnection, allow_connections
 from speculoos.errors import SpeculoosError, Unavailable
@@ -51,14 +51,14 @@ def create_app(
     when the device's thread hangs or died (by default nobody is, and /healthz says it)."""
     assert settings.inference_token, "with_token() gives settings one"
     engine = engine or Engine(settings)
-    live, keys = LiveRuns(settings, engine), Keys(settings)
+    live, keys = LiveRuns(settings, engine), ApiKeys(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_end_leftovers, settings)
         engine.prompts.warm_up()
         upkeep = Upkeep(settings, engine, live, keys)
-        watch = Watch(lambda: engine.ill, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
+        watch = MemoryWatch(lambda: engine.ill, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
         yield
         await run_in_threadpool(watch.close)
         await run_in_threadpool(upkeep.close)
@@ -71,7 +71,7 @@ def create_app(
     _add_models(app, settings)
     _add_chat(app, settings, engine)
     _add_runs(app, live)
-    app.add_middleware(TokenRequired, token=settings.inference_token, keys=keys)
+    app.add_middleware(ApiKeyRequired, token=settings.inference_token, keys=keys)
     app.add_middleware(
         Guard, port=settings.inference_port, allowed_hosts=settings.inference_hosts, max_body_bytes=MAX_BODY_BYTES
     )

@@ -18,7 +18,7 @@ PREFIX = "speculoos_inference"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class Metrics:
+class InferenceMetrics:
     """The figures of one server. Any thread may add to them."""
 
     def __init__(self) -> None:

@@ -105,7 +105,7 @@ class LoadedModel:
         return drafters[key]
 
 
-class Pool:
+class ModelPool:
     """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums`
     remembers the sums of their files."""
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from methods import trees
+from models.methods import trees
 from speculoos.errors import BadInput
 from tracking.tables import new_id
 
@@ -30,7 +30,7 @@ HALF = "half_character"
 Role = Literal["system", "developer", "user", "assistant"]
 
 
-class Part(BaseModel):
+class ContentPart(BaseModel):
     """A piece of a message's content; only text is understood."""
 
     model_config = ConfigDict(extra="forbid")
@@ -43,7 +43,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     role: Role
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     refusal: None = None
 
@@ -131,7 +131,7 @@ class GenerationRequest(BaseModel):
     @classmethod
     def _plain_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """Which options there are is for decoding.drafters to say; here only that they are small and plain. A `tree`
-        in words (methods.trees) becomes the options that it means."""
+        in words (models.methods.trees) becomes the options that it means."""
         options = _read_tree(options)
         for name, value in (options or {}).items():
             if name == "tree":

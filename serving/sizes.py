@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-OURS = ("decoding.", "models.", "runtime.", "serving.", "torch.nn.", "transformers.")
+OURS = ("decoding.", "models.", "serving.", "torch.nn.", "transformers.")
 """Modules whose objects are looked into."""
 
 

@@ -48,7 +48,7 @@ def with_token(settings: Settings) -> Settings:
         raise Unavailable(f"The token file {file} cannot be made ({error.strerror}).") from None
 
 
-class Keys:
+class ApiKeys:
     """The keys that may be used, asked from the database at most once in KEPT_SECONDS each; any thread may call."""
 
     def __init__(self, settings: Settings):
@@ -79,11 +79,11 @@ class Keys:
                 keys.note_use(db, key_id, at)
 
 
-class TokenRequired:
+class ApiKeyRequired:
     """Pure ASGI middleware: /metrics and everything under /v1 need `Authorization: Bearer <token or key>`, before
     anything is read. Tells the app who asks (`client_of`)."""
 
-    def __init__(self, app: ASGIApp, token: str, keys: Keys):
+    def __init__(self, app: ASGIApp, token: str, keys: ApiKeys):
         self.app, self._token, self._keys = app, token.encode(), keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

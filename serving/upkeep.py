@@ -9,7 +9,7 @@ import threading
 
 from serving.engine import Engine
 from serving.live import LiveRuns
-from serving.token import Keys
+from serving.token import ApiKeys
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import processes
@@ -22,7 +22,7 @@ EVERY_SECONDS = 5.0
 class Upkeep:
     """A thread that beats until `close`."""
 
-    def __init__(self, settings: Settings, engine: Engine, live: LiveRuns, keys: Keys):
+    def __init__(self, settings: Settings, engine: Engine, live: LiveRuns, keys: ApiKeys):
         self.settings, self.engine, self.live, self.keys = settings, engine, live, keys
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)

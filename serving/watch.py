@@ -17,7 +17,7 @@ FROZEN = 10.0
 EXIT_CODE = 70
 
 
-class Watch:
+class MemoryWatch:
     """A thread that asks `ill` now and then until `close`. `stuck_seconds`: when the interpreter itself hangs (a call
     of C code that keeps its lock), the process is ended by faulthandler, whose clock needs no interpreter. 0: never."""
 

@@ -86,7 +86,7 @@ def memory() -> tuple[int, int]:
     return max(0, min(machine.available, limit - used + _cached())), limit
 
 
-class Watch:
+class RoomWatch:
     """Looks at most twice a second, for all threads of a worker; a pause ends a little above the floor it began at."""
 
     def __init__(self, settings: Settings):
@@ -113,15 +113,15 @@ class Watch:
         return lack if now - self._short_since >= MEMORY_SECONDS else None
 
 
-_watches: dict[tuple[object, ...], Watch] = {}
+_watches: dict[tuple[object, ...], RoomWatch] = {}
 _watches_lock = threading.Lock()
 
 
-def watch(settings: Settings) -> Watch:
+def watch(settings: Settings) -> RoomWatch:
     """This process's watch over the settings' home."""
     key = (settings.home, settings.min_disk_mb, settings.min_memory_mb)
     with _watches_lock:
-        return _watches.setdefault(key, Watch(settings))
+        return _watches.setdefault(key, RoomWatch(settings))
 
 
 def full(home: Path) -> bool:

@@ -38,7 +38,7 @@ class StoreAway(Unavailable):
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredFolder:
     """A folder in the store: its key, and the bytes of all its files."""
 
     key: str
@@ -53,7 +53,7 @@ class Store:
         with self._translated():
             self._fs, self._root = _opened(url)
 
-    def put_folder(self, place: str, folder: Path, sums: Sum = file_sha256) -> Kept:
+    def put_folder(self, place: str, folder: Path, sums: Sum = file_sha256) -> StoredFolder:
         """Put a folder (or one file, as a folder of it alone); what lies there already is not sent again."""
         files = files_of(folder)
         listed = {name: {"sha256": sums(path), "bytes": path.stat().st_size} for name, path in files.items()}
@@ -62,7 +62,7 @@ class Store:
         text = json.dumps(listed, sort_keys=True).encode()
         key = hashlib.sha256(text).hexdigest()
         self.write(_list(place, key), text)
-        return Kept(key, sum(entry["bytes"] for entry in listed.values()))
+        return StoredFolder(key, sum(entry["bytes"] for entry in listed.values()))
 
     def get_folder(self, place: str, key: str, target: Path) -> None:
         """Make `target` hold exactly that folder's files, each whole or absent while it goes on; its mark comes last.

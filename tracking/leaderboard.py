@@ -35,7 +35,7 @@ LONGEST = 200
 
 
 @dataclass(frozen=True)
-class View:
+class LeaderboardView:
     """What is shown: a value for each column to narrow by ("" for all), and `sort`, a key of SORTS, largest first
     with a minus."""
 
@@ -51,7 +51,7 @@ class View:
     sort: str = BEST
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> "View":
+    def of(cls, query: Mapping[str, str]) -> "LeaderboardView":
         """The view an address asks for; what it does not know is left out."""
         known = {field.name: str(query.get(field.name) or "")[:LONGEST] for field in fields(cls)}
         sort = known["sort"] if known["sort"].removeprefix("-") in SORTS else BEST
@@ -63,7 +63,7 @@ class View:
         said |= {"sort": "" if self.sort == BEST else self.sort, **more}
         return urlencode({key: value for key, value in said.items() if value})
 
-    def sorted_by(self, key: str) -> "View":
+    def sorted_by(self, key: str) -> "LeaderboardView":
         """By another column; by the same one the other way round. Figures begin with the largest."""
         first = key if key in ("model", "suite", "temperature", "tree", "machine") else f"-{key}"
         other = {key: f"-{key}", f"-{key}": key}

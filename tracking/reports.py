@@ -19,7 +19,7 @@ MESSAGE_LIMIT = 4000
 
 
 @dataclass
-class Report:
+class JobReport:
     """What has gathered since the last one was written. `progress` is None when nothing moved."""
 
     progress: dict[str, Any] | None = None  # done, total, unit, progress_note, eta_seconds
@@ -28,7 +28,7 @@ class Report:
     samples: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (step, record)
 
 
-def write(session: Session, job_id: str, attempt: int, report: Report) -> bool:
+def write(session: Session, job_id: str, attempt: int, report: JobReport) -> bool:
     """Store a report and the heartbeat; returns whether someone asked to stop. Raises Fenced, writing nothing."""
     values: dict[str, Any] = {"heartbeat_at": now(), **storable(report.progress or {})}
     if report.progress or report.metrics or report.logs or report.samples:

@@ -24,7 +24,7 @@ LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Rule:
+class RetentionRule:
     """A number that people may choose: its name for them and its bounds. `at` says where they end: at `least` or at
     `most` what was set from outside holds too, so that nobody takes off from a page what guards a machine."""
 
@@ -44,19 +44,19 @@ class Rule:
 
 
 KEEPING = {
-    "keep_runs_days": Rule("Chats and comparisons, days"),
-    "keep_logs_days": Rule("Logs of ended jobs, days"),
-    "keep_logs_mb": Rule("Logs of ended jobs, MB"),
-    "keep_uploads_days": Rule("Uploads, days"),
-    "keep_exports_days": Rule("Downloads, days"),
-    "keep_states_days": Rule("States of failed trainings, days"),
-    "keep_copies": Rule("Copies of the database"),
+    "keep_runs_days": RetentionRule("Chats and comparisons, days"),
+    "keep_logs_days": RetentionRule("Logs of ended jobs, days"),
+    "keep_logs_mb": RetentionRule("Logs of ended jobs, MB"),
+    "keep_uploads_days": RetentionRule("Uploads, days"),
+    "keep_exports_days": RetentionRule("Downloads, days"),
+    "keep_states_days": RetentionRule("States of failed trainings, days"),
+    "keep_copies": RetentionRule("Copies of the database"),
 }
 LIMITS = {
-    "max_rows": Rule("Most rows read from one file", 1, 100_000_000),
-    "job_memory_mb": Rule("Memory of one job at most, MB", 1024, 100_000_000, at="most"),
-    "min_disk_mb": Rule("Free disk below which jobs pause, MB", 256, 10_000_000, at="least"),
-    "min_memory_mb": Rule("Free memory below which jobs pause, MB", 128, 10_000_000, at="least"),
+    "max_rows": RetentionRule("Most rows read from one file", 1, 100_000_000),
+    "job_memory_mb": RetentionRule("Memory of one job at most, MB", 1024, 100_000_000, at="most"),
+    "min_disk_mb": RetentionRule("Free disk below which jobs pause, MB", 256, 10_000_000, at="least"),
+    "min_memory_mb": RetentionRule("Free memory below which jobs pause, MB", 128, 10_000_000, at="least"),
 }
 RULES = {**KEEPING, **LIMITS}
 

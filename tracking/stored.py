@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import Settings
-from speculoos.store import Kept, Store, mark, marked, open_store, shown
+from speculoos.store import Store, StoredFolder, mark, marked, open_store, shown
 from speculoos.sums import Sums
 from tracking import db, places
 from tracking.names import STARTER
@@ -41,7 +41,7 @@ def of(session: Session, row_id: str) -> Stored | None:
     return session.get(Stored, row_id)
 
 
-def keep(session: Session, kind: str, row_id: str, kept: Kept) -> None:
+def keep(session: Session, kind: str, row_id: str, kept: StoredFolder) -> None:
     """Say that the store has a row's files."""
     session.merge(Stored(id=row_id, kind=kind, key=kept.key, bytes=kept.bytes, created_at=now()))
 
@@ -120,7 +120,7 @@ class Files:
             kept = of(session, row.id)
         return str(self.bring(row, kept))
 
-    def deliver(self, kind: str, row_id: str, folder: Path) -> Kept:
+    def deliver(self, kind: str, row_id: str, folder: Path) -> StoredFolder:
         """Put a folder or file of this machine into the store, and mark it if it is the home's."""
         assert self.store is not None
         kept = self.store.put_folder(place(kind, row_id), folder, Sums.of(self.settings).of_file)

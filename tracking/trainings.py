@@ -38,7 +38,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTrainings:
     """What a list of ids names: trainings in its order, other jobs, how many ids name nothing, and the trainings that
     are too many."""
 
@@ -48,14 +48,14 @@ class Found:
     surplus: list[Job]
 
 
-def find(session: Session, ids: Sequence[str], most: int = MOST) -> Found:
+def find(session: Session, ids: Sequence[str], most: int = MOST) -> FoundTrainings:
     """The trainings among the jobs `ids`."""
     ids = list(dict.fromkeys(ids))
     by_id = _by_id(session, Job, set(ids))
     known = [by_id[row_id] for row_id in ids if row_id in by_id]
     jobs = [job for job in known if job.kind == KIND]
     others = [job for job in known if job.kind != KIND]
-    return Found(whole(session, jobs[:most]), others, len(ids) - len(known), jobs[most:])
+    return FoundTrainings(whole(session, jobs[:most]), others, len(ids) - len(known), jobs[most:])
 
 
 def best_values(session: Session, jobs: Sequence[str], metric: str) -> dict[str, float]:

@@ -24,7 +24,7 @@ from training.tokenising import tokenised
 
 
 @dataclass(frozen=True, eq=False)
-class Conversation:
+class TokenisedConversation:
     """One conversation: `token_ids` int32 [n], `mask` bool [n] (True: the base wrote it, so it counts)."""
 
     id: str
@@ -123,7 +123,7 @@ def load_conversations(
     eos_ids: Sequence[int] = (),
     tokenizer_sha256: str = "",
     reporter: Reporter | None = None,
-) -> tuple[list[Conversation], DataReport]:
+) -> tuple[list[TokenisedConversation], DataReport]:
     """All usable conversations, cut to `max_length` tokens, and what became of the rest. Their ids and masks are views
     of the files in which they are kept (`training.tokenising`).
 
@@ -144,7 +144,7 @@ def load_conversations(
     return conversations, report
 
 
-def load_sets(folders: Sequence[str | Path], *args: Any) -> tuple[list[Conversation], DataReport]:
+def load_sets(folders: Sequence[str | Path], *args: Any) -> tuple[list[TokenisedConversation], DataReport]:
     """The conversations of several data sets, one after the other, and what became of all rows; each is read by
     `load_conversations(folder, *args)`."""
     conversations, whole = [], DataReport()
@@ -156,8 +156,8 @@ def load_sets(folders: Sequence[str | Path], *args: Any) -> tuple[list[Conversat
 
 
 def split_held_out(
-    conversations: Sequence[Conversation], fraction: float, most: int, seed: int
-) -> tuple[list[Conversation], list[Conversation]]:
+    conversations: Sequence[TokenisedConversation], fraction: float, most: int, seed: int
+) -> tuple[list[TokenisedConversation], list[TokenisedConversation]]:
     """(training, held out), by prompt, the same for the same seed whatever the order of the rows.
 
     At least one prompt is held out when fraction > 0 and there are two or more.
@@ -170,7 +170,7 @@ def split_held_out(
     return [c for c in conversations if c.group not in held], [c for c in conversations if c.group in held]
 
 
-def make_batches(conversations: Sequence[Conversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
+def make_batches(conversations: Sequence[TokenisedConversation], batch_tokens: int, seed: int = 0) -> list[list[int]]:
     """Indices grouped so that rows of like length share a batch and rows × longest ≤ batch_tokens.
 
     A conversation longer than batch_tokens has a batch of its own. Ties in length are shuffled by the seed.
@@ -193,7 +193,7 @@ def epoch_order(count: int, epoch: int, seed: int) -> list[int]:
     return order
 
 
-def collate(conversations: Sequence[Conversation], index: int = 0, pad_id: int = 0) -> Batch:
+def collate(conversations: Sequence[TokenisedConversation], index: int = 0, pad_id: int = 0) -> Batch:
     """Right-pad rows to one Batch. `pad_id` may be any id: padded places never count and nothing attends to them."""
     lengths = torch.tensor([len(c) for c in conversations])
     shape = (len(conversations), int(lengths.max()))
@@ -231,14 +231,16 @@ def _check_tokenizer(folder: Any, words: Mapping[str, Any], foreign: bool, vocab
         raise BadInput(f"The data in {folder} holds token id {words['largest']}, the base has {vocab_size}; {OTHER}")
 
 
-def keep(row: Mapping[str, Any], masked: MaskedTokens, max_length: int, report: DataReport) -> Conversation | None:
+def keep(
+    row: Mapping[str, Any], masked: MaskedTokens, max_length: int, report: DataReport
+) -> TokenisedConversation | None:
     """The row as a conversation cut to `max_length`, counted in `report`; None when nothing of it can be learnt."""
     ids, mask = torch.tensor(masked.token_ids, dtype=torch.int32), torch.tensor(masked.mask, dtype=torch.bool)
     named = (str(row.get("id", "")), group_of(row).hex(), str(row.get("category", "")))
     return _kept(ids, mask, masked.source, *named, max_length, report)
 
 
-def _stored(tokens: Tokens, index: int, max_length: int, report: DataReport) -> Conversation | None:
+def _stored(tokens: Tokens, index: int, max_length: int, report: DataReport) -> TokenisedConversation | None:
     """As `keep`, of a row whose tokens are kept."""
     ids, mask = tokens.row(index)
     named = (tokens.words["ids"][index], tokens.group(index), tokens.words["categories"][index])
@@ -247,7 +249,7 @@ def _stored(tokens: Tokens, index: int, max_length: int, report: DataReport) -> 
 
 def _kept(
     ids: Tensor, mask: Tensor, source: str, name: str, group: str, category: str, max_length: int, report: DataReport
-) -> Conversation | None:
+) -> TokenisedConversation | None:
     if bool(mask.all()):
         report.dropped["every token counts, so there is no prompt"] += 1
         return None
@@ -262,10 +264,10 @@ def _kept(
     report.tokens += len(ids)
     report.loss_tokens += counted
     report.mask_sources[source] += 1
-    return Conversation(name, ids, mask, group, category)
+    return TokenisedConversation(name, ids, mask, group, category)
 
 
-def _refuse_empty(folder: Any, conversations: list[Conversation], report: DataReport) -> None:
+def _refuse_empty(folder: Any, conversations: list[TokenisedConversation], report: DataReport) -> None:
     if conversations:
         return
     reasons = ", ".join(f"{n} × {reason}" for reason, n in report.dropped.most_common(3)) or "it has no rows"

@@ -19,17 +19,17 @@ from decoding.generate import GenerateConfig, generate
 from decoding.stats import Summary, summarize
 from decoding.target import Target
 from decoding.text import TextStream
-from methods import SETTINGS, train_config
-from methods.settings import TrainConfig, too_long
 from models import identity
-from models.base import Base, load_base, native_dtype, pick_device
+from models.base import LoadedBase, load_base, native_dtype, pick_device
 from models.chat import render
 from models.checkpoints import base_notices, own_tensors, read_config, write_draft
 from models.damage import NO_SUMS, weights_sum
+from models.methods import SETTINGS, train_config
+from models.methods.settings import TrainConfig, too_long
 from models.starter import installed
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.files import new_folder
-from training.batches import Batch, Conversation, DataReport, collate, keep
+from training.batches import Batch, DataReport, TokenisedConversation, collate, keep
 from training.masks import mask_conversation
 from training.method import make_method
 from training.samples import mirrored
@@ -40,7 +40,7 @@ OWN = "method."
 """How the names of this module's own state dict begin; those in a checkpoint are the draft's."""
 
 
-class Answer(NamedTuple):
+class ModelAnswer(NamedTuple):
     """One answer: its text, its token ids, and what `decoding.stats.summarize` says of the steps."""
 
     text: str
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     summary: Summary
 
 
-class Keys(NamedTuple):
+class IncompatibleKeys(NamedTuple):
     """What `load_state_dict` says, as torch's own."""
 
     missing_keys: list[str]
@@ -56,8 +56,8 @@ class Keys(NamedTuple):
 
 
 def conversations_from(
-    rows: Iterable[Mapping[str, Any]], base: Base, max_length: int | None = None
-) -> list[Conversation]:
+    rows: Iterable[Mapping[str, Any]], base: LoadedBase, max_length: int | None = None
+) -> list[TokenisedConversation]:
     """Rows with `messages` (or `token_ids` and `loss_spans`) as masked conversations, cut to `max_length` tokens: 2048
     by default, or fewer where the base takes fewer. Raises BadInput for a bad row, or a length the base does not take.
     """
@@ -69,20 +69,25 @@ def conversations_from(
     return [conversation for conversation in conversations if conversation]
 
 
-def collate_rows(rows: Sequence[Conversation]) -> dict[str, Tensor]:
+def collate_rows(rows: Sequence[TokenisedConversation]) -> dict[str, Tensor]:
     """A data collator: padded `input_ids`, `mask` [B, L] and `lengths` [B]."""
     batch = collate(rows)
     return {"input_ids": batch.input_ids, "mask": batch.mask, "lengths": batch.lengths}
 
 
-def convert(base: Base, method: str, conversations: Sequence[Conversation] = (), **settings: Any) -> "TrainableDraft":
+def convert(
+    base: LoadedBase, method: str, conversations: Sequence[TokenisedConversation] = (), **settings: Any
+) -> "TrainableDraft":
     """A fresh draft for `base`, ready to be trained. `settings` are the method's; `conversations` are looked
     at only to count a draft vocabulary."""
     return TrainableDraft(base, train_config(method, **settings), conversations)
 
 
 def load(
-    folder: str | Path, base: Base | None = None, conversations: Sequence[Conversation] = (), device: str = "auto"
+    folder: str | Path,
+    base: LoadedBase | None = None,
+    conversations: Sequence[TokenisedConversation] = (),
+    device: str = "auto",
 ) -> "TrainableDraft":
     """Restore what `TrainableDraft.save` or `Trainer.save_model` wrote, or any checkpoint of ours: it generates, and
     can be trained further.
@@ -106,7 +111,11 @@ class TrainableDraft(PreTrainedModel):
     config_class = PreTrainedConfig
 
     def __init__(
-        self, base: Base, config: TrainConfig, conversations: Sequence[Conversation] = (), folder: str | Path = ""
+        self,
+        base: LoadedBase,
+        config: TrainConfig,
+        conversations: Sequence[TokenisedConversation] = (),
+        folder: str | Path = "",
     ):
         """Fresh, or with the draft in `folder`."""
         super().__init__(PreTrainedConfig())
@@ -127,7 +136,7 @@ class TrainableDraft(PreTrainedModel):
         return self.method.draft
 
     @property
-    def base(self) -> Base:
+    def base(self) -> LoadedBase:
         """The frozen base that is drafted for."""
         return self._base
 
@@ -145,7 +154,7 @@ class TrainableDraft(PreTrainedModel):
         return {"loss": self.method(features, seed, scale).loss}
 
     @torch.no_grad()
-    def generate(self, prompt: str | Sequence[dict[str, str]], max_tokens: int = 128, **options: Any) -> Answer:
+    def generate(self, prompt: str | Sequence[dict[str, str]], max_tokens: int = 128, **options: Any) -> ModelAnswer:
         """Answer a prompt, or messages, with the base and the draft as it is now. `options` are those of
         `decoding.generate.GenerateConfig`: greedy unless a temperature is given."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -155,7 +164,7 @@ class TrainableDraft(PreTrainedModel):
         prompt_ids = render(self._base.tokenizer, messages)
         steps = list(generate(target, make_drafter(target, draft), prompt_ids, GenerateConfig(max_tokens, **options)))
         token_ids = [token["id"] for record in stream.records(steps) for token in record["tokens"]]
-        return Answer(stream.text, token_ids, summarize(steps))
+        return ModelAnswer(stream.text, token_ids, summarize(steps))
 
     def save(self, folder: str | Path, copy_base: bool = False, **info: Any) -> Path:
         """Write a checkpoint that `load(folder)` and `models.checkpoints.load_draft(folder, base)` restore; `folder` is
@@ -189,7 +198,9 @@ class TrainableDraft(PreTrainedModel):
         if all(name.startswith(OWN) for name in state_dict):
             return super().load_state_dict(state_dict, strict, assign)
         expected = own_tensors(self.draft)
-        keys = Keys([n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected])
+        keys = IncompatibleKeys(
+            [n for n in expected if n not in state_dict], [n for n in state_dict if n not in expected]
+        )
         if strict and (wrong := [*keys.missing_keys, *keys.unexpected_keys]):
             raise BadInput(f"The state dict is none of this draft (first wrong tensor: {wrong[0]}).")
         self.draft.load_state_dict(state_dict, strict=False)
@@ -215,7 +226,7 @@ class TrainableDraft(PreTrainedModel):
         return {names[own[n].data_ptr()]: value for n, value in state_dict.items() if own[n].data_ptr() in names}
 
 
-def _copy_base(base: Base, folder: Path) -> None:
+def _copy_base(base: LoadedBase, folder: Path) -> None:
     """The files that loading a base reads, or the base as transformers saves it where it came from none."""
     source = Path(base.path)
     if not source.is_dir():
@@ -228,7 +239,7 @@ def _copy_base(base: Base, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
 
 
-def _named_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> Base:
+def _named_base(folder: Path, config: dict[str, Any], settings: TrainConfig) -> LoadedBase:
     """The base that the folder of a draft holds or names; that of the starter's drafts, which came with it."""
     path = config.get("base_path", "")
     place = folder / path if path else installed(config.get("base_sha256", ""))

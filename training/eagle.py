@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from methods.eagle import MEASURED_DEPTH
-from methods.settings import TrainConfig
 from models.draft_layers import ChainMemory
 from models.eagle import EagleDraft
+from models.methods.eagle import MEASURED_DEPTH
+from models.methods.settings import TrainConfig
 from training.batches import Batch
 from training.losses import soft_loss
 from training.medusa import medusa_labels
 from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import States, Wanted, states_of
+from training.source import States, StatesWanted, states_of
 
 
 class EagleMethod(nn.Module):
@@ -52,14 +52,14 @@ class EagleMethod(nn.Module):
         self.draft.float()
         self._head = base.head.to(torch.float32)
 
-    def wanted(self, batch: Batch) -> Wanted:
+    def wanted(self, batch: Batch) -> StatesWanted:
         """The head's input everywhere: the draft looks at all of it."""
-        return Wanted()
+        return StatesWanted()
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """hidden [B, L, H], input_ids [B, L], lengths [B], labels [B, L, depths], row and position [N] of places."""
-        hidden, _ = states or states_of(self._base[0], batch, Wanted())
+        hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
         labels = medusa_labels(batch.input_ids, batch.mask, MEASURED_DEPTH)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {"hidden": hidden, "input_ids": batch.input_ids, "lengths": batch.lengths, "labels": labels}

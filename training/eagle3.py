@@ -20,19 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.settings import TrainConfig
 from models.base import aux_layers
 from models.draft_layers import ChainMemory
 from models.eagle3 import Eagle3Draft
 from models.logits import Head
-from runtime.argmax import argmax
+from models.methods.settings import TrainConfig
+from models.runtime.argmax import argmax
 from speculoos.errors import BadInput
-from training.batches import Batch, Conversation
+from training.batches import Batch, TokenisedConversation
 from training.eagle import next_tokens, unrolled_hits
 from training.losses import unrolled_loss
 from training.medusa import medusa_labels
 from training.method import Outcome
-from training.source import States, Wanted, states_of
+from training.source import States, StatesWanted, states_of
 from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 MEASURED_CONVERSATIONS, MEASURED_LENGTH = 16, 256
@@ -74,7 +74,11 @@ class Eagle3Method(nn.Module):
 
     @classmethod
     def prepare(
-        cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation], draft: Eagle3Draft | None = None
+        cls,
+        config: TrainConfig,
+        base: Any,
+        conversations: Sequence[TokenisedConversation],
+        draft: Eagle3Draft | None = None,
     ) -> "Eagle3Method":
         """With the draft vocabulary the config asks for, counted over the training conversations, or that of `draft`;
         features are scaled to the size they have there."""
@@ -88,15 +92,15 @@ class Eagle3Method(nn.Module):
     def opening(self) -> str:
         return self.vocabulary.sentence() if self.vocabulary else ""
 
-    def wanted(self, batch: Batch) -> Wanted:
+    def wanted(self, batch: Batch) -> StatesWanted:
         """The fused layers everywhere, the head's input only where the base's own guess is met."""
-        return Wanted(self.draft.layers_wanted, met(batch.mask))
+        return StatesWanted(self.draft.layers_wanted, met(batch.mask))
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
         """aux [B, L, 3H], hidden [B, L, H], input_ids [B, L], labels [B, L, steps]; row and position [N] of places;
         known [B, L]: the base's best token after t is in the draft vocabulary."""
-        hidden, aux = states or states_of(self._base[0], batch, Wanted(self.draft.layers_wanted))
+        hidden, aux = states or states_of(self._base[0], batch, StatesWanted(self.draft.layers_wanted))
         labels = medusa_labels(batch.input_ids, batch.mask, self.steps)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         features = {"aux": torch.cat(aux, -1), "hidden": hidden, "input_ids": batch.input_ids, "labels": labels}
@@ -178,7 +182,7 @@ def _check_layers(config: TrainConfig, base: Any) -> None:
 
 
 @torch.no_grad()
-def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[Conversation]) -> Tensor | None:
+def feature_rms(base: Any, layers: Sequence[int], conversations: Sequence[TokenisedConversation]) -> Tensor | None:
     """Root mean square [3H] of each channel of the fused layers over the first conversations; None without any.
 
     A row's first token is left out: many bases dump attention there and give it a norm of thousands.

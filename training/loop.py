@@ -18,14 +18,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from methods.settings import TrainConfig, too_long
 from models.base import load_base, native_dtype, pick_device
 from models.checkpoints import read_config, save_draft, verify_sums
 from models.damage import NO_SUMS, Known, check_base
 from models.frame import Frame, load_frame
 from models.identity import tokenizer_sha256, weights_sha256
-from runtime.precision import quick_products
-from runtime.weights import pack_known
+from models.methods.settings import TrainConfig, too_long
+from models.runtime.precision import quick_products
+from models.runtime.weights import pack_known
 from speculoos.errors import Cancelled, SpeculoosError
 from speculoos.reporting import Reporter, Silent
 from speculoos.sums import Sums
@@ -33,7 +33,7 @@ from training.acceptance import Acceptance, measure
 from training.batches import DataReport, load_sets, split_held_out
 from training.faults import not_finite, plain_errors
 from training.feature_store import FeatureStore, advice
-from training.hidden_states.carrier import Watch
+from training.hidden_states.carrier import CarrierWatch
 from training.hidden_states.connect import Elsewhere, connected, source_of
 from training.method import make_method
 from training.resume_points import (
@@ -122,7 +122,7 @@ class Trainer:
         self.config = config = self._fitted(config, base)
         training, held, self.data = self._read_data(base, base_path, dataset_path)
         self.config = config = config.for_tokens(self.data.tokens)
-        self.watch = Watch(reporter, config.hidden_states)
+        self.watch = CarrierWatch(reporter, config.hidden_states)
         self.carrier = connected(config, elsewhere, base, self.info["base_sha256"], training, self.watch)
         torch.manual_seed(config.seed)
         self.method = make_method(config, base, training)

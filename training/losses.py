@@ -17,8 +17,8 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from models.logits import Head, bend_, slope
-from runtime.argmax import argmax
-from runtime.linear import product
+from models.runtime.argmax import argmax
+from models.runtime.linear import product
 
 CHUNK_FLOATS = 12 << 20
 """Logits at once. Fewer rows make the products less efficient."""

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.settings import TrainConfig
 from models.logits import Head
 from models.medusa import MedusaConfig, MedusaHeads
-from training.batches import Batch, Conversation
+from models.methods.settings import TrainConfig
+from training.batches import Batch, TokenisedConversation
 from training.losses import hard_loss
 from training.method import Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import States, Wanted, states_of
+from training.source import States, StatesWanted, states_of
 from training.vocabulary import DraftVocabulary, choose_vocabulary
 
 
@@ -54,7 +54,11 @@ class MedusaMethod(nn.Module):
 
     @classmethod
     def prepare(
-        cls, config: TrainConfig, base: Any, conversations: Sequence[Conversation], draft: MedusaHeads | None = None
+        cls,
+        config: TrainConfig,
+        base: Any,
+        conversations: Sequence[TokenisedConversation],
+        draft: MedusaHeads | None = None,
     ) -> "MedusaMethod":
         """With the draft vocabulary the config asks for, counted over the conversations, or that of `draft`."""
         if draft or not (config.draft_vocab_size or config.draft_vocab_coverage):
@@ -65,9 +69,9 @@ class MedusaMethod(nn.Module):
     def opening(self) -> str:
         return self.vocabulary.sentence() if self.vocabulary else ""
 
-    def wanted(self, batch: Batch) -> Wanted:
+    def wanted(self, batch: Batch) -> StatesWanted:
         """The head's input where head 0 has a label."""
-        return Wanted(places=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
+        return StatesWanted(places=medusa_labels(batch.input_ids, batch.mask, 1)[:, :, 0] >= 0)
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
@@ -77,7 +81,7 @@ class MedusaMethod(nn.Module):
         labels = medusa_labels(batch.input_ids, batch.mask, self.draft.num_heads)
         row, position = (labels[:, :, 0] >= 0).nonzero(as_tuple=True)
         labels = labels[row, position]
-        hidden, _ = states or states_of(self._base[0], batch, Wanted())
+        hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
         columns = torch.where(labels >= 0, self._columns[0][labels.clamp(min=0)], -100)
         features = {"hidden": hidden[row, position], "columns": columns, "valid": labels >= 0}
         return {**features, "row": row, "position": position}

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from methods import find_method
 from models.checkpoints import draft_to_train, is_checkpoint
 from models.families import why_not
 from models.frame import Frame
 from models.logits import check_logits
-from runtime.forward import FastForward
-from runtime.linear import PackedLinear
+from models.methods import find_method
+from models.runtime.forward import FastForward
+from models.runtime.linear import PackedLinear
 from speculoos.errors import Unsupported
 
 NO_RANK = 1 << 30

@@ -9,7 +9,7 @@ from typing import Any
 
 from speculoos.errors import BadInput
 from training.masks import mask_conversation
-from training.token_files import Piece, Writer
+from training.token_files import Piece, TokenWriter
 
 RULES = 1
 """Grows when `training.masks` or `training.token_files` changes what a row becomes: tokens are then made anew."""
@@ -35,7 +35,7 @@ def _vocabulary(tokenizer: Any) -> Any:
 def tokenise_piece(piece: Piece, tokenizer: Any, eos_ids: Iterable[int], file: Path) -> int:
     """Write the piece's tokens to `file`; returns how many there are. Raises BadInput, naming the line, for a broken
     one; rows that the template refuses are kept in the file with the reason."""
-    writer, eos = Writer(), tuple(eos_ids)
+    writer, eos = TokenWriter(), tuple(eos_ids)
     for number, line in enumerate(piece.lines()):
         row = _parsed(piece, number, line)
         try:

@@ -12,20 +12,20 @@ from decoding.stats import summarize
 from decoding.target import Target, usable_length
 from decoding.text import TextStream
 from models.checkpoints import draft_class
-from training.batches import Conversation
+from training.batches import TokenisedConversation
 from training.sharding import draft_tensors
 
 TOKENS = 48
 
 
-def can_be_sampled(base: Any, conversation: Conversation) -> bool:
+def can_be_sampled(base: Any, conversation: TokenisedConversation) -> bool:
     """Whether the engine can answer the conversation's first prompt: there is one, and it fits the base."""
     return 0 < int(conversation.mask.nonzero()[0]) < usable_length(base)
 
 
 @torch.no_grad()
 def sample(
-    base: Any, draft: Any, conversation: Conversation, tensors: dict[str, Tensor] | None = None
+    base: Any, draft: Any, conversation: TokenisedConversation, tensors: dict[str, Tensor] | None = None
 ) -> dict[str, Any]:
     """Answer the conversation's first prompt greedily: {"prompt", "text", "tokens", "mean_accepted_length"}.
 

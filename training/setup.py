@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from methods.settings import TrainConfig
 from models.base import pick_device
+from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from training.sharding import shard
 

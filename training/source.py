@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from features.wire import Asked, Given
 from training.batches import Batch
+from training.hidden_states.wire import HiddenStates, StatesRequest
 
 States = tuple[Tensor, tuple[Tensor, ...]]
 """As `Base.forward_hidden` gives them: the head's input [B, L, H], and outputs of layers, each [B, L, …]."""
 
 
-class Wanted(NamedTuple):
+class StatesWanted(NamedTuple):
     """What a method reads of the base: outputs of 0-based `layers` at every real token, and the head's input where
     `places` [B, L] says (None: at every real token)."""
 
@@ -26,7 +26,7 @@ class Wanted(NamedTuple):
     places: Tensor | None = None
 
 
-class Source(Protocol):
+class StatesSource(Protocol):
     """What the stream of batches asks."""
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
@@ -36,9 +36,9 @@ class Source(Protocol):
 class Carrier(Protocol):
     """Who brings hidden states: begins at once, and is asked for the result when it is needed."""
 
-    def begin(self, asked: Asked) -> Any: ...
+    def begin(self, asked: StatesRequest) -> Any: ...
 
-    def result(self, begun: Any) -> Given: ...
+    def result(self, begun: Any) -> HiddenStates: ...
 
     def close(self) -> None: ...
 
@@ -58,7 +58,7 @@ class RemoteSource:
 
     def __init__(self, method: Any, base: Any, carrier: Carrier, ahead: int):
         self._method, self._base, self._carrier, self._ahead = method, base, carrier, ahead
-        self._begun: dict[int, tuple[Wanted, Any]] = {}
+        self._begun: dict[int, tuple[StatesWanted, Any]] = {}
 
     def features(self, batch: Batch, upcoming: Iterable[Batch] = ()) -> dict[str, Tensor]:
         if not hasattr(self._method, "wanted"):  # a method from elsewhere: it asks the base's frame by itself
@@ -78,7 +78,7 @@ class RemoteSource:
             if len(self._begun) >= self._ahead:
                 return
 
-    def _begin(self, batch: Batch) -> tuple[Wanted, Any] | None:
+    def _begin(self, batch: Batch) -> tuple[StatesWanted, Any] | None:
         """None where the method reads nothing of the base."""
         wanted = self._method.wanted(batch)
         return wanted and (wanted, self._carrier.begin(asked_of(batch, wanted)))
@@ -88,17 +88,17 @@ NOTHING: States = (torch.empty(0), ())
 """For methods that learn from tokens alone."""
 
 
-def asked_of(batch: Batch, wanted: Wanted) -> Asked:
+def asked_of(batch: Batch, wanted: StatesWanted) -> StatesRequest:
     """The rows without their padding."""
     lengths = batch.lengths.tolist()
     rows = tuple(row[:length].int().cpu() for row, length in zip(batch.input_ids, lengths, strict=True))
     if wanted.places is None:
-        return Asked(rows, wanted.layers)
+        return StatesRequest(rows, wanted.layers)
     places = (row[:length].nonzero()[:, 0].int().cpu() for row, length in zip(wanted.places, lengths, strict=True))
-    return Asked(rows, wanted.layers, tuple(places))
+    return StatesRequest(rows, wanted.layers, tuple(places))
 
 
-def spread(given: Given, batch: Batch, wanted: Wanted, base: Any) -> States:
+def spread(given: HiddenStates, batch: Batch, wanted: StatesWanted, base: Any) -> States:
     """What was given, at its places [B, L] in the base's precision; zeros elsewhere, where nobody looks."""
     real = real_places(batch)
     where = real if wanted.places is None else real & wanted.places
@@ -117,6 +117,6 @@ def real_places(batch: Batch) -> Tensor:
     return torch.arange(batch.input_ids.shape[1], device=batch.lengths.device) < batch.lengths[:, None]
 
 
-def states_of(base: Any, batch: Batch, wanted: Wanted) -> States:
+def states_of(base: Any, batch: Batch, wanted: StatesWanted) -> States:
     """By one forward of a base that is here."""
     return base.forward_hidden(batch.input_ids, layers=wanted.layers, lengths=batch.lengths)

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.settings import TrainConfig
-from methods.standalone import shape_of
 from models.families import logit_rule
 from models.logits import Head
+from models.methods.settings import TrainConfig
+from models.methods.standalone import shape_of
 from models.standalone import StandaloneDraft, base_shape
 from training.batches import Batch
 from training.losses import hard_loss, soft_loss
 from training.medusa import medusa_labels
 from training.method import NO_RANK, Outcome, label_ranks, outcome_of_ranks, outcome_of_sums
-from training.source import States, Wanted, states_of
+from training.source import States, StatesWanted, states_of
 
 MEASURED_DEPTH = 4
 
@@ -42,13 +42,13 @@ class StandaloneMethod(nn.Module):
         if config.gradient_checkpointing:
             self.draft.model.gradient_checkpointing_enable()
 
-    def wanted(self, batch: Batch) -> Wanted | None:
+    def wanted(self, batch: Batch) -> StatesWanted | None:
         """The head's input at counted places; nothing for cross-entropy."""
         if self.kind == "ce":
             return None
         places = torch.zeros_like(batch.mask)
         places[:, :-1] = batch.mask[:, 1:]
-        return Wanted(places=places)
+        return StatesWanted(places=places)
 
     @torch.no_grad()
     def features(self, batch: Batch, states: States | None = None) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ class StandaloneMethod(nn.Module):
             "labels": labels,
         }
         if self.kind != "ce":
-            hidden, _ = states or states_of(self._base[0], batch, Wanted())
+            hidden, _ = states or states_of(self._base[0], batch, StatesWanted())
             features["hidden"] = hidden[_places(batch.mask)]
         return features
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from training.batches import Batch, Conversation, collate, epoch_order, make_batches
+from training.batches import Batch, TokenisedConversation, collate, epoch_order, make_batches
 from training.feature_store import FeatureStore
-from training.source import Source
+from training.source import StatesSource
 
 
 class Stream:
@@ -20,10 +20,10 @@ class Stream:
 
     def __init__(
         self,
-        conversations: Sequence[Conversation],
+        conversations: Sequence[TokenisedConversation],
         batch_tokens: int,
         seed: int,
-        source: Source,
+        source: StatesSource,
         device: Any,
         store: FeatureStore,
     ):

@@ -56,7 +56,7 @@ def pieces(shard: Path, digest: str) -> list[Piece]:
     return [Piece(shard, digest, at, min(at + PIECE_BYTES, size)) for at in range(0, size, PIECE_BYTES)]
 
 
-class Writer:
+class TokenWriter:
     """Gathers the rows of one piece."""
 
     def __init__(self) -> None:

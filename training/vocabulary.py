@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from methods.settings import TrainConfig
+from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput
-from training.batches import Conversation
+from training.batches import TokenisedConversation
 
 CURVE = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 COUNTED_TOGETHER = 512
@@ -32,7 +32,7 @@ class DraftVocabulary:
 
 
 def choose_vocabulary(
-    conversations: Sequence[Conversation], config: TrainConfig, vocab_size: int, always: Sequence[int] = ()
+    conversations: Sequence[TokenisedConversation], config: TrainConfig, vocab_size: int, always: Sequence[int] = ()
 ) -> DraftVocabulary:
     """By `draft_vocab_size`, by `draft_vocab_coverage`, or all tokens. Ties in frequency go to the lower id.
 
@@ -54,7 +54,7 @@ def choose_vocabulary(
     return DraftVocabulary(ids, float(counts[ids].sum() / max(int(counts.sum()), 1)), curve)
 
 
-def token_counts(conversations: Sequence[Conversation], vocab_size: int) -> Tensor:
+def token_counts(conversations: Sequence[TokenisedConversation], vocab_size: int) -> Tensor:
     """How often each token counts in the loss: int64 [vocab_size]."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for first in range(0, len(conversations), COUNTED_TOGETHER):

@@ -7,7 +7,7 @@ from speculoos.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Timing:
+class JobTiming:
     """Seconds. The variable of `lease_seconds` is SPECULOOS_LEASE_SECONDS, and so on."""
 
     lease_seconds: float = 30.0
@@ -26,9 +26,9 @@ class Timing:
     """A waiting job whose message was sent this long ago, while workers are idle, gets another one."""
 
 
-def timing() -> Timing:
+def timing() -> JobTiming:
     """Timing from the environment. Raises BadInput naming the variable that is wrong."""
-    return Timing(**{f.name: _seconds(f"SPECULOOS_{f.name.upper()}", float(f.default)) for f in fields(Timing)})
+    return JobTiming(**{f.name: _seconds(f"SPECULOOS_{f.name.upper()}", float(f.default)) for f in fields(JobTiming)})
 
 
 def _seconds(name: str, default: float) -> float:

@@ -12,7 +12,7 @@ from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_hea
 from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
 from app.widgets.formatting import ago
 from app.widgets.text import safe, tag
-from methods import trees
+from models.methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import runs
@@ -40,7 +40,7 @@ def start(
     settings: Settings,
     values: list[str],
     prompt: str,
-    sampling: turns.Sampling,
+    sampling: turns.TurnSampling,
     drafting: Drafting = turns.USUAL,
 ) -> tuple[str, str]:
     """(comparison id, problem as HTML). Plain targets come first, so that the others are set against them. Raises

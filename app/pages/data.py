@@ -19,11 +19,11 @@ from app.widgets.elements import block, link_button, notice, page_header, sectio
 from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
 from app.widgets.text import tag
+from ops.homes import names
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.paging import page as page_of
 from tracking.tables import Base, Dataset, Job
-from upkeep.homes import names
 
 SHOWN = {"All": "", "Prompts": "prompts", "Conversations": "conversations"}
 

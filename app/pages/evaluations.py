@@ -24,7 +24,7 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking import leaderboard as board
 from tracking.db import reading
-from tracking.leaderboard import BEST, View
+from tracking.leaderboard import BEST, LeaderboardView
 from tracking.paging import page as page_of
 from tracking.tables import Evaluation, Job
 
@@ -148,7 +148,7 @@ class EvaluationsPage:
     def narrow(self, search: str, *values: Any) -> list[Any]:
         """What the filters say, from its beginning, and its address."""
         chosen = {key: str(value or "") for key, value in zip((*FILTERS, "sort"), values, strict=True)}
-        view = View.of({**_fields(search), **chosen})
+        view = LeaderboardView.of({**_fields(search), **chosen})
         return self._read(
             lambda session: [*view_of(session, dict(parse_qsl(view.query()))), leaderboard.address(view)],
             len(self.boxes) + 1,
@@ -189,7 +189,7 @@ class EvaluationsPage:
 
 def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:
     """Values of the frame and of the boxes."""
-    view, row = View.of(query), row_of(session, query)
+    view, row = LeaderboardView.of(query), row_of(session, query)
     lost = bool(query.get("id")) and row is None
     problem = notice("This evaluation is gone; it was deleted, or the address is wrong.", "warn") if lost else ""
     place = query.get("from", "")[:64]
@@ -202,7 +202,7 @@ def view_of(session: Session, query: Mapping[str, str]) -> list[Any]:
 
 def drawn(session: Session, query: Mapping[str, str]) -> list[Any]:
     """Values of `live`."""
-    view, row = View.of(query), row_of(session, query)
+    view, row = LeaderboardView.of(query), row_of(session, query)
     seen = now(session, row.id if row else "")
     if row:
         return [seen, gr.skip(), gr.skip(), gr.skip(), evaluation_view.view(session, row)]
@@ -216,7 +216,7 @@ def row_of(session: Session, query: Mapping[str, str]) -> Evaluation | None:
     return session.get(Evaluation, query["id"][:64]) if query.get("id") else None
 
 
-def _boxes(session: Session, view: View) -> list[Any]:
+def _boxes(session: Session, view: LeaderboardView) -> list[Any]:
     """The filters with what there is to narrow to; what the address asks for is a choice too."""
     found = board.choices(session)
     boxes = [_box(ALL + found[key], getattr(view, key)) for key in FILTERS]

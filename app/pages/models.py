@@ -20,12 +20,12 @@ from app.widgets.list_page import Listing, ListPage, signature_of
 from app.widgets.picker import live, pager
 from app.widgets.problems import saying_errors
 from app.widgets.text import tag
+from ops.starter import ensure_starter
 from speculoos.settings import Settings
 from tracking import listing, queries
 from tracking.db import writing
 from tracking.paging import page as page_of
 from tracking.tables import Base, Job
-from upkeep.starter import ensure_starter
 from workers.ask.submit import submit
 
 HINTS = {

@@ -23,7 +23,7 @@ from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Job
 from workers.ask.command_line import MOST_BATCH, MOST_LAYERS, parse_counts
-from workers.ask.requests import Plan
+from workers.ask.requests import PlanRequest
 
 LEAD = (
     "Which drafting pays: measured costs of a step and what a draft gets right, as predicted speed over shapes and "
@@ -106,11 +106,11 @@ def draft_choices(session: Session, base_id: str) -> list[tuple[str, str]]:
     return [*((row.name, row.id) for row in rows), NO_DRAFT]
 
 
-def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> Plan:
+def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> PlanRequest:
     """What the form asks for. Raises BadInput with the control's name."""
     if not base:
         raise BadInput("Base model: there is none yet; add one on the Models page.")
-    return Plan(
+    return PlanRequest(
         base_id=base,
         checkpoint_id=draft or "",
         batches=parse_counts("Sequences at once", batches or "", MOST_BATCH),

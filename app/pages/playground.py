@@ -10,7 +10,7 @@ from app.drafting import LOOKUP, Drafting
 from app.views import targets
 from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_header, stop_button
 from app.widgets.fields import asked_of, drafting_fields, drafting_values, dropdown, sampling_fields
-from methods import trees
+from models.methods import trees
 from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
@@ -24,7 +24,7 @@ LEAD = "Watch the draft run ahead: underlined tokens were drafted and accepted, 
 
 
 @dataclass(frozen=True)
-class Opening:
+class PlaygroundLink:
     """What the page shows first, from rows and the address (`?chat=`, `?model=`, `?prompt=`, `?tree=`)."""
 
     base: str
@@ -37,7 +37,7 @@ class Opening:
     drafting: Drafting = turns.USUAL
 
 
-def opening(settings: Settings, query: dict[str, str]) -> Opening:
+def opening(settings: Settings, query: dict[str, str]) -> PlaygroundLink:
     """The pickers' choices and values: the address's model, the chat's last one, else the best draft."""
     chat = turns.chat_of(settings, query.get("chat", ""))
     last = max(chat, key=lambda run: run.created_at, default=None)
@@ -52,7 +52,7 @@ def opening(settings: Settings, query: dict[str, str]) -> Opening:
         off = targets.why_off(session, base, draft)
     drafting = Drafting.of(last.request) if last else Drafting(query.get("tree", "")[: trees.LONGEST])
     known_chat, prompt = query.get("chat", "") if chat else "", query.get("prompt", "")[:2000]
-    return Opening(base, draft, bases, drafts, off, known_chat, prompt, drafting)
+    return PlaygroundLink(base, draft, bases, drafts, off, known_chat, prompt, drafting)
 
 
 def redraft(settings: Settings, base: str) -> tuple[list[tuple[str, str]], str, str]:
@@ -157,7 +157,7 @@ def send_turn(
     base: str,
     draft: str,
     text: str,
-    sampling: turns.Sampling,
+    sampling: turns.TurnSampling,
     drafting: Drafting = turns.USUAL,
 ) -> tuple:
     """(chat id, prompt left in its field, problem as HTML). `place` is the chat and, after a slash, the turn to follow

@@ -16,10 +16,10 @@ from app.widgets.elements import QUIET, badge, block, facts, notice, on_load, pa
 from app.widgets.picker import table
 from app.widgets.text import coded, safe, tag
 from models.hub import offline
+from ops.health import CHECKS, HealthPart, check
 from speculoos.settings import TRACKERS, Settings
 from speculoos.store import shown
 from tracking import rules
-from upkeep.health import CHECKS, Part, check
 
 LEAD = "How everything is, who hears of it, what may be changed while it runs, and what was set from outside."
 KEEPING = "Older things are removed once an hour. 0 keeps them for ever; empty: as it was set from outside."
@@ -65,7 +65,7 @@ def health_table(settings: Settings) -> str:
     return health_html(check(settings, [name for name in CHECKS if name not in NEEDS_TORCH]))
 
 
-def health_html(parts: Mapping[str, Part]) -> str:
+def health_html(parts: Mapping[str, HealthPart]) -> str:
     """The checks as a table, and one sentence on top."""
     ill = [name for name, part in parts.items() if not part.ok]
     top = notice(f"Not well: {', '.join(ill)}.", "bad") if ill else notice("Every part is well.", "good")
@@ -73,7 +73,7 @@ def health_html(parts: Mapping[str, Part]) -> str:
     return tag("div", top + table(["State", "Part", "What was found"], rows, "Health"), class_="sp-stack")
 
 
-def _part(name: str, part: Part) -> list[str]:
+def _part(name: str, part: HealthPart) -> list[str]:
     mark = badge("well", "good") if part.ok else badge("not well", "bad")
     hint = tag("span", coded(" " + part.hint), class_="sp-row-note") if part.hint else ""
     return [mark, safe(name), safe(part.detail) + hint]

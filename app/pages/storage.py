@@ -13,11 +13,11 @@ from app.widgets.elements import QUIET, block, hidden, notice, on_load, page_hea
 from app.widgets.picker import on_pick, pick, picker
 from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
+from ops import retention, storage
 from speculoos.errors import NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes, rules, stored
 from tracking.db import reading
-from upkeep import retention, storage
 
 LEAD = "What each thing costs, what depends on it, and what can go."
 COUNTING = "Counting the files of this home …"

@@ -19,9 +19,9 @@ from app.widgets.review import line, review
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
 from formats.refusals import nowhere
-from methods import METHODS, SETTINGS
-from methods.recipes import list_recipes
-from methods.settings import TrainConfig
+from models.methods import METHODS, SETTINGS
+from models.methods.recipes import list_recipes
+from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking import experiments
@@ -49,7 +49,7 @@ def build(settings: Settings) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainSubmission:
     """A filled-in form: the training, and what is not part of it."""
 
     request: Train
@@ -183,11 +183,11 @@ class TrainPage:
         experiment: str,
         measure: bool,
         *values: Any,
-    ) -> Asked:
+    ) -> TrainSubmission:
         """What the form asks for, of the values of its controls."""
         settings = self.advanced.named(values, method)
         request = forms.train_request(base or "", data or [], method, recipe, settings)
-        return Asked(request, name.strip(), (experiment or "").strip(), bool(measure))
+        return TrainSubmission(request, name.strip(), (experiment or "").strip(), bool(measure))
 
     def review_now(self, *values: Any) -> tuple[str, str, Any]:
         """Estimate, warnings and command, or what is missing; the estimate in one line; what a draft vocabulary
@@ -323,7 +323,7 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 """What a sentence about this form begins with, and the box it is about."""
 
 
-def review_box(session: Session, settings: Settings, asked: Asked) -> tuple[str, str, str]:
+def review_box(session: Session, settings: Settings, asked: TrainSubmission) -> tuple[str, str, str]:
     """The review box of a request that can be made, the estimate in one line, and what a draft vocabulary covers."""
     request = asked.request
     config = check(session, request)

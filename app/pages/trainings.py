@@ -8,7 +8,7 @@ import gradio as gr
 from sqlalchemy.orm import Session
 
 from app.views import shell, trainings_tables, trainings_view
-from app.views.trainings_view import OVER, SMOOTHEST, View
+from app.views.trainings_view import OVER, SMOOTHEST, TrainingsView
 from app.widgets.elements import (
     QUIET,
     block,
@@ -47,7 +47,7 @@ WRITE = """(ids, over, smooth, seen) => {
 
 def now(session: Session, ids: str) -> str:
     """What the page remembers of what it shows."""
-    return f"{ids}|{trainings.signature(session, View.of({'ids': ids}).ids)}"
+    return f"{ids}|{trainings.signature(session, TrainingsView.of({'ids': ids}).ids)}"
 
 
 def build(settings: Settings) -> None:
@@ -97,7 +97,7 @@ class TrainingsPage:
 
     def open_address(self, request: gr.Request) -> list[Any]:
         """What the address asks for."""
-        view = View.of({key: str(value) for key, value in request.query_params.items()})
+        view = TrainingsView.of({key: str(value) for key, value in request.query_params.items()})
         over = next(words for words, key in OVER.items() if key == view.over)
         return [",".join(view.ids), over, view.smooth, *self.redraw(",".join(view.ids), over, view.smooth, "")]
 
@@ -119,12 +119,12 @@ class TrainingsPage:
         return gr.skip() if known else self.redraw(ids, over, smooth, seen)
 
 
-def view_of(ids: str, over: str, smooth: float) -> View:
+def view_of(ids: str, over: str, smooth: float) -> TrainingsView:
     """What the components say."""
-    return View.of({"ids": ids, "over": OVER.get(over, ""), "smooth": smooth})
+    return TrainingsView.of({"ids": ids, "over": OVER.get(over, ""), "smooth": smooth})
 
 
-def drawn(session: Session, view: View) -> list[Any]:
+def drawn(session: Session, view: TrainingsView) -> list[Any]:
     """Values of `live`."""
     found = trainings.find(session, view.ids)
     named = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)

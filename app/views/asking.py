@@ -10,10 +10,10 @@ from app.views.manage import SMALL
 from app.widgets.elements import block, hidden, notice
 from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
+from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Checkpoint
-from upkeep.homes import names
 from workers.ask.command_line import command_for
 from workers.ask.requests import Request
 from workers.ask.submit import submit

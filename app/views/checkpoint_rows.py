@@ -15,7 +15,7 @@ from app.widgets.formatting import ago, figure, interval, size, yes_or_no
 from app.widgets.picker import pager, pick, table
 from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
-from methods import METHODS
+from models.methods import METHODS
 from tracking import queries
 from tracking.evaluations import HERE, number
 from tracking.paging import page

@@ -16,7 +16,7 @@ from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 from tracking import reports
 from tracking.evaluations import number
-from tracking.leaderboard import View, counterparts
+from tracking.leaderboard import LeaderboardView, counterparts
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
 from tracking.tables import Evaluation, Job
@@ -213,7 +213,7 @@ def links(session: Session, row: Evaluation) -> str:
     known = (
         (f"/jobs?id={row.job_id}", "Its job", row.job_id),
         (f"/jobs?id={row.matrix_id}", "The matrix it is a cell of", matrix),
-        (address(View(matrix=row.matrix_id or "")), "The other cells", row.matrix_id),
+        (address(LeaderboardView(matrix=row.matrix_id or "")), "The other cells", row.matrix_id),
         (f"/checkpoints?id={row.checkpoint_id}", "The checkpoint", row.checkpoint_id),
     )
     made = "".join(link_button(words, to) for to, words, is_there in known if is_there)

@@ -9,7 +9,7 @@ from app.views import job_rows, learning_curve, lineage_view
 from app.views.manage import note_line
 from app.views.metrics_view import AXES
 from app.views.trainings_tables import measured_cell, measured_ways
-from app.views.trainings_view import View, labels
+from app.views.trainings_view import TrainingsView, labels
 from app.widgets.asked import narrowed, nothing
 from app.widgets.bulk import bar, comparing
 from app.widgets.elements import detail_head, empty_state, link_button, row_note
@@ -86,7 +86,7 @@ def head(row: Experiment, jobs: Sequence[Job]) -> str:
     ways += [(f"{files}.json", "JSON", True), (f"{files}.csv", "CSV", True)]
     if len(trained) > 1:
         words = "Compare its trainings" if len(trained) <= MOST else f"Compare its last {MOST} trainings"
-        ways.insert(0, (View(tuple(trained[-MOST:])).address, words, False))
+        ways.insert(0, (TrainingsView(tuple(trained[-MOST:])).address, words, False))
     links = "".join(link_button(words, to, download=save) for to, words, save in ways)
     return tag("div", title + note_line(row) + tag("div", links, class_="sp-links"), class_="sp-stack")
 

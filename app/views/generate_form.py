@@ -14,10 +14,10 @@ from app.widgets.elements import QUIET, closed_accordion, on_typing
 from app.widgets.fields import dropdown, one_line, whole_number
 from app.widgets.problems import saying_errors
 from app.widgets.review import review
+from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset, Job
-from upkeep.homes import names
 from workers.ask.command_line import command_for
 from workers.ask.estimates import estimate
 from workers.ask.requests import SHARD_ROWS

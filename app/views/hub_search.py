@@ -13,7 +13,7 @@ from app.widgets.formatting import size
 from app.widgets.picker import table
 from app.widgets.problems import saying_errors, sentence
 from app.widgets.text import safe, tag
-from models.hub_search import LONGEST, Found, search
+from models.hub_search import LONGEST, HubModel, search
 from speculoos.errors import SpeculoosError
 
 COLUMNS = ["Model", "Parameters", "Weights", "Licence", "Fetched", "Drafts"]
@@ -31,7 +31,7 @@ element.addEventListener('click', (event) => {
 class HubSearch:
     """The components, inside the current Blocks. `wire` says where a name goes that was taken."""
 
-    def __init__(self, find: Callable[[str], Sequence[Found]] = search):
+    def __init__(self, find: Callable[[str], Sequence[HubModel]] = search):
         self.find = find
         with gr.Column(elem_id="models-hub") as self.all:
             example = "a part of its name, such as SmolLM2"
@@ -62,7 +62,7 @@ class HubSearch:
         return repo, notice(TAKEN.format(repo), "good")
 
 
-def results(found: Sequence[Found]) -> str:
+def results(found: Sequence[HubModel]) -> str:
     """A table of models, or that there is none."""
     if not found:
         return notice(NONE, "info")
@@ -71,7 +71,7 @@ def results(found: Sequence[Found]) -> str:
     return tag("div", notice(FOUND.format(number), "info") + rows, class_="sp-stack")
 
 
-def _row(found: Found) -> list[str]:
+def _row(found: HubModel) -> list[str]:
     take = tag("button", safe(found.repo), type="button", class_="sp-small-button", data_repo=found.repo)
     gated = " " + badge("gated", "warn") if found.gated else ""
     numbers = [count(found.parameters) if found.parameters else "–", size(found.size) if found.size else "–"]
@@ -79,7 +79,7 @@ def _row(found: Found) -> list[str]:
     return [take + gated, *map(safe, (*numbers, found.licence or "not stated", fetched)), _drafts(found)]
 
 
-def _drafts(found: Found) -> str:
+def _drafts(found: HubModel) -> str:
     """Whether drafts can be made for it, as far as its config says."""
     if found.why_not:
         return badge("no", "bad") + tag("div", safe(found.why_not), class_="sp-row-note")

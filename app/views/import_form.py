@@ -17,7 +17,7 @@ from app.widgets.formatting import size
 from app.widgets.picker import table
 from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
-from models.hub import Listing
+from models.hub import RepositoryListing
 from models.hub_data import beginning, look_up
 from speculoos.errors import BadInput
 from speculoos.limited import ChildError, Overrun, run_limited
@@ -220,7 +220,7 @@ def _first_row(row: dict[str, Any]) -> str:
     return data_view.plain_row({**row, "id": f"line {row['line']}"})
 
 
-def fetched(listing: Listing) -> str:
+def fetched(listing: RepositoryListing) -> str:
     """Files and sizes."""
     files = [[safe(name), safe(size(bytes_))] for name, (bytes_, _) in listing.files.items()]
     count = "one file" if len(files) == 1 else f"{len(files):,} files"

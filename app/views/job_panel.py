@@ -29,12 +29,12 @@ from app.widgets.elements import QUIET, block, hidden, link_button, notice
 from app.widgets.picker import live
 from app.widgets.problems import saying_errors
 from app.widgets.text import safe, tag
+from ops.homes import names
 from speculoos.settings import Settings
 from tracking import downsampling, generations, jobs, listing, reports
 from tracking.db import reading
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
-from upkeep.homes import names
 from workers.ask import submit
 
 OUTPUTS: tuple[tuple[type, str, str], ...] = (

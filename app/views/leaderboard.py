@@ -14,12 +14,12 @@ from app.widgets.picker import BY_PLACE, table, ways
 from app.widgets.text import safe, tag
 from speculoos.errors import BadInput
 from speculoos.suites import title
-from tracking.leaderboard import View
+from tracking.leaderboard import LeaderboardView
 from tracking.paging import Page
 from tracking.replays import is_replay
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation
 from workers.ask.command_line import command_for
-from workers.ask.requests import Evaluate, Replay, from_json
+from workers.ask.requests import Evaluate, ReplayRequest, from_json
 
 COLUMNS = {
     "Model": "model",
@@ -67,7 +67,7 @@ def model_words(row: Evaluation, names: Names) -> str:
     return f"{base}@{checkpoint}" if base and checkpoint else base or row.name
 
 
-def leaderboard(shown: Page[Evaluation], names: Names, view: View) -> str:
+def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) -> str:
     """A page of the list, with heads that sort."""
     if not shown.rows:
         return nothing(view)
@@ -103,8 +103,8 @@ def prompts_words(row: Evaluation) -> str:
     return f"{count:,} question{'' if count == 1 else 's'}" if count else ""
 
 
-def nothing(view: View) -> str:
-    if view != View(sort=view.sort):
+def nothing(view: LeaderboardView) -> str:
+    if view != LeaderboardView(sort=view.sort):
         return empty_state(
             "None of these", "No evaluation is so; choose “All” in a filter.", "/evaluations", "Show all"
         )
@@ -115,12 +115,12 @@ def nothing(view: View) -> str:
     )
 
 
-def chart(rows: Sequence[Evaluation], names: Names, view: View) -> str:
+def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
     """Bars of the figure that the list is sorted by."""
     return interval_chart(*bars(rows, names, view))
 
 
-def bars(rows: Sequence[Evaluation], names: Names, view: View) -> tuple[str, list[Bar], str]:
+def bars(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> tuple[str, list[Bar], str]:
     """(title, bars, unit) of τ where the list is sorted by it, else of the speedup."""
     key = "tau" if view.sort.endswith("tau") else "speedup"
     words, unit = {"tau": ("Tokens per verification τ", ""), "speedup": ("Speed against plain", " ×")}[key]
@@ -157,7 +157,7 @@ def settings_words(row: Evaluation) -> str:
     return " · ".join([*filter(None, parts), *([f"at {row.source}"] if row.source else [])])
 
 
-def take_away(view: View, total: int) -> str:
+def take_away(view: LeaderboardView, total: int) -> str:
     """Downloads of what is shown, and its address."""
     query = view.query()
     links = (
@@ -171,7 +171,7 @@ def take_away(view: View, total: int) -> str:
     return tag("div", anchors, class_="sp-links")
 
 
-def address(view: View, **more: str) -> str:
+def address(view: LeaderboardView, **more: str) -> str:
     """Of the page that shows it."""
     return f"/evaluations?{query}" if (query := view.query(**more)) else "/evaluations"
 
@@ -187,7 +187,7 @@ def command(row: Evaluation, names: Names) -> str:
         request = from_json("replay" if is_replay(row.result) else "evaluate", row.config or {})
     except (BadInput, TypeError):
         return ""
-    assert isinstance(request, Evaluate | Replay)
+    assert isinstance(request, Evaluate | ReplayRequest)
     said = request.base_id or (isinstance(request, Evaluate) and request.endpoint)
     return command_for(request, names) if said else ""
 
@@ -208,7 +208,7 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
     }
 
 
-def _head(column: str, key: str, view: View) -> str:
+def _head(column: str, key: str, view: LeaderboardView) -> str:
     """A link that sorts; the arrow says how it is sorted now."""
     sign = {key: " ↑", f"-{key}": " ↓"}.get(view.sort, "")
     words = {key: "ascending", f"-{key}": "descending"}.get(view.sort, "")
@@ -216,7 +216,7 @@ def _head(column: str, key: str, view: View) -> str:
     return tag("a", safe(column + sign), href=to, data_pick="", title=f"Sort by {column}, now {words or 'by another'}")
 
 
-def _row(row: Evaluation, names: Names, view: View) -> list[str]:
+def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:
     name = tag(
         "a", safe(model_words(row, names)), href=address(view, id=row.id), data_pick=row.id, class_="sp-row-name"
     )

@@ -7,7 +7,7 @@ from app.views.checkpoint_rows import method_words
 from app.views.forecast import FARTHEST, LEAST, Forecast, Point, forecast
 from app.views.leaderboard import ends
 from app.views.trainings_tables import measured_ways, settings_of, sorted_out
-from app.widgets.charts import Look, line_chart
+from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import notice
 from app.widgets.picker import table
 from app.widgets.text import safe, tag
@@ -134,7 +134,7 @@ def _chart(curve: Curve, found: Forecast | None) -> str:
         places = [round(first * (last / first) ** (step / STEPS)) for step in range(STEPS + 1)]
         for at, name in enumerate(("forecast", "95 %, low", "95 %, high")):
             series[name] = [(n, found.at(n)[at]) for n in places]
-    look = Look(dots=("measured",), order=("measured", "forecast", "95 %, low", "95 %, high"), near=True, up="τ")
+    look = ChartStyle(dots=("measured",), order=("measured", "forecast", "95 %, low", "95 %, high"), near=True, up="τ")
     return line_chart(f"τ by tokens seen, {curve.name}", series, across="tokens seen", look=look)
 
 

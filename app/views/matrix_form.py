@@ -15,13 +15,13 @@ from app.widgets.fields import dropdown, one_line, whole_number
 from app.widgets.problems import saying_errors
 from app.widgets.review import review
 from app.widgets.text import safe, tag
+from ops.homes import names
 from speculoos.settings import Settings
 from speculoos.suites import BUILT_IN as BUILT_IN_SUITE
 from speculoos.suites import title
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint, Dataset
-from upkeep.homes import names
 from workers.ask import estimates, matrix
 from workers.ask.command_line import command_for
 from workers.ask.outputs import suite_of

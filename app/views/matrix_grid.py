@@ -10,10 +10,10 @@ from app.views.job_view import MARKS, STATES
 from app.views.leaderboard import address
 from app.widgets.elements import link_button
 from app.widgets.text import breakable, safe, tag
-from methods import trees
+from models.methods import trees
 from speculoos.suites import BUILT_IN, title
 from tracking import shards
-from tracking.leaderboard import View
+from tracking.leaderboard import LeaderboardView
 from tracking.tables import Base, Checkpoint, Dataset, Job
 
 Names = Mapping[str, str]
@@ -24,7 +24,7 @@ def part(session: Session, job: Job) -> str:
     columns = (Job.id, Job.state, Job.done, Job.total, Job.request, Job.result, Job.error)
     found = session.execute(select(*columns).where(Job.parent_id == job.id).order_by(Job.number)).all()
     tally = shards.tally(session, job.id)
-    board = link_button("The measured ones on the leaderboard", address(View(matrix=job.id)))
+    board = link_button("The measured ones on the leaderboard", address(LeaderboardView(matrix=job.id)))
     said = "" if job.progress_note else tag("p", safe(f"{tally.words(job.kind)}."), class_="sp-lead")
     words = said + tag("div", board, class_="sp-link-row")
     return tag("section", words + grid(found, _names(session, found)), class_="sp-shards", aria_label="Cells")

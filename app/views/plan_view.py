@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.views import job_rows, job_view
 from app.widgets.asked import narrowed, nothing
-from app.widgets.charts import Look, line_chart
+from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import facts, notice, row_note
 from app.widgets.formatting import ago, interval
 from app.widgets.picker import pager, pick, table
@@ -77,7 +77,7 @@ def pictures(job: Job) -> str:
             _lines(result, batches),
             unit="tokens/s",
             across="sequences at once",
-            look=Look(best=True),
+            look=ChartStyle(best=True),
         )
     )
     return tag("div", "".join(drawn), class_="sp-charts")

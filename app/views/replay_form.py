@@ -15,7 +15,7 @@ from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Checkpoint
-from workers.ask.requests import Replay
+from workers.ask.requests import ReplayRequest
 
 INFO = "Answers that this base wrote, or a file of recorded ones imported on the Data page as answered conversations."
 
@@ -45,11 +45,11 @@ class ReplayForm:
         return queued(self.settings, checkpoint_id, asked, "the draft along 50 recorded answers")
 
 
-def replay_request(dataset_id: str, row: Checkpoint) -> Replay:
+def replay_request(dataset_id: str, row: Checkpoint) -> ReplayRequest:
     """What the form says. Raises BadInput."""
     if not dataset_id:
         raise BadInput("Recorded answers: choose a data set.")
-    return Replay(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
+    return ReplayRequest(base_id=row.base_id, checkpoint_id=row.id, dataset_id=dataset_id)
 
 
 def recorded(session: Session, row: Checkpoint) -> list[tuple[str, str]]:

@@ -71,7 +71,7 @@ class RowsBrowser:
         return gr.Button(visible=bool(known)), gr.Button(visible=bool(after))
 
 
-def _early(found: previews.Rows) -> str:
+def _early(found: previews.PreviewRows) -> str:
     """That the rest was not looked through yet."""
     words = f"Looked through {previews.MOST_READ >> 20} MB; “After” looks further."
     return "" if found.whole else tag("p", safe(words), class_="sp-lead")

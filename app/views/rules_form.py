@@ -13,13 +13,15 @@ from app.widgets.problems import saying_errors
 from speculoos.settings import Settings
 from tracking import rules
 from tracking.db import reading
-from tracking.rules import Rule
+from tracking.rules import RetentionRule
 
 
 class RulesForm:
     """The fields of some rules, inside the current Blocks. `then` says from when on what was kept counts."""
 
-    def __init__(self, settings: Settings, name: str, some: Mapping[str, Rule], title: str, lead: str, then: str):
+    def __init__(
+        self, settings: Settings, name: str, some: Mapping[str, RetentionRule], title: str, lead: str, then: str
+    ):
         self.settings, self.rules, self.then = settings, some, then
         section(title, lead)
         with gr.Row(elem_classes="sp-settings"):

@@ -7,9 +7,9 @@ from app.widgets.elements import detail_head, empty_state, facts, notice, tiles
 from app.widgets.formatting import ago, size
 from app.widgets.picker import pick, table
 from app.widgets.text import safe, tag
+from ops.storage import Leftover, StorageItem, Survey
 from speculoos.settings import Settings
 from tracking.tables import Preference
-from upkeep.storage import Leftover, Survey, Thing
 
 KINDS = {"models": "model", "datasets": "data set", "checkpoints": "checkpoint"}
 SHOWN = 60
@@ -88,7 +88,7 @@ def things(survey: Survey) -> str:
     return html + (tag("p", safe(more), class_="sp-lead") if more else "")
 
 
-def one(thing: Thing, path: str, used: Sequence[str]) -> str:
+def one(thing: StorageItem, path: str, used: Sequence[str]) -> str:
     """One thing: what it costs, where it lies, what depends on it."""
     place = {"models": "models", "datasets": "data", "checkpoints": "checkpoints"}[thing.kind]
     cost = (

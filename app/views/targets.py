@@ -15,7 +15,7 @@ LOOKUP_CHOICE = ":ngram"
 """The choice of prompt lookup; no checkpoint can have this name, which begins with a colon."""
 
 
-class Target(NamedTuple):
+class ServerTarget(NamedTuple):
     """A model as the API names it, and the drafter asked for ("" is the checkpoint's own)."""
 
     model: str
@@ -46,11 +46,11 @@ def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
     return [*labels, ("Prompt lookup (n-grams, nothing to train)", LOOKUP_CHOICE), ("None: plain decoding", PLAIN)]
 
 
-def target(base_name: str, draft: str) -> Target:
+def target(base_name: str, draft: str) -> ServerTarget:
     """What the two pickers together ask for."""
     if draft == LOOKUP_CHOICE:
-        return Target(base_name, LOOKUP)
-    return Target(f"{base_name}@{draft}" if draft else base_name)
+        return ServerTarget(base_name, LOOKUP)
+    return ServerTarget(f"{base_name}@{draft}" if draft else base_name)
 
 
 def why_off(session: Session, base_name: str, draft: str) -> str:
@@ -79,11 +79,11 @@ def all_targets(session: Session) -> list[tuple[str, str]]:
     return choices
 
 
-def parse(value: str) -> Target:
+def parse(value: str) -> ServerTarget:
     """The target of a value from `all_targets`."""
     if value.endswith(LOOKUP_CHOICE):
-        return Target(value.removesuffix(LOOKUP_CHOICE), LOOKUP)
-    return Target(value)
+        return ServerTarget(value.removesuffix(LOOKUP_CHOICE), LOOKUP)
+    return ServerTarget(value)
 
 
 def _base(session: Session, name: str) -> Base | None:

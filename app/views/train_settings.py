@@ -10,8 +10,8 @@ import gradio as gr
 
 from app.widgets.elements import block, closed_accordion
 from app.widgets.text import safe, tag
-from methods import METHODS, SETTINGS
-from methods.settings import Setting
+from models.methods import METHODS, SETTINGS
+from models.methods.settings import Setting
 from tracking.tables import Dataset
 from workers.ask import sizes
 

@@ -8,14 +8,14 @@ from app import forms
 from app.views import job_view
 from app.views.leaderboard import bars_of, between, settings_words
 from app.views.metrics_view import AXES
-from app.views.trainings_view import Metrics, View, labels
+from app.views.trainings_view import Metrics, TrainingsView, labels
 from app.widgets.elements import facts
 from app.widgets.formatting import duration, figure, size
 from app.widgets.intervals import interval_chart
 from app.widgets.picker import table
 from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
-from methods import METHODS, SETTINGS
+from models.methods import METHODS, SETTINGS
 from speculoos.errors import SpeculoosError
 from tracking import trainings
 from tracking.evaluations import number
@@ -31,7 +31,7 @@ BY_THE_DATA = "by the data"
 """A setting that nobody chose, so that trainings on other data had another one."""
 
 
-def figures_table(trainings: Sequence[Training], metrics: Metrics, view: View) -> str:
+def figures_table(trainings: Sequence[Training], metrics: Metrics, view: TrainingsView) -> str:
     """What each came to, side by side."""
     names = labels(trainings)
     rows = [*_own_rows(trainings, [metrics.get(name, {}) for name in names]), *_measured_rows(trainings)]
@@ -166,7 +166,7 @@ def measured_cell(row: Evaluation | None, key: str, unit: str = "") -> str:
     return link + between(row, key)
 
 
-def _head(training: Training, name: str, view: View) -> str:
+def _head(training: Training, name: str, view: TrainingsView) -> str:
     """The name, which leads to the job, and the way to a comparison without it."""
     link = tag("a", safe(name), href=f"/jobs?id={training.job.id}", class_="sp-row-name")
     if len(view.ids) < 3:

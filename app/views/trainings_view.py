@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from app.views.metrics_view import AXES, FIRST, NUMBERED, SHARES, UNITS, chart_of, groups_of, title_of
-from app.widgets.charts import Look, Points, line_chart
+from app.widgets.charts import ChartStyle, Points, line_chart
 from app.widgets.elements import notice
 from app.widgets.text import tag
-from tracking.trainings import MOST, Found, Training
+from tracking.trainings import MOST, FoundTrainings, Training
 
 Metrics = Mapping[str, Mapping[str, Points]]
 """A training's label → its metrics."""
@@ -26,7 +26,7 @@ TIMES = ((3.0, "seconds", 60.0), (180.0, "minutes", 1.0), (float("inf"), "hours"
 
 
 @dataclass(frozen=True)
-class View:
+class TrainingsView:
     """What is compared, and how the curves are drawn. An address holds all of it."""
 
     ids: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class View:
     smooth: float = 0.0
 
     @classmethod
-    def of(cls, query: Mapping[str, Any]) -> "View":
+    def of(cls, query: Mapping[str, Any]) -> "TrainingsView":
         """What an address asks for; what it does not know is left out."""
         ids = str(query.get("ids") or "")[:LONGEST].split(",")
         over = str(query.get("over") or "")
@@ -47,9 +47,9 @@ class View:
         query = urlencode({key: value for key, value in said.items() if value}, safe=",")
         return f"/trainings?{query}" if query else "/trainings"
 
-    def without(self, row_id: str) -> "View":
+    def without(self, row_id: str) -> "TrainingsView":
         """The same of the others."""
-        return View(tuple(each for each in self.ids if each != row_id), self.over, self.smooth)
+        return TrainingsView(tuple(each for each in self.ids if each != row_id), self.over, self.smooth)
 
 
 def smoothing(value: Any) -> float:
@@ -71,7 +71,7 @@ def labels(trainings: Sequence[Training]) -> list[str]:
     return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
 
 
-def said(found: Found) -> str:
+def said(found: FoundTrainings) -> str:
     """What of the address is not shown, and why."""
     words = []
     if found.others:
@@ -161,7 +161,7 @@ def _chart(
     smooth = smooth if metric.startswith("train/") else 0.0  # what is measured on held-out data is few, and no noise
     drawn = {label: smoothed(points, smooth) for label, points in lines.items()} if smooth else lines
     what = chart_of(metric)[0].partition(",")[0]
-    look = Look(behind=lines if smooth else {}, order=order, near=True)
+    look = ChartStyle(behind=lines if smooth else {}, order=order, near=True)
     return line_chart(title(metric), drawn, what.startswith(SHARES), UNITS.get(what, ""), across, look)
 
 

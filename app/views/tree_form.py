@@ -15,12 +15,12 @@ from app.widgets.formatting import rounded
 from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
+from ops.homes import names
 from speculoos.errors import BadInput
 from speculoos.settings import DTYPES, Settings
 from tracking.db import reading
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job
-from upkeep.homes import names
 from workers.ask import estimates
 from workers.ask.command_line import command_for
 from workers.ask.requests import Tune

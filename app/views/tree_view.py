@@ -7,13 +7,13 @@ from urllib.parse import urlencode
 from sqlalchemy.orm import Session
 
 from app.views.checkpoint_rows import best_figures
-from app.widgets.charts import Look, line_chart
+from app.widgets.charts import ChartStyle, line_chart
 from app.widgets.elements import Tone, facts, link_button, notice, tiles
 from app.widgets.formatting import figure, interval
 from app.widgets.text import tag
 from app.widgets.tree_picture import tree_picture
-from methods import trees
-from methods.expectation import Expected, Measured, expected, suggested
+from models.methods import trees
+from models.methods.expectation import Expected, Measured, expected, suggested
 from speculoos.errors import BadInput
 from tracking.evaluations import machine_words
 from tracking.tables import Base, Checkpoint
@@ -95,7 +95,7 @@ def finding(checkpoint: Checkpoint) -> str:
         {"the best tree of a size": sizes},
         unit="× plain",
         across="nodes with the root",
-        look=Look(best=True),
+        look=ChartStyle(best=True),
     )
     drawn = tag("div", chart, class_="sp-charts") if len(sizes) > 1 else ""
     return tag("div", verdict(checkpoint) + facts(rows) + drawn, class_="sp-stack")

@@ -11,7 +11,7 @@ from app.links import model_link
 from app.views.checkpoint_rows import plain_is_faster, sets_of
 from app.widgets.elements import Tone, link_button, notice
 from app.widgets.text import tag
-from methods import METHODS
+from models.methods import METHODS
 from tracking.evaluations import number
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.ask.extend import prompts_left
@@ -30,7 +30,7 @@ BEST_METHOD = "eagle3"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EvaluationVerdict:
     """A sentence or two, the way on (address and the button's words), and how good that is."""
 
     words: str
@@ -66,16 +66,18 @@ class Ways:
     evaluate: str = ""
 
 
-def verdict(known: Trained, ways: Ways) -> Verdict:
+def verdict(known: Trained, ways: Ways) -> EvaluationVerdict:
     """The words for what is known; pure."""
     if known.tau is None:
         told = "No conversation was held out, so nothing says how well it drafts. Measure it on questions."
-        return Verdict(told, "info", ways.evaluate, "Evaluate it")
+        return EvaluationVerdict(told, "info", ways.evaluate, "Evaluate it")
     if known.tau >= GOOD and not known.slower:
-        return Verdict(_meaning(known) + " Chat with it, or take it to a server.", "good", ways.chat, "Try it")
+        return EvaluationVerdict(
+            _meaning(known) + " Chat with it, or take it to a server.", "good", ways.chat, "Try it"
+        )
     advice, link, button = _advice(known, ways)
     tone: Tone = "warn" if known.measured and (known.slower or known.tau < PAYS) else "info"
-    return Verdict(f"{_meaning(known)} {advice}", tone, link, button)
+    return EvaluationVerdict(f"{_meaning(known)} {advice}", tone, link, button)
 
 
 def _meaning(known: Trained) -> str:

@@ -18,19 +18,19 @@ BY: dict[str, Callable[[Any], tuple[Any, ...]]] = {
 LONGEST = 200
 
 
-class Asked(str):
+class ListQuery(str):
     """A filter's name; with it what is looked for in names and notes, and the order. A plain text is a filter."""
 
     words: str
     order: str
 
-    def __new__(cls, which: str, words: str = "", order: str = "") -> "Asked":
+    def __new__(cls, which: str, words: str = "", order: str = "") -> "ListQuery":
         made = super().__new__(cls, which)
         made.words, made.order = words.strip()[:LONGEST], order if order in BY else ""
         return made
 
     @classmethod
-    def of(cls, values: Any, filters: tuple[str, ...]) -> "Asked":
+    def of(cls, values: Any, filters: tuple[str, ...]) -> "ListQuery":
         """From what a page or its address says: [filter, words, order], each checked."""
         which, find, order = (str(value or "") for value in (*values, "", "", "")[:3])
         return cls(which if which in filters else filters[0], find, order)
@@ -45,14 +45,14 @@ class Asked(str):
         return next(words for words, order in ORDERS.items() if order == self.order)
 
 
-def of_address(query: Mapping[str, str], filters: tuple[str, ...]) -> Asked:
+def of_address(query: Mapping[str, str], filters: tuple[str, ...]) -> ListQuery:
     """What `?show=`, `?find=` and `?order=` ask for."""
-    return Asked.of([query.get("show"), query.get("find"), query.get("order")], filters)
+    return ListQuery.of([query.get("show"), query.get("find"), query.get("order")], filters)
 
 
 def address(page: str, place: str = "", asked: str = "", first: str = "All") -> str:
     """Of the list on `page` from `place` on, asked for `asked`; `first` is the filter that needs no word."""
-    of = asked if isinstance(asked, Asked) else Asked(asked)
+    of = asked if isinstance(asked, ListQuery) else ListQuery(asked)
     said = {"show": "" if of in ("", first) else str(of), "find": of.words, "order": of.order, "from": place}
     query = urlencode({key: value for key, value in said.items() if value})
     return f"/{page}?{query}" if query else f"/{page}"

@@ -35,7 +35,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Look:
+class ChartStyle:
     """How some lines are drawn. `behind`: the values before they were smoothed, faint; `dots`: series that are points
     without a line; `order`: whose colours these are, where not every chart has every series; `near`: under the pointer
     each line says its closest value, as lines that share no steps have to; `up`: what the values are called; `best`:
@@ -63,7 +63,7 @@ def line_chart(
     percent: bool = False,
     unit: str = "",
     across: str = "step",
-    look: Look = Look(),
+    look: ChartStyle = ChartStyle(),
 ) -> str:
     """A chart of `series` (name → (step, value) in step order). `percent` fixes the range to 0 … 100 %; `unit` is
     of the values, `across` says what a step is."""
@@ -193,7 +193,7 @@ def _dot(style: str, step: float, value: float, x: Scale, y: Scale) -> str:
 
 
 def _legend(
-    series: Mapping[str, Points], styles: Mapping[str, str], percent: bool, unit: str, across: str, look: Look
+    series: Mapping[str, Points], styles: Mapping[str, str], percent: bool, unit: str, across: str, look: ChartStyle
 ) -> str:
     """Each line's last value, or its best and where; the unit of several stands at the axis alone."""
     unit = unit if len(series) == 1 else ""
@@ -211,7 +211,9 @@ def _key(style: str, name: str, value: str) -> str:
     return tag("li", swatch + tag("span", safe(name)) + tag("b", safe(value)))
 
 
-def _words(title: str, series: Mapping[str, Points], percent: bool, unit: str, across: str, look: Look = Look()) -> str:
+def _words(
+    title: str, series: Mapping[str, Points], percent: bool, unit: str, across: str, look: ChartStyle = ChartStyle()
+) -> str:
     """What the picture says, for people who do not see it."""
     named = {name: look.named(points) for name, points in series.items()}
     ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())

@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 from app.drafting import EXACT, TYPICAL, Drafting
-from app.turns import Sampling
+from app.turns import TurnSampling
 from app.widgets.elements import closed_accordion
 from app.widgets.kept import PRESETS, keep, wire_presets
 from speculoos.errors import BadInput
@@ -114,7 +114,7 @@ def drafting_of(tree: Any, rule: Any, probabilities: Any) -> Drafting:
     return Drafting(str(tree or ""), TYPICAL if rule == TYPICAL else EXACT, bool(probabilities))
 
 
-def asked_of(*values: Any) -> tuple[Sampling, Drafting]:
+def asked_of(*values: Any) -> tuple[TurnSampling, Drafting]:
     """What `sampling_fields` and, after them, `drafting_fields` say. Raises BadInput."""
     return sampling_of(*values[:-DRAFTING]), drafting_of(*values[-DRAFTING:])
 
@@ -124,12 +124,12 @@ def drafting_values(drafting: Drafting) -> list[Any]:
     return [drafting.tree or "own", drafting.acceptance, drafting.probabilities]
 
 
-def sampling_of(limit: Any, temperature: Any, seed: Any, system: str, top_p: Any = 1.0, top_k: Any = 0) -> Sampling:
+def sampling_of(limit: Any, temperature: Any, seed: Any, system: str, top_p: Any = 1.0, top_k: Any = 0) -> TurnSampling:
     """What the fields say. Raises BadInput for a seed that is no whole number, and for what are no numbers."""
     whole = _seed(seed)
     try:
         narrow = {"top_p": float(top_p or 1.0), "top_k": int(top_k or 0)}
-        return Sampling(int(limit or 256), float(temperature or 0), whole, system or "", **narrow)
+        return TurnSampling(int(limit or 256), float(temperature or 0), whole, system or "", **narrow)
     except (TypeError, ValueError, OverflowError):
         raise BadInput("Sampling: tokens, temperature, top-p and top-k are numbers.") from None
 

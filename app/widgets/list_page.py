@@ -17,7 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import arrivals
-from app.widgets.asked import ORDERS, WRITE, Asked, address, of_address
+from app.widgets.asked import ORDERS, WRITE, ListQuery, address, of_address
 from app.widgets.elements import block, hidden, hidden_json, notice, on_change, on_load, on_typing
 from app.widgets.fields import dropdown, one_line
 from app.widgets.picker import on_pick, pick, picker
@@ -198,8 +198,8 @@ class ListPage:
         with reading(self.settings) as session:
             return [self.what.html(session, asked, ""), self._back(asked, ""), "", asked.values]
 
-    def _asked(self, values: Any) -> Asked:
-        return Asked.of(values if isinstance(values, list) else [values], self.what.filters)
+    def _asked(self, values: Any) -> ListQuery:
+        return ListQuery.of(values if isinstance(values, list) else [values], self.what.filters)
 
     def poll(self, row_id: str, values: Any, place: str, seen: str) -> Any:
         """What changed since `seen`; nothing when nothing did, or when the database does not answer now."""
@@ -213,18 +213,18 @@ class ListPage:
         except SpeculoosError:
             return gr.skip()
 
-    def _parts(self, session: Session, row_id: str, asked: Asked, place: str) -> list[Any]:
+    def _parts(self, session: Session, row_id: str, asked: ListQuery, place: str) -> list[Any]:
         row = session.get(self.what.table, row_id) if row_id else None
         live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
         return [gr.skip() if row else self.what.html(session, asked, place), *live]
 
-    def _frame(self, session: Session, row: Any | None, asked: Asked, place: str, problem: str) -> list[Any]:
+    def _frame(self, session: Session, row: Any | None, asked: ListQuery, place: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
         listed = gr.skip() if row else self.what.html(session, asked, place)
         return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(asked, place)]
 
-    def _back(self, asked: Asked, place: str) -> str:
+    def _back(self, asked: ListQuery, place: str) -> str:
         """The way to the list as it was."""
         where = address(self.what.page, place, asked, self.what.filters[0])
         return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=where)

@@ -2,7 +2,7 @@
 
 import re
 
-from app.widgets.asked import Asked, address
+from app.widgets.asked import ListQuery, address
 from app.widgets.text import safe, tag
 
 TAG = re.compile(r"(?<!\S)#[^\s#,;.]{1,40}")
@@ -16,5 +16,7 @@ def tags_of(note: str) -> list[str]:
 
 def tag_links(page: str, note: str) -> str:
     """The tags of a note as links into the list on `page`; "" without any."""
-    links = (tag("a", safe(each), href=address(page, "", Asked("", each)), class_="sp-tag") for each in tags_of(note))
+    links = (
+        tag("a", safe(each), href=address(page, "", ListQuery("", each)), class_="sp-tag") for each in tags_of(note)
+    )
     return " ".join(links)

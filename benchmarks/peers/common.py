@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Trainer(Protocol):
+class PeerTrainer(Protocol):
     """One side's model, loss and optimizer."""
 
     versions: dict[str, str]
@@ -38,7 +38,7 @@ class Trainer(Protocol):
         """The draft's tensors under the names this project stores them by."""
 
 
-def serve(make: Callable[[argparse.Namespace, dict[str, Any]], Trainer]) -> None:
+def serve(make: Callable[[argparse.Namespace, dict[str, Any]], PeerTrainer]) -> None:
     """Be a contender: `make(arguments, plan)` builds the trainer, then commands from standard input are obeyed."""
     arguments = parse()
     say = _sayer(arguments.answers)
@@ -71,7 +71,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_optimizer(trainer: Trainer, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def make_optimizer(trainer: PeerTrainer, settings: dict[str, Any]) -> torch.optim.Optimizer:
     """The same for all: torch's fused AdamW."""
     return torch.optim.AdamW(
         trainer.parameters, lr=0.0, betas=settings["betas"], weight_decay=settings["weight_decay"], fused=True
@@ -79,7 +79,7 @@ def make_optimizer(trainer: Trainer, settings: dict[str, Any]) -> torch.optim.Op
 
 
 def take_step(
-    trainer: Trainer, optimizer: torch.optim.Optimizer, rows: list[Any], lr: float, settings: dict[str, Any]
+    trainer: PeerTrainer, optimizer: torch.optim.Optimizer, rows: list[Any], lr: float, settings: dict[str, Any]
 ) -> dict[str, float]:
     """One optimizer step, timed from token lists to updated weights."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -117,7 +117,7 @@ def read_in_answer(answer: torch.Tensor) -> torch.Tensor:
     return both
 
 
-def save(trainer: Trainer, folder: Path) -> None:
+def save(trainer: PeerTrainer, folder: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

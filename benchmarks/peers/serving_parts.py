@@ -78,7 +78,7 @@ def qkv(hidden: int, dim: int, heads: int, keys: int, bias: bool = False, **_: A
     return Product(hidden, (heads + 2 * keys) * dim, bias, {"q": heads * dim, "k": keys * dim, "v": keys * dim})
 
 
-class Rows(nn.Module):
+class PeerRows(nn.Module):
     """Embeddings or a head over a vocabulary; a file must have all of its rows."""
 
     def __init__(self, rows: int, width: int, **_: Any):
@@ -133,7 +133,7 @@ class GatedMlp(nn.Module):
         return self.down_proj(F.silu(gate) * up)
 
 
-class DecoderLayer(nn.Module):
+class PeerDecoderLayer(nn.Module):
     """The servers' Llama layer: made of vLLM's (vllm_config, prefix, config) or SGLang's (config, layer_id, …)."""
 
     def __init__(self, first: Any, *_args: Any, config: Any = None, **_further: Any):
@@ -226,8 +226,13 @@ def nothing(*_args: Any, **_further: Any) -> Iterator[None]:
 
 PARTS = {
     **{"RMSNorm": Norm, "QKVParallelLinear": qkv, "ReplicatedLinear": replicated, "LlamaMLP": GatedMlp},
-    **{"VocabParallelEmbedding": Rows, "ParallelLMHead": Rows, "LogitsProcessor": Logits, "WeightsMapper": Mapper},
-    **{"LlamaDecoderLayer": DecoderLayer, "LlamaForCausalLM": CausalLM, "AutoWeightsLoader": Loader},
+    **{
+        "VocabParallelEmbedding": PeerRows,
+        "ParallelLMHead": PeerRows,
+        "LogitsProcessor": Logits,
+        "WeightsMapper": Mapper,
+    },
+    **{"LlamaDecoderLayer": PeerDecoderLayer, "LlamaForCausalLM": CausalLM, "AutoWeightsLoader": Loader},
     **{"support_torch_compile": compiled, "default_weight_loader": copy_in, "layer_stack": nothing},
     "get_current_vllm_config": lambda: current,
     "get_draft_quant_config": lambda _: None,

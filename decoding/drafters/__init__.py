@@ -1,4 +1,4 @@
-"""All drafters, by name: those without a draft, and one for each method (methods/), with what can be set about each."""
+"""All drafters by name: those without a draft, and one for each method, with the options of each."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from decoding.drafters.parts import LARGEST
 from decoding.drafters.plain import PlainDrafter
 from decoding.probe import require_trees
 from decoding.target import Target
-from methods import METHODS, trees
+from models.methods import METHODS, trees
 from speculoos.errors import BadInput
 
 WITHOUT_DRAFT: dict[str, tuple[tuple[str, ...], Any]] = {

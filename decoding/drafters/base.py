@@ -9,14 +9,14 @@ import torch
 from decoding.config import GenerateConfig
 from decoding.sampling import Warp
 from decoding.tree import DraftTree
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 Sampling = tuple[Warp, torch.Generator, int]
 """How drafted tokens are drawn: warp, generator, the target's vocabulary size."""
 
 
 @dataclass(frozen=True)
-class Opening:
+class DrafterStart:
     """How a generation begins: `token` follows the prompt; `scored` has rows of its last `len(hidden)` tokens."""
 
     prompt_ids: Sequence[int]
@@ -50,7 +50,7 @@ class Drafter:
         """How many leading tokens the target need not compute again for its sake; None: any."""
         return None
 
-    def prefill(self, opening: Opening) -> None:
+    def prefill(self, opening: DrafterStart) -> None:
         """A generation begins."""
 
     def propose(self, token: int) -> DraftTree:

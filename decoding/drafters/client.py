@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from decoding.drafters.base import Drafter, Opening
+from decoding.drafters.base import Drafter, DrafterStart
 from decoding.tree import DraftTree
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 
 class ClientDrafter(Drafter):
@@ -22,7 +22,7 @@ class ClientDrafter(Drafter):
     def reusable(self, prompt_ids: Sequence[int]) -> int | None:
         return self.inner.reusable(prompt_ids)
 
-    def prefill(self, opening: Opening) -> None:
+    def prefill(self, opening: DrafterStart) -> None:
         self._chain = self.tokens[1:] if self.tokens[:1] == (opening.token,) else ()
         self.inner.prefill(opening)
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from decoding.drafters.base import Drafter, Opening, Sampling
+from decoding.drafters.base import Drafter, DrafterStart, Sampling
 from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.parts import DEEPEST, WIDE, TuningSpace, check_columns, is_fast
 from decoding.eagle_runner import EagleRunner, ModuleRunner, packed_runner
 from decoding.target import PREFILL_ROWS, Target, common_prefix
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
-from methods import trees
-from runtime.interface import Scored
+from models.methods import trees
+from models.runtime.interface import Scored
 from speculoos.errors import BadInput, Unsupported
 
 MOST_CANDIDATES = 65_536
@@ -78,7 +78,7 @@ class EagleDrafter(Drafter):
         known = len(self.text) - sum(map(len, self.waiting))  # rows after these are guesses of the last tree
         return max(common_prefix([self.first, *self.text[:known]], prompt_ids) - 1, 0)
 
-    def prefill(self, opening: Opening) -> None:
+    def prefill(self, opening: DrafterStart) -> None:
         self.sampling = opening.sampling(self.vocab_size) if self.sample else None
         prompt_ids, scored = opening.prompt_ids, opening.scored
         self.cache.crop(len(prompt_ids) - len(scored.hidden))

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import Drafter, Opening
+from decoding.drafters.base import Drafter, DrafterStart
 from decoding.drafters.parts import WIDE, TuningSpace, check_columns, is_fast
 from decoding.target import Target
 from decoding.tree import DraftTree, TreeShape, shape_from_choices
 from decoding.tuning import wide_choices
-from runtime.interface import Scored
-from runtime.linear import pack_module
+from models.runtime.interface import Scored
+from models.runtime.linear import pack_module
 from speculoos.errors import BadInput
 
 DEFAULT_CHOICES = ((0,), (0, 0), (1,), (0, 0, 0), (0, 1), (2,), (0, 0, 0, 0))
@@ -37,7 +37,7 @@ class MedusaDrafter(Drafter):
             )
         self.hidden: torch.Tensor | None = None
 
-    def prefill(self, opening: Opening) -> None:
+    def prefill(self, opening: DrafterStart) -> None:
         self.hidden = opening.scored.hidden[-1]
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:

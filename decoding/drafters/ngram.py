@@ -5,10 +5,10 @@ Source: Saxena 2023, prompt lookup decoding; here with an index, so that a step 
 
 from collections.abc import Sequence
 
-from decoding.drafters.base import Drafter, Opening
+from decoding.drafters.base import Drafter, DrafterStart
 from decoding.tree import DraftTree
-from methods.trees import DEEPEST, MOST_NODES
-from runtime.interface import Scored
+from models.methods.trees import DEEPEST, MOST_NODES
+from models.runtime.interface import Scored
 from speculoos.errors import BadInput
 
 LONGEST_NGRAM = 16
@@ -36,7 +36,7 @@ class NgramDrafter(Drafter):
         self.ends: dict[tuple[int, ...], list[int]] = {}
         """For each n-gram of the text, the indices right after it, oldest first."""
 
-    def prefill(self, opening: Opening) -> None:
+    def prefill(self, opening: DrafterStart) -> None:
         self.ids, self.ends = [], {}
         self._extend([*opening.prompt_ids, opening.token])
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from decoding.target import Target
-from runtime.forward import FastForward
+from models.runtime.forward import FastForward
 from speculoos.errors import BadInput
 
 LARGEST = 1024

@@ -5,9 +5,9 @@ For measuring what the loop itself costs, and for tests with drafts that are alw
 
 from collections.abc import Sequence
 
-from decoding.drafters.base import Drafter, Opening
+from decoding.drafters.base import Drafter, DrafterStart
 from decoding.tree import DraftTree, TreeShape, chain_shape
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 
 class ReplayDrafter(Drafter):
@@ -20,7 +20,7 @@ class ReplayDrafter(Drafter):
         self.recorded, self.vocab_size = list(recorded), vocab_size
         self.shape = chain_shape(shape) if isinstance(shape, int) else shape
 
-    def prefill(self, opening: Opening) -> None:
+    def prefill(self, opening: DrafterStart) -> None:
         self.done, self.turn = 1, 0
 
     def observe(self, tokens: Sequence[int], scored: Scored, rows: Sequence[int]) -> None:

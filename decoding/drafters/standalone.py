@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from decoding.drafters.base import Drafter, Opening, Sampling
+from decoding.drafters.base import Drafter, DrafterStart, Sampling
 from decoding.drafters.expansion import grow_static
 from decoding.drafters.parts import DEEPEST, TuningSpace, is_fast
 from decoding.target import Target, common_prefix, fast_target
 from decoding.tree import DraftTree, TreeShape, chain_shape, shape_from_choices
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 
 class StandaloneDrafter(Drafter):
@@ -30,7 +30,7 @@ class StandaloneDrafter(Drafter):
         self.in_step = 0
         """Leading tokens the draft's cache is known to share with the text."""
 
-    def prefill(self, opening: Opening) -> None:
+    def prefill(self, opening: DrafterStart) -> None:
         self.sampling = opening.sampling(self.vocab_size) if self.sample else None
         self.ids = [*opening.prompt_ids, opening.token]
         self.in_step = 0

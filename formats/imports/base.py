@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from models import foreign, identity
-from models.base import Base, aux_layers
+from models.base import LoadedBase, aux_layers
 from models.identity import TensorEntry
 from speculoos.errors import Unsupported
 
@@ -22,7 +22,7 @@ class BaseOutline:
 
     def __init__(self, folder: str | Path, name: str):
         self.folder, self.name = Path(folder), name
-        self.base = Base(_meta_model(self.folder), None, self.folder, torch.float32, META, frozenset())
+        self.base = LoadedBase(_meta_model(self.folder), None, self.folder, torch.float32, META, frozenset())
         self.hidden_size, self.vocab_size = self.base.hidden_size, self.base.vocab_size
         self.num_layers = self.base.num_layers
 

@@ -7,7 +7,7 @@ import torch
 
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft
-from formats.imports.source import Source
+from formats.imports.source import DraftSource
 from models import identity
 from models.base import load_tokenizer
 from models.standalone import StandaloneDraft
@@ -16,7 +16,7 @@ from speculoos.errors import BadInput, SpeculoosError
 CPU = torch.device("cpu")
 
 
-def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
+def read(source: DraftSource, base: BaseOutline, layout: str) -> ReadDraft:
     """The model, in the precision it is stored in. Raises Unsupported where its tokenizer is not the base's."""
     if source.folder.resolve() == base.folder.resolve():
         raise BadInput(f"{source.name}: is the base itself; a draft must be smaller to be of use.")
@@ -30,7 +30,7 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     return ReadDraft(draft, draft.tensors())
 
 
-def _whole(source: Source) -> Path:
+def _whole(source: DraftSource) -> Path:
     """A folder with its configs, tokenizer and safetensors: its own, or one beside rewritten pickles."""
     if not source.rewritten:
         return source.folder

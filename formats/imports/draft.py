@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from formats.imports.base import META, BaseOutline
-from formats.imports.source import Source, same_values
+from formats.imports.source import DraftSource, same_values
 from models.checkpoints import draft_class, own_tensors
 from speculoos.errors import BadInput, Unsupported
 
@@ -26,7 +26,9 @@ class ReadDraft:
     drafting: dict[str, Any] = field(default_factory=dict)
 
 
-def fill(method: str, config: dict[str, Any], source: Source, base: BaseOutline, given: dict[str, Tensor]) -> ReadDraft:
+def fill(
+    method: str, config: dict[str, Any], source: DraftSource, base: BaseOutline, given: dict[str, Tensor]
+) -> ReadDraft:
     """Take every tensor the network of `config` has, out of `given` or from the source under the same name.
 
     Raises BadInput or Unsupported where one is missing, has another shape, or is left over.
@@ -43,7 +45,7 @@ def fill(method: str, config: dict[str, Any], source: Source, base: BaseOutline,
     return ReadDraft(network, tensors)
 
 
-def check_size(source: Source, base: BaseOutline, key: str, stated: int, actual: int) -> None:
+def check_size(source: DraftSource, base: BaseOutline, key: str, stated: int, actual: int) -> None:
     """Raise Unsupported where the config says another size than the base has."""
     if stated != actual:
         raise Unsupported(
@@ -52,12 +54,12 @@ def check_size(source: Source, base: BaseOutline, key: str, stated: int, actual:
         )
 
 
-def check_vocabulary(source: Source, base: BaseOutline) -> None:
+def check_vocabulary(source: DraftSource, base: BaseOutline) -> None:
     """Raise Unsupported where the config's vocabulary is another than the base's."""
     check_size(source, base, "vocab_size", source.fields.number("vocab_size", base.vocab_size), base.vocab_size)
 
 
-def own_embeddings(source: Source, base: BaseOutline, width: int) -> dict[str, Tensor]:
+def own_embeddings(source: DraftSource, base: BaseOutline, width: int) -> dict[str, Tensor]:
     """Embeddings [V, width] that the source brings and that are not the base's, by their name; {} where the base's
     serve.
 

@@ -11,11 +11,11 @@ from formats.imports.base import BaseOutline
 from formats.imports.draft import TABLE, ReadDraft, check_size, check_vocabulary, fill, own_embeddings
 from formats.imports.layers import layer_config, layer_count, looks_back_less
 from formats.imports.names import plain_name
-from formats.imports.source import Source, same_values
+from formats.imports.source import DraftSource, same_values
 from speculoos.errors import BadInput, Unsupported
 
 
-def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
+def read(source: DraftSource, base: BaseOutline, layout: str) -> ReadDraft:
     """The draft as EAGLE-1's network. Raises BadInput or Unsupported, naming the key that is at fault."""
     source.rename(plain_name)
     hidden = source.fields.number("hidden_size", source.shape("fc.weight")[0])
@@ -40,7 +40,7 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     return draft
 
 
-def _fc_bias(source: Source) -> tuple[Tensor | None, str]:
+def _fc_bias(source: DraftSource) -> tuple[Tensor | None, str]:
     """`fc.bias`, None where there is none or it is zero, and a notice."""
     stated = source.fields.get("bias")
     if not source.has("fc.bias"):
@@ -55,7 +55,7 @@ def _fc_bias(source: Source) -> tuple[Tensor | None, str]:
     return bias, ""
 
 
-def _drop_base_head(source: Source, base: BaseOutline) -> None:
+def _drop_base_head(source: DraftSource, base: BaseOutline) -> None:
     """An lm_head in the file must be the base's: EAGLE-1 scores with that."""
     if not source.has("lm_head.weight"):
         return

@@ -15,7 +15,7 @@ from formats.imports.base import BaseOutline
 from formats.imports.draft import TABLE, ReadDraft, check_size, check_vocabulary, fill, own_embeddings
 from formats.imports.layers import layer_config, layer_count, looks_back_less
 from formats.imports.names import plain_name
-from formats.imports.source import Source, same_values
+from formats.imports.source import DraftSource, same_values
 from formats.imports.vocabulary import draft_vocabulary
 from speculoos.errors import BadInput, Unsupported
 
@@ -26,7 +26,7 @@ INPUT_IDS = ("vllm-eagle3", "speculators")
 """Layouts whose layer ids name inputs of layers."""
 
 
-def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
+def read(source: DraftSource, base: BaseOutline, layout: str) -> ReadDraft:
     """The draft as EAGLE-3's network. Raises BadInput or Unsupported, naming the key that is at fault."""
     source.rename(plain_name)
     _check_known(source)
@@ -50,7 +50,7 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     return draft
 
 
-def _check_known(source: Source) -> None:
+def _check_known(source: DraftSource) -> None:
     """Refuse variants that are other networks under the same names."""
     fields = source.fields
     if fields.get("use_aux_hidden_state") is False:
@@ -63,7 +63,7 @@ def _check_known(source: Source) -> None:
         raise BadInput(f"{source.name}: the tensor layers.0.hidden_norm.weight is missing; fetch the draft again.")
 
 
-def _options(source: Source) -> dict[str, Any]:
+def _options(source: DraftSource) -> dict[str, Any]:
     """Switches of the network: by the tensors where there are some, else by the config."""
     fields = source.fields
     each, joined = source.has("fc_norm.0.weight"), source.has("input_norm.weight")
@@ -81,14 +81,14 @@ def _options(source: Source) -> dict[str, Any]:
     }
 
 
-def _check_target(source: Source, base: BaseOutline, hidden: int) -> None:
+def _check_target(source: DraftSource, base: BaseOutline, hidden: int) -> None:
     """The base is as wide as the config says, or, where it does not, as the draft."""
     stated = source.fields.number("target_hidden_size", 0)
     key = "target_hidden_size" if stated else "hidden_size"
     check_size(source, base, key, stated or hidden, base.hidden_size)
 
 
-def _fused(source: Source, hidden: int, target: int) -> int:
+def _fused(source: DraftSource, hidden: int, target: int) -> int:
     """How many layers `fc` [hidden, layers · target] takes. Raises BadInput for another shape."""
     shape = source.shape("fc.weight")
     if len(shape) == 2 and shape[0] == hidden and shape[1] % target == 0:
@@ -97,7 +97,7 @@ def _fused(source: Source, hidden: int, target: int) -> int:
     raise AssertionError("fc.weight has the shape it should not have")
 
 
-def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> tuple[tuple[int, ...], str]:
+def _aux_layers(source: DraftSource, base: BaseOutline, layout: str, fused: int) -> tuple[tuple[int, ...], str]:
     """Base layers whose outputs are fused (0-based), and a notice where ids are read against their format. Raises
     BadInput for ids that are out of range or too many."""
     ids = source.fields.get(LAYER_IDS) or source.fields.get("aux_hidden_state_layer_ids") or ()
@@ -120,7 +120,7 @@ def _aux_layers(source: Source, base: BaseOutline, layout: str, fused: int) -> t
     return tuple(i - shift for i in ids), _said(ids, shift) if shift != usual and source.fields.get(LAYER_IDS) else ""
 
 
-def _check_once(ids: tuple[int, ...], source: Source, base: BaseOutline) -> None:
+def _check_once(ids: tuple[int, ...], source: DraftSource, base: BaseOutline) -> None:
     """Raise BadInput where a layer is named twice, which no server reads so; a base of few layers has such defaults."""
     repeated = next((i for i in ids if ids.count(i) > 1), None)
     if repeated is not None and ids not in (base.default_layers, tuple(i + 1 for i in base.default_layers)):
@@ -130,7 +130,7 @@ def _check_once(ids: tuple[int, ...], source: Source, base: BaseOutline) -> None
         )
 
 
-def _shift(ids: tuple[int, ...], usual: int, source: Source, base: BaseOutline) -> int:
+def _shift(ids: tuple[int, ...], usual: int, source: DraftSource, base: BaseOutline) -> int:
     """1 where ids name inputs of layers, 0 where they name outputs: as their format does (`usual`), unless they are a
     default of the others and nobody said which format it is."""
     if source.layout_given:
@@ -148,7 +148,9 @@ def _said(ids: Any, shift: int) -> str:
     )
 
 
-def _head(source: Source, base: BaseOutline, hidden: int, table: Tensor | None) -> tuple[dict[str, Tensor], list[str]]:
+def _head(
+    source: DraftSource, base: BaseOutline, hidden: int, table: Tensor | None
+) -> tuple[dict[str, Tensor], list[str]]:
     """lm_head.weight, d2t and t2d, and what there is to say. A head that is missing is the embeddings where they are
     tied, else the base's."""
     stated, notices = source.fields.number("draft_vocab_size", 0), []
@@ -173,7 +175,7 @@ def _is_table(head: Tensor, base: BaseOutline, table: Tensor | None) -> bool:
 
 
 def _borrowed_head(
-    source: Source, base: BaseOutline, stated: int, table: Tensor | None, tied: bool
+    source: DraftSource, base: BaseOutline, stated: int, table: Tensor | None, tied: bool
 ) -> tuple[Tensor, str]:
     if stated not in (0, base.vocab_size):
         raise BadInput(f"{source.name}: the tensor lm_head.weight is missing, and draft_vocab_size is {stated}.")

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from formats.imports.fields import Fields
-from formats.imports.source import Source
+from formats.imports.source import DraftSource
 from models.rope import SCALED
 from speculoos.errors import BadInput, Unsupported
 
@@ -25,7 +25,7 @@ ROPE_NUMBERS = {
 """What each kind of rope scaling must and may say."""
 
 
-def layer_config(source: Source, hidden: int) -> dict[str, Any]:
+def layer_config(source: DraftSource, hidden: int) -> dict[str, Any]:
     """Fields of `models.draft_layers.LayerShape`. Raises BadInput where config and tensors contradict each other,
     Unsupported where the layer computes in a way unknown here."""
     fields = source.fields
@@ -57,7 +57,7 @@ def layer_config(source: Source, hidden: int) -> dict[str, Any]:
     }
 
 
-def layer_count(source: Source) -> int:
+def layer_count(source: DraftSource) -> int:
     """Layers the tensors are of. Raises BadInput where num_hidden_layers says another number."""
     numbers = {int(match[1]) for name in source.entries if (match := LAYER.match(name))}
     stated = source.fields.number("num_hidden_layers", len(numbers))
@@ -118,7 +118,7 @@ def _check_plain(fields: Fields) -> None:
         raise Unsupported(f"{fields.where}: logit_scale {scale!r}: drafts here do not scale their logits.")
 
 
-def _check_rows(source: Source, part: str, key: str, heads: int, head_dim: int) -> None:
+def _check_rows(source: DraftSource, part: str, key: str, heads: int, head_dim: int) -> None:
     rows = source.shape(f"{FIRST}.{part}.weight")[0]
     if rows != heads * head_dim:
         raise BadInput(
@@ -127,7 +127,7 @@ def _check_rows(source: Source, part: str, key: str, heads: int, head_dim: int) 
         )
 
 
-def _intermediate(source: Source, fields: Fields) -> int:
+def _intermediate(source: DraftSource, fields: Fields) -> int:
     rows = source.shape("layers.0.mlp.gate_proj.weight")[0]
     if (stated := fields.number("intermediate_size", rows)) != rows:
         raise BadInput(

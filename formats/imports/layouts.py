@@ -6,10 +6,10 @@ from formats.imports import causal, eagle, eagle3, medusa, own
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft
 from formats.imports.names import detect
-from formats.imports.source import Source
+from formats.imports.source import DraftSource
 from speculoos.errors import BadInput
 
-READERS: dict[str, Callable[[Source, BaseOutline, str], ReadDraft]] = {
+READERS: dict[str, Callable[[DraftSource, BaseOutline, str], ReadDraft]] = {
     "speculoos": own.read,
     "medusa": medusa.read,
     "vllm-medusa": medusa.read,
@@ -24,7 +24,7 @@ READERS: dict[str, Callable[[Source, BaseOutline, str], ReadDraft]] = {
 """Who reads a layout of `names.TITLES`: `read(source, base, layout)`."""
 
 
-def find_layout(source: Source, name: str) -> str:
+def find_layout(source: DraftSource, name: str) -> str:
     """`name`, or the one detected where it is empty. Raises BadInput for an unknown one."""
     if name and name not in READERS:
         raise BadInput(f"--format {name}: expected one of {', '.join(READERS)}.")

@@ -12,9 +12,9 @@ from typing import Any
 
 from formats.imports.fields import Fields
 from formats.imports.names import SECTIONS, TITLES, detect, made_for, medusa_name, plain_name
-from methods import METHODS
 from models.hub import PICKLES, choose_draft
 from models.identity import FLOATS, TensorEntry, read_json, tensors_of
+from models.methods import METHODS
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.sums import SUMS
 
@@ -27,7 +27,7 @@ METHODS_OF = {"medusa": "medusa", "vllm-medusa": "medusa", "eagle": "eagle", "mo
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedDraft:
     """What is known of the base a draft is for: name, hidden size and vocabulary (0 where not known), and for each
     method why the base cannot carry it."""
 
@@ -38,7 +38,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Look:
+class DraftInspection:
     """`facts` are (name, value) for people; `refused` says in one sentence why the draft cannot be for the base."""
 
     facts: tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ def draft_files(files: Sequence[Path]) -> list[Path]:
     return [path for path in files if path.name in chosen]
 
 
-def look(files: Sequence[Path], base: Wanted, layout: str = "", shown: str = "upload") -> Look:
+def look(files: Sequence[Path], base: ExpectedDraft, layout: str = "", shown: str = "upload") -> DraftInspection:
     """What the draft in `files` (those of `draft_files`) is. `layout` where somebody said which one it is; `shown` is
     what messages call it.
 
@@ -72,7 +72,7 @@ def look(files: Sequence[Path], base: Wanted, layout: str = "", shown: str = "up
         raise type(error)(said, error.hint) from None
 
 
-def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> Look:
+def _look(files: Mapping[str, Path], base: ExpectedDraft, layout: str, shown: str) -> DraftInspection:
     config = _config(files)
     weights = [path for name, path in files.items() if name.endswith(".safetensors")]
     if not weights:
@@ -96,7 +96,7 @@ def _look(files: Mapping[str, Path], base: Wanted, layout: str, shown: str) -> L
         ("Made for", named[:120] if isinstance(named, str) else ""),
         ("Weights", _stored(entries)),
     ]
-    return Look(tuple(fact for fact in facts if fact[1]), _refusal(fields, shapes, method, width, base))
+    return DraftInspection(tuple(fact for fact in facts if fact[1]), _refusal(fields, shapes, method, width, base))
 
 
 def _config(files: Mapping[str, Path]) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def _header(path: Path) -> int:
         return int.from_bytes(file.read(8), "little")
 
 
-def _unread(files: Mapping[str, Path], why: str) -> Look:
+def _unread(files: Mapping[str, Path], why: str) -> DraftInspection:
     named = sorted(name for name in files if _is_weights(name))
-    return Look((("Weights", f"{', '.join(named)}: {why}"),))
+    return DraftInspection((("Weights", f"{', '.join(named)}: {why}"),))
 
 
 def _is_weights(name: str) -> bool:
@@ -159,7 +159,7 @@ def _width(fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str) -
     return width if type(width) is int else 0
 
 
-def _tokens(fields: Fields, shapes: Mapping[str, tuple[int, ...]], base: Wanted) -> str:
+def _tokens(fields: Fields, shapes: Mapping[str, tuple[int, ...]], base: ExpectedDraft) -> str:
     """`32,000 of 128,256`; only where the draft's head has fewer rows."""
     rows = next((shapes[n][0] for n in ("lm_head.weight", "lm_heads.0.weight") if shapes.get(n)), 0)
     all_tokens = base.vocabulary or fields.get("vocab_size")
@@ -174,7 +174,9 @@ def _stored(entries: Mapping[str, TensorEntry]) -> str:
     return f"{_counted(len(entries), 'tensor')} as {FLOATS.get(kind, kind)}, {total / 1e6:,.1f} MB"
 
 
-def _refusal(fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str, width: int, base: Wanted) -> str:
+def _refusal(
+    fields: Fields, shapes: Mapping[str, tuple[int, ...]], method: str, width: int, base: ExpectedDraft
+) -> str:
     """What the job would say later, where that is certain."""
     if base.hidden_size and width and width != base.hidden_size:
         return f"Its hidden size is {width:,} and that of {base.name} {base.hidden_size:,}; {OTHER_BASE}"

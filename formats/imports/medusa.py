@@ -14,7 +14,7 @@ from torch import Tensor
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft, check_vocabulary, fill
 from formats.imports.names import HEADS, medusa_name
-from formats.imports.source import Source, same_values
+from formats.imports.source import DraftSource, same_values
 from speculoos.errors import BadInput, Unsupported
 
 BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.")
@@ -22,7 +22,7 @@ NUM_HEADS = {"medusa": ("medusa_num_heads", "num_medusa_heads"), "vllm-medusa": 
 NUM_LAYERS = {"medusa": ("medusa_num_layers", "num_medusa_layers"), "vllm-medusa": ("num_hidden_layers",)}
 
 
-def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
+def read(source: DraftSource, base: BaseOutline, layout: str) -> ReadDraft:
     """The heads. Raises BadInput or Unsupported, naming the key that is at fault."""
     notices = _leave_base(source, base)
     source.rename(medusa_name)
@@ -48,7 +48,7 @@ def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
     return draft
 
 
-def _leave_base(source: Source, base: BaseOutline) -> list[str]:
+def _leave_base(source: DraftSource, base: BaseOutline) -> list[str]:
     """Files of a whole model hold the base's tensors too: those are not taken."""
     theirs = [name for name in source.entries if name in base.entries and not HEADS.match(name)]
     if not theirs or not any(HEADS.match(name) for name in source.entries):
@@ -60,7 +60,7 @@ def _leave_base(source: Source, base: BaseOutline) -> list[str]:
     ]
 
 
-def _counts(source: Source) -> tuple[int, int]:
+def _counts(source: DraftSource) -> tuple[int, int]:
     """Heads and blocks in each, by the tensors. Raises BadInput where heads differ."""
     blocks: dict[int, set[int]] = {}
     for name in source.entries:
@@ -75,7 +75,7 @@ def _counts(source: Source) -> tuple[int, int]:
     return len(numbers), layers
 
 
-def _check_counts(source: Source, heads: int, layers: int, layout: str) -> list[str]:
+def _check_counts(source: DraftSource, heads: int, layers: int, layout: str) -> list[str]:
     """Hold the config's counts against the tensors. Configs published with the Medusa repository say fewer heads than
     their files have, so more are taken with a notice."""
     fields, notices = source.fields, []
@@ -94,7 +94,7 @@ def _check_counts(source: Source, heads: int, layers: int, layout: str) -> list[
     return notices
 
 
-def _check_hidden(source: Source, base: BaseOutline) -> None:
+def _check_hidden(source: DraftSource, base: BaseOutline) -> None:
     name = next((n for n in ("blocks.0.0.linear.weight", "lm_heads.0.weight") if source.has(n)), "lm_heads.0.weight")
     width = source.shape(name)[-1]
     stated = source.fields.number("hidden_size", width)
@@ -108,13 +108,13 @@ def _check_hidden(source: Source, base: BaseOutline) -> None:
         check_vocabulary(source, base)
 
 
-def _zero_biases(source: Source, heads: int, layers: int, hidden: int) -> dict[str, Tensor]:
+def _zero_biases(source: DraftSource, heads: int, layers: int, hidden: int) -> dict[str, Tensor]:
     """Blocks without a bias (vLLM's medusa_fc_bias false) as ones with a bias of zero. A file has all or none."""
     names = [f"blocks.{head}.{layer}.linear.bias" for head in range(heads) for layer in range(layers)]
     return {} if any(map(source.has, names)) else {name: torch.zeros(hidden) for name in names}
 
 
-def _matrices(source: Source, base: BaseOutline, heads: int) -> tuple[int | None, dict[str, Tensor]]:
+def _matrices(source: DraftSource, base: BaseOutline, heads: int) -> tuple[int | None, dict[str, Tensor]]:
     """Rows of the output matrices (None: the heads share the base's head), and matrices made here: a single one that
     is not the base's serves every head."""
     single = next((name for name in ("lm_head.weight", "lm_heads.0.weight") if source.has(name)), "")
@@ -130,7 +130,7 @@ def _matrices(source: Source, base: BaseOutline, heads: int) -> tuple[int | None
     return rows, {f"lm_heads.{head}.weight": shared for head in range(heads)}
 
 
-def _token_map(source: Source, base: BaseOutline, rows: int) -> Tensor:
+def _token_map(source: DraftSource, base: BaseOutline, rows: int) -> Tensor:
     """Offsets `d2t` [rows]: column i is token i + d2t[i]. Without a map the columns are the first tokens."""
     if not source.has("token_map"):
         if (stated := source.fields.get("truncated_vocab_size")) != rows:

@@ -6,12 +6,12 @@ from typing import Any
 
 from formats.imports.base import BaseOutline
 from formats.imports.draft import ReadDraft, check_size, fill
-from formats.imports.source import Source
-from methods import find_method
+from formats.imports.source import DraftSource
 from models.checkpoints import OWN_KEYS, read_config, verify_sums
+from models.methods import find_method
 
 
-def read(source: Source, base: BaseOutline, layout: str) -> ReadDraft:
+def read(source: DraftSource, base: BaseOutline, layout: str) -> ReadDraft:
     """The draft with what its config says of its training and drafting. Raises Damaged where its sums do not hold."""
     config = read_config(source.folder)
     verify_sums(source.folder)
@@ -40,7 +40,7 @@ def _is_figure(value: Any) -> bool:
     return isinstance(value, int | float) and isfinite(value)
 
 
-def _check_sizes(source: Source, base: BaseOutline, shares_hidden_size: bool) -> None:
+def _check_sizes(source: DraftSource, base: BaseOutline, shares_hidden_size: bool) -> None:
     fields = source.fields
     check_size(source, base, "vocab_size", fields.get("vocab_size", base.vocab_size), base.vocab_size)
     if shares_hidden_size:

@@ -36,7 +36,7 @@ def safetensors_files(folder: Path) -> list[Path]:
     return [path for path in files if path.name.startswith("model")] or files
 
 
-class Source:
+class DraftSource:
     """What is in the folder. Tensors are read when they are taken, and ticked off."""
 
     def __init__(self, folder: Path, files: list[Path], shown: str, layout_given: bool):

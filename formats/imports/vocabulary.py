@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from formats.imports.base import BaseOutline
-from formats.imports.source import Source
+from formats.imports.source import DraftSource
 from speculoos.errors import BadInput
 
 
-def draft_vocabulary(source: Source, base: BaseOutline, size: int) -> tuple[Tensor, Tensor]:
+def draft_vocabulary(source: DraftSource, base: BaseOutline, size: int) -> tuple[Tensor, Tensor]:
     """d2t int64 [size] and t2d bool [V] of a head with `size` rows.
 
     `d2t` may be missing where the head has all tokens, `t2d` always. Raises BadInput where they are needed and
@@ -27,7 +27,7 @@ def draft_vocabulary(source: Source, base: BaseOutline, size: int) -> tuple[Tens
     return d2t, known
 
 
-def _known(source: Source, base: BaseOutline, ids: Tensor) -> Tensor:
+def _known(source: DraftSource, base: BaseOutline, ids: Tensor) -> Tensor:
     """bool [V]: which tokens the draft has."""
     if int(ids.min()) < 0 or int(ids.max()) >= base.vocab_size:
         raise BadInput(
@@ -41,7 +41,7 @@ def _known(source: Source, base: BaseOutline, ids: Tensor) -> Tensor:
     return known
 
 
-def _check_mark(source: Source, known: Tensor) -> None:
+def _check_mark(source: DraftSource, known: Tensor) -> None:
     if not source.has("t2d"):
         return
     given = source.take("t2d", tuple(known.shape)).bool()

@@ -9,7 +9,7 @@ from formats.imports.draft import ReadDraft
 from formats.imports.layouts import READERS, find_layout
 from formats.imports.names import TITLES, made_for
 from formats.imports.run import Conversion
-from formats.imports.source import Source
+from formats.imports.source import DraftSource
 from formats.imports.tokens import check_tokenizer
 from models import pickles
 from models.checkpoints import amend, save_draft
@@ -32,7 +32,7 @@ def convert(request: dict[str, str]) -> dict[str, Any]:
 
 def _convert(conversion: Conversion, base: BaseOutline) -> dict[str, Any]:
     folder, scratch = Path(conversion.folder), Path(conversion.scratch)
-    source = Source(folder, _rewritten(folder, scratch), conversion.shown, bool(conversion.layout))
+    source = DraftSource(folder, _rewritten(folder, scratch), conversion.shown, bool(conversion.layout))
     layout = find_layout(source, conversion.layout)
     notices = [check_tokenizer(folder, conversion.shown, base.folder, base.name), _other_dtype(source)]
     draft = READERS[layout](source, base, layout)
@@ -60,7 +60,7 @@ def _rewritten(folder: Path, scratch: Path) -> list[Path]:
     return files
 
 
-def _other_dtype(source: Source) -> str:
+def _other_dtype(source: DraftSource) -> str:
     """A notice where the config says another precision than most numbers are stored in."""
     stated = source.fields.text("torch_dtype") or source.fields.text("dtype")
     if not stated or not source.dtype or stated.removeprefix("torch.") == source.dtype:
@@ -69,7 +69,7 @@ def _other_dtype(source: Source) -> str:
     return f"{key}: config.json says {stated[:40]}, the numbers are stored as {source.dtype} and were kept so."
 
 
-def _other_base(source: Source, conversion: Conversion) -> str:
+def _other_base(source: DraftSource, conversion: Conversion) -> str:
     """A notice where the config names a base by another name than the chosen one has. Names are no proof that the
     weights differ, so this refuses nothing."""
     named = made_for(source.config)
@@ -82,7 +82,7 @@ def _other_base(source: Source, conversion: Conversion) -> str:
     )
 
 
-def _source(source: Source, report: dict[str, Any]) -> dict[str, Any]:
+def _source(source: DraftSource, report: dict[str, Any]) -> dict[str, Any]:
     """For the card: where it came from."""
     named = made_for(source.config)
     return {

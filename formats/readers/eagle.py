@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.readers.llama import attention, mlp, norm
 from formats.readers.weights import Weights, opened
 
@@ -78,12 +78,12 @@ class Eagle(LlamaDraft):
         return head(features)
 
 
-def vllm(folder: Path, checkpoint: Checkpoint) -> Eagle:
+def vllm(folder: Path, checkpoint: CheckpointFiles) -> Eagle:
     """LlamaModel.fc has no bias, and embeddings of the file are kept."""
     return _eagle(folder, own_embeddings=True, bias=False)
 
 
-def sglang(folder: Path, checkpoint: Checkpoint) -> Eagle:
+def sglang(folder: Path, checkpoint: CheckpointFiles) -> Eagle:
     """LlamaModel.fc has one, and embeddings are set to the target's."""
     return _eagle(folder, own_embeddings=False, bias=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.readers.eagle import Head, LlamaDraft
 from formats.readers.llama import norm
 from formats.readers.weights import Weights, opened
@@ -62,7 +62,7 @@ class Eagle3(LlamaDraft):
         return self.weights.linear(features if self.switch("norm_output") else self._normed(features), "lm_head.weight")
 
 
-def vllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
+def vllm(folder: Path, checkpoint: CheckpointFiles) -> Eagle3:
     """Layer ids are handed to the target unchanged: inputs of these layers. t2d is skipped."""
     config, weights = opened(folder)
     ids = config.get(IDS) or config.get("eagle_config", {}).get(IDS) or _usual(checkpoint)
@@ -70,7 +70,7 @@ def vllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     return Eagle3(config, weights, tuple(ids), targets, True, config.get("norm_before_residual", False), True)
 
 
-def speculators(folder: Path, checkpoint: Checkpoint) -> Eagle3:
+def speculators(folder: Path, checkpoint: CheckpointFiles) -> Eagle3:
     """d2t and t2d are buffers where draft_vocab_size differs from the layer's vocab_size; layer ids as in vLLM."""
     config, weights = opened(folder)
     options = {name: config[name] for name in ("draft_vocab_size", "norm_before_fc", "fc_norm", "norm_output")}
@@ -82,7 +82,7 @@ def speculators(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     return Eagle3(layer, weights, tuple(ids), targets, True, config["norm_before_residual"], True)
 
 
-def sglang(folder: Path, checkpoint: Checkpoint) -> Eagle3:
+def sglang(folder: Path, checkpoint: CheckpointFiles) -> Eagle3:
     """set_eagle3_layers_to_capture adds one to the ids of eagle_config; hot_token_id = d2t + arange."""
     config, weights = opened(folder)
     outputs = config.get("eagle_config", {}).get(IDS)
@@ -90,7 +90,7 @@ def sglang(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     return Eagle3(config, weights, tuple(ids), _targets(config, weights, "t2d"), False, newer=True)
 
 
-def trtllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
+def trtllm(folder: Path, checkpoint: CheckpointFiles) -> Eagle3:
     """Layers are captured by their outputs, as the YAML says (our README writes the checkpoint's). d2t is a parameter
     only where draft_vocab_size differs from vocab_size."""
     config, weights = opened(folder)
@@ -98,12 +98,12 @@ def trtllm(folder: Path, checkpoint: Checkpoint) -> Eagle3:
     return Eagle3(config, weights, ids, _targets(config, weights), False)
 
 
-def modelopt(folder: Path, checkpoint: Checkpoint) -> Eagle3:
+def modelopt(folder: Path, checkpoint: CheckpointFiles) -> Eagle3:
     """Outputs of these layers; d2t where the vocabulary is smaller."""
     return sglang(folder, checkpoint)
 
 
-def _usual(checkpoint: Checkpoint) -> tuple[int, int, int]:
+def _usual(checkpoint: CheckpointFiles) -> tuple[int, int, int]:
     """get_eagle3_aux_hidden_state_layers of the targets: inputs of these layers."""
     n = checkpoint.base_layers
     return (2, n // 2, n - 3)

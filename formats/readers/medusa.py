@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from formats.checkpoint import Checkpoint, read_object
+from formats.checkpoint import CheckpointFiles, read_object
 from formats.readers.weights import Weights, opened, pieces
 
 
@@ -37,7 +37,7 @@ class Medusa:
         return self.weights.linear(x, self.matrix.format(head=head, layers=self.layers))
 
 
-def vllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
+def vllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     """MedusaConfig takes any key with `num` and `heads`, or `num` and `layers`, in it for its own two, the last one
     wins; token_map counts where truncated_vocab_size is smaller. With `original_lm_head` lm_heads.0 serves all; without
     it every head is made over the whole vocabulary (0.29 to 0.32), whatever truncated_vocab_size says."""
@@ -54,7 +54,7 @@ def vllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
     return Medusa(weights, heads, layers, "blocks.{head}.layers.{layer}", matrix, targets, biased)
 
 
-def medusa(folder: Path, checkpoint: Checkpoint) -> Medusa:
+def medusa(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     """TGI: no `architectures`, `{h}.{l}.linear` and `{h}.{L}`; the repository: no `model_type`."""
     config = read_object(folder / "config.json")
     for key in ("architectures", "model_type"):
@@ -63,7 +63,7 @@ def medusa(folder: Path, checkpoint: Checkpoint) -> Medusa:
     return _repository(config, folder, checkpoint)
 
 
-def trtllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
+def trtllm(folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     """config.py's and model.py's numbers of heads are read by different names and must agree."""
     config = read_object(folder / "config.json")
     if config["num_medusa_heads"] != config["medusa_num_heads"]:
@@ -71,7 +71,7 @@ def trtllm(folder: Path, checkpoint: Checkpoint) -> Medusa:
     return _repository(config, folder, checkpoint)
 
 
-def _repository(config: Mapping[str, Any], folder: Path, checkpoint: Checkpoint) -> Medusa:
+def _repository(config: Mapping[str, Any], folder: Path, checkpoint: CheckpointFiles) -> Medusa:
     weights = Weights(folder / "medusa_lm_head.safetensors")
     _same_pickle(folder / "medusa_lm_head.pt", weights)
     heads, layers = config["medusa_num_heads"], config["medusa_num_layers"]

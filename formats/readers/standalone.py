@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from formats import streamed
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.readers.weights import KEPT
 
 
-def huggingface(folder: Path, checkpoint: Checkpoint) -> Any:
+def huggingface(folder: Path, checkpoint: CheckpointFiles) -> Any:
     """AutoModelForCausalLM.from_pretrained, in float32; a large one is built empty and fetches its weights layer by
     layer. Raises ValueError for weights that are missing or left over."""
     import torch

@@ -1,21 +1,21 @@
 """What vLLM's EagleLlamaForCausalLM and SGLang's LlamaForCausalLMEagle load. No torch."""
 
-from formats.checkpoint import Checkpoint
-from formats.table import FLOAT, Table
+from formats.checkpoint import CheckpointFiles
+from formats.table import FLOAT, TensorTable
 from formats.tables import layers
 
 
-def vllm(checkpoint: Checkpoint) -> Table:
+def vllm(checkpoint: CheckpointFiles) -> TensorTable:
     """`fc` without bias, embeddings and head from the target, no norm before the first layer nor after the last."""
     return _table(checkpoint, "LlamaForCausalLM", {})
 
 
-def sglang(checkpoint: Checkpoint) -> Table:
+def sglang(checkpoint: CheckpointFiles) -> TensorTable:
     """As vLLM, with the bias its `fc` has."""
     return _table(checkpoint, "LlamaForCausalLMEagle", {"fc.bias": ((checkpoint.hidden_size,), FLOAT)})
 
 
-def _table(checkpoint: Checkpoint, architecture: str, further: layers.Shapes) -> Table:
+def _table(checkpoint: CheckpointFiles, architecture: str, further: layers.Shapes) -> TensorTable:
     hidden, count = checkpoint.hidden_size, checkpoint.config["eagle_num_layers"]
     shapes: layers.Shapes = {"fc.weight": ((hidden, 2 * hidden), FLOAT), **further}
     for index in range(count):
@@ -24,4 +24,4 @@ def _table(checkpoint: Checkpoint, architecture: str, further: layers.Shapes) ->
             shapes[f"layers.{index}.input_layernorm.weight"] = ((hidden,), FLOAT)
     if checkpoint.config.get("own_embeddings"):
         shapes["embed_tokens.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
-    return Table(shapes, layers.config(checkpoint, architecture, count), checkpoint.written_type, why=layers.WHY)
+    return TensorTable(shapes, layers.config(checkpoint, architecture, count), checkpoint.written_type, why=layers.WHY)

@@ -2,22 +2,22 @@
 
 from typing import Any
 
-from formats.checkpoint import Checkpoint
-from formats.table import FLOAT, Table
+from formats.checkpoint import CheckpointFiles
+from formats.table import FLOAT, TensorTable
 from formats.tables import layers
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-def vllm(checkpoint: Checkpoint) -> Table:
+def vllm(checkpoint: CheckpointFiles) -> TensorTable:
     """Eagle3LlamaForCausalLM; layer ids are inputs."""
     ids = _ids(checkpoint, [i + 1 for i in checkpoint.aux_layers])
     config = _config(checkpoint, "Eagle3LlamaForCausalLM", ids)
     config |= {**_switches(checkpoint), **ids}
-    return Table(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
 
 
-def speculators(checkpoint: Checkpoint) -> Table:
+def speculators(checkpoint: CheckpointFiles) -> TensorTable:
     """Eagle3DraftModel; layer ids are inputs, the layer's config is nested."""
     config = {
         "architectures": ["Eagle3DraftModel"],
@@ -33,25 +33,25 @@ def speculators(checkpoint: Checkpoint) -> Table:
         IDS: [i + 1 for i in checkpoint.aux_layers],
     }
     choices = ("speculators_version", "speculators_config.proposal_methods", "speculators_config.verifier.name_or_path")
-    return Table(
+    return TensorTable(
         _tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, frozenset(choices), why=layers.WHY
     )
 
 
-def sglang(checkpoint: Checkpoint) -> Table:
+def sglang(checkpoint: CheckpointFiles) -> TensorTable:
     """LlamaForCausalLMEagle3; layer ids are outputs."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
     config |= {name: value for name, value in _switches(checkpoint).items() if name != "norm_before_residual"}
-    return Table(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t", "t2d"), config, checkpoint.written_type, why=layers.WHY)
 
 
-def trtllm(checkpoint: Checkpoint) -> Table:
+def trtllm(checkpoint: CheckpointFiles) -> TensorTable:
     """Eagle3ForCausalLM; layers come from the YAML, layer ids here are outputs as there."""
     config = _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, list(checkpoint.aux_layers)))
-    return Table(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, why=layers.WHY)
 
 
-def modelopt(checkpoint: Checkpoint) -> Table:
+def modelopt(checkpoint: CheckpointFiles) -> TensorTable:
     """LLAMA_EAGLE_SINGLE_LAYER and the template config of ModelOpt; layer ids are outputs."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, list(checkpoint.aux_layers)))
     config["eagle_config"] |= {
@@ -59,10 +59,10 @@ def modelopt(checkpoint: Checkpoint) -> Table:
         **{"next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1},
     }
     choices = frozenset({"initializer_range", "attention_dropout", "pretraining_tp"})
-    return Table(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, choices, why=layers.WHY)
+    return TensorTable(_tensors(checkpoint, "d2t"), config, checkpoint.written_type, choices, why=layers.WHY)
 
 
-def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
+def _config(checkpoint: CheckpointFiles, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
     return {
         **layers.config(checkpoint, architecture, _count(checkpoint)),
         **{"draft_vocab_size": checkpoint.draft_vocab_size, "target_hidden_size": _width(checkpoint)},
@@ -70,26 +70,26 @@ def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> d
     }
 
 
-def _switches(checkpoint: Checkpoint) -> dict[str, bool]:
+def _switches(checkpoint: CheckpointFiles) -> dict[str, bool]:
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: checkpoint.config.get(name, False) for name in names}
 
 
-def _count(checkpoint: Checkpoint) -> int:
+def _count(checkpoint: CheckpointFiles) -> int:
     return checkpoint.config.get("eagle_num_layers", 1)
 
 
-def _width(checkpoint: Checkpoint) -> int:
+def _width(checkpoint: CheckpointFiles) -> int:
     """Of one hidden state of the base."""
     return checkpoint.config.get("target_hidden_size") or checkpoint.hidden_size
 
 
-def _ids(checkpoint: Checkpoint, counted: list[int]) -> dict[str, list[int]]:
+def _ids(checkpoint: CheckpointFiles, counted: list[int]) -> dict[str, list[int]]:
     """No key for the layers that all servers take by themselves."""
     return {} if checkpoint.aux_layers == checkpoint.usual_aux_layers else {IDS: counted}
 
 
-def _tensors(checkpoint: Checkpoint, *maps: str) -> layers.Shapes:
+def _tensors(checkpoint: CheckpointFiles, *maps: str) -> layers.Shapes:
     hidden, columns, fused = checkpoint.hidden_size, checkpoint.draft_vocab_size, len(checkpoint.aux_layers)
     shapes: layers.Shapes = {
         "fc.weight": ((hidden, fused * _width(checkpoint)), FLOAT),

@@ -4,14 +4,14 @@ for them. Written from their source, not from the writers. No torch.
 
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.table import FLOAT
 from models.card import first
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 
-def layer(checkpoint: Checkpoint, index: int, width: int) -> Shapes:
+def layer(checkpoint: CheckpointFiles, index: int, width: int) -> Shapes:
     """Attention over inputs `width` wide, and the MLP, with the norm between; norms before it are the caller's."""
     c = checkpoint.config
     hidden, inner, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
@@ -29,7 +29,7 @@ def layer(checkpoint: Checkpoint, index: int, width: int) -> Shapes:
     }
 
 
-def config(checkpoint: Checkpoint, architecture: str, layers: int) -> dict[str, Any]:
+def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[str, Any]:
     """What LlamaConfig and the servers' Llama classes read."""
     c, base = checkpoint.config, checkpoint.base
     bos = base.get("bos_token_id")

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from formats.checkpoint import Checkpoint
-from formats.table import FLOAT, Table
+from formats.checkpoint import CheckpointFiles
+from formats.table import FLOAT, TensorTable
 from formats.tables.layers import Shapes
 
 HEADS = "medusa_lm_head"
@@ -21,7 +21,7 @@ WHY = {
 }
 
 
-def vllm(checkpoint: Checkpoint) -> Table:
+def vllm(checkpoint: CheckpointFiles) -> TensorTable:
     """Blocks, a matrix for every head or one for all, and the map of a smaller vocabulary."""
     (heads, layers), shared = _counts(checkpoint), bool(checkpoint.config.get("medusa_tie_lm_head"))
     hidden, columns = checkpoint.hidden_size, checkpoint.draft_vocab_size
@@ -40,10 +40,10 @@ def vllm(checkpoint: Checkpoint) -> Table:
         **{"num_heads": heads, "num_hidden_layers": layers, "medusa_fc_bias": True, "original_lm_head": shared},
         **{"tie_word_embeddings": False, "torch_dtype": checkpoint.dtype, "dtype": checkpoint.dtype},
     }
-    return Table(tensors, config, checkpoint.written_type, why=WHY)
+    return TensorTable(tensors, config, checkpoint.written_type, why=WHY)
 
 
-def medusa(checkpoint: Checkpoint) -> Table:
+def medusa(checkpoint: CheckpointFiles) -> TensorTable:
     """The state dict of `medusa_head`, as safetensors for TGI and pickled for the repository."""
     heads, layers = _counts(checkpoint)
     hidden = checkpoint.hidden_size
@@ -53,7 +53,7 @@ def medusa(checkpoint: Checkpoint) -> Table:
             tensors[f"{head}.{layer}.linear.weight"] = ((hidden, hidden), FLOAT)
             tensors[f"{head}.{layer}.linear.bias"] = ((hidden,), FLOAT)
         tensors[f"{head}.{layers}.weight"] = ((checkpoint.vocab_size, hidden), FLOAT)
-    return Table(
+    return TensorTable(
         tensors,
         {"medusa_num_heads": heads, "medusa_num_layers": layers, "torch_dtype": checkpoint.dtype},
         checkpoint.written_type,
@@ -64,12 +64,12 @@ def medusa(checkpoint: Checkpoint) -> Table:
     )
 
 
-def trtllm(checkpoint: Checkpoint) -> Table:
+def trtllm(checkpoint: CheckpointFiles) -> TensorTable:
     """The same tensors, three names for two numbers, and the tree for `--medusa_choices`."""
     table, heads = medusa(checkpoint), checkpoint.config["medusa_num_heads"]
     further = {"num_medusa_heads": heads, "hidden_size": checkpoint.hidden_size, "vocab_size": checkpoint.vocab_size}
     return replace(table, config={**table.config, **further}, files=(*table.files, "medusa_choices.json"))
 
 
-def _counts(checkpoint: Checkpoint) -> tuple[int, int]:
+def _counts(checkpoint: CheckpointFiles) -> tuple[int, int]:
     return checkpoint.config["medusa_num_heads"], checkpoint.config["medusa_num_layers"]

@@ -5,9 +5,9 @@ No torch.
 
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
-from formats.plan import Plan, from_entry
+from formats.plan import ExportPlan, from_entry
 from formats.serve import drafted_tokens
 from formats.writers import llama
 
@@ -15,16 +15,16 @@ MAPS = ("d2t", "t2d")
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """Layers are counted by their inputs (n + 1), at the top level in all versions, in eagle_config in newer ones. The
     class has the name that only vLLM knows: SGLang, which counts otherwise, refuses it instead of fusing other layers.
     """
     ids = _ids(checkpoint, 1)
     config = _config(checkpoint, "Eagle3LlamaForCausalLM", ids)
-    return Plan(_tensors(checkpoint, *MAPS), {**config, **_norms(checkpoint), **ids})
+    return ExportPlan(_tensors(checkpoint, *MAPS), {**config, **_norms(checkpoint), **ids})
 
 
-def speculators(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def speculators(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """The layer is a transformers config of its own; layers are counted by their inputs (n + 1), and always named:
     without them `from_pretrained` opens the base's config, wherever that is."""
     layer = llama.config(checkpoint, "LlamaForCausalLM", checkpoint.config.get("eagle_num_layers", 1))
@@ -52,23 +52,23 @@ def speculators(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
         "dtype": checkpoint.dtype,
         IDS: [layer + 1 for layer in checkpoint.aux_layers],
     }
-    return Plan(_tensors(checkpoint, *MAPS), config)
+    return ExportPlan(_tensors(checkpoint, *MAPS), config)
 
 
-def sglang(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def sglang(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """Layers are counted by their outputs; SGLang adds the one itself."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, 0))
     norms = {name: value for name, value in _norms(checkpoint).items() if name != "norm_before_residual"}
-    return Plan(_tensors(checkpoint, *MAPS), {**config, **norms})
+    return ExportPlan(_tensors(checkpoint, *MAPS), {**config, **norms})
 
 
-def trtllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def trtllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """Layers are read from the server's YAML; the config names them by their outputs as the YAML does, for who reads
     the folder otherwise. t2d is no parameter there."""
-    return Plan(_tensors(checkpoint, "d2t"), _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, 0)))
+    return ExportPlan(_tensors(checkpoint, "d2t"), _config(checkpoint, "EAGLE3LlamaForCausalLM", _ids(checkpoint, 0)))
 
 
-def modelopt(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def modelopt(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """ModelOpt's template: layers by their outputs; its exporter has no t2d and says what its module was made with."""
     config = _config(checkpoint, "LlamaForCausalLMEagle3", _ids(checkpoint, 0))
     options = {
@@ -76,18 +76,18 @@ def modelopt(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
         **{"next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": 1},
     }
     further = {"initializer_range": 0.02, "attention_dropout": 0.0, "pretraining_tp": 1}
-    return Plan(
+    return ExportPlan(
         _tensors(checkpoint, "d2t"), {**config, **further, "eagle_config": {**config["eagle_config"], **options}}
     )
 
 
-def _tensors(checkpoint: Checkpoint, *maps: str) -> list:
+def _tensors(checkpoint: CheckpointFiles, *maps: str) -> list:
     """All but those maps of the vocabulary that the server has none for; no map where the vocabulary is whole."""
     left_out = {name for name in MAPS if name not in maps or not checkpoint.small_vocabulary}
     return [from_entry(entry) for name, entry in checkpoint.tensors.items() if name not in left_out]
 
 
-def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
+def _config(checkpoint: CheckpointFiles, architecture: str, ids: dict[str, Any]) -> dict[str, Any]:
     return {
         **llama.config(checkpoint, architecture, checkpoint.config.get("eagle_num_layers", 1)),
         "draft_vocab_size": checkpoint.draft_vocab_size,
@@ -96,13 +96,13 @@ def _config(checkpoint: Checkpoint, architecture: str, ids: dict[str, Any]) -> d
     }
 
 
-def _norms(checkpoint: Checkpoint) -> dict[str, bool]:
+def _norms(checkpoint: CheckpointFiles) -> dict[str, bool]:
     """EAGLE-3.1's switches, which vLLM and speculators read, and SGLang all but the first."""
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: bool(checkpoint.config.get(name)) for name in names}
 
 
-def _ids(checkpoint: Checkpoint, added: int) -> dict[str, list[int]]:
+def _ids(checkpoint: CheckpointFiles, added: int) -> dict[str, list[int]]:
     """Output ids plus `added`; left out where they are what every server takes by itself: a server that counts
     otherwise then cannot misread them."""
     if checkpoint.aux_layers == checkpoint.usual_aux_layers:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from models.card import first
 
 SHAPES = (
@@ -11,7 +11,7 @@ SHAPES = (
 )
 
 
-def config(checkpoint: Checkpoint, architecture: str, layers: int) -> dict[str, Any]:
+def config(checkpoint: CheckpointFiles, architecture: str, layers: int) -> dict[str, Any]:
     """The draft's shape. Rotary settings are the draft's own: one trained here has no scaling even where its base has.
     Both words for the type, since servers read one or the other; it is that of the tensors."""
     return {

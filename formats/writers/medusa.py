@@ -7,15 +7,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
-from formats.plan import Plan, TensorSource, cast, constant, from_entry, widen
-from methods.trees import nodes
+from formats.plan import ExportPlan, TensorSource, cast, constant, from_entry, widen
+from models.methods.trees import nodes
 
 HEADS = "medusa_lm_head"
 
 
-def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def vllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """`blocks.{h}.layers.{l}`; a shared matrix once, by `original_lm_head`, and only that may have fewer rows, by
     `token_map`. No key but two may have `num` with `heads` or `layers` in it: vLLM's config class takes any such key
     for these."""
@@ -37,10 +37,10 @@ def vllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     blocks = _blocks(checkpoint, "blocks.{head}.layers.{layer}.{kind}")
     count = 1 if shared else shape["medusa_num_heads"]
     heads = [_matrix(checkpoint, base, h, f"lm_heads.{h}.weight") for h in range(count)]
-    return Plan([*blocks, *heads, *_token_map(checkpoint)], config)
+    return ExportPlan([*blocks, *heads, *_token_map(checkpoint)], config)
 
 
-def trtllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def trtllm(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """The repository's layout with all three names for the number of heads and layers: config.py and model.py of
     TensorRT-LLM read different ones. Older releases read the `.pt` only."""
     plan = medusa(checkpoint, base, facts)
@@ -53,7 +53,7 @@ def trtllm(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     return replace(plan, config={**plan.config, **further}, texts=texts)
 
 
-def medusa(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def medusa(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """`{h}.{l}.linear` and `{h}.{L}`. Neither `model_type` nor `architectures`: with the one the repository takes the
     config for the base's, with the other TGI takes the folder for no Medusa at all."""
     shape = checkpoint.config
@@ -66,16 +66,16 @@ def medusa(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
     blocks = _blocks(checkpoint, "{head}.{layer}.linear.{kind}")
     last = shape["medusa_num_layers"]
     heads = [_matrix(checkpoint, base, h, f"{h}.{last}.weight") for h in range(shape["medusa_num_heads"])]
-    return Plan([*blocks, *heads], config, weights=f"{HEADS}.safetensors", pickled=f"{HEADS}.pt")
+    return ExportPlan([*blocks, *heads], config, weights=f"{HEADS}.safetensors", pickled=f"{HEADS}.pt")
 
 
-def choices(checkpoint: Checkpoint) -> list[list[int]]:
+def choices(checkpoint: CheckpointFiles) -> list[list[int]]:
     """The tuned tree, every node a path of ranks; a chain of first choices where none was tuned."""
     tree = checkpoint.config.get("drafting", {}).get("tree") or [[0] * checkpoint.config["medusa_num_heads"]]
     return [list(path) for path in sorted(nodes(tree), key=lambda path: (len(path), path))]
 
 
-def _blocks(checkpoint: Checkpoint, pattern: str) -> list[TensorSource]:
+def _blocks(checkpoint: CheckpointFiles, pattern: str) -> list[TensorSource]:
     """Weights and biases of every residual block, named by `pattern`."""
     sources = []
     for name, entry in checkpoint.tensors.items():
@@ -86,7 +86,7 @@ def _blocks(checkpoint: Checkpoint, pattern: str) -> list[TensorSource]:
     return sources
 
 
-def _matrix(checkpoint: Checkpoint, base: Any, head: int, name: str) -> TensorSource:
+def _matrix(checkpoint: CheckpointFiles, base: Any, head: int, name: str) -> TensorSource:
     """Output matrix of a head: its own, the one that was cut for all of them, or the base's."""
     shared = bool(checkpoint.config.get("medusa_tie_lm_head"))
     if shared and not checkpoint.small_vocabulary:
@@ -94,7 +94,7 @@ def _matrix(checkpoint: Checkpoint, base: Any, head: int, name: str) -> TensorSo
     return from_entry(checkpoint.tensors[f"lm_heads.{0 if shared else head}.weight"], name)
 
 
-def _token_map(checkpoint: Checkpoint) -> list[TensorSource]:
+def _token_map(checkpoint: CheckpointFiles) -> list[TensorSource]:
     """Token ids of the base by draft id, int64."""
     if not checkpoint.small_vocabulary:
         return []

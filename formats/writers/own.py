@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
-from formats.plan import Plan
+from formats.plan import ExportPlan
 from models.archive import archive_files
 
 
-def own(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def own(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """Nothing is written anew."""
-    return Plan([], {}, weights="", copies=tuple(archive_files(checkpoint.path)))
+    return ExportPlan([], {}, weights="", copies=tuple(archive_files(checkpoint.path)))

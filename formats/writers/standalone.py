@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.facts import Facts
-from formats.plan import Plan, from_entry
+from formats.plan import ExportPlan, from_entry
 from models.checkpoints import OWN_KEYS
 from models.foreign import cleaned
 from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
@@ -13,14 +13,16 @@ from models.identity import BESIDE, TEMPLATES, TOKENIZER_FILES
 TOKENIZER = (*TOKENIZER_FILES, *TEMPLATES, *BESIDE, "tokenizer_config.json")
 
 
-def huggingface(checkpoint: Checkpoint, base: Any, facts: Facts) -> Plan:
+def huggingface(checkpoint: CheckpointFiles, base: Any, facts: Facts) -> ExportPlan:
     """transformers' names are ours. The generation config is the checkpoint's, without settings of sampling: what an
     assistant drafts with is the caller's choice."""
     values = {key: value for key, value in checkpoint.config.items() if key not in (*OWN_KEYS, "torch_dtype")}
     config = cleaned({**values, "dtype": checkpoint.dtype, "architectures": _architectures(values)})
     tokenizer = [path for name in TOKENIZER if (path := checkpoint.base_path / name).is_file()]
     tensors = [from_entry(entry) for entry in checkpoint.tensors.values()]
-    return Plan(tensors, config, copies=tuple(tokenizer), texts={"generation_config.json": _generation(checkpoint)})
+    return ExportPlan(
+        tensors, config, copies=tuple(tokenizer), texts={"generation_config.json": _generation(checkpoint)}
+    )
 
 
 def _architectures(config: dict[str, Any]) -> list[str]:
@@ -30,7 +32,7 @@ def _architectures(config: dict[str, Any]) -> list[str]:
     return config.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]
 
 
-def _generation(checkpoint: Checkpoint) -> str:
+def _generation(checkpoint: CheckpointFiles) -> str:
     path = checkpoint.path / "generation_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     tokens = {

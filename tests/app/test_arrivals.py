@@ -27,7 +27,7 @@ from workers.ask.requests import Export
 from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import export
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     job = submit(Export(heads, "vllm"), settings=maker)
     with db.writing(maker) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
-    result = export.run(Export(heads, "vllm"), Context(maker, job.id, attempt, Timing()))
+    result = export.run(Export(heads, "vllm"), Context(maker, job.id, attempt, JobTiming()))
     with db.writing(maker) as session:
         jobs.succeed(session, job.id, attempt, result)
     page(pages, heads)

@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from app.pages import checkpoints, data, jobs, models, plans
 from app.views.checkpoint_rows import checkpoints_table
-from app.widgets.asked import Asked, address, is_narrowed, narrowed, of_address
+from app.widgets.asked import ListQuery, address, is_narrowed, narrowed, of_address
 from app.widgets.bulk import Action, bar, box, do
 from app.widgets.picker import pager
 from speculoos.errors import Conflict
@@ -32,7 +32,7 @@ def filled(home: Settings) -> Settings:
 def names(home: Settings, words: str = "", order: str = "") -> list[str]:
     with reading(home) as session:
         query = select(Job).order_by(Job.created_at.desc())
-        return [job.name for job in session.scalars(narrowed(query, Asked("All", words, order)))]
+        return [job.name for job in session.scalars(narrowed(query, ListQuery("All", words, order)))]
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_an_address_and_what_it_asks_for() -> None:
     assert (asked, asked.words, asked.order, asked.order_words) == ("Done", "a&b", "name", "By name")
     assert address("jobs", "50.x", asked) == "/jobs?show=Done&find=a%26b&order=name&from=50.x"
     assert of_address({"show": "Nonsense", "order": "no"}, FILTERS).values == ["All", "", ""]
-    assert address("jobs", "", Asked("All")) == address("jobs") == "/jobs"
-    assert Asked.of(asked.values, FILTERS).values == asked.values
-    assert Asked.of([], FILTERS) == Asked.of([None, None], FILTERS) == "All"
+    assert address("jobs", "", ListQuery("All")) == address("jobs") == "/jobs"
+    assert ListQuery.of(asked.values, FILTERS).values == asked.values
+    assert ListQuery.of([], FILTERS) == ListQuery.of([None, None], FILTERS) == "All"
 
 
 def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
-    html = pager("jobs", Page([], 51, 120, "", "100.x"), Asked("Done", "x", "name"))
+    html = pager("jobs", Page([], 51, 120, "", "100.x"), ListQuery("Done", "x", "name"))
     assert "/jobs?show=Done&amp;find=x&amp;order=name&amp;from=100.x" in html and "After →" in html
 
 
@@ -76,8 +76,8 @@ def test_pages_of_a_narrowed_list_stay_narrowed() -> None:
 )
 def test_an_empty_search_says_so(filled: Settings, table) -> None:
     with reading(filled) as session:
-        assert "None of these" in table(session, Asked("All", "nobody is called so"), "")
-    assert is_narrowed(Asked("All", "x")) and is_narrowed("Done") and not is_narrowed("All")
+        assert "None of these" in table(session, ListQuery("All", "nobody is called so"), "")
+    assert is_narrowed(ListQuery("All", "x")) and is_narrowed("Done") and not is_narrowed("All")
 
 
 def test_a_job_list_has_a_box_before_each_row(filled: Settings) -> None:
@@ -92,7 +92,7 @@ def test_models_can_be_looked_for(home: Settings) -> None:
         for name in ("llama", "smol"):
             session.add(Base(name=name, source="folder", location="/x", path="/x", state="ready"))
     with reading(home) as session:
-        html = models.table(session, Asked("All", "smo"))
+        html = models.table(session, ListQuery("All", "smo"))
     assert "smol" in html and "llama" not in html
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from app.widgets.charts import Look, line_chart, tick_words, ticks
+from app.widgets.charts import ChartStyle, line_chart, tick_words, ticks
 
 
 def numbers(made: str) -> dict:
@@ -32,7 +32,7 @@ def test_a_chart_names_every_series_with_its_last_value():
 
 def test_a_chart_of_choices_names_the_best_point_and_where_it_lies():
     line = {"tree": [(2, 1.3), (4, 1.9), (64, 0.5)]}
-    html = line_chart("Speed", line, unit="× plain", across="nodes", look=Look(best=True))
+    html = line_chart("Speed", line, unit="× plain", across="nodes", look=ChartStyle(best=True))
     assert "<b>1.9 × plain at 4 nodes</b>" in html and "tree 1.9 × plain at nodes 4" in html and "<b>0.5" not in html
     assert html.count("<circle") == 1
 

@@ -36,7 +36,7 @@ def client(home: Settings) -> TestClient:
 
 def asked(home: Settings, prompt: str, chat: str = "", answer: str = "well", after: str | None = None, **filled) -> Run:
     """A turn made as the page does, then answered by hand."""
-    run, _ = turns.next_turn(home, chat, "tiny", prompt, turns.Sampling(), after=after)
+    run, _ = turns.next_turn(home, chat, "tiny", prompt, turns.TurnSampling(), after=after)
     with writing(home) as rows:
         stored = runs.get_run(rows, run.id)
         stored.state, stored.text, stored.error = "SUCCEEDED", answer, ""
@@ -68,7 +68,7 @@ def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
     """A chat alone means after its last turn; with a slash, after that turn, or anew."""
 
     def sent(place: str) -> tuple[str, list[str]]:
-        chat, _, _ = playground.send_turn(home, place, "tiny", "", "next", turns.Sampling())
+        chat, _, _ = playground.send_turn(home, place, "tiny", "", "next", turns.TurnSampling())
         with reading(home) as rows:
             return chat, contents(max(runs.group_runs(rows, chat), key=lambda run: run.created_at))
 
@@ -79,7 +79,7 @@ def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
     assert sent(f"{chat}/") == (chat, ["next"])
     assert sent("")[0] != chat
     with pytest.raises(BadInput, match="Write a question"):
-        playground.send_turn(home, f"{chat}/{first.id}", "tiny", "", " ", turns.Sampling())
+        playground.send_turn(home, f"{chat}/{first.id}", "tiny", "", " ", turns.TurnSampling())
 
 
 def test_a_seed_is_a_whole_number_or_nothing() -> None:

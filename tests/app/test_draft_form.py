@@ -17,19 +17,19 @@ from app.views.draft_form import AddDraft, cloned_request, take
 from app.views.job_panel import output_links
 from models.hub import HUB_ID
 from models.published import PUBLISHED, published_for
+from ops.contents import uploads_of
+from ops.retention import clean
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tests.formats.imports import writers
 from tests.tools.homes import add_base
 from tracking import db, jobs
 from tracking.tables import Base, Checkpoint, Job
-from upkeep.contents import uploads_of
-from upkeep.retention import clean
 from workers.ask.command_line import command_for
 from workers.ask.requests import ImportDraft
 from workers.child.context import Context
 from workers.child.work import import_draft
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 NASTY = "<img src=x onerror=alert(1)>${alert(1)}"
 
@@ -68,7 +68,7 @@ def run(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
         request = session.get_one(Job, job.id).request
-    context = Context(home, job.id, attempt, Timing())
+    context = Context(home, job.id, attempt, JobTiming())
     result = import_draft.run(ImportDraft(**request), context)
     with db.writing(home) as session:
         jobs.succeed(session, job.id, attempt, result)

@@ -25,7 +25,7 @@ def home(tmp_path) -> Settings:
     return made
 
 
-WARM = turns.Sampling(temperature=0.7)
+WARM = turns.TurnSampling(temperature=0.7)
 
 
 def speculation_of(settings, run_id: str) -> dict:
@@ -33,7 +33,7 @@ def speculation_of(settings, run_id: str) -> dict:
         return runs.get_run(rows, run_id).request.get("speculation", {})
 
 
-def asked(settings, model: str, drafting: Drafting, drafter: str = "", sampling: turns.Sampling = WARM) -> dict:
+def asked(settings, model: str, drafting: Drafting, drafter: str = "", sampling: turns.TurnSampling = WARM) -> dict:
     run, _ = turns.next_turn(settings, "", model, "hello", sampling, drafter, drafting)
     return speculation_of(settings, run.id)
 
@@ -69,7 +69,7 @@ def test_what_was_asked_is_stored_with_the_run(home):
     ],
 )
 def test_what_cannot_be_drafted_is_said_in_one_sentence(home, model, drafter, drafting, why):
-    sampling = turns.Sampling() if drafting.acceptance == "typical" else WARM
+    sampling = turns.TurnSampling() if drafting.acceptance == "typical" else WARM
     with pytest.raises(BadInput, match=why):
         turns.next_turn(home, "", model, "hello", sampling, drafter, drafting)
     if not drafter:

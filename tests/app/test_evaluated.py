@@ -11,7 +11,7 @@ from speculoos.settings import Settings, load
 from tracking import jobs, reports, runs
 from tracking.db import reading, upgrade, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.ask.requests import Replay
+from workers.ask.requests import ReplayRequest
 
 NASTY = "<img src=x onerror=alert(1)> ${alert(1)}"
 PROMPTS = [
@@ -72,12 +72,12 @@ def test_a_question_after_a_prompt_of_several_turns_sees_all_of_them(home):
     with writing(home) as rows:
         (shown,) = runs.group_runs(rows, chat)
         shown.text, shown.state = "2", "SUCCEEDED"
-    asked = turns.next_turn(home, chat, "tiny@heads", "three?", turns.Sampling())[0]
+    asked = turns.next_turn(home, chat, "tiny@heads", "three?", turns.TurnSampling())[0]
     answered = [*several, {"role": "assistant", "content": "2"}, {"role": "user", "content": "three?"}]
     assert asked.request["messages"] == answered
-    again = turns.next_turn(home, chat, "tiny@heads", "two!", turns.Sampling(system="Be long."), after="")[0]
+    again = turns.next_turn(home, chat, "tiny@heads", "two!", turns.TurnSampling(system="Be long."), after="")[0]
     assert [m["content"] for m in again.request["messages"]] == ["Be long.", "one?", "1", "two!"], "another version"
-    new = turns.next_turn(home, "", "tiny@heads", "alone?", turns.Sampling())[0]
+    new = turns.next_turn(home, "", "tiny@heads", "alone?", turns.TurnSampling())[0]
     assert [m["content"] for m in new.request["messages"]] == ["alone?"]
 
 
@@ -148,7 +148,7 @@ def test_a_running_evaluation_shows_each_question_as_it_comes(home):
         assert evaluation_view.report_of(rows, job) == ""
         first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **told}
         old, new = (2, {"question": "again", **told}), (2, {"question": "q2", **told})
-        reports.write(rows, job.id, 1, reports.Report(samples=[(1, first), old, new]))
+        reports.write(rows, job.id, 1, reports.JobReport(samples=[(1, first), old, new]))
         page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
         assert evaluation_view.report_of(rows, job) in page
     assert page.index("q2") < page.index("math") and "again" not in page, "the newest first, of each the last"
@@ -163,7 +163,7 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
     with writing(home) as rows:
         links = {"base_id": "base", "checkpoint_id": "heads", "state": "ready"}
         rows.add(Dataset(id="said", name="-said", kind="conversations", state="ready"))
-        asked = Replay("base", "heads", "said", limit=12).to_json()
+        asked = ReplayRequest("base", "heads", "said", limit=12).to_json()
         rows.add(Evaluation(id="two", name="two", result=replayed, config=asked, **links))
         job = Job(kind="replay", queue="gpu", name="two", request={"evaluation_id": "two"})
         rows.add(job)

@@ -21,7 +21,7 @@ from app.widgets.bulk import do
 from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from tracking import changes, db, experiments, lineage
-from tracking.reports import Report, write
+from tracking.reports import JobReport, write
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
 from workers.ask.requests import Export, Train
 
@@ -63,7 +63,7 @@ def add_training(session: db.Session, home: Settings, name: str, place: int) -> 
     draft.path = f"{home.home}/checkpoints/d/attempt-1" if place == 1 else ""
     session.add(draft)
     session.flush()
-    write(session, job.id, 1, Report(metrics={("train/loss", 1): 2.0, ("eval/tau", 1): 1 + place / 10}))
+    write(session, job.id, 1, JobReport(metrics={("train/loss", 1): 2.0, ("eval/tau", 1): 1 + place / 10}))
     job.state = "SUCCEEDED"
     row = Evaluation(name=name, base_id="base", checkpoint_id=draft.id, state="ready", suite="own", questions="GSM8K")
     row.tau, row.tau_low, row.tau_high, row.speedup = 1.5 + place / 10, 1.4 + place / 10, 1.6 + place / 10, 1.2

@@ -27,7 +27,7 @@ from workers.ask.requests import Export
 from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import export
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +67,7 @@ def ordered(home: Settings, checkpoint_id: str, name: str) -> tuple[Export, Cont
     job = submit(Export(checkpoint_id, name), settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
-    return Export(**job.request), Context(home, job.id, attempt, Timing())
+    return Export(**job.request), Context(home, job.id, attempt, JobTiming())
 
 
 def made(home: Settings, checkpoint_id: str, name: str) -> dict:

@@ -8,7 +8,7 @@ import pytest
 from app import forms
 from app.views import import_form
 from app.views.import_form import PROMPTS_ONLY, ImportForm
-from methods import METHODS, SETTINGS
+from models.methods import METHODS, SETTINGS
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
 from workers.ask.requests import GenerateData, Train

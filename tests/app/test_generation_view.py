@@ -8,7 +8,7 @@ from speculoos.settings import Settings
 from tests.app.test_changes import counted
 from tests.app.test_shard_rows import HOSTILE, divided
 from tracking import db, downsampling, generations, jobs, reports, shards
-from tracking.reports import Report
+from tracking.reports import JobReport
 from tracking.tables import Job
 
 
@@ -18,7 +18,7 @@ def say(settings: Settings, shard: Job, **values: float) -> None:
     answer = {"id": "line-1", "prompt": f"ask {HOSTILE}", "text": f"say {HOSTILE}", "finish": "length"}
     left = {"id": "line-2", "prompt": "p", "text": HOSTILE, "kind": "cut", "reason": f"cut {HOSTILE}"}
     with db.writing(settings) as session:
-        reports.write(session, shard.id, 1, Report(metrics=metrics, samples=[(0, answer), (1, left)]))
+        reports.write(session, shard.id, 1, JobReport(metrics=metrics, samples=[(0, answer), (1, left)]))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) 
 def test_counters_are_no_charts(home: Settings, job: Job) -> None:
     with db.writing(home) as session:
         shard = shards.of(session, job.id)[2]
-        reports.write(session, shard.id, 1, Report(metrics={("generate/tokens_per_second", 7): 40.0}))
+        reports.write(session, shard.id, 1, JobReport(metrics={("generate/tokens_per_second", 7): 40.0}))
         found = downsampling.metrics(session, shard.id, but=generations.NOW)
     assert found == {"generate/tokens_per_second": [(7, 40.0)]}
 

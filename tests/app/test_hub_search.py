@@ -14,7 +14,7 @@ import gradio as gr
 import pytest
 
 from app.views.hub_search import HubSearch, results
-from models.hub_search import LONGEST, Found, search
+from models.hub_search import LONGEST, HubModel, search
 from speculoos.errors import BadInput, Unavailable
 from tests.models.hub_server import HTML
 from tests.models.test_fetch import hub  # noqa: F401
@@ -48,9 +48,11 @@ def asked(hub: str, folder: Path, *words: str, **more: str) -> dict:  # noqa: F8
 
 def test_a_search_tells_size_licence_and_whether_drafts_can_be_made(hub: str, tmp_path: Path) -> None:  # noqa: F811
     made = asked(hub, tmp_path, "tiny", "https://huggingface.co/tiny/", "nothing-like-it")
-    found = [Found(**each) for each in made["tiny"]["told"]]
+    found = [HubModel(**each) for each in made["tiny"]["told"]]
     one, gated, quantised, adapter, recurrent = found
-    assert one == Found("tests/tiny", 1_000_000_010, 2_000_000_040, "apache-2.0", 1200, architecture="LlamaForCausalLM")
+    assert one == HubModel(
+        "tests/tiny", 1_000_000_010, 2_000_000_040, "apache-2.0", 1200, architecture="LlamaForCausalLM"
+    )
     assert gated.gated and gated.licence == "llama3" and not gated.why_not
     assert "quantised" in quantised.why_not and "adapter" in adapter.why_not and "recurrent" in recurrent.why_not
     assert made["https://huggingface.co/tiny/"]["told"] == made["tiny"]["told"]
@@ -62,7 +64,7 @@ def test_a_search_tells_size_licence_and_whether_drafts_can_be_made(hub: str, tm
 
 def test_hostile_answers_are_left_out_or_shown_as_text(hub: str, tmp_path: Path) -> None:  # noqa: F811
     made = asked(hub, tmp_path, "hostile", "torn", "deep", "ill", "huge")
-    found = [Found(**each) for each in made["hostile"]["told"]]
+    found = [HubModel(**each) for each in made["hostile"]["told"]]
     assert [each.repo for each in found] == ["tests/hostile", "tests/numbers"]
     assert (found[0].downloads, found[0].parameters, found[1].parameters) == (0, 0, 0)
     assert "<img" not in results(found)

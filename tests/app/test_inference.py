@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from app import inference
-from launch.first_start import main as first_start
+from cli.launch.first_start import main as first_start
 from speculoos.settings import Settings
 
 

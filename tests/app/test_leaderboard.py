@@ -28,7 +28,7 @@ from speculoos.errors import BadInput
 from speculoos.settings import Endpoint, Settings
 from tracking import changes, db, jobs, shards
 from tracking import leaderboard as board
-from tracking.leaderboard import View
+from tracking.leaderboard import LeaderboardView
 from tracking.paging import page
 from tracking.shards import Division, Shard
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
@@ -82,7 +82,7 @@ def measured(
 
 def shown(session: Session, **query: str) -> list[str]:
     """Ids of the rows, in order."""
-    return [row.id for row in session.scalars(View.of(query).select())]
+    return [row.id for row in session.scalars(LeaderboardView.of(query).select())]
 
 
 def test_rows_are_sorted_with_missing_figures_last_and_unfinished_ones_left_out(filled: Settings) -> None:
@@ -119,7 +119,7 @@ def test_filters_narrow(filled: Settings, query: dict[str, str], ids: list[str])
 
 def test_runs_on_few_and_on_many_questions_are_told_apart(filled: Settings) -> None:
     def listed(session: Session, **query: str) -> str:
-        return leaderboard.leaderboard(page(session, View.of(query).select()), {}, View.of(query))
+        return leaderboard.leaderboard(page(session, LeaderboardView.of(query).select()), {}, LeaderboardView.of(query))
 
     with db.writing(filled) as session:
         assert leaderboard.UNLIKE not in listed(session)
@@ -142,7 +142,7 @@ def test_measured_is_when_its_job_ended(filled: Settings) -> None:
         row.job_id, row.created_at = job.id, now() - timedelta(minutes=21)
     with db.reading(filled) as session:
         row = session.get_one(Evaluation, "d")
-        html = leaderboard.leaderboard(page(session, View().select()), {}, View())
+        html = leaderboard.leaderboard(page(session, LeaderboardView().select()), {}, LeaderboardView())
         html += evaluation_view.details(row) + checkpoint_rows.evaluations_table(
             session, session.get(Checkpoint, "two")
         )
@@ -163,16 +163,19 @@ def test_a_finished_evaluation_leads_to_its_page(filled: Settings) -> None:
 def test_the_address_of_a_view_shows_the_same_view(filled: Settings) -> None:
     from urllib.parse import parse_qsl
 
-    view = View(suite="GSM8K", temperature="0", tree="chain 4", sort="-tau")
-    assert View.of(dict(parse_qsl(view.query()))) == view
-    assert leaderboard.address(View()) == "/evaluations"
-    assert View().sorted_by("tau").sort == "-tau" and View(sort="-tau").sorted_by("tau").sort == "tau"
-    assert View().sorted_by("model").sort == "model"
+    view = LeaderboardView(suite="GSM8K", temperature="0", tree="chain 4", sort="-tau")
+    assert LeaderboardView.of(dict(parse_qsl(view.query()))) == view
+    assert leaderboard.address(LeaderboardView()) == "/evaluations"
+    assert (
+        LeaderboardView().sorted_by("tau").sort == "-tau"
+        and LeaderboardView(sort="-tau").sorted_by("tau").sort == "tau"
+    )
+    assert LeaderboardView().sorted_by("model").sort == "model"
 
 
 def test_the_list_shows_names_as_text_intervals_and_ways_to_sort(filled: Settings) -> None:
     with db.reading(filled) as session:
-        view = View()
+        view = LeaderboardView()
         rows = page(session, view.select())
         names = leaderboard.names_of(session, rows.rows)
         html = leaderboard.leaderboard(rows, names, view) + leaderboard.chart(rows.rows, names, view)
@@ -191,7 +194,7 @@ def test_the_csv_says_what_the_rows_say(filled: Settings) -> None:
     assert "attachment" in answer.headers["content-disposition"]
     found = list(csv.DictReader(io.StringIO(answer.content.decode("utf-8-sig"))))
     with db.reading(filled) as session:
-        rows = list(session.scalars(View(suite="GSM8K", sort="-tau").select()))
+        rows = list(session.scalars(LeaderboardView(suite="GSM8K", sort="-tau").select()))
         assert [line["id"] for line in found] == [row.id for row in rows] == ["d", "b", "c"]
         for line, row in zip(found, rows, strict=True):
             for key in ("speedup", "speedup_low", "speedup_high", "tau", "tokens_per_second", "temperature", "top_p"):
@@ -249,7 +252,7 @@ def test_an_evaluation_is_noted_renamed_and_deleted(filled: Settings) -> None:
 def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Settings) -> None:
     with db.reading(filled) as session:
         found = board.choices(session)
-        boxes = evaluations._boxes(session, View(suite="Poems"))
+        boxes = evaluations._boxes(session, LeaderboardView(suite="Poems"))
     assert found["suite"] == [("Built-in questions", "Built-in questions"), ("GSM8K", "GSM8K")]
     assert found["temperature"] == [("0", "0"), ("1", "1")] and ("its own", "own") in found["tree"]
     assert found["source"] == [("this engine", "here"), ("team", "team")] and found["base"] == [(HOSTILE, "base")]
@@ -258,8 +261,10 @@ def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Setti
 
 def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
     with db.reading(home) as session:
-        assert "No evaluation yet" in leaderboard.leaderboard(page(session, View().select()), {}, View())
-        narrowed = View(suite="x")
+        assert "No evaluation yet" in leaderboard.leaderboard(
+            page(session, LeaderboardView().select()), {}, LeaderboardView()
+        )
+        narrowed = LeaderboardView(suite="x")
         assert "None of these" in leaderboard.leaderboard(page(session, narrowed.select()), {}, narrowed)
         assert all(found == [] for found in board.choices(session).values())
 

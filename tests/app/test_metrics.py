@@ -10,13 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app import metrics
 from app.main import PAGES, make_app
+from ops.health import HealthPart
+from ops.storage import Surveys
 from speculoos.settings import Settings, load
 from tests.tools.databases import database, postgres  # noqa: F401
 from tests.tools.loops import run_async
 from tracking import counters, db, leases, processes, workload
 from tracking.tables import Job, Preference, Run, now
-from upkeep.health import Part
-from upkeep.storage import Surveys
 from workers.supervise import reconcile
 
 TOKEN, PASSWORD = "scrape-me-please", "open sesame"
@@ -41,11 +41,11 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def rows(settings: Settings, fresh: float = 0.0) -> metrics.Rows:
-    return metrics.Rows(settings, Surveys(settings), fresh)
+def rows(settings: Settings, fresh: float = 0.0) -> metrics.MetricRows:
+    return metrics.MetricRows(settings, Surveys(settings), fresh)
 
 
-def collected(found: metrics.Rows) -> dict[tuple[str, ...], float]:
+def collected(found: metrics.MetricRows) -> dict[tuple[str, ...], float]:
     return {(s.name, *s.labels.values()): s.value for family in found.collect() for s in family.samples}
 
 
@@ -193,7 +193,7 @@ def test_every_route_of_ours_has_a_name_of_its_own(guarded: TestClient) -> None:
 
 def test_open_event_streams_are_counted_until_they_end() -> None:
 
-    made = metrics.Metrics.__new__(metrics.Metrics)
+    made = metrics.WebMetrics.__new__(metrics.WebMetrics)
     from prometheus_client import CollectorRegistry, Gauge, Histogram
 
     registry = CollectorRegistry()
@@ -230,9 +230,9 @@ def test_readiness_names_what_is_missing_without_addresses(guarded: TestClient) 
 def test_ready_when_all_parts_are(home: Settings) -> None:
     asked = []
 
-    def look(settings: Settings, names: tuple[str, ...]) -> dict[str, Part]:
+    def look(settings: Settings, names: tuple[str, ...]) -> dict[str, HealthPart]:
         asked.append(names)
-        return {name: Part(True, "fine") for name in names}
+        return {name: HealthPart(True, "fine") for name in names}
 
     ready = metrics.Readiness(home, look, fresh=60)
     assert ready.missing() == [] and ready.missing() == [] and len(asked) == 1
@@ -243,7 +243,7 @@ def test_the_documentation_names_every_metric_and_no_other(home: Settings) -> No
     import re
 
     page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
-    made = metrics.Metrics(home, surveys := Surveys(home))
+    made = metrics.WebMetrics(home, surveys := Surveys(home))
     surveys.count().join(30)
     found = {family.name for family in made.registry.collect() if family.name.startswith("speculoos_")}
     found |= {f"{name}_total" for name in found if name in ("speculoos_job_attempts", "speculoos_attempts_lost")}

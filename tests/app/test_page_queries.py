@@ -18,12 +18,12 @@ from app.views.job_panel import clone, output_links
 from app.views.manage import delete, question, save
 from app.views.status_bar import job_progress
 from app.widgets import review
+from ops.health import HealthPart
 from speculoos.errors import BadInput, Conflict, NotFound, Unsupported
 from speculoos.settings import Endpoint, Settings, StateServer
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
-from upkeep.health import Part
 from workers.ask import builtin, sizes
 from workers.ask.builtin import BUILT_IN
 from workers.ask.estimates import Estimate, estimate
@@ -331,7 +331,7 @@ def test_data_that_is_still_made_is_counted_by_its_prompts(filled):
 
 @pytest.mark.parametrize(("epochs", "steps", "tokens"), [(2, 0, 2000), (2, 3, 300), (9, 30, 3000), (0, 7, 700)])
 def test_the_step_limit_bounds_what_is_trained(epochs, steps, tokens):
-    from methods import train_config
+    from models.methods import train_config
 
     config = train_config(epochs=epochs, max_steps=steps, batch_tokens=50, accumulate=2)
     assert sizes.trained_tokens(config, 1000) == tokens
@@ -526,7 +526,7 @@ def test_settings_tell_that_a_secret_is_set_and_never_what_it_is(home, monkeypat
 
 
 def test_what_is_not_well_comes_first_with_what_to_do():
-    html = settings.health_html({"web": Part(True, "fine"), "broker": Part(False, HOSTILE, "Start it.")})
+    html = settings.health_html({"web": HealthPart(True, "fine"), "broker": HealthPart(False, HOSTILE, "Start it.")})
     assert html.index("broker") < html.index("fine")
     assert "Start it." in html
     assert "<img" not in html

@@ -20,7 +20,7 @@ from tracking.jobs import create
 from tracking.runs import group_runs, steps_after
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.ask.command_line import command_for
-from workers.ask.requests import Plan, from_json
+from workers.ask.requests import PlanRequest, from_json
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 
@@ -45,7 +45,7 @@ def filled(home: Settings) -> Settings:
         rows.add(Base(id="base", name="tiny", source="folder", location="/x", path="/x", state="ready"))
         rows.flush()
         rows.add(Checkpoint(id="heads", name="heads", method="medusa", state="ready", base_id="base"))
-        job = create(rows, kind="plan", queue="gpu", request=Plan("base", "heads").to_json(), name=HOSTILE)
+        job = create(rows, kind="plan", queue="gpu", request=PlanRequest("base", "heads").to_json(), name=HOSTILE)
         job.id, job.state, job.result = "plan", "SUCCEEDED", RESULT
     return home
 
@@ -123,7 +123,7 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
 
 
 def test_the_command_beside_the_button_is_the_request(home):
-    request = Plan("base", "heads", batches=[1, 4], layers=[2], costs={"target_ms": {}})
+    request = PlanRequest("base", "heads", batches=[1, 4], layers=[2], costs={"target_ms": {}})
     words = command_for(request, {"base": "tiny", "heads": "mine"})
     assert words == "speculoos plan tiny@mine --machine FILE --batches 1,4 --layers 2"
     assert from_json("plan", json.loads(json.dumps(request.to_json()))) == request

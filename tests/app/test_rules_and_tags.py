@@ -9,12 +9,12 @@ import pytest
 from app.views import job_rows
 from app.views.rules_form import RulesForm
 from app.widgets.tags import tag_links, tags_of
+from ops import retention
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings
 from tracking import reports, rules
 from tracking.db import reading, writing
 from tracking.tables import Job, JobLog, Run, now
-from upkeep import retention
 from workers.supervise import worker
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from app.pages.storage import Chore, StoragePage, find
 from app.views import storage_view
+from ops import retention, storage
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
-from tests.upkeep.conftest import Filled, write
+from tests.ops.conftest import Filled, write
 from tracking import db
 from tracking.tables import Base, Checkpoint, Preference, now
-from upkeep import retention, storage
 
 NASTY = "<img src=x onerror=alert(1)> ${7*7}"
 
@@ -57,7 +57,7 @@ def test_names_are_never_markup(filled: Filled) -> None:
 
 
 def test_the_largest_come_first_and_the_list_is_bounded() -> None:
-    things = [storage.Thing("models", f"{n:032x}", f"model-{n}", bytes=n * 1000) for n in range(500)]
+    things = [storage.StorageItem("models", f"{n:032x}", f"model-{n}", bytes=n * 1000) for n in range(500)]
     survey = storage.Survey(now(), things, [], {"leftovers": 0}, {}, 10, 100)
     html = storage_view.things(survey)
     assert html.index("model-499") < html.index("model-498") and "model-100<" not in html

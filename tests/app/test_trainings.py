@@ -8,10 +8,10 @@ import pytest
 
 from app.pages import trainings as page
 from app.views import shell, trainings_tables, trainings_view
-from app.views.trainings_view import View, over_axis, smoothed
+from app.views.trainings_view import TrainingsView, over_axis, smoothed
 from speculoos.settings import Settings
 from tracking import db, trainings
-from tracking.reports import Report, write
+from tracking.reports import JobReport, write
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from workers.ask.requests import Train
 
@@ -43,7 +43,7 @@ def add_training(session: db.Session, name: str, rate: float, axes: bool) -> Non
     draft.figures = {"tokens": 500, "mean_accepted_length": 1.4}
     session.add(draft)
     session.flush()
-    report = Report()
+    report = JobReport()
     for step in range(1, 11):
         report.metrics |= {("train/loss", step): 4.0 - rate * 1000 * step / 10, ("eval/tau", step): 1 + step / 20}
         if axes:
@@ -61,7 +61,7 @@ def measured(name: str, tau: float, questions: str) -> Evaluation:
 def drawn(settings: Settings, **query: str) -> dict[str, str]:
     names = ("problem", "column", "differ", "axis", "charts", "more", "bars", "figures")
     with db.reading(settings) as session:
-        return dict(zip(names, page.drawn(session, View.of(query)), strict=True))
+        return dict(zip(names, page.drawn(session, TrainingsView.of(query)), strict=True))
 
 
 def lines(made: str, title: str) -> dict:
@@ -71,12 +71,12 @@ def lines(made: str, title: str) -> dict:
 
 
 def test_an_address_says_everything_and_comes_back() -> None:
-    view = View.of({"ids": "b,a,,b", "over": "time", "smooth": "0.6"})
+    view = TrainingsView.of({"ids": "b,a,,b", "over": "time", "smooth": "0.6"})
     assert view.ids == ("b", "a") and view.address == "/trainings?ids=b,a&over=time&smooth=0.6"
     assert view.without("b").address == "/trainings?ids=a&over=time&smooth=0.6"
     for query in ({"over": "<b>"}, {"smooth": "nan"}, {"smooth": "-1"}, {"smooth": "x"}, {"ids": ""}):
-        assert View.of(query) == View()
-    assert View.of({"smooth": "7"}).smooth == trainings_view.SMOOTHEST
+        assert TrainingsView.of(query) == TrainingsView()
+    assert TrainingsView.of({"smooth": "7"}).smooth == trainings_view.SMOOTHEST
 
 
 def test_what_cannot_be_compared_is_said(filled: Settings) -> None:

@@ -6,7 +6,7 @@ from app.pages.checkpoints import signature
 from app.views import checkpoint_rows, job_panel, tree_view
 from app.views.tree_form import TreeForm, tune_request, under_way
 from app.widgets.tree_picture import MOST_NODES, tree_picture
-from methods.trees import parse
+from models.methods.trees import parse
 from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
 from tracking import jobs

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from app.main import make_app
 from app.sessions import Sessions, Visitor
 from app.views import access, job_rows
-from speculoos.cli import main
+from cli.main import main
 from speculoos.errors import BadInput
 from speculoos.people import account
 from speculoos.settings import Settings
@@ -63,7 +63,7 @@ def test_a_name_that_cannot_be_kept_is_refused(home: Settings) -> None:
 
 
 def test_a_command_gives_the_name_of_its_account(home: Settings, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("speculoos.follow.run_jobs", lambda settings, submit, queues, wait: submit())
+    monkeypatch.setattr("cli.follow.run_jobs", lambda settings, submit, queues, wait: submit())
     prompts = home.home / "prompts.jsonl"
     prompts.write_text('{"prompt": "Why?"}\n')
     main(["data", "import", str(prompts), "--name", "mine"])

@@ -19,7 +19,7 @@ from tracking.evaluations import columns_of
 from tracking.shards import Division, Shard
 from tracking.states import FINISHED
 from tracking.tables import Dataset, Evaluation, Job, new_id, now
-from workers.ask.requests import Evaluate, Plan
+from workers.ask.requests import Evaluate, PlanRequest
 
 STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "INTERRUPTED")
 FIGURES = {"mean_accepted_length": 2.31, "speedup": 1.52, "speedup_interval": [1.4, 1.6], "acceptance_by_depth": [0.7]}
@@ -131,7 +131,9 @@ def add_matrix(bench: Workbench, base: str, heads: str, measured: str) -> str:
 
 def add_plan(bench: Workbench, base: str, heads: str) -> str:
     """A plan that has ended."""
-    job = Job(name="Plan tiny@heads", kind="plan", queue="gpu", state="SUCCEEDED", request=Plan(base, heads).to_json())
+    job = Job(
+        name="Plan tiny@heads", kind="plan", queue="gpu", state="SUCCEEDED", request=PlanRequest(base, heads).to_json()
+    )
     job.result, job.attempt, job.started_at, job.finished_at = wide_plan(), 1, now(), now()
     return bench.add(job)
 
@@ -174,9 +176,9 @@ def add_job(bench: Workbench, number: int, state: str) -> str:
     return row_id
 
 
-def training_report() -> reports.Report:
+def training_report() -> reports.JobReport:
     """What a training of 40 steps wrote."""
-    report = reports.Report()
+    report = reports.JobReport()
     for step in range(40):
         report.metrics[("loss", step)] = 4.0 / (step + 1)
         report.metrics[("heads.0.accuracy", step)] = step / 60

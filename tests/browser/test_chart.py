@@ -50,7 +50,7 @@ def test_a_chart_that_is_drawn_anew_keeps_its_values_and_files(page: Page, workb
         for last in (3, 4):
             with writing(workbench.settings) as session:
                 reports.write(
-                    session, job, 1, reports.Report(metrics={("train/loss", s): 9.0 - s for s in range(last)})
+                    session, job, 1, reports.JobReport(metrics={("train/loss", s): 9.0 - s for s in range(last)})
                 )
             if last == 3:
                 open_page(page, f"{workbench.url}/jobs?id={job}")

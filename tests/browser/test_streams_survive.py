@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, TimeoutError, expect
 
 from app import turns
-from benchmarks.load import Streams, Target, idle
+from benchmarks.load import LoadTarget, Streams, idle
 from benchmarks.page_client import StreamResult, follow
 from tests.browser.workbench import Workbench
 from tests.tools.figures import Figures, spread
@@ -23,7 +23,7 @@ from tracking.db import reading
 pytestmark = pytest.mark.browser
 KILLS = int(os.environ.get("DRILLS_KILLS", "20"))
 READERS = 8
-LONG = turns.Sampling(max_tokens=3000)
+LONG = turns.TurnSampling(max_tokens=3000)
 """A fast machine has made 1,500 tokens before a browser and eight readers have begun."""
 FAST_TOKENS = 20
 
@@ -54,7 +54,7 @@ def test_the_web_process_killed_again_and_again_in_streams(
 
 def test_pages_poll_and_streams_are_whole_while_others_read_too(workbench: Workbench) -> None:
     """The short form of the load drill."""
-    target, streams = Target(workbench.url, workbench.settings), Streams()
+    target, streams = LoadTarget(workbench.url, workbench.settings), Streams()
 
     async def together() -> dict:
         async with target.client() as client:

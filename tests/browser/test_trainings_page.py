@@ -97,7 +97,7 @@ def test_a_running_training_is_followed_and_one_can_be_left_out(
     expect(figures).to_contain_text("120 of 120 steps")
     page.locator("#trainings-settings summary").click()
     with writing(workbench.settings) as session:
-        report = reports.Report(metrics={("train/loss", 121): 0.5, ("train/tokens", 121): 999_999})
+        report = reports.JobReport(metrics={("train/loss", 121): 0.5, ("train/tokens", 121): 999_999})
         reports.write(session, three[-1], 1, report)
     expect(figures).to_contain_text("999,999")
     expect(page.locator("#trainings-settings dl")).to_be_visible()  # what did not change is not drawn anew

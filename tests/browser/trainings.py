@@ -49,9 +49,9 @@ def add_training(bench: Workbench, name: str, place: int, rate: float, base: str
     return job_id
 
 
-def curves(place: int, tokens: int, tau: float) -> reports.Report:
+def curves(place: int, tokens: int, tau: float) -> reports.JobReport:
     """What a training of STEPS steps wrote."""
-    report = reports.Report()
+    report = reports.JobReport()
     for step in range(1, STEPS + 1):
         part = step / STEPS
         wobble = 0.2 * ((step * 7919 * place) % 13 - 6) / 6

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.programs import programs
+from cli.launch.programs import programs
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
 from tracking import processes
@@ -44,7 +44,7 @@ class Workbench:
         return f"http://127.0.0.1:{self.settings.port}"
 
     def start(self, *names: str) -> None:
-        """Start processes by their names in `launch.programs` and wait until they answer."""
+        """Start processes by their names in `cli.launch.programs` and wait until they answer."""
         private_folder(self.settings.run_dir)
         (self.settings.home / "broker").mkdir(exist_ok=True)
         for program in programs(self.settings, names):

@@ -10,11 +10,11 @@ from fastapi.testclient import TestClient
 from app.downloads import routes
 from app.events import answer_error
 from app.pages.data import next_step
+from cli.main import main
 from corpus.answered import AnsweredRow, read_answered
 from corpus.prompts import Row, read_prompts
 from corpus.shards import ShardWriter
 from models.data_export import FORMS, export_file, export_lines
-from speculoos.cli import main
 from speculoos.errors import BadInput, Damaged, SpeculoosError
 from speculoos.settings import Settings
 from tests.tools.homes import add_answers

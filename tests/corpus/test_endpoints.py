@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from corpus.conversations import GenerateOptions
-from corpus.endpoints import FIRST_PAUSE, LONGEST_PAUSE, PATIENCE, Pool
+from corpus.endpoints import FIRST_PAUSE, LONGEST_PAUSE, PATIENCE, EndpointPool
 from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
 from corpus.shards import read_rows
@@ -43,13 +43,15 @@ def clock() -> Clock:
     return Clock()
 
 
-def pool_of(clock: Clock, said: list[str] | None = None) -> Pool:
+def pool_of(clock: Clock, said: list[str] | None = None) -> EndpointPool:
     urls = ["http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1"]
     endpoint = Endpoint("pair", urls, model="m", concurrency=2)
-    return Pool([endpoint], say=lambda words, level: said.append(words) if said is not None else None, clock=clock)
+    return EndpointPool(
+        [endpoint], say=lambda words, level: said.append(words) if said is not None else None, clock=clock
+    )
 
 
-def take(pool: Pool) -> str:
+def take(pool: EndpointPool) -> str:
     return pool._take(threading.Event()).label
 
 
@@ -104,8 +106,8 @@ def test_who_waits_for_a_server_can_be_stopped(clock: Clock) -> None:
 def test_a_model_that_is_named_nowhere_is_asked_for() -> None:
     endpoints = [Endpoint("one", "http://x/v1", model="m"), Endpoint("two", "http://y/v1")]
     with pytest.raises(BadInput, match="Endpoint 'two' names no model"):
-        Pool(endpoints)
-    assert Pool(endpoints, "other").config() == {"endpoint": "one,two", "model": "other"}
+        EndpointPool(endpoints)
+    assert EndpointPool(endpoints, "other").config() == {"endpoint": "one,two", "model": "other"}
 
 
 def start(port: int, folder: Path) -> subprocess.Popen[bytes]:

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from corpus import batch, estimate
-from corpus.batch import Answer, answer_all
+from corpus.batch import BatchAnswer, answer_all
 from corpus.conversations import GenerateOptions, to_answer
-from corpus.generate_local import _Run, generate_local
+from corpus.generate_local import _LocalRun, generate_local
 from corpus.importing import import_prompts
 from corpus.sampling import pick
 from corpus.shards import ShardWriter, read_rows, read_summary
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.chat import render
 from models.identity import tokenizer_sha256, weights_sha256
+from models.runtime.weights import pack_known
 from models.tiny import make_tiny_base
-from runtime.weights import pack_known
 from speculoos.errors import Cancelled, Unavailable
 from speculoos.reporting import Silent
 
@@ -34,7 +34,7 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def base(tiny_base: Path) -> Base:
+def base(tiny_base: Path) -> LoadedBase:
     return load_base(tiny_base)
 
 
@@ -49,18 +49,18 @@ def prompt_set(folder: Path, rows: list[dict]) -> Path:
     return folder / "prompts"
 
 
-def generated(base: Base, prompts: Path, folder: Path, **options: object) -> dict[str, dict]:
+def generated(base: LoadedBase, prompts: Path, folder: Path, **options: object) -> dict[str, dict]:
     generate_local(base, prompts, folder, GenerateOptions(**{"max_tokens": 12, **options}), Silent())
     return {row["id"]: row for row in read_rows(folder)}
 
 
 @lru_cache
-def untouched(path: Path) -> Base:
+def untouched(path: Path) -> LoadedBase:
     """A base for transformers: generating takes the weights of another one over."""
     return load_base(path)
 
 
-def reference(base: Base, ids: list[int], max_tokens: int) -> list[int]:
+def reference(base: LoadedBase, ids: list[int], max_tokens: int) -> list[int]:
     """transformers' own greedy answer."""
     base, prompt = untouched(base.path), torch.tensor([ids])
     made = base.model.generate(
@@ -76,7 +76,7 @@ def reference(base: Base, ids: list[int], max_tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("batch_size", [1, 5, 32])
 def test_batched_greedy_answers_are_those_of_transformers(
-    base: Base, prompts: Path, tmp_path: Path, batch_size: int
+    base: LoadedBase, prompts: Path, tmp_path: Path, batch_size: int
 ) -> None:
     rows = generated(base, prompts, tmp_path / "out", batch_size=batch_size, max_tokens=40)
     assert len(rows) == len(PROMPTS)
@@ -108,7 +108,7 @@ def test_every_family_gives_its_own_answers(tmp_path: Path, family: str, taken: 
         assert row["token_ids"][start:] == reference(base, row["token_ids"][:start], 24)
 
 
-def test_later_turns_follow_the_exact_ids_of_earlier_answers(base: Base, tmp_path: Path) -> None:
+def test_later_turns_follow_the_exact_ids_of_earlier_answers(base: LoadedBase, tmp_path: Path) -> None:
     prompts = prompt_set(tmp_path, [{"turns": ["the quick", "brown fox", "lazy dog"], "category": "x"}])
     (row,) = generated(base, prompts, tmp_path / "out", system_prompt="be kind").values()
     assert [m["role"] for m in row["messages"]] == ["system", *["user", "assistant"] * 3]
@@ -123,7 +123,7 @@ def test_later_turns_follow_the_exact_ids_of_earlier_answers(base: Base, tmp_pat
     assert text.count("<|im_end|>") == 1 + 3 + 2 + (row["finish"][-1] == "stop")
 
 
-def test_sampled_answers_belong_to_the_row_not_to_the_batch(base: Base, prompts: Path, tmp_path: Path) -> None:
+def test_sampled_answers_belong_to_the_row_not_to_the_batch(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
     options = {"temperature": 0.8, "top_p": 0.9, "seed": 7}
     one = generated(base, prompts, tmp_path / "a", batch_size=1, **options)
     many = generated(base, prompts, tmp_path / "b", batch_size=6, **options)
@@ -132,7 +132,7 @@ def test_sampled_answers_belong_to_the_row_not_to_the_batch(base: Base, prompts:
     assert one != other
 
 
-def test_a_stop_keeps_finished_rows_and_the_rest_follows(base: Base, prompts: Path, tmp_path: Path) -> None:
+def test_a_stop_keeps_finished_rows_and_the_rest_follows(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
     class Stopping(Silent):
         done = 0
 
@@ -153,14 +153,14 @@ def test_a_stop_keeps_finished_rows_and_the_rest_follows(base: Base, prompts: Pa
     assert {r["id"]: r for r in read_rows(tmp_path / "out")} == generated(base, prompts, tmp_path / "fresh")
 
 
-def test_the_clock_ends_a_run_and_what_is_finished_can_be_used(base: Base, prompts: Path, tmp_path: Path) -> None:
+def test_the_clock_ends_a_run_and_what_is_finished_can_be_used(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
     options = GenerateOptions(max_tokens=12, max_minutes=0.0)
     report = generate_local(base, prompts, tmp_path / "out", options, Silent())
     assert not report["complete"] and report["rows"] < len(PROMPTS)
     assert read_summary(tmp_path / "out")["complete"] is False
 
 
-def test_a_prompt_that_does_not_fit_is_reported_and_the_rest_is_answered(base: Base, tmp_path: Path) -> None:
+def test_a_prompt_that_does_not_fit_is_reported_and_the_rest_is_answered(base: LoadedBase, tmp_path: Path) -> None:
     prompts = prompt_set(tmp_path, [{"prompt": "x " * 600}, {"prompt": "short"}])
     options = GenerateOptions(max_tokens=4)
     report = generate_local(base, prompts, tmp_path / "out", options, Silent())
@@ -168,7 +168,7 @@ def test_a_prompt_that_does_not_fit_is_reported_and_the_rest_is_answered(base: B
     assert "this base takes 512" in report["failed"][0]["reason"]
 
 
-def test_the_data_set_says_whose_tokens_it_holds(base: Base, prompts: Path, tmp_path: Path) -> None:
+def test_the_data_set_says_whose_tokens_it_holds(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
     report = generate_local(base, prompts, tmp_path / "out", GenerateOptions(max_tokens=4, limit=3), Silent())
     summary = read_summary(tmp_path / "out")
     assert summary["base_sha256"] == weights_sha256(base.path)
@@ -185,7 +185,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert pick(logits, [0.96], 1.0, 1.0) == [3] and pick(logits, [0.96], 0.0, 1.0) == [0]
 
 
-def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Base, tmp_path: Path) -> None:
+def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: LoadedBase, tmp_path: Path) -> None:
     """Ten answers, stopped after the 20th forward: prefixes of the whole answers, and no turn too much."""
 
     class Clock(Silent):
@@ -199,7 +199,7 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Base,
     prompts = prompt_set(tmp_path, [{"turns": [f"number {i}", "and then?"]} for i in range(10)])
     options = GenerateOptions(max_tokens=400, batch_size=16, max_minutes=30)
     with ShardWriter(tmp_path / "out") as shards:
-        run = _Run(base, shards, options, Clock(), 10)
+        run = _LocalRun(base, shards, options, Clock(), 10)
         run.go(to_answer(prompts, options, set()))
     rows = list(read_rows(tmp_path / "out"))
     assert not run.report()["complete"] and len(rows) == 10
@@ -210,7 +210,7 @@ def test_answers_that_the_clock_cut_short_are_kept_from_16_tokens_on(base: Base,
         assert [m["role"] for m in row["messages"]] == ["user", "assistant"] and row["finish"] == ["length"]
 
 
-def test_needs_are_said_and_checked_before_a_run(base: Base, prompts: Path, tmp_path: Path) -> None:
+def test_needs_are_said_and_checked_before_a_run(base: LoadedBase, prompts: Path, tmp_path: Path) -> None:
     needed = estimate.needs(base, prompts, GenerateOptions(max_tokens=100, batch_size=4), 12)
     assert needed.tokens == 1200 and 1200 * 14 < needed.disk < 2400 * 14
     width = 2 * 4 * 2 * 8 * 4  # keys and values, layers, key heads, head size, bytes
@@ -221,7 +221,7 @@ def test_needs_are_said_and_checked_before_a_run(base: Base, prompts: Path, tmp_
             estimate.check(estimate.Needs(**{**needed.__dict__, field: 10**18}), base, tmp_path)
 
 
-def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: Base, monkeypatch) -> None:
+def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: LoadedBase, monkeypatch) -> None:
     """Three samples of two prompts that share a system prompt: the first is computed whole, then the other one's rest,
     then of each further sample the last token alone."""
     system = list(range(3, 43))
@@ -243,7 +243,7 @@ def test_what_prompts_begin_with_is_computed_once_and_changes_no_answer(base: Ba
     assert len(ended) == 6 and all(one.tokens == alone[prompts.index(one.prompt)].tokens for one in ended)
 
 
-def test_a_long_answer_leaves_room_for_the_prompts_beside_it(base: Base) -> None:
+def test_a_long_answer_leaves_room_for_the_prompts_beside_it(base: LoadedBase) -> None:
     """The cache holds what one sequence may have; what another one brings is not added to the longest."""
     longest = answer([5] * (base.max_length - 4), tokens=3)
     waiting = [[longest], [answer([7] * (base.max_length // 2))]]
@@ -251,9 +251,9 @@ def test_a_long_answer_leaves_room_for_the_prompts_beside_it(base: Base) -> None
     assert len(ended) == 2
 
 
-def answer(prompt: list[int], tag: object = None, tokens: int = 12) -> Answer:
-    return Answer(prompt, tokens, random.Random(0), tag)
+def answer(prompt: list[int], tag: object = None, tokens: int = 12) -> BatchAnswer:
+    return BatchAnswer(prompt, tokens, random.Random(0), tag)
 
 
-def once(answers: list[Answer]):
+def once(answers: list[BatchAnswer]):
     return lambda count: [answers.pop(0) for _ in answers[:count]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corpus.conversations import GenerateOptions, conversation, to_answer
-from corpus.endpoints import Pool
+from corpus.endpoints import EndpointPool
 from corpus.generate_local import generate_local
 from corpus.generate_remote import generate_remote
 from corpus.importing import import_prompts
@@ -155,7 +155,7 @@ def test_a_rate_is_kept_for_each_server(tiny_base: Path, tmp_path: Path) -> None
 
 
 def test_a_rate_spaces_requests_by_the_clock() -> None:
-    pool = Pool(
+    pool = EndpointPool(
         [Endpoint("slow", "http://x/v1", model="m", concurrency=9, requests_per_minute=60)], clock=lambda: 100.0
     )
     (server,) = pool.servers

@@ -11,7 +11,7 @@ import pytest
 from corpus.conversations import GenerateOptions, to_answer
 from corpus.importing import import_prompts
 from corpus.places import Folder
-from corpus.sharding import Part, add_unfinished, assemble, land, landed, plan, totals, without_duplicates
+from corpus.sharding import ShardPart, add_unfinished, assemble, land, landed, plan, totals, without_duplicates
 from corpus.shards import ShardWriter, read_rows, shard_files, write_summary
 from models.damage import dataset_damage
 from speculoos.errors import Conflict
@@ -43,7 +43,7 @@ def work(folder: Path, source: Path, options: GenerateOptions, leave_out: tuple[
     return {"seconds": 1.0, "failed": [{"id": row_id, "reason": "no"} for row_id in leave_out]}
 
 
-def made(tmp_path: Path, source: Path, part: Part, **more: Any) -> dict[str, Any]:
+def made(tmp_path: Path, source: Path, part: ShardPart, **more: Any) -> dict[str, Any]:
     options, folder = part.options(OPTIONS), tmp_path / f"work-{part.key}"
     return land(folder, source, options, work(folder, source, options, **more), part.key, place(tmp_path))
 
@@ -104,7 +104,9 @@ def test_a_prompt_that_failed_is_counted_and_one_that_vanished_is_an_error(sourc
         land(tmp_path / "lost", source, options, lost, "k", place(tmp_path))
 
 
-def finished(tmp_path: Path, source: Path, options: GenerateOptions = OPTIONS) -> tuple[list[Part], dict[str, Any]]:
+def finished(
+    tmp_path: Path, source: Path, options: GenerateOptions = OPTIONS
+) -> tuple[list[ShardPart], dict[str, Any]]:
     parts = plan(source, options, 4)
     for part in parts:
         made(tmp_path, source, part)

@@ -10,18 +10,18 @@ from decoding.config import GenerateConfig
 from decoding.generate import generate
 from decoding.step import Step
 from decoding.target import Target
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.tiny import FAMILIES, make_tiny_base
 
 PROMPTS = ("the quick brown fox", "1 2 3 + 1 2 3 +", "a model guesses 🦊 tokens")
 
 
 @pytest.fixture(scope="session")
-def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Base]:
+def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedBase]:
     """base_of(family, seed=0): a loaded tiny base, made once a session."""
-    made: dict[tuple[str, int], Base] = {}
+    made: dict[tuple[str, int], LoadedBase] = {}
 
-    def get(family: str, seed: int = 0) -> Base:
+    def get(family: str, seed: int = 0) -> LoadedBase:
         if (family, seed) not in made:
             kind, overrides = FAMILIES[family]
             folder: Path = tmp_path_factory.mktemp(f"{family}-{seed}")
@@ -32,15 +32,15 @@ def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Base]:
 
 
 @pytest.fixture(scope="session")
-def base(base_of: Callable[..., Base]) -> Base:
+def base(base_of: Callable[..., LoadedBase]) -> LoadedBase:
     return base_of("llama")
 
 
-def ids_of(base: Base, text: str) -> list[int]:
+def ids_of(base: LoadedBase, text: str) -> list[int]:
     return base.tokenizer(text)["input_ids"]
 
 
-def greedy(base: Base, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
+def greedy(base: LoadedBase, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
     """transformers' own greedy tokens, and the smallest gap between its two best logits on the way."""
     out = base.model.generate(
         torch.tensor([prompt]),

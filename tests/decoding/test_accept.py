@@ -5,7 +5,7 @@ import torch
 
 from decoding.accept import (
     GreedyRule,
-    Verdict,
+    Verification,
     accept_greedy,
     accept_lossless,
     accept_typical,
@@ -15,23 +15,23 @@ from decoding.accept import (
 from decoding.config import GenerateConfig
 from decoding.generate import seeded
 from decoding.tree import DraftTree, TreeShape
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 SHAPE = TreeShape((-1, 0, 0, 1, 2, 2))
 TOKENS = (7, 1, 2, 3, 4, 5)
 
 
 def test_greedy_follows_the_bases_best_tokens_down_the_tree():
-    assert accept_greedy(SHAPE, TOKENS, [2, 9, 5, 9, 9, 6]) == Verdict((2, 5), 6)
-    assert accept_greedy(SHAPE, TOKENS, [1, 8, 9, 9, 9, 9]) == Verdict((1,), 8)
-    assert accept_greedy(SHAPE, TOKENS, [9, 1, 1, 1, 1, 1]) == Verdict((), 9)
+    assert accept_greedy(SHAPE, TOKENS, [2, 9, 5, 9, 9, 6]) == Verification((2, 5), 6)
+    assert accept_greedy(SHAPE, TOKENS, [1, 8, 9, 9, 9, 9]) == Verification((1,), 8)
+    assert accept_greedy(SHAPE, TOKENS, [9, 1, 1, 1, 1, 1]) == Verification((), 9)
 
 
 def test_greedy_takes_a_row_of_logits_or_the_best_token_per_node():
     best, hidden = torch.tensor([2, 9, 5, 9, 9, 6]), torch.zeros(6, 1)
     logits = torch.nn.functional.one_hot(best, 10).float()
     for scored in (Scored(logits, hidden), Scored(None, hidden, best_ids=best)):
-        assert GreedyRule()(DraftTree(TOKENS, SHAPE), scored) == Verdict((2, 5), 6)
+        assert GreedyRule()(DraftTree(TOKENS, SHAPE), scored) == Verification((2, 5), 6)
         assert GreedyRule().first(scored) == 6
 
 

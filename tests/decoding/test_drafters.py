@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.drafters import make_drafter
-from decoding.drafters.base import Opening
+from decoding.drafters.base import DrafterStart
 from decoding.drafters.eagle import REFERENCE, SMALL
 from decoding.drafters.expansion import grow_dynamic, grow_static
 from decoding.drafters.medusa import MedusaDrafter
@@ -19,8 +19,8 @@ from decoding.tree import shape_from_choices
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.runtime.interface import Scored
 from models.standalone import StandaloneDraft
-from runtime.interface import Scored
 from speculoos.errors import BadInput
 from tests.decoding.conftest import greedy, ids_of, run
 
@@ -213,7 +213,7 @@ def test_a_medusa_tree_deeper_than_the_heads_is_refused_and_the_default_fits_the
 
 def ngram(text, **options):
     drafter = NgramDrafter(**options)
-    drafter.prefill(Opening(text[:-1], text[-1], Scored(torch.empty(0), torch.empty(0)), None, None))
+    drafter.prefill(DrafterStart(text[:-1], text[-1], Scored(torch.empty(0), torch.empty(0)), None, None))
     return drafter
 
 

@@ -29,14 +29,14 @@ def altered(expected, at, gap, ours):
 
 
 def test_equal_output_has_no_ties_and_no_difference(base, expected):
-    assert outcome(base, expected) == exactness.Outcome(16)
+    assert outcome(base, expected) == exactness.ExactnessOutcome(16)
 
 
 def test_a_tie_is_recorded_and_the_comparison_goes_on(base, expected):
     tied = altered(expected, 5, TIE / 2, ours=True)
     rest = reference(base, tied.prompt + tied.tokens, 6)
     longer = Reference(tied.prompt, tied.tokens + rest.tokens, tied.second + rest.second, tied.gaps + rest.gaps)
-    assert outcome(base, longer) == exactness.Outcome(12, ties=[5])
+    assert outcome(base, longer) == exactness.ExactnessOutcome(12, ties=[5])
 
 
 @pytest.mark.parametrize(("gap", "ours"), [(2 * TIE, True), (TIE / 2, False)])
@@ -47,8 +47,8 @@ def test_a_wide_gap_or_a_third_token_is_a_difference(base, expected, gap, ours):
 
 
 def test_too_many_ties_fail():
-    assert verdict([exactness.Outcome(4999, ties=[7])])["exact"]
-    assert not verdict([exactness.Outcome(4999, ties=[7, 9])])["exact"]
+    assert verdict([exactness.ExactnessOutcome(4999, ties=[7])])["exact"]
+    assert not verdict([exactness.ExactnessOutcome(4999, ties=[7, 9])])["exact"]
 
 
 def test_the_command_compares_keeps_references_and_says_so(tmp_path, base, capsys):

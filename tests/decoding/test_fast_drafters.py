@@ -6,13 +6,13 @@ import torch
 from decoding import eagle_runner
 from decoding.drafters import make_drafter
 from decoding.target import Target, fast_target
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.runtime.linear import PackedLinear, packing_works
 from models.standalone import StandaloneDraft
 from models.tiny import make_tiny_base
-from runtime.linear import PackedLinear, packing_works
 from speculoos.errors import BadInput, Unsupported
 from tests.decoding.conftest import run
 
@@ -20,11 +20,11 @@ TREE = [[0, 0, 0], [0, 1], [1, 0], [1, 1]]
 PROMPT = list(range(20, 50))
 
 
-def medusa(base: Base, **options) -> MedusaHeads:
+def medusa(base: LoadedBase, **options) -> MedusaHeads:
     return MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 3, **options), base)
 
 
-def made(name: str, base: Base):
+def made(name: str, base: LoadedBase):
     """A draft for `base` by name, its random parts the same each time."""
     torch.manual_seed(0)
     if name == "eagle":

@@ -16,7 +16,7 @@ from decoding.generate import generate
 from decoding.sampling import Warp, draw, draw_distinct
 from decoding.target import Target
 from decoding.tree import DraftTree, chain_shape, shape_from_choices
-from runtime.interface import Scored
+from models.runtime.interface import Scored
 
 ALARM = 1e-3
 N = 20_000

@@ -7,8 +7,8 @@ from decoding.drafters import make_drafter
 from decoding.probe import NARROW, narrowed, probe
 from decoding.target import Target, usable_length
 from models.base import load_base
+from models.runtime.attention import layer_windows, visible_rows
 from models.tiny import make_tiny_base
-from runtime.attention import layer_windows, visible_rows
 from speculoos.errors import Unsupported
 from tests.decoding.conftest import FAMILIES, greedy, ids_of, run, tokens_of
 
@@ -54,7 +54,9 @@ def test_a_base_that_fails_decodes_plainly_and_is_refused_drafts_before_the_run(
 
 def test_a_base_that_ignores_its_window_mask_is_caught(base_of, monkeypatch):
     base = base_of("mistral")
-    monkeypatch.setattr("runtime.transformers.visible_rows", lambda m, p, length, w: visible_rows(m, p, length, None))
+    monkeypatch.setattr(
+        "models.runtime.transformers.visible_rows", lambda m, p, length, w: visible_rows(m, p, length, None)
+    )
     with pytest.raises(Unsupported, match="differ from plain ones by"):
         probe(base)
 

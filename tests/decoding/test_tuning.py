@@ -18,8 +18,8 @@ from decoding.tuning import (
     values_from_steps,
     wide_choices,
 )
-from methods.expectation import interpolate
 from models.base import load_base
+from models.methods.expectation import interpolate
 
 COST = {1: 20.0, 2: 21.0, 4: 22.0, 8: 26.0}
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.page_client import Page
+from benchmarks.page_client import PageClient
 from models.tiny import make_tiny_base
+from ops import health
 from speculoos.settings import load
 from tests.conftest import disk
 from tests.drills.trainings import SETTINGS
@@ -28,7 +29,6 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs
 from tracking.states import FINISHED
 from tracking.tables import Job
-from upkeep import health
 from workers.ask.publish import publish
 from workers.ask.requests import Train
 from workers.ask.submit import retry, submit
@@ -188,7 +188,7 @@ def look_at_pages(up: Up, seconds: float) -> tuple[int, int, int]:
         async with httpx.AsyncClient(base_url=up.url, timeout=30, trust_env=False) as client:
             while time.monotonic() < end:
                 for path in PAGES:
-                    page, asked = Page(client, path), asked + 1
+                    page, asked = PageClient(client, path), asked + 1
                     with contextlib.suppress(httpx.HTTPError):
                         await page.open()
                         answered += 1

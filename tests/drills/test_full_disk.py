@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from launch.supervision import end_survivors, program_states
+from cli.launch.supervision import end_survivors, program_states
 from speculoos import room
 from speculoos.settings import Settings, load
-from tests.launch.test_up import start, wait_until
+from tests.cli.launch.test_up import start, wait_until
 from tests.speculoos.test_room import fill
 from tests.tools.ports import free_ports
 from tracking import db, jobs
@@ -75,7 +75,7 @@ def test_the_pages_stay_and_everything_goes_on_when_there_is_room(
 
 def test_a_start_on_a_full_disk_is_one_sentence(small: Settings, small_disk: Path) -> None:
     fill(small_disk)
-    command = [sys.executable, "-m", "speculoos.cli", "up"]
+    command = [sys.executable, "-m", "cli.main", "up"]
     made = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ)
     assert made.returncode == 1 and "Traceback" not in made.stderr
     assert "is full" in made.stderr.splitlines()[-1], made.stderr

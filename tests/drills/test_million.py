@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.page_client import Page
+from benchmarks.page_client import PageClient
 from tests.tools.figures import Figures, spread
 from tests.tools.running import Up
 from tests.tools.watching import watched
@@ -80,10 +80,10 @@ def opened(up: Up, paths: list[str]) -> dict[str, dict[str, float]]:
         taken = defaultdict(list)
         async with httpx.AsyncClient(base_url=up.url, timeout=60) as client:
             for path in paths:
-                await Page(client, path).open()  # the first visit of all makes what later ones find
+                await PageClient(client, path).open()  # the first visit of all makes what later ones find
             for _ in range(TIMES):
                 for path in paths:
-                    taken[path].append(1000 * await Page(client, path).open())
+                    taken[path].append(1000 * await PageClient(client, path).open())
         return taken
 
     return {path: spread(taken, 1) for path, taken in asyncio.run(look()).items()}

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from benchmarks.load import MEASURED, SETTLE_SECONDS
-from benchmarks.page_client import Page, follow
+from benchmarks.page_client import PageClient, follow
 from models.starter import starter_path
 from tests.tools.figures import Figures, spread
 from tests.tools.running import SUPERVISOR, Up
@@ -96,7 +96,7 @@ async def talk(up: Up, number: int) -> tuple[list[float], int]:
     """One chat in a browser of its own: seconds of each turn, and tokens of all answers."""
     seconds, tokens = [], 0
     async with browser(up) as client:
-        page = Page(client, "/playground")
+        page = PageClient(client, "/playground")
         await page.open()
         page.values[page.find("max-tokens")] = TOKENS
         for turn in range(CHAT):
@@ -188,7 +188,7 @@ async def at_rest(up: Up, path: str = "") -> float:
     async with browser(up) as client:
         stay = _nobody
         if path:
-            page = Page(client, path)
+            page = PageClient(client, path)
             await page.open()
             stay = page.stay
         await stay(time.monotonic() + SETTLE_SECONDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.supervision import survivors
+from cli.launch.supervision import survivors
 from speculoos.settings import Settings
 from tests.drills.trainings import SETTINGS
 from tests.tools.figures import Figures, spread

@@ -21,8 +21,8 @@ import pytest
 import redis
 from sqlalchemy.engine import make_url
 
+from cli.launch.programs import valkey_binary
 from corpus.shards import read_rows
-from launch.programs import valkey_binary
 from models.tiny import make_tiny_base
 from speculoos.settings import CLONE, Settings
 from tests.tools import databases, namespaces, s3
@@ -92,7 +92,7 @@ class Site:
 
     def command(self, *words: str) -> dict[str, Any]:
         """A `speculoos` command on the first machine; its JSON."""
-        full = [*self.first.run, sys.executable, "-m", "speculoos.cli", *words, "--json"]
+        full = [*self.first.run, sys.executable, "-m", "cli.main", *words, "--json"]
         environment = self.environment(self.first)
         made = subprocess.run(full, capture_output=True, text=True, timeout=600, env=environment, cwd=CLONE)
         assert made.returncode == 0, f"{words}: {made.stdout[-500:]}{made.stderr[-1500:]}\n{self.output()}"
@@ -149,7 +149,7 @@ def site(tmp_path: Path, clean_environment: None) -> Iterator[Site]:
 
 def test_the_second_machine_works_for_the_first_without_a_shared_folder(site: Site, figures: Figures) -> None:
     db.upgrade(site.settings)
-    workers = {queue: site.start(site.second, "speculoos.cli", "worker", "--queue", queue) for queue in ("gpu", "io")}
+    workers = {queue: site.start(site.second, "cli.main", "worker", "--queue", queue) for queue in ("gpu", "io")}
     site.start(site.first, "workers.supervise.reconcile")
     site.start(site.first, "app.main")
     wait_for(lambda: len(alive(site)) >= 3, "workers and reconciler", 120)
@@ -170,7 +170,7 @@ def test_the_second_machine_works_for_the_first_without_a_shared_folder(site: Si
     time.sleep(1)
     workers["gpu"].send_signal(signal.SIGKILL)
     workers["gpu"].wait()
-    site.start(site.second, "speculoos.cli", "worker", "--queue", "gpu")
+    site.start(site.second, "cli.main", "worker", "--queue", "gpu")
     wait_for(lambda: site.job(job_id).state in ("SUCCEEDED", "FAILED"), "the generation", 300)
     job = site.job(job_id)
     assert job.state == "SUCCEEDED", f"{job.error}\n{site.output()}"

@@ -7,18 +7,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cli import main as cli
 from decoding.step import EmittedToken, Step
 from decoding.target import fast_target
 from evaluation import acceptance
 from evaluation.acceptance import evaluate, result
 from evaluation.questions import built_in, read_questions, turns
 from evaluation.ties import first_difference, gap_at
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.chat import render
+from models.runtime.argmax import HeadArgmax
+from models.runtime.linear import packing_works
 from models.tiny import make_tiny_base
-from runtime.argmax import HeadArgmax
-from runtime.linear import packing_works
-from speculoos import cli
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import Silent
 from speculoos.settings import Settings
@@ -46,11 +46,11 @@ FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def base(tiny_base: Path) -> Base:
+def base(tiny_base: Path) -> LoadedBase:
     return load_base(tiny_base)
 
 
-def test_a_lossless_drafter_is_identical_and_every_promised_field_is_there(base: Base) -> None:
+def test_a_lossless_drafter_is_identical_and_every_promised_field_is_there(base: LoadedBase) -> None:
     found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=24, options={"drafter": "ngram"})
     assert set(found) >= FIELDS and json.loads(json.dumps(found)) == found
     assert found["identical_to_plain"] is True and found["differences"] == []
@@ -60,7 +60,7 @@ def test_a_lossless_drafter_is_identical_and_every_promised_field_is_there(base:
     assert found["dtype"] == "float32" and found["machine"]["torch"] == torch.__version__
 
 
-def test_without_a_drafter_speculation_is_plain_decoding(base: Base) -> None:
+def test_without_a_drafter_speculation_is_plain_decoding(base: LoadedBase) -> None:
     found = evaluate(base, None, QUESTIONS, Silent(), max_tokens=8)
     assert found["mean_accepted_length"] == 1.0 and found["speedup"] == 1.0 and found["identical_to_plain"]
     assert found["speedup_interval"] == found["mean_accepted_length_interval"] == [1.0, 1.0]
@@ -84,7 +84,7 @@ class Heard(Silent):
         self.now += self.seconds.pop(0) if self.seconds else 0.0
 
 
-def measured_by(heard: Heard, base: Base, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0) -> dict:
+def measured_by(heard: Heard, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, noise: float = -1.0) -> dict:
     monkeypatch.setattr(acceptance, "NOISE", noise)
     # a clock that moves as the reporter says: passes take known times
     monkeypatch.setattr(acceptance, "monotonic", lambda: heard.now)
@@ -92,7 +92,7 @@ def measured_by(heard: Heard, base: Base, monkeypatch: pytest.MonkeyPatch, noise
 
 
 def test_progress_counts_the_worst_case_from_the_start_and_never_falls_back(
-    base: Base, monkeypatch: pytest.MonkeyPatch
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second question has two turns. No clock is good enough, then any is."""
     heard = Heard()
@@ -112,19 +112,23 @@ def test_progress_counts_the_worst_case_from_the_start_and_never_falls_back(
     assert shares == sorted(shares) and heard.said[-1][:2] == (2, 2)
 
 
-def test_passes_take_at_most_three_times_as_long_as_the_first(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_take_at_most_three_times_as_long_as_the_first(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first pass takes 2 s, so that repeating ends in the second, once 6 s are over."""
     heard = Heard((1, 1, 5, 5, 5, 5))
     assert measured_by(heard, base, monkeypatch)["passes"] == 2
     assert heard.said[-1][:2] == (3, 3), "one question of the second pass"
 
 
-def test_there_must_be_a_question(base: Base) -> None:
+def test_there_must_be_a_question(base: LoadedBase) -> None:
     with pytest.raises(BadInput, match="no question"):
         evaluate(base, None, [], Silent())
 
 
-def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second way's third token is replaced: not identical. With every gap called a tie: identical, one tie each."""
     both = acceptance._both
 
@@ -144,7 +148,9 @@ def test_a_wrong_token_is_a_fault_unless_the_two_best_logits_tie(base: Base, mon
     assert found["identical_to_plain"] is True and found["ties"] == 3
 
 
-def test_sampled_answers_belong_to_their_seed_and_are_not_compared(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_answers_belong_to_their_seed_and_are_not_compared(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[tuple[list[int], list[int]]] = []
     both = acceptance._both
 
@@ -158,7 +164,7 @@ def test_sampled_answers_belong_to_their_seed_and_are_not_compared(base: Base, m
     runs = []
     for seed in (1, 1, 2):
         said.clear()
-        sampling = acceptance.Sampling(1.0, 0.95, seed)
+        sampling = acceptance.AcceptanceSampling(1.0, 0.95, seed)
         found = evaluate(
             base, None, QUESTIONS, Silent(), max_tokens=12, options={"drafter": "ngram"}, sampling=sampling
         )
@@ -172,7 +178,7 @@ def test_sampled_answers_belong_to_their_seed_and_are_not_compared(base: Base, m
 def test_a_temperature_that_cannot_be_is_refused() -> None:
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}):
         with pytest.raises(BadInput, match=next(iter(wrong))):
-            acceptance.Sampling(**wrong)
+            acceptance.AcceptanceSampling(**wrong)
 
 
 def one_token_off(step: Step) -> Step:
@@ -180,7 +186,7 @@ def one_token_off(step: Step) -> Step:
     return Step(step.index, step.kind, (EmittedToken(first.id ^ 1, first.origin), *step.tokens[1:]), step.drafted)
 
 
-def test_the_gap_is_that_of_the_logits_that_chose_the_token(base: Base, tiny_base: Path) -> None:
+def test_the_gap_is_that_of_the_logits_that_chose_the_token(base: LoadedBase, tiny_base: Path) -> None:
     prompt = render(base.tokenizer, [{"role": "user", "content": "lazy dog"}])
     target = fast_target(base)
     fresh = load_base(tiny_base)
@@ -206,7 +212,7 @@ def test_the_command_tells_a_near_tie_from_a_fault_where_best_tokens_are_found_w
 ) -> None:
     """A tied fp32 base whose tokens 2k and 2k + 1 are twins, their logits `apart` of their size from each other; a
     verification of several nodes rounds the other way and takes the other twin."""
-    monkeypatch.setattr("runtime.argmax.has_bfloat16", lambda device: device.type == "cpu")
+    monkeypatch.setattr("models.runtime.argmax.has_bfloat16", lambda device: device.type == "cpu")
     exact, screened = HeadArgmax.__call__, []
 
     def other_twin(self: HeadArgmax, hidden: torch.Tensor) -> torch.Tensor:
@@ -250,7 +256,7 @@ def test_speeds_are_all_tokens_over_all_time() -> None:
     assert found["mean_accepted_length"] == 2.0
 
 
-def test_a_stop_between_prompts_is_obeyed(base: Base) -> None:
+def test_a_stop_between_prompts_is_obeyed(base: LoadedBase) -> None:
     class Stopping(Silent):
         def stop_requested(self) -> bool:
             return True
@@ -259,7 +265,7 @@ def test_a_stop_between_prompts_is_obeyed(base: Base) -> None:
         evaluate(base, None, QUESTIONS, Stopping(), max_tokens=4)
 
 
-def test_a_question_too_long_is_left_out_and_said(base: Base) -> None:
+def test_a_question_too_long_is_left_out_and_said(base: LoadedBase) -> None:
     long = {"id": "long", "messages": [{"role": "user", "content": "x " * 600}]}
     found = evaluate(base, None, [*QUESTIONS, long], Silent(), max_tokens=4)
     assert found["skipped"] == ["long"] and found["prompts"] == 3

@@ -8,7 +8,7 @@ import pytest
 from decoding.step import EmittedToken, Step
 from evaluation import acceptance
 from evaluation.acceptance import PromptResult, _Bench, _repeat
-from evaluation.estimate import Timing, estimate
+from evaluation.estimate import StepTiming, estimate
 from evaluation.side_by_side import side_by_side
 from speculoos.errors import Unavailable
 from speculoos.reporting import Silent
@@ -18,7 +18,7 @@ PLAIN_MS, DRAFTED_MS = 10.0, 15.0
 
 def timings(
     seed: int, prompts: int = 12, steps: int = 60, busy: float = 0.0, tau: float = 2.0, drafted_ms: float = DRAFTED_MS
-) -> list[Timing]:
+) -> list[StepTiming]:
     """Prompts of mean accepted length `tau`; of all steps a share `busy` takes thrice as long."""
     draw = np.random.default_rng(seed)
 
@@ -28,7 +28,7 @@ def timings(
     made = []
     for _ in range(prompts):
         tokens = 1 + draw.binomial(2, (tau - 1) / 2, steps).astype(float)
-        made.append(Timing(tokens, times(drafted_ms, steps), times(PLAIN_MS, int(tokens.sum()))))
+        made.append(StepTiming(tokens, times(drafted_ms, steps), times(PLAIN_MS, int(tokens.sum()))))
     return made
 
 
@@ -95,13 +95,13 @@ def test_whoever_has_fewer_tokens_goes_on() -> None:
 
 
 def test_long_prompts_whose_steps_are_slow_and_well_drafted_are_possible() -> None:
-    short = Timing(np.full(128, 1.0), np.full(128, 1.0), np.full(128, 1.0))
-    long = Timing(np.full(32, 4.0), np.full(32, 4.0), np.full(128, 4.0))
+    short = StepTiming(np.full(128, 1.0), np.full(128, 1.0), np.full(128, 1.0))
+    long = StepTiming(np.full(32, 4.0), np.full(32, 4.0), np.full(128, 4.0))
     found = estimate([short, long] * 40)
     assert found is not None and found.speedup_interval[0] > found.tau_interval[1] and not found.impossible
 
 
 def test_the_same_answer_again_says_nothing_new_of_tau() -> None:
-    once = Timing(np.arange(30.0) % 5 + 1, np.ones(30), np.ones(90))
+    once = StepTiming(np.arange(30.0) % 5 + 1, np.ones(30), np.ones(90))
     found, again = estimate([once]), estimate([once.joined(once).joined(once)])
     assert found is not None and again is not None and again.tau_interval == found.tau_interval

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cli.commands.plan import words
 from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
@@ -17,9 +18,8 @@ from evaluation.costs import Costs, read_costs
 from evaluation.meter import Many, Meter
 from evaluation.planner import Choices, plan, prompts_of, standalone, surface
 from evaluation.questions import built_in
-from evaluation.shapes import Curves, Shape, curves_of_shares, curves_of_trace, expected_chain
+from evaluation.shapes import Curves, DraftShape, curves_of_shares, curves_of_trace, expected_chain
 from models.base import load_base
-from speculoos.commands.plan import words
 from speculoos.errors import BadInput, Cancelled
 from speculoos.reporting import Silent
 from tests.evaluation.test_replay import draft_for
@@ -228,6 +228,6 @@ def test_a_batch_computes_what_each_sequence_alone_does(tiny_base):
 
 
 def test_a_shape_without_drafting_costs_nothing_to_draft():
-    assert COSTS.drafting(Shape("plain"), 8) == 0.0
+    assert COSTS.drafting(DraftShape("plain"), 8) == 0.0
     with pytest.raises(BadInput, match="draft_ms"):
-        Costs({1: {1: 1.0, 2: 1.0}}).drafting(Shape("chain", 2, 1), 1)
+        Costs({1: {1: 1.0, 2: 1.0}}).drafting(DraftShape("chain", 2, 1), 1)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.published import Acceptance, Scrape, addresses, of_answer, read_metrics
-from evaluation.served import Asked, _lengths, evaluate_served
+from evaluation.published import PublishedAcceptance, Scrape, addresses, of_answer, read_metrics
+from evaluation.served import ServedRequest, _lengths, evaluate_served
 from speculoos.errors import BadInput, Cancelled, Unavailable
 from speculoos.reporting import Silent
 from speculoos.settings import Endpoint
@@ -65,7 +65,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     ],
 )
 def test_a_server_is_measured_by_what_it_publishes(start: Start, kind: str, server: str, by: str) -> None:
-    found = evaluate_served(start(kind), QUESTIONS, Silent(), Asked(16), plain_model="plain")
+    found = evaluate_served(start(kind), QUESTIONS, Silent(), ServedRequest(16), plain_model="plain")
     assert found["source"] == {"endpoint": "theirs", "model": "drafted", "server": server, "by": by}
     assert found["mean_accepted_length"] == pytest.approx(TAU, abs=1e-3)
     assert found["mean_accepted_length_interval"] == pytest.approx([TAU, TAU], abs=1e-3)
@@ -85,12 +85,12 @@ def test_a_server_is_measured_by_what_it_publishes(start: Start, kind: str, serv
 
 
 def test_depths_that_do_not_add_up_say_nothing_of_lengths() -> None:
-    chain = Acceptance(tokens=17, verifications=10, accepted=(5.0, 2.0))
+    chain = PublishedAcceptance(tokens=17, verifications=10, accepted=(5.0, 2.0))
     assert _lengths([chain]) == [5, 3, 2]
-    assert _lengths([chain, Acceptance(3, 2, (1.0,))]) == [6, 4, 2]
-    assert _lengths([chain, Acceptance(9, 4)]) == _lengths([]) == [], "one answer whose depths are not known"
-    assert _lengths([Acceptance(20, 10, (5.0, 2.0))]) == [], "shares of a tree's depths"
-    assert _lengths([Acceptance(18, 10, (3.0, 5.0))]) == []
+    assert _lengths([chain, PublishedAcceptance(3, 2, (1.0,))]) == [6, 4, 2]
+    assert _lengths([chain, PublishedAcceptance(9, 4)]) == _lengths([]) == [], "one answer whose depths are not known"
+    assert _lengths([PublishedAcceptance(20, 10, (5.0, 2.0))]) == [], "shares of a tree's depths"
+    assert _lengths([PublishedAcceptance(18, 10, (3.0, 5.0))]) == []
 
 
 def test_without_the_same_base_alone_there_is_no_speedup(start: Start) -> None:
@@ -151,13 +151,13 @@ def test_a_stop_is_heard_between_prompts(start: Start) -> None:
                     "acceptance_by_depth": [0.5, 0.5],
                 }
             },
-            Acceptance(8.0, 4.0, (2.0, 1.0)),
+            PublishedAcceptance(8.0, 4.0, (2.0, 1.0)),
         ),
         ({"speculation_summary": {"verifications": 0, "mean_accepted_length": 0.0}}, None),
         ({"speculation_summary": None, "metrics": None, "choices": []}, None),
         (
             {"metrics": {"speculative_decoding": {"num_spec_steps": 2, "num_accepted_draft_tokens": 3}}},
-            Acceptance(5.0, 2.0),
+            PublishedAcceptance(5.0, 2.0),
         ),
         ({"metrics": {"speculative_decoding": {"num_spec_steps": -2, "num_accepted_draft_tokens": 3}}}, None),
         ({"choices": [{"avg_decoded_tokens_per_iter": 0}], "usage": {"completion_tokens": 8}}, None),
@@ -168,7 +168,7 @@ def test_a_stop_is_heard_between_prompts(start: Start) -> None:
         ({}, None),
     ],
 )
-def test_fields_of_answers(answer: dict[str, Any], acceptance: Acceptance | None) -> None:
+def test_fields_of_answers(answer: dict[str, Any], acceptance: PublishedAcceptance | None) -> None:
     assert of_answer(answer) == acceptance
 
 
@@ -181,9 +181,9 @@ def test_metrics_that_cannot_be_are_left_out() -> None:
     said = "vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_accepted_tokens_total 2\n"
     for position in ("²", "9" * 5000, "-1"):
         at = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 2\n'
-        assert read_metrics(said + at).counters == Acceptance(3.0, 1.0)
+        assert read_metrics(said + at).counters == PublishedAcceptance(3.0, 1.0)
     assert read_metrics("sglang:spec_accept_length +Inf\n") == Scrape()
-    assert not (Acceptance(float("inf"), float("inf")) - Acceptance(3.0, 1.0)).is_known
+    assert not (PublishedAcceptance(float("inf"), float("inf")) - PublishedAcceptance(3.0, 1.0)).is_known
 
 
 def test_metrics_are_looked_for_beside_the_api() -> None:

@@ -59,10 +59,10 @@ def narrow(base, ids):
 
 def draft_of(name: str, base):
     """A draft of the kind, every weight random."""
-    from methods.standalone import Shape
     from models.eagle import EagleDraft
     from models.eagle3 import Eagle3Draft
     from models.medusa import MedusaConfig, MedusaHeads
+    from models.methods.standalone import StandaloneShape
     from models.standalone import StandaloneDraft
 
     def medusa(*shape, **options):
@@ -98,7 +98,7 @@ def draft_of(name: str, base):
         "medusa-small": lambda: medusa(2, 1, True, rows=40, draft_ids=torch.arange(0, 80, 2)),
         "medusa-bare": lambda: medusa(2, 0),
         "draft": lambda: StandaloneDraft.from_base(base, 7),
-        "draft-narrow": lambda: StandaloneDraft.from_base(base, 8, Shape(8, 24, 40, 2, 1)),
+        "draft-narrow": lambda: StandaloneDraft.from_base(base, 8, StandaloneShape(8, 24, 40, 2, 1)),
     }[name]()
     if not name.startswith("draft"):  # these must have tokens accepted
         for parameter in made.parameters():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from speculoos.cli import main
+from cli.main import main
 from speculoos.settings import Settings
 from speculoos.sums import differing
 from tracking import db

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from formats import FORMATS
 from formats.export import build
 from formats.options import options
-from formats.report import Report
+from formats.report import ExportReport
 from speculoos.errors import Conflict, Unsupported
 from speculoos.sums import differing, listed
 from tests.formats.commands import check
@@ -76,7 +76,7 @@ def test_a_draft_goes_where_it_can_and_drafts_the_same_there(kind, dtype, base, 
 
 def check_folder(target, report, name):
     """The report, the sums of every file, and a README with a command."""
-    assert Report.from_json(json.loads((target / "validation.json").read_text())) == report
+    assert ExportReport.from_json(json.loads((target / "validation.json").read_text())) == report
     assert {*listed(target)} == {p.name for p in target.iterdir()} - {"SHA256SUMS"}
     assert report.figures["largest_relative_difference"] <= 1e-4 and report.figures["drafted"] >= 18
     said = (target / "README.md").read_text()

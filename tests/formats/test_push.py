@@ -47,7 +47,7 @@ def push(rows: Settings, hub: Hub, tmp_path: Path) -> Push:
     def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
         own = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
         own |= {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(CLONE), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "speculoos.cli", "push", "tiny@heads", *words]
+        command = [sys.executable, "-m", "cli.main", "push", "tiny@heads", *words]
         done = subprocess.run(
             command, env={**os.environ, **own, **environment}, capture_output=True, text=True, timeout=240
         )

@@ -12,11 +12,11 @@ import yaml
 from markdown_it import MarkdownIt
 
 from formats import FORMATS, serve
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.export import build
 from formats.facts import Facts
 from formats.readme import readme
-from formats.report import Report
+from formats.report import ExportReport
 from models.checkpoints import amend, read_config
 from models.starter import HUB_ID
 from tests.formats.commands import check
@@ -124,7 +124,7 @@ def test_the_card_of_a_checkpoint_shows_its_notes_as_they_are(base, checkpoint) 
 
 @pytest.mark.parametrize(("kind", "command"), [("eagle3", serve.sglang), ("medusa", serve.trtllm)])
 def test_a_draft_kept_in_fp32_is_served_in_the_precision_of_its_base(kind: str, command, base, checkpoint) -> None:
-    read = Checkpoint.read(checkpoint(kind), base.path)
+    read = CheckpointFiles.read(checkpoint(kind), base.path)
     assert read.dtype == "float32"
     half = {name: replace(entry, dtype="BF16") for name, entry in read.base_tensors.items()}
     assert "--dtype bfloat16" in command(replace(read, base_tensors=half), Facts("b", "org/base"), "heads")
@@ -143,14 +143,14 @@ def test_commands_and_requests_name_the_base_alike_whatever_it_came_from(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "medusa_choices.json").write_text("[[0]]")
     for kind, name in EVERY:
-        read, facts = Checkpoint.read(checkpoint(kind), base.path), Facts("my base", location, source)
-        said = readme(FORMATS[name], read, facts, Report(name, read.method, "", ()), "out")
+        read, facts = CheckpointFiles.read(checkpoint(kind), base.path), Facts("my base", location, source)
+        said = readme(FORMATS[name], read, facts, ExportReport(name, read.method, "", ()), "out")
         assert check(said, tmp_path, called)
         assert ("quantised copy" in said) == (source == "starter") and ("base_model: " in said) == (source != "folder")
 
 
 def test_what_a_tuning_found_is_said_as_it_was(base, checkpoint) -> None:
-    read = Checkpoint.read(checkpoint("medusa"), base.path)
+    read = CheckpointFiles.read(checkpoint("medusa"), base.path)
     rest = {key: value for key, value in read.config.items() if key not in ("drafting", "tuning")}
     assert "Nothing was tuned" in serve.measured(replace(read, config=rest))
     plain = serve.measured(replace(read, config={**rest, "drafting": {}, "tuning": {"verdict": "Plain is faster."}}))

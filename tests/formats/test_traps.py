@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from formats import find_format, streamed
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import CheckpointFiles
 from formats.export import build
 from formats.facts import Facts
 from formats.proof import prove
@@ -27,7 +27,7 @@ def spoilt(base, checkpoint, tmp_path):
         shutil.rmtree(target, ignore_errors=True)
         build(checkpoint(kind, dtype), base, name, target)
         rewrite(target, change)
-        found = Checkpoint.read(checkpoint(kind, dtype), base.path)
+        found = CheckpointFiles.read(checkpoint(kind, dtype), base.path)
         report = validate(target, name, found, base, Facts(base.path.name, str(base.path)))
         assert not report.passed
         return " ".join(report.failures)
@@ -151,14 +151,14 @@ def test_the_tokenizer_of_another_model(base, checkpoint, tmp_path):
 
     other = make_tiny_base(tmp_path / "other", num_hidden_layers=8)
     tiny_tokenizer(300).save_pretrained(other)
-    folder, found = checkpoint("draft"), Checkpoint.read(checkpoint("draft"), base.path)
+    folder, found = checkpoint("draft"), CheckpointFiles.read(checkpoint("draft"), base.path)
     build(folder, base, "huggingface", tmp_path / "out")
     shutil.copyfile(other / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
     report = validate(tmp_path / "out", "huggingface", found, base, Facts(base.path.name, str(base.path)))
     assert "tokenizer: tokenizer.json or its chat template is not the base's" in report.failures[0]
 
     build(checkpoint("eagle3"), base, "vllm", tmp_path / "head")
-    found = Checkpoint.read(checkpoint("eagle3"), other)
+    found = CheckpointFiles.read(checkpoint("eagle3"), other)
     report = validate(tmp_path / "head", "vllm", found, base, Facts(other.name, str(other)))
     assert report.failures[0].startswith("tokenizer: tokenizer_sha256: made for")
 
@@ -167,7 +167,7 @@ def test_the_tokenizer_of_another_model(base, checkpoint, tmp_path):
 def test_the_reader_alone_sees_layers_that_are_off_by_one(name, base, checkpoint, tmp_path):
     """Without any table: the network that this server would build gives other logits."""
     build(checkpoint("eagle3-small"), base, name, tmp_path / "out")
-    found = Checkpoint.read(checkpoint("eagle3-small"), base.path)
+    found = CheckpointFiles.read(checkpoint("eagle3-small"), base.path)
     draft = streamed.draft(found.path, base)
 
     def checks():
@@ -187,7 +187,7 @@ def test_the_reader_alone_sees_layers_that_are_off_by_one(name, base, checkpoint
 def test_a_reader_that_ignores_the_norm_before_the_residual_gives_other_logits(base, checkpoint, tmp_path):
     """Why such a draft is not written for SGLang."""
     build(checkpoint("eagle3-residual"), base, "vllm", tmp_path / "out")
-    found = Checkpoint.read(checkpoint("eagle3-residual"), base.path)
+    found = CheckpointFiles.read(checkpoint("eagle3-residual"), base.path)
     reader = find_format("sglang").load("reader", "eagle3")(tmp_path / "out", found)
     assert not prove(streamed.draft(found.path, base), reader, base).checks()[0].passed
 

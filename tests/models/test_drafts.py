@@ -7,8 +7,6 @@ from functools import cache
 import pytest
 import torch
 
-from methods import train_config
-from methods.standalone import Shape, shape_of
 from models.base import load_base
 from models.checkpoints import (
     amend,
@@ -21,6 +19,8 @@ from models.checkpoints import (
 from models.eagle import EagleDraft
 from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
+from models.methods import train_config
+from models.methods.standalone import StandaloneShape, shape_of
 from models.standalone import StandaloneDraft, base_shape, spread
 from models.tiny import FAMILIES, make_tiny_base
 from speculoos.errors import BadInput, Damaged, NotFound, Unsupported
@@ -257,7 +257,9 @@ def test_pruning_by_width_keeps_what_matters(tmp_path):
     config = train_config("draft", draft_intermediate_size=32, draft_num_heads=2, draft_num_kv_heads=1)
     shape = shape_of(config, whole)
     draft = StandaloneDraft.from_base(base, 4, shape)
-    assert shape == Shape(4, 32, 32, 2, 1) and draft.model.num_parameters() < 0.7 * base.model.num_parameters()
+    assert (
+        shape == StandaloneShape(4, 32, 32, 2, 1) and draft.model.num_parameters() < 0.7 * base.model.num_parameters()
+    )
     torch.testing.assert_close(draft(ids).logits, base.model(ids).logits)
     with pytest.raises(Unsupported, match="family phi cannot be pruned by width"):
         StandaloneDraft.from_base(load_base(make_tiny_base(tmp_path / "phi", "phi")), 4, shape)
@@ -269,7 +271,7 @@ def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
     from transformers import AutoModelForCausalLM
 
     shape = shape_of(train_config("draft", draft_num_layers=2, draft_hidden_size=16), base_shape(base))
-    assert shape == Shape(2, 16, 32, 2, 1), "all in proportion"
+    assert shape == StandaloneShape(2, 16, 32, 2, 1), "all in proportion"
     draft, ids = StandaloneDraft.from_base(base, 2, shape, random), torch.arange(10)[None]
     kept = [any(torch.equal(base.lm_head.weight[:, i], row) for i in range(32)) for row in draft.model.lm_head.weight.T]
     assert all(kept) is not random and any(kept) is not random
@@ -296,9 +298,9 @@ def test_a_narrow_draft_is_an_ordinary_model(base, tmp_path, random):
 )
 def test_sizes_that_do_not_fit_are_refused(settings, words):
     with pytest.raises(BadInput, match=words):
-        shape_of(train_config("draft", **settings), Shape(4, 32, 64, 4, 2))
+        shape_of(train_config("draft", **settings), StandaloneShape(4, 32, 64, 4, 2))
 
 
 def test_random_weights_may_be_wider_than_the_base():
     wide = train_config("draft", draft_hidden_size=64, draft_init="random")
-    assert shape_of(wide, Shape(4, 32, 64, 4, 2)) == Shape(4, 64, 128, 8, 4)
+    assert shape_of(wide, StandaloneShape(4, 32, 64, 4, 2)) == StandaloneShape(4, 64, 128, 8, 4)

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from cli.main import main
 from serving import token
-from serving.token import NO_TOKEN, Keys
-from speculoos.cli import main
+from serving.token import NO_TOKEN, ApiKeys
 from speculoos.errors import BadInput, Conflict, NotFound, Unavailable
 from speculoos.settings import Settings
 from tests.serving.conftest import TOKEN, Served, serve, until
@@ -161,7 +161,7 @@ def test_only_a_hash_of_a_key_is_kept(small: Served) -> None:
 def test_a_key_is_asked_for_rarely_and_its_use_is_written_once_a_minute(
     small: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secret, known, asked = make_key(small, "busy"), Keys(small.settings), []
+    secret, known, asked = make_key(small, "busy"), ApiKeys(small.settings), []
     find_live = keys.find_live
     monkeypatch.setattr(keys, "find_live", lambda *given: (asked.append(1), find_live(*given))[1])
     monkeypatch.setattr(token, "KEPT_SECONDS", 60.0)
@@ -183,7 +183,7 @@ def test_a_key_is_asked_for_rarely_and_its_use_is_written_once_a_minute(
 
 def test_many_wrong_keys_are_not_all_remembered(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token, "MOST_KNOWN", 5)
-    known = Keys(small.settings)
+    known = ApiKeys(small.settings)
     for number in range(20):
         known.find(f"sk-speculoos-{number}")
     assert len(known._known) <= 5
@@ -225,10 +225,10 @@ def test_keys_on_the_command_line(home: Settings, capsys: pytest.CaptureFixture)
     assert made["key"].startswith(made["hint"]) and "sha256" not in made
     (listed,) = run("list")
     assert listed["name"] == "script" and "key" not in listed and listed["last_used_at"] is None
-    assert Keys(home).find(made["key"]) == made["id"]
+    assert ApiKeys(home).find(made["key"]) == made["id"]
     assert run("revoke", "script")["revoked_at"] and run("list") == []
     assert run("list", "--revoked")[0]["id"] == made["id"]
-    assert Keys(home).find(made["key"]) == ""
+    assert ApiKeys(home).find(made["key"]) == ""
 
     assert main(["keys", "add", "people"]) == 0
     said = capsys.readouterr()

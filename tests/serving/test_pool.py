@@ -14,10 +14,10 @@ from decoding.generate import generate
 from decoding.target import fast_target
 from models.base import load_base
 from models.checkpoints import WEIGHTS, amend, save_draft
+from models.runtime.argmax import tied_table
 from models.tiny import make_tiny_base
-from runtime.argmax import tied_table
 from serving.catalog import ModelRef
-from serving.pool import MAX_CONTEXT, LoadedModel, Pool, default_budget
+from serving.pool import MAX_CONTEXT, LoadedModel, ModelPool, default_budget
 from serving.sizes import cache_bytes, held_bytes
 from speculoos.errors import NotFound, Unsupported
 from speculoos.sums import file_sha256
@@ -42,8 +42,8 @@ def with_draft(base: ModelRef, folder: Path) -> ModelRef:
     return replace(base, checkpoint_path=str(folder), checkpoint_sha256=file_sha256(folder / WEIGHTS))
 
 
-def pool(budget: int = 2**40) -> Pool:
-    return Pool("cpu", "float32", budget)
+def pool(budget: int = 2**40) -> ModelPool:
+    return ModelPool("cpu", "float32", budget)
 
 
 def test_a_base_is_loaded_once_for_itself_and_all_its_heads(refs: dict[str, ModelRef]) -> None:

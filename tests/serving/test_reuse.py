@@ -16,7 +16,7 @@ from models.eagle3 import Eagle3Draft
 from models.medusa import MedusaConfig, MedusaHeads
 from models.standalone import StandaloneDraft
 from serving.catalog import ModelRef
-from serving.pool import LoadedModel, Pool
+from serving.pool import LoadedModel, ModelPool
 from speculoos.sums import file_sha256
 
 MAKERS: dict[str, Any] = {
@@ -52,7 +52,7 @@ def answer(made: list[Step]) -> list[int]:
 
 @pytest.mark.parametrize("first_tokens", [7, 8, 9, 10])
 def test_a_second_turn_drafts_the_same_with_a_kept_drafter_as_with_a_new_one(ref: ModelRef, first_tokens: int) -> None:
-    warm, cold = (Pool("cpu", "float32", 2**40) for _ in range(2))
+    warm, cold = (ModelPool("cpu", "float32", 2**40) for _ in range(2))
     prompt = list(range(40, 60))
     first = answer(steps(warm.get(ref), prompt, first_tokens))
     second = [*prompt, *first, 70, 71, 72]
@@ -62,7 +62,7 @@ def test_a_second_turn_drafts_the_same_with_a_kept_drafter_as_with_a_new_one(ref
 
 
 def test_another_text_in_between_does_no_harm(ref: ModelRef) -> None:
-    warm, cold = (Pool("cpu", "float32", 2**40) for _ in range(2))
+    warm, cold = (ModelPool("cpu", "float32", 2**40) for _ in range(2))
     prompt = list(range(40, 60))
     first = answer(steps(warm.get(ref), prompt, 12))
     list(
@@ -77,7 +77,7 @@ def test_another_text_in_between_does_no_harm(ref: ModelRef) -> None:
 @pytest.mark.parametrize("right", [0, 6])
 def test_draft_tokens_of_a_client_before_a_draft_change_no_token(ref: ModelRef, right: int) -> None:
     """What comes after them is drafted as if the draft had proposed them itself."""
-    loaded, prompt = Pool("cpu", "float32", 2**40).get(ref), list(range(40, 60))
+    loaded, prompt = ModelPool("cpu", "float32", 2**40).get(ref), list(range(40, 60))
     usual = steps(loaded, prompt, 20)
     said = answer(usual)
     sent = [*said[:right], said[right] + 1, *said[right + 1 :]]

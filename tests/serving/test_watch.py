@@ -17,7 +17,7 @@ from serving.heartbeat import Heart
 from serving.main import _end_leftovers
 from serving.queueing import DeviceQueue
 from serving.upkeep import Upkeep
-from serving.watch import EXIT_CODE, Watch
+from serving.watch import EXIT_CODE, MemoryWatch
 from speculoos.errors import BadInput
 from speculoos.settings import CLONE, Settings, load
 from tests.serving.conftest import Served, free_port, register, serve, until
@@ -142,7 +142,7 @@ def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pyt
     monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: None)
     ended: list[str] = []
     ill, began = ["It hangs."], time.monotonic()
-    watching = Watch(lambda: ill[0] if time.monotonic() - began > 0.1 else "", 60, ended.append)
+    watching = MemoryWatch(lambda: ill[0] if time.monotonic() - began > 0.1 else "", 60, ended.append)
     until(lambda: time.monotonic() - began > 0.2)
     ill[0] = ""
     time.sleep(0.05)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launch.supervision import end_survivors
+from cli.launch.supervision import end_survivors
 from speculoos.settings import Settings
 from tests.models.test_fetch import hub  # noqa: F401
 
@@ -24,7 +24,7 @@ def workbench(home: Settings) -> Iterator[Settings]:
 
 def speculoos(*words: str, **environment: str) -> tuple[int, dict | list, str]:
     """(exit status, JSON result, what was said)."""
-    command, env = [sys.executable, "-m", "speculoos.cli", *words, "--json"], {**os.environ, **environment}
+    command, env = [sys.executable, "-m", "cli.main", *words, "--json"], {**os.environ, **environment}
     made = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180)
     assert "Traceback" not in made.stderr
     return made.returncode, json.loads(made.stdout.splitlines()[-1]), made.stderr

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.pictures import PICTURES
 from speculoos.settings import Endpoint, Settings
 from tests.tools import cli_docs
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 CLONE = Path(__file__).resolve().parent.parent.parent
 MOST_BYTES = 200_000
@@ -27,7 +27,7 @@ def settings_read() -> set[str]:
 
 
 def test_every_setting_is_in_the_documentation() -> None:
-    wanted = settings_read() | {f"SPECULOOS_{f.name.upper()}" for f in fields(Timing)}
+    wanted = settings_read() | {f"SPECULOOS_{f.name.upper()}" for f in fields(JobTiming)}
     assert len(wanted) > 15
     missing = {name for name in wanted if f"`{name}`" not in SETTINGS_PAGE}
     assert not missing

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cli.commands.train import make_request
 from corpus.mapping import parse_mapping
 from formats import FORMATS
-from speculoos.commands.train import make_request
 from speculoos.settings import load
 from tests.workers.test_command_line import parsed
 from workers.ask.command_line import parse_settings

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from launch.up import address
+from cli.launch.up import address
+from cli.main import main
+from ops import health
 from speculoos import people
-from speculoos.cli import main
 from speculoos.login_links import use
 from speculoos.settings import Settings, load
-from upkeep import health
 
 
 def account(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from cli.commands.replay import find_recordings
+from cli.main import main
 from models.base import load_base
 from models.checkpoints import save_draft
 from models.medusa import MedusaConfig, MedusaHeads
-from speculoos.cli import main
-from speculoos.commands.replay import find_recordings
 from speculoos.settings import Settings
-from tests.speculoos.test_cli import last_json
+from tests.cli.test_cli import last_json
 from tracking import db, stored
 from tracking.runs import group_runs, steps_after
 from tracking.stored import Files

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from app.views import status_bar
-from launch.programs import Program
-from launch.supervision import Supervisor, end_survivors, program_states
+from cli.launch.programs import Program
+from cli.launch.supervision import ProcessSupervisor, end_survivors, program_states
+from ops import health
 from speculoos import logs, room
 from speculoos.errors import BadInput
 from speculoos.private import private_folder
 from speculoos.settings import Settings, load
-from tests.launch.test_supervision import wait_until
+from tests.cli.launch.test_supervision import wait_until
 from tracking import db
-from upkeep import health
 
 MB = 2**20
 CHATTY = str(Path(__file__).resolve().parent.parent / "tools" / "chatty.py")
@@ -57,7 +57,7 @@ def written_by(pid: int) -> int:
 
 def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home: Settings, small_disk: Path) -> None:
     """supervisord's own handler raises on a full disk, prints that to a file on it, and takes every program along."""
-    supervisor = Supervisor(small_home, [Program("chatty", (sys.executable, CHATTY), "one", 1, 1)])
+    supervisor = ProcessSupervisor(small_home, [Program("chatty", (sys.executable, CHATTY), "one", 1, 1)])
     supervisor.start()
     log = small_home.home / "logs" / "chatty.log"
     wait_until(lambda: log.exists() and "line 3 " in log.read_text())
@@ -80,7 +80,7 @@ def test_a_full_disk_ends_no_program_and_the_log_says_what_is_missing(small_home
 def test_logs_of_programs_are_rotated(small_home: Settings) -> None:
     from supervisor.loggers import LogRecord
 
-    from launch.steady_log import SteadyHandler
+    from cli.launch.steady_log import SteadyHandler
 
     file = small_home.home / "logs" / "x.log"
     file.parent.mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
     fill(small_disk, MB)
     assert room.disk_shortage(settings) is None, "on 16 MB the floor is a 50th, not a gigabyte"
     strict = replace(settings, min_disk_mb=4)
-    watch = room.Watch(strict)
+    watch = room.RoomWatch(strict)
     short = watch.look()
     assert short.kind == "disk" and not short.counts
     assert short.note == (
@@ -146,7 +146,7 @@ def test_memory_must_be_short_for_some_seconds_before_it_counts(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     greedy = replace(home, min_memory_mb=10**9)
-    watch = room.Watch(greedy)
+    watch = room.RoomWatch(greedy)
     assert watch.look() is None
     watch._short_since -= room.MEMORY_SECONDS
     watch._looked_at = 0.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer.main
 
-from speculoos.cli import app
+from cli.main import app
 
 HEAD = """# Commands
 Every command works with nothing running: it uses the home's services when they are up, else starts what it needs and

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launch.supervision import end_survivors, program_states, survivors
+from cli.launch.supervision import end_survivors, program_states, survivors
+from ops import health
 from speculoos.settings import Settings, load
 from tests.tools.ports import free_ports
 from tracking.db import writing
-from upkeep import health
 
 CLONE = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "speculoos.cli"]
+COMMAND = [sys.executable, "-m", "cli.main"]
 SUPERVISOR = "supervisor"
 START_SECONDS = 300.0
 
@@ -126,7 +126,7 @@ class Up:
 
 
 def _is_supervisor(process: Any) -> bool:
-    return "launch.supervision" in process.cmdline()
+    return "cli.launch.supervision" in process.cmdline()
 
 
 def wait_for(claim: Callable[[], object], what: str, seconds: float = START_SECONDS, every: float = 0.1) -> float:

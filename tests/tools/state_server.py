@@ -22,7 +22,7 @@ class StateProcess:
     def __init__(self, folder: Path, home: Path, *options: str, token: str = ""):
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "speculoos.cli", "features", "serve", str(folder)]
+        self._command = [sys.executable, "-m", "cli.main", "features", "serve", str(folder)]
         self._command += ["--port", str(self.port), *options]
         self._environment = {**os.environ, "SPECULOOS_HOME": str(home), "PYTHONPATH": str(CLONE)}
         self._environment |= {"SPECULOOS_FEATURES_TOKEN": token} if token else {}

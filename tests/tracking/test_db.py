@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import command
 from sqlalchemy.exc import IntegrityError
 
-from speculoos.cli import main
+from cli.main import main
 from speculoos.errors import BadInput, Unavailable
 from speculoos.room import keep_reserve
 from speculoos.settings import Settings, load

@@ -14,7 +14,7 @@ def job_id(home: Settings) -> str:
         job = jobs.create(rows, kind="train", queue="gpu", request={}, name="long")
         job.state, job.attempt = JobState.RUNNING, 1
         rows.flush()
-        report = reports.Report()
+        report = reports.JobReport()
         report.metrics = {("train/loss", step): float(step) for step in range(5, 10_001, 5)}
         report.metrics |= {("eval/loss", step): float(step) for step in (500, 1000, 10_000)}
         reports.write(rows, job.id, 1, report)
@@ -47,7 +47,7 @@ def test_steps_at_uneven_distances_are_thinned_as_evenly(database: Settings) -> 
         job.state, job.attempt = JobState.RUNNING, 1
         rows.flush()
         odd = [1, *range(10, 10_001, 10), 10_003]
-        reports.write(rows, job.id, 1, reports.Report(metrics={("eval/loss", step): 1.0 for step in odd}))
+        reports.write(rows, job.id, 1, reports.JobReport(metrics={("eval/loss", step): 1.0 for step in odd}))
     with reading(database) as rows:
         steps = [step for step, _ in downsampling.metrics(rows, job.id, points=100)["eval/loss"]]
     assert (steps[0], steps[-1]) == (1, 10_003)

@@ -142,7 +142,7 @@ FENCED_WRITES = [
     lambda s, j: jobs.fail(s, j, 1, "code", "sentence"),
     lambda s, j: jobs.cancelled(s, j, 1),
     lambda s, j: jobs.interrupt(s, j, 1, "reason"),
-    lambda s, j: reports.write(s, j, 1, reports.Report({"done": 99}, {("loss", 1): 1.0}, [(now(), "info", "x")])),
+    lambda s, j: reports.write(s, j, 1, reports.JobReport({"done": 99}, {("loss", 1): 1.0}, [(now(), "info", "x")])),
 ]
 
 
@@ -217,11 +217,11 @@ def test_attempts_that_get_further_are_not_counted(database: Settings, make_job:
     job = make_job()
     for attempt in range(1, 20):
         assert claim(database, job) == attempt
-        do(database, reports.write, job.id, attempt, reports.Report({"done": attempt}))
+        do(database, reports.write, job.id, attempt, reports.JobReport({"done": attempt}))
         assert do(database, jobs.interrupt, job.id, attempt, "The machine restarted.") == S.INTERRUPTED
     for attempt in range(20, 25):
         assert claim(database, job) == attempt
-        do(database, reports.write, job.id, attempt, reports.Report({"done": attempt - 13}))  # resumed, no further
+        do(database, reports.write, job.id, attempt, reports.JobReport({"done": attempt - 13}))  # resumed, no further
         ended = do(database, jobs.interrupt, job.id, attempt, "It crashed.")
     assert ended == S.FAILED, "five attempts that did not get beyond what an earlier one had reached"
 
@@ -305,7 +305,7 @@ def test_every_visible_change_raises_the_version(database: Settings, make_job: M
     versions = [read(job).version]
     claim(database, job)
     versions.append(read(job).version)
-    do(database, reports.write, job.id, 1, reports.Report(progress={"done": 1}))
+    do(database, reports.write, job.id, 1, reports.JobReport(progress={"done": 1}))
     versions.append(read(job).version)
     do(database, jobs.request_cancel, job.id)
     versions.append(read(job).version)

@@ -18,7 +18,7 @@ def job(make_job: Make) -> Job:
 
 def write(database: Settings, job: Job, **fields: object) -> bool:
     with db.writing(database) as session:
-        return reports.write(session, job.id, 1, reports.Report(**fields))
+        return reports.write(session, job.id, 1, reports.JobReport(**fields))
 
 
 def test_a_resumed_attempt_overwrites_the_steps_it_repeats(database: Settings, job: Job) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from models import archive
+from ops.starter import ensure_starter
 from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings
 from speculoos.sums import of_files
 from tracking import changes, db, names, queries
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
-from upkeep.starter import ensure_starter
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from decoding.drafters import make_drafter
 from decoding.generate import GenerateConfig, generate
 from decoding.stats import summarize
 from decoding.target import Target
-from methods import train_config
 from models.base import load_base
 from models.checkpoints import load_draft, save_draft
+from models.methods import train_config
 from models.tiny import GRANITE, make_tiny_base
 from tests.training.conftest import answer
 from training.acceptance import Acceptance, measure, walk

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from methods import METHODS, SETTINGS, train_config
-from methods.recipes import config_for, list_recipes, load_recipe, read_recipe
-from methods.settings import TrainConfig
+from models.methods import METHODS, SETTINGS, train_config
+from models.methods.recipes import config_for, list_recipes, load_recipe, read_recipe
+from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput, NotFound
 from training.schedule import lr_factor
 
@@ -51,8 +51,8 @@ def test_every_setting_has_a_help_text():
 
 
 def test_settings_and_recipes_import_without_torch():
-    code = "import methods, methods.recipes, training.resume_points, models.checkpoints, sys\n"
-    code += "from methods.recipes import list_recipes; list_recipes()\n"
+    code = "import methods, models.methods.recipes, training.resume_points, models.checkpoints, sys\n"
+    code += "from models.methods.recipes import list_recipes; list_recipes()\n"
     code += "assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

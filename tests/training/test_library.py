@@ -15,9 +15,9 @@ from models.base import load_base
 from models.chat import render
 from models.checkpoints import load_draft, own_tensors, verify_sums
 from models.identity import weights_sha256
+from models.runtime.linear import packing_works
+from models.runtime.weights import pack_known
 from models.tiny import make_tiny_base
-from runtime.linear import packing_works
-from runtime.weights import pack_known
 from speculoos.errors import BadInput, NotFound, Unsupported
 from training.convert import TrainableDraft, collate_rows, conversations_from, convert
 
@@ -67,7 +67,7 @@ def test_a_base_whose_weights_were_taken_over_is_refused(tiny_base, method):
 def test_a_base_whose_layers_were_packed_is_refused_and_one_that_nothing_packs_is_not(
     tiny_base, method, works, monkeypatch
 ):
-    monkeypatch.setattr("runtime.linear.packing_works", lambda dtype: works and packing_works(dtype))
+    monkeypatch.setattr("models.runtime.linear.packing_works", lambda dtype: works and packing_works(dtype))
     base = load_base(tiny_base)
     pack_known(base, head=False)
     packed = works and packing_works(base.dtype)

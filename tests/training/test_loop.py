@@ -17,9 +17,9 @@ from decoding.config import GenerateConfig
 from decoding.drafters import make_drafter
 from decoding.generate import generate
 from decoding.target import Target
-from methods import train_config
 from models.base import load_base
 from models.checkpoints import load_draft, read_config, verify_sums
+from models.methods import train_config
 from models.tiny import GRANITE, make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unavailable, Unsupported
 from speculoos.reporting import Silent

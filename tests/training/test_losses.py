@@ -8,10 +8,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from methods import train_config
 from models.eagle3 import Eagle3Draft
 from models.families import PLAIN, LogitRule
 from models.logits import Head
+from models.methods import train_config
 from training.batches import collate
 from training.eagle import EagleMethod
 from training.eagle3 import Eagle3Method, places_by_row

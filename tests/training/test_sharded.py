@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from methods import train_config
 from models.checkpoints import load_draft, verify_sums
 from models.eagle3 import ScaledLinear
+from models.methods import train_config
 from speculoos.errors import BadInput, Cancelled, Unsupported
 from tests.tools.ports import free_ports
 from tests.training.test_loop import SHORT, Notebook

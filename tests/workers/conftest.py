@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from launch.programs import valkey_binary
+from cli.launch.programs import valkey_binary
 from speculoos.settings import Settings, load
 from tests.tools.databases import ALL, Databases
 from tracking import db

@@ -30,7 +30,7 @@ from workers.child.context import Context
 from workers.child.main import with_start
 from workers.child.work import WORK, fetch_model, generate_data, generate_shard, import_answered, import_prompts
 from workers.child.work.train import resume_from
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 Begin = Callable[[Request], tuple[Any, Context]]
 
@@ -43,7 +43,7 @@ def begin(home: Settings) -> Begin:
         job = submit(request, settings=home)
         with db.writing(home) as session:
             attempt = jobs.claim(session, job.id, "test", 60)
-        return type(request)(**job.request), Context(home, job.id, attempt, Timing())
+        return type(request)(**job.request), Context(home, job.id, attempt, JobTiming())
 
     return start
 
@@ -146,7 +146,7 @@ def test_answers_made_before_a_stop_can_be_used_and_are_gone_on_from(
         jobs.cancelled(session, context.job_id, 1)
         jobs.retry(session, context.job_id)
         attempt = jobs.claim(session, context.job_id, "test", 60)
-    again = Context(context.settings, context.job_id, attempt, Timing())
+    again = Context(context.settings, context.job_id, attempt, JobTiming())
     assert generate_data.run(request, again)["rows"] == 12
     after = [r["id"] for r in read_rows(kept.path)]
     assert before < set(after) and len(after) == len(set(after)) == 12, "every row once"

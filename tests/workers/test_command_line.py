@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.trees import parse
+from models.methods.trees import parse
 from speculoos.errors import BadInput
 from workers.ask.command_line import command_for, extend_command, parse_numbers, parse_settings
 from workers.ask.requests import (
@@ -22,8 +22,8 @@ from workers.ask.requests import (
     ImportDraft,
     ImportPrompts,
     Matrix,
-    Plan,
-    Replay,
+    PlanRequest,
+    ReplayRequest,
     Train,
     Tune,
 )
@@ -35,7 +35,7 @@ def parsed(command: str) -> tuple[list[str], dict[str, Any]]:
     """The command's name and the values its function would be called with, as typer reads them."""
     import typer.main
 
-    from speculoos.cli import app
+    from cli.main import app
 
     words = shlex.split(command)
     assert words[0] == "speculoos"
@@ -186,10 +186,10 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
     [
         (Tune("b1", "c1", "d1"), {"model": "--help@-my-heads", "questions": "-my prompts"}),
         (
-            Plan("b1", "c1", dataset_id="d1", draft_hidden_size=192),
+            PlanRequest("b1", "c1", dataset_id="d1", draft_hidden_size=192),
             {"model": "--help@-my-heads", "questions": "-my prompts", "draft_hidden_size": 192},
         ),
-        (Replay("b1", "c1", dataset_id="d2"), {"file": Path("-answers"), "draft": "--help@-my-heads"}),
+        (ReplayRequest("b1", "c1", dataset_id="d2"), {"file": Path("-answers"), "draft": "--help@-my-heads"}),
         (Export("c1", "vllm-eagle3"), {"checkpoint": "-my-heads", "form": "vllm-eagle3"}),
         (
             Train("medusa", "b1", "d2", more_dataset_ids=["d1"]),
@@ -205,7 +205,7 @@ DASHED = {row_id: f"-{name}" for row_id, name in NAMES.items()} | {"b1": "--help
     ],
 )
 def test_names_that_begin_with_a_dash_read_back(request_: Any, read: dict[str, Any]) -> None:
-    named = () if isinstance(request_, Tune | Plan | Replay | Export | Evaluate | Matrix) else ("-out",)
+    named = () if isinstance(request_, Tune | PlanRequest | ReplayRequest | Export | Evaluate | Matrix) else ("-out",)
     _, values = parsed(command_for(request_, DASHED, *named))
     for key, value in (read | ({"name": "-out"} if named else {})).items():
         assert values[key] == value, key

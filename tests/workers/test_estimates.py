@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from app.views.train_settings import coverage_note
-from methods import METHODS, train_config
-from methods.recipes import config_for, load_recipe
-from speculoos.cli import main
-from speculoos.commands.matrix import expected
+from cli.commands.matrix import expected
+from cli.main import main
+from models.methods import METHODS, train_config
+from models.methods.recipes import config_for, load_recipe
 from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
@@ -32,8 +32,8 @@ from workers.ask.requests import (
     ImportDraft,
     ImportPrompts,
     Matrix,
-    Plan,
-    Replay,
+    PlanRequest,
+    ReplayRequest,
     Train,
     Tune,
 )
@@ -99,8 +99,8 @@ def test_every_command_that_asks_for_a_job_estimates_it(
         ),
         "evaluate --model tiny@h --limit 3 --max-tokens 16": Evaluate("base", "heads", **small),
         "evaluate --endpoint team --limit 3 --max-tokens 16": Evaluate(endpoint="team", **small),
-        "plan tiny@h --limit 3 --max-tokens 16": Plan("base", "heads", **small),
-        "replay run a --draft tiny@h --limit 10": Replay("base", "heads", "answers", 10),
+        "plan tiny@h --limit 3 --max-tokens 16": PlanRequest("base", "heads", **small),
+        "replay run a --draft tiny@h --limit 10": ReplayRequest("base", "heads", "answers", 10),
         "tune tiny@h --limit 3 --max-tokens 16": Tune("base", "heads", **small),
         "export tiny@h --format vllm": Export("heads", "vllm"),
     }
@@ -262,11 +262,13 @@ def test_a_replay_counts_answers_alone_and_half_a_step_for_each_token(asked: Set
             session.add(Dataset(id=name, name=name, kind="conversations", state="ready", rows=8, report=report))
     weights = guess(asked, Evaluate("base", limit=1, max_tokens=1)).work
     for data in ("generated", "imported"):
-        assert guess(asked, Replay("base", "heads", data, limit=4)).work == pytest.approx(400 * weights * REPLAY_STEPS)
+        assert guess(asked, ReplayRequest("base", "heads", data, limit=4)).work == pytest.approx(
+            400 * weights * REPLAY_STEPS
+        )
 
 
 def test_a_plan_for_many_sequences_takes_longer_than_for_one(asked: Settings) -> None:
-    one, both = (guess(asked, Plan("base", batches=batches)).work for batches in ([1], [1, 16]))
+    one, both = (guess(asked, PlanRequest("base", batches=batches)).work for batches in ([1], [1, 16]))
     assert both == pytest.approx(one * (4 + 19) / 4)
 
 
@@ -423,7 +425,7 @@ def test_a_recipe_counts_as_the_settings_it_stands_for(asked: Settings) -> None:
 
 def test_the_probe_measures_this_machine(tmp_path) -> None:
     """A later start may find more than an earlier one, whose processor was busy; never less."""
-    from runtime.speed import measure_best
+    from models.runtime.speed import measure_best
 
     file = tmp_path / PROBE
     measure_best(file, waits=(0.0, 0.0))

@@ -21,7 +21,7 @@ from workers.ask.requests import Train
 from workers.ask.submit import clone, submit
 from workers.child.context import Context
 from workers.child.work import train
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 CARD = {"vocabulary": 320, "hidden_size": 32}
 FEW = {"max_steps": 4, "epochs": 0, "eval_every": 2, "samples": 1, "max_length": 128, "batch_tokens": 128}
@@ -117,7 +117,7 @@ def test_a_job_trains_from_a_server_keeps_what_came_and_then_from_that_alone(
         job = submit(request(ids, hidden_states=where, hidden_states_store="kept"), name=name, settings=away)
         with db.writing(away) as session:
             attempt = jobs.claim(session, job.id, "test", 60)
-        context = Context(away, job.id, attempt, Timing())
+        context = Context(away, job.id, attempt, JobTiming())
         result = train.run(Train(**job.request), context)
         context.flush()
         with db.writing(away) as session:

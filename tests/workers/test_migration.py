@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import main
 from models.tiny import make_tiny_base
-from speculoos.cli import main
 from speculoos.settings import CLONE
 from tests.tools import cli_docs
 from tests.tools.ports import free_ports
@@ -123,7 +123,7 @@ def serve(bench: Bench, words: list[str]) -> None:
     out = bench.settings.home / f"{words[0]}.log"
     with out.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "speculoos.cli", *words], stdout=file, stderr=file, env=bench.environment
+            [sys.executable, "-m", "cli.main", *words], stdout=file, stderr=file, env=bench.environment
         )
     bench.processes.append(process)
     port = int(words[-1]) if words[-1].isdigit() else int(bench.environment["SPECULOOS_INFERENCE_PORT"])

@@ -26,10 +26,10 @@ from workers.child import main as child
 from workers.child.context import Context
 from workers.child.reporter import EXIT_FENCED, Eta
 from workers.joblog import last_line
-from workers.supervise.attempt import KILLED, MEMORY_HINT, Supervisor, hint
+from workers.supervise.attempt import KILLED, MEMORY_HINT, AttemptSupervisor, hint
 from workers.supervise.reconcile import due, interrupt_lost
 from workers.supervise.silence import Silence
-from workers.timing import Timing, timing
+from workers.timing import JobTiming, timing
 
 
 def make_job(settings: Settings, **columns: object) -> Job:
@@ -141,7 +141,7 @@ def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: S
 
 
 def test_messages_are_sent_again_only_when_workers_idle(home: Settings) -> None:
-    pace = Timing(republish_seconds=10)
+    pace = JobTiming(republish_seconds=10)
 
     def is_due(job: Job) -> bool:
         with db.reading(home) as session:
@@ -169,7 +169,7 @@ def test_the_visibility_timeout_is_set_in_all_three_places() -> None:
 
 def test_timing_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECULOOS_LEASE_SECONDS", "2.5")
-    assert timing() == Timing(lease_seconds=2.5)
+    assert timing() == JobTiming(lease_seconds=2.5)
     for wrong in ("soon", "-1", "0"):
         monkeypatch.setenv("SPECULOOS_POLL_SECONDS", wrong)
         with pytest.raises(BadInput, match="SPECULOOS_POLL_SECONDS"):
@@ -179,7 +179,7 @@ def test_timing_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def context(home: Settings) -> Context:
     job = make_job(home, state="RUNNING", attempt=3)
-    return Context(home, job.id, 3, Timing(poll_seconds=0.05, lease_seconds=1))
+    return Context(home, job.id, 3, JobTiming(poll_seconds=0.05, lease_seconds=1))
 
 
 def test_work_publishes_only_while_the_job_is_its_own(context: Context) -> None:
@@ -314,7 +314,7 @@ def test_a_process_that_cannot_be_started_fails_its_job_with_the_reason(
 
     job = make_job(home, state="RUNNING", attempt=1)
     monkeypatch.setattr(subprocess, "Popen", no_room)
-    Supervisor(home, job.id, 1, Timing()).run()
+    AttemptSupervisor(home, job.id, 1, JobTiming()).run()
     with db.reading(home) as session:
         failed = jobs.get(session, job.id)
     assert (failed.state, failed.error_code) == ("FAILED", code) and failed.error and failed.hint

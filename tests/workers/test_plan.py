@@ -16,13 +16,13 @@ from tests.workers.test_bodies import begin, fetched  # noqa: F401
 from tracking import db
 from tracking.runs import group_runs, steps_after
 from tracking.tables import Checkpoint, Evaluation, Job
-from workers.ask.requests import ImportAnswered, Plan, Replay
+from workers.ask.requests import ImportAnswered, PlanRequest, ReplayRequest
 from workers.child.work import import_answered, plan, replay
 
 
 def test_a_plan_of_a_base_alone_is_about_drafts_that_could_be_cut_from_it(begin, tiny_base):  # noqa: F811
     base = fetched(begin, tiny_base)
-    request, context = begin(Plan(base.id, limit=1, max_tokens=8, batches=[1, 2], layers=[1, 2]))
+    request, context = begin(PlanRequest(base.id, limit=1, max_tokens=8, batches=[1, 2], layers=[1, 2]))
     found = plan.run(request, context)
     assert found["shapes"] == [] and [row["layers"] for row in found["standalone"]] == [1, 2]
     assert "Standalone drafts" in found["verdict"] and json.dumps(found)
@@ -32,7 +32,7 @@ def test_a_plan_of_a_base_alone_is_about_drafts_that_could_be_cut_from_it(begin,
 
 def test_figures_from_elsewhere_are_checked_first(begin, tiny_base):  # noqa: F811
     base = fetched(begin, tiny_base)
-    request, context = begin(Plan(base.id, costs={"target_ms": {"1": {"1": "x"}}}))
+    request, context = begin(PlanRequest(base.id, costs={"target_ms": {"1": {"1": "x"}}}))
     with pytest.raises(BadInput, match="target_ms"):
         plan.run(request, context)
 
@@ -51,7 +51,7 @@ def test_a_data_set_s_answers_are_replayed_with_a_checkpoint(begin, tiny_base, t
     with db.writing(context.settings) as rows:
         draft = Checkpoint(name="heads", method="medusa", state="ready", base_id=base.id, path=str(folder))
         rows.add(draft)
-    asked = Replay(base.id, draft.id, request.dataset_id, limit=2, show=1, drafting={"tree": [[0, 0], [1]]})
+    asked = ReplayRequest(base.id, draft.id, request.dataset_id, limit=2, show=1, drafting={"tree": [[0, 0], [1]]})
     request, context = begin(asked)
     found = replay.run(request, context)
     with db.reading(context.settings) as rows:

@@ -14,6 +14,7 @@ from corpus.shards import read_rows, read_summary
 from models.archive import damage
 from models.damage import dataset_damage
 from models.starter import HEAD
+from ops import retention
 from speculoos.errors import Unavailable
 from speculoos.settings import Settings
 from speculoos.store import marked, open_store
@@ -32,7 +33,6 @@ from tests.workers.two_machines import (
 )
 from tracking import changes, db, stored
 from tracking.tables import Base, Checkpoint, Dataset, Stored
-from upkeep import retention
 from workers import identity
 from workers.ask.extend import extend
 from workers.ask.submit import retry, submit

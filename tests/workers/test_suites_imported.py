@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speculoos.commands.data import import_file
+from cli.commands.data import import_file
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings
 from tracking import db, jobs
@@ -14,11 +14,11 @@ from tracking.tables import Base, Dataset
 from workers.ask.command_line import command_for
 from workers.ask.deliver import paths_of
 from workers.ask.outputs import input_ids
-from workers.ask.requests import Evaluate, ImportPrompts, Plan
+from workers.ask.requests import Evaluate, ImportPrompts, PlanRequest
 from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import import_prompts
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 
 def run(home: Settings, request: ImportPrompts) -> Dataset:
@@ -27,7 +27,7 @@ def run(home: Settings, request: ImportPrompts) -> Dataset:
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
     stored = ImportPrompts(**job.request)
-    import_prompts.run(stored, Context(home, job.id, attempt, Timing()))
+    import_prompts.run(stored, Context(home, job.id, attempt, JobTiming()))
     with db.reading(home) as session:
         return session.get_one(Dataset, stored.dataset_id)
 
@@ -68,5 +68,5 @@ def test_a_suite_of_the_hub_names_no_file_to_deliver() -> None:
 
 
 def test_the_inputs_of_plans_and_of_servers_are_told_apart() -> None:
-    assert input_ids(Plan(base_id="")) == [(Base, "")], "missing, and said to be"
+    assert input_ids(PlanRequest(base_id="")) == [(Base, "")], "missing, and said to be"
     assert input_ids(Evaluate(endpoint="x")) == []

@@ -22,7 +22,7 @@ from workers.ask.submit import submit
 from workers.child import trackers
 from workers.child.context import Context
 from workers.child.trackers import mirrored
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 SECRET = "the-key-of-wandb-0123456789"
 SHOWN = "shown as it is"
@@ -78,7 +78,7 @@ def attempt(settings: Settings, job_id: str) -> Context:
     with db.writing(settings) as session:
         number = jobs.claim(session, job_id, "test", 60)
     assert number
-    return Context(settings, job_id, number, Timing())
+    return Context(settings, job_id, number, JobTiming())
 
 
 def say(context: Context, *steps: int) -> None:

@@ -13,13 +13,13 @@ from sqlalchemy import func, select
 from app.forms import config_of
 from app.pages.train import check
 from app.views.job_panel import head
+from cli.commands.train import make_request
 from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local
 from corpus.importing import import_prompts
 from models.base import load_base
 from models.checkpoints import read_config
 from models.tiny import make_tiny_base, tiny_tokenizer
-from speculoos.commands.train import make_request
 from speculoos.errors import BadInput
 from speculoos.reporting import Silent
 from speculoos.settings import Settings, load

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+from ops.backup import back_up
+from ops.restore import restore
 from speculoos.settings import load
 from tests.workers.conftest import Bench
 from tests.workers.training_bench import submit_training
 from tracking import db, reports
 from tracking.tables import Checkpoint
-from upkeep.backup import back_up
-from upkeep.restore import restore
 
 STEPS = 50
 

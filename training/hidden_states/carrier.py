@@ -7,18 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from features.wire import Asked, Given
 from speculoos.errors import Cancelled
 from speculoos.reporting import Reporter
 from training.hidden_states.client import Away, Client
 from training.hidden_states.daemons import Daemons
+from training.hidden_states.wire import HiddenStates, StatesRequest
 
 LOOK = 0.2
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
 """Seconds before a server that is away is asked again; each time twice as long."""
 
 
-class Watch:
+class CarrierWatch:
     """Says that a server is away, once in the log and all the time in the progress, and heeds a stop meanwhile."""
 
     def __init__(self, reporter: Reporter, name: str):
@@ -57,13 +57,13 @@ class Watch:
 class Threaded:
     """A carrier with a few threads."""
 
-    def __init__(self, client: Client, watch: Watch):
+    def __init__(self, client: Client, watch: CarrierWatch):
         self._client, self._watch = client, watch
         self._daemons = Daemons(client.workers)
         self._closed = threading.Event()
         self._trouble = ""
 
-    def begin(self, asked: Asked) -> Future:
+    def begin(self, asked: StatesRequest) -> Future:
         return self.call(lambda: self._client.states(asked))
 
     def call(self, task: Callable[[], Any]) -> Future:
@@ -104,10 +104,10 @@ class Direct:
     def __init__(self, client: Client):
         self._client = client
 
-    def begin(self, asked: Asked) -> Asked:
+    def begin(self, asked: StatesRequest) -> StatesRequest:
         return asked
 
-    def result(self, begun: Asked) -> Given:
+    def result(self, begun: StatesRequest) -> HiddenStates:
         return self._client.states(begun)
 
     def close(self) -> None:

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 import httpx
 from torch import Tensor
 
-from features.wire import Asked, Given
 from speculoos.bounded import AS_IT_IS, read_whole
 from speculoos.errors import BadInput, Unavailable
 from speculoos.redaction import cut
 from speculoos.settings import StateServer
+from training.hidden_states.wire import HiddenStates, StatesRequest
 
 CONNECT_SECONDS = 10.0
 WORDS_BYTES = 2**20
@@ -32,7 +32,7 @@ class Client(Protocol):
         """Is this the base that is trained for? One line for the log. `rows` of token ids may be tried. Raises Away,
         or BadInput when it is another."""
 
-    def states(self, asked: Asked) -> Given:
+    def states(self, asked: StatesRequest) -> HiddenStates:
         """Raises Away, or BadInput or Unavailable when asking again would not help."""
 
     def close(self) -> None:

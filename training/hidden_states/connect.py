@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from features.kept import KeptStates
-from features.wire import Asked, Given, computed
-from methods.settings import STORED, TrainConfig
 from models.frame import Frame
+from models.methods.settings import STORED, TrainConfig
 from speculoos.errors import BadInput
 from speculoos.settings import StateServer
-from training.batches import Batch, Conversation
-from training.hidden_states.carrier import Direct, Threaded, Watch
+from training.batches import Batch, TokenisedConversation
+from training.hidden_states.carrier import CarrierWatch, Direct, Threaded
 from training.hidden_states.client import Client
+from training.hidden_states.kept import KeptStates
 from training.hidden_states.reference import ReferenceClient
 from training.hidden_states.sglang import SglangClient
-from training.hidden_states.stored import Stored
+from training.hidden_states.stored import StoredStates
 from training.hidden_states.vllm import VllmClient
-from training.source import Carrier, LocalSource, RemoteSource, Source, States, Wanted, asked_of, spread
+from training.hidden_states.wire import HiddenStates, StatesRequest, computed
+from training.source import Carrier, LocalSource, RemoteSource, States, StatesSource, StatesWanted, asked_of, spread
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Here:
     def check(self, rows: Sequence[Tensor]) -> str:
         return ""
 
-    def states(self, asked: Asked) -> Given:
+    def states(self, asked: StatesRequest) -> HiddenStates:
         return computed(self._base, asked)
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ def connected(
     elsewhere: Elsewhere | None,
     base: Any,
     sha256: str,
-    conversations: Sequence[Conversation],
-    watch: Watch,
+    conversations: Sequence[TokenisedConversation],
+    watch: CarrierWatch,
 ) -> Carrier | None:
     """Who brings hidden states, checked, and told to the base's frame; None where the base is simply here.
 
@@ -82,7 +82,7 @@ def _client(config: TrainConfig, elsewhere: Elsewhere, base: Any, sha256: str) -
         return client
     if elsewhere.folder is None:
         raise BadInput("hidden_states_store: no folder was given for it.")
-    return Stored(KeptStates(elsewhere.folder, sha256, base.dtype, base.hidden_size), client)
+    return StoredStates(KeptStates(elsewhere.folder, sha256, base.dtype, base.hidden_size), client)
 
 
 def _server(config: TrainConfig, elsewhere: Elsewhere, base: Any, sha256: str) -> Client | None:
@@ -96,7 +96,7 @@ def _server(config: TrainConfig, elsewhere: Elsewhere, base: Any, sha256: str) -
     return {"vllm": VllmClient, "sglang": SglangClient}[elsewhere.server.kind](elsewhere.server, base)
 
 
-def source_of(config: TrainConfig, method: Any, base: Any, carrier: Carrier | None) -> Source:
+def source_of(config: TrainConfig, method: Any, base: Any, carrier: Carrier | None) -> StatesSource:
     """What a stream of batches asks."""
     if carrier is None:
         return LocalSource(method)
@@ -109,7 +109,10 @@ def asker(base: Frame, carrier: Carrier) -> Any:
     def ask(input_ids: Tensor, lengths: Tensor | None, layers: Sequence[int]) -> States:
         if lengths is None:
             lengths = torch.full((len(input_ids),), input_ids.shape[1], device=input_ids.device)
-        batch, wanted = Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths), Wanted(tuple(layers))
+        batch, wanted = (
+            Batch(input_ids, torch.ones_like(input_ids, dtype=torch.bool), lengths),
+            StatesWanted(tuple(layers)),
+        )
         hidden, aux = spread(carrier.result(carrier.begin(asked_of(batch, wanted))), batch, wanted, base)
         return hidden, tuple(aux[0].split(base.hidden_size, -1)) if aux else ()
 

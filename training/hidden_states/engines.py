@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from features.wire import Asked, Given, check_given, joined
 from speculoos.errors import BadInput, Unsupported
 from speculoos.settings import StateServer
 from training.hidden_states.client import Connection
 from training.hidden_states.daemons import Daemons
+from training.hidden_states.wire import HiddenStates, StatesRequest, check_given, joined
 
 TRIED, TRIED_TOKENS = 6, 64
 WRITTEN_NUMBER = 32
 """Characters of a number in JSON at most, with what parts it from the next."""
 
 
-class Answered(NamedTuple):
+class EngineAnswer(NamedTuple):
     """One row: `hidden` [n, H], the head's input; `aux` [n, layers · H]; the token chosen after it, None if unsaid."""
 
     hidden: Tensor
@@ -39,17 +39,17 @@ class EngineClient:
         self.workers = 2
         self._daemons = Daemons(server.concurrency)
 
-    def row(self, ids: list[int], layers: tuple[int, ...]) -> Answered:
+    def row(self, ids: list[int], layers: tuple[int, ...]) -> EngineAnswer:
         """Raises as `states`."""
         raise NotImplementedError
 
-    def states(self, asked: Asked) -> Given:
+    def states(self, asked: StatesRequest) -> HiddenStates:
         begun = [self._daemons.call(self.row, row.tolist(), asked.layers) for row in asked.rows]
         parts = []
         for number, future in enumerate(begun):
             got = future.result()
             hidden = got.hidden if asked.places is None else got.hidden[asked.places[number].long()]
-            parts.append(Given(hidden, got.aux))
+            parts.append(HiddenStates(hidden, got.aux))
         given = joined(parts)
         check_given(given, asked, self.base.hidden_size)
         return given

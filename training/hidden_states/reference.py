@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from features.wire import LARGEST_NUMBER, PROTOCOL, Asked, Given, check_given, from_bytes
 from speculoos.errors import BadInput
 from speculoos.settings import StateServer
 from training.hidden_states.client import Connection
+from training.hidden_states.wire import LARGEST_NUMBER, PROTOCOL, HiddenStates, StatesRequest, check_given, from_bytes
 
 
 class ReferenceClient:
@@ -28,7 +28,7 @@ class ReferenceClient:
         check_facts(facts, self._connection.name, self._sha256, base.vocab_size, base.hidden_size)
         return f"Hidden states come from “{self._connection.name}”, which runs {facts['name']} in {facts['dtype']}."
 
-    def states(self, asked: Asked) -> Given:
+    def states(self, asked: StatesRequest) -> HiddenStates:
         width = self._base.hidden_size
         most = asked.numbers(width) * LARGEST_NUMBER
         answer = self._connection.post("/v1/hidden_states", asked.to_json(self._sha256), most)

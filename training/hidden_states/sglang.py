@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from speculoos.errors import BadInput, Unsupported
-from training.hidden_states.engines import WRITTEN_NUMBER, Answered, EngineClient, chosen_of
+from training.hidden_states.engines import WRITTEN_NUMBER, EngineAnswer, EngineClient, chosen_of
 
 
 class SglangClient(EngineClient):
@@ -20,7 +20,7 @@ class SglangClient(EngineClient):
     def check(self, rows: Sequence[Tensor]) -> str:
         return f"Hidden states come from SGLang “{self.server.name}”: {self.check_tokens(rows)}."
 
-    def row(self, ids: list[int], layers: tuple[int, ...]) -> Answered:
+    def row(self, ids: list[int], layers: tuple[int, ...]) -> EngineAnswer:
         if layers:
             raise Unsupported(
                 f"hidden_states: SGLang “{self.server.name}” sends what the head reads and no other layer, so no "
@@ -34,7 +34,7 @@ class SglangClient(EngineClient):
         most = (len(ids) + 1) * self.base.hidden_size * WRITTEN_NUMBER  # the generated token may have its own
         answer = self.connection.post_json("/generate", body, most)
         hidden = self._prompt(answer, ids)
-        return Answered(hidden, hidden.new_zeros(len(ids), 0), chosen_of(answer.get("output_ids")))
+        return EngineAnswer(hidden, hidden.new_zeros(len(ids), 0), chosen_of(answer.get("output_ids")))
 
     def _prompt(self, answer: Any, ids: list[int]) -> Tensor:
         try:

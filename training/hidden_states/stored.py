@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from features.kept import KeptStates
-from features.wire import Asked, Given, joined
 from speculoos.errors import NotFound
 from training.hidden_states.client import Client
+from training.hidden_states.kept import KeptStates
+from training.hidden_states.wire import HiddenStates, StatesRequest, joined
 
 
-class Stored:
+class StoredStates:
     """Rows that are `kept`; others from `client`, if there is one."""
 
     def __init__(self, kept: KeptStates, client: Client | None):
@@ -21,7 +21,7 @@ class Stored:
         said = self._client.check(rows) if self._client else ""
         return f"{said} Hidden states are kept in {self._kept.folder}.".strip()
 
-    def states(self, asked: Asked) -> Given:
+    def states(self, asked: StatesRequest) -> HiddenStates:
         singles = [_some(asked, [number]) for number in range(len(asked.rows))]
         found = [self._kept.read(single) for single in singles]
         if missing := [number for number, given in enumerate(found) if given is None]:
@@ -35,7 +35,7 @@ class Stored:
         if self._client:
             self._client.close()
 
-    def _made(self, asked: Asked) -> Given:
+    def _made(self, asked: StatesRequest) -> HiddenStates:
         if self._client is None:
             raise NotFound(
                 f"{self._kept.folder} lacks the hidden states of {len(asked.rows)} conversations that this training "
@@ -45,7 +45,7 @@ class Stored:
         return self._client.states(asked)
 
 
-def _some(asked: Asked, numbers: Sequence[int]) -> Asked:
+def _some(asked: StatesRequest, numbers: Sequence[int]) -> StatesRequest:
     rows = tuple(asked.rows[number] for number in numbers)
     places = None if asked.places is None else tuple(asked.places[number] for number in numbers)
-    return Asked(rows, asked.layers, places)
+    return StatesRequest(rows, asked.layers, places)

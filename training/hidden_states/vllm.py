@@ -16,11 +16,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from features.request import FEW_LAYERS
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import StateServer
 from training.hidden_states.client import Away
-from training.hidden_states.engines import WRITTEN_NUMBER, Answered, EngineClient, chosen_of
+from training.hidden_states.engines import WRITTEN_NUMBER, EngineAnswer, EngineClient, chosen_of
+from training.hidden_states.request import FEW_LAYERS
 
 WRITE_SECONDS = 60.0
 LOOK = 0.02
@@ -48,13 +48,13 @@ class VllmClient(EngineClient):
                 raise Unavailable(f"vLLM “{self.server.name}” lists no model; give it in settings.toml.") from None
         return self._model
 
-    def row(self, ids: list[int], layers: tuple[int, ...]) -> Answered:
+    def row(self, ids: list[int], layers: tuple[int, ...]) -> EngineAnswer:
         body = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
         answer = self.connection.post_json("/v1/completions", body, len(ids) * WRITTEN_NUMBER)
         path, token = self._told(answer, ids)
         columns = self._taken(path, ids, layers)
         hidden = self.normed(columns[:, -1])
-        return Answered(hidden, columns[:, : len(layers)].flatten(1), token)
+        return EngineAnswer(hidden, columns[:, : len(layers)].flatten(1), token)
 
     def _told(self, answer: Any, ids: list[int]) -> tuple[Path, int | None]:
         """The file's path and the token it chose."""

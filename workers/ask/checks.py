@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from methods import METHODS
-from methods.settings import TrainConfig, too_long
+from models.methods import METHODS
+from models.methods.settings import TrainConfig, too_long
 from speculoos.errors import BadInput, Unsupported
 from tracking.tables import Base, Dataset
 from workers.ask.requests import GenerateData

@@ -1,6 +1,6 @@
 """The `speculoos` command that does what a form is about to do, and the key=value settings both understand. No torch.
 
-Pages show `command_for(request, names)`; `speculoos/commands` parses the same words with `parse_settings`.
+Pages show `command_for(request, names)`; `cli/commands` parses the same words with `parse_settings`.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from methods import trees
+from models.methods import trees
 from speculoos.errors import BadInput
 from speculoos.suites import BUILT_IN as BUILT_IN_SUITE
 from workers.ask.builtin import PREFIX as BUILT_IN
@@ -24,8 +24,8 @@ from workers.ask.requests import (
     ImportDraft,
     ImportPrompts,
     Matrix,
-    Plan,
-    Replay,
+    PlanRequest,
+    ReplayRequest,
     Request,
     Train,
     Tune,
@@ -34,7 +34,7 @@ from workers.ask.requests import (
 Words = list[str]
 
 
-class Given(str):
+class PositionalArgument(str):
     """A word that is no option and none of the program's own: a name or a path, whatever it begins with."""
 
 
@@ -59,14 +59,14 @@ def command_for(
 
 def extend_command(name: str, limit: int) -> str:
     """The shell command that answers further prompts into the data set called `name`."""
-    return _joined(["data", "extend", Given(name), "--limit", str(limit)])
+    return _joined(["data", "extend", PositionalArgument(name), "--limit", str(limit)])
 
 
 def _joined(words: Words) -> str:
     """For a shell. Where something given begins with a dash it comes last, after what says that no option follows."""
-    given = [word for word in words if isinstance(word, Given)]
+    given = [word for word in words if isinstance(word, PositionalArgument)]
     if any(word.startswith("-") for word in given):
-        words = [*(word for word in words if not isinstance(word, Given)), "--", *given]
+        words = [*(word for word in words if not isinstance(word, PositionalArgument)), "--", *given]
     return shlex.join(["speculoos", *words])
 
 
@@ -133,12 +133,18 @@ def _changed(request: Request, *keys: str) -> Words:
 
 
 def _fetch(request: FetchModel, named: Callable[[str], str]) -> Words:
-    return ["models", "add", *([Given(request.location)] if request.location else []), "--source", request.source]
+    return [
+        "models",
+        "add",
+        *([PositionalArgument(request.location)] if request.location else []),
+        "--source",
+        request.source,
+    ]
 
 
 def _import_draft(request: ImportDraft, named: Callable[[str], str]) -> Words:
     uploaded = request.source == "upload"  # from a folder of the visitor's own
-    location = Given(f"./{PurePath(request.location).name}" if uploaded else request.location)
+    location = PositionalArgument(f"./{PurePath(request.location).name}" if uploaded else request.location)
     words = ["models", "add-draft", location, *_option("model", named(request.base_id))]
     return [*words, "--source", "folder" if uploaded else request.source, *_option("format", request.layout)]
 
@@ -146,7 +152,7 @@ def _import_draft(request: ImportDraft, named: Callable[[str], str]) -> Words:
 def _import(request: ImportPrompts, named: Callable[[str], str]) -> Words:
     if request.path.startswith(BUILT_IN):
         return ["data", "add-builtin", request.path.removeprefix(BUILT_IN)]
-    file = [Given(name)] if (name := _file(request)) else []
+    file = [PositionalArgument(name)] if (name := _file(request)) else []
     return ["data", "import", *file, *_changed(request, "suite", "limit"), *_settings("--field", request.fields)]
 
 
@@ -156,7 +162,13 @@ def _file(request: ImportPrompts | ImportAnswered) -> str:
 
 
 def _import_answered(request: ImportAnswered, named: Callable[[str], str]) -> Words:
-    words = ["data", "import", Given(_file(request)), "--answered", *_option("model", named(request.base_id))]
+    words = [
+        "data",
+        "import",
+        PositionalArgument(_file(request)),
+        "--answered",
+        *_option("model", named(request.base_id)),
+    ]
     return [*words, *_changed(request, "limit"), *_settings("--field", request.fields)]
 
 
@@ -208,29 +220,29 @@ def _each(key: str, values: Sequence[Any], default: Sequence[Any]) -> Words:
     return [] if list(values) == list(default) else [word for value in values for word in _valued(f"--{key}", value)]
 
 
-def _plan(request: Plan, named: Callable[[str], str]) -> Words:
+def _plan(request: PlanRequest, named: Callable[[str], str]) -> Words:
     model = named(request.base_id) + (f"@{named(request.checkpoint_id)}" if request.checkpoint_id else "")
-    words = ["plan", Given(model), *(["--machine", "FILE"] if request.costs else [])]
+    words = ["plan", PositionalArgument(model), *(["--machine", "FILE"] if request.costs else [])]
     words += _option("questions", named(request.dataset_id))
     numbers = (_option(key, ",".join(map(str, getattr(request, key)))) for key in ("batches", "layers"))
     words += _changed(request, "limit", "max_tokens", "draft_hidden_size")
     return [*words, *(word for pair in numbers for word in pair)]
 
 
-def _replay(request: Replay, named: Callable[[str], str]) -> Words:
+def _replay(request: ReplayRequest, named: Callable[[str], str]) -> Words:
     draft = f"{named(request.base_id)}@{named(request.checkpoint_id)}"
-    words = ["replay", "run", Given(named(request.dataset_id)), *_option("draft", draft)]
+    words = ["replay", "run", PositionalArgument(named(request.dataset_id)), *_option("draft", draft)]
     return [*words, "--limit", str(request.limit), *_changed(request, "show"), *_settings("--set", request.drafting)]
 
 
 def _tune(request: Tune, named: Callable[[str], str]) -> Words:
-    words = ["tune", Given(f"{named(request.base_id)}@{named(request.checkpoint_id)}")]
+    words = ["tune", PositionalArgument(f"{named(request.base_id)}@{named(request.checkpoint_id)}")]
     words += _option("questions", named(request.dataset_id))
     return [*words, *_changed(request, "limit", "max_tokens", "dtype"), *([] if request.keep else ["--no-keep"])]
 
 
 def _export(request: Export, named: Callable[[str], str]) -> Words:
-    return ["export", Given(named(request.checkpoint_id)), "--format", request.format]
+    return ["export", PositionalArgument(named(request.checkpoint_id)), "--format", request.format]
 
 
 _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
@@ -242,8 +254,8 @@ _WORDS: dict[type[Request], Callable[[Any, Callable[[str], str]], Words]] = {
     Train: _train,
     Evaluate: _evaluate,
     Matrix: _matrix,
-    Plan: _plan,
-    Replay: _replay,
+    PlanRequest: _plan,
+    ReplayRequest: _replay,
     Tune: _tune,
     Export: _export,
 }

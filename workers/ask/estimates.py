@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from methods import METHODS
-from methods.recipes import config_for
-from methods.record import DraftSize
-from methods.settings import TrainConfig
+from models.methods import METHODS
+from models.methods.recipes import config_for
+from models.methods.record import DraftSize
+from models.methods.settings import TrainConfig
 from speculoos.errors import NotFound
 from speculoos.room import existing
 from tracking.names import WORDS
@@ -33,8 +33,8 @@ from workers.ask.requests import (
     ImportDraft,
     ImportPrompts,
     Matrix,
-    Plan,
-    Replay,
+    PlanRequest,
+    ReplayRequest,
     Request,
     Train,
     Tune,
@@ -259,7 +259,7 @@ def longest_seconds(job: Job) -> float | None:
     return job.estimated_seconds * passes if passes > 1 else None
 
 
-def _plan(session: Session, request: Plan) -> _Need:
+def _plan(session: Session, request: PlanRequest) -> _Need:
     """Its questions, answered plainly and drafted, and a forward for each number of sequences and rows, again and
     again; nothing of that where another machine's figures are given."""
     if request.costs:
@@ -270,7 +270,7 @@ def _plan(session: Session, request: Plan) -> _Need:
     return _Need((asked + forwards) * sizes.step_bytes(base), 1e5, sizes.weights_bytes(base) * 1.5 + 5e8)
 
 
-def _replay(session: Session, request: Replay) -> _Need:
+def _replay(session: Session, request: ReplayRequest) -> _Need:
     """Every recorded answer once, in drafted steps."""
     base = _found(session, Base, request.base_id)
     data = _found(session, Dataset, request.dataset_id)
@@ -302,8 +302,8 @@ NEEDS: dict[type[Request], Callable[[Session, Any], _Need]] = {
     GenerateData: _generation,
     Train: _training,
     Evaluate: _evaluation,
-    Plan: _plan,
-    Replay: _replay,
+    PlanRequest: _plan,
+    ReplayRequest: _replay,
     Tune: _tuning,
     Export: _export,
     **dict.fromkeys((ImportPrompts, ImportAnswered, ImportDraft, FetchModel), _file),

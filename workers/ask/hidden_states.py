@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from methods.recipes import config_for
-from methods.settings import STORED, TrainConfig, check_store_name
+from models.methods.recipes import config_for
+from models.methods.settings import STORED, TrainConfig, check_store_name
 from speculoos.bounded import AS_IT_IS, read_whole
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings, StateServer

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from methods import METHODS, trees
+from models.methods import METHODS, trees
 from speculoos.errors import BadInput, NotFound
 from speculoos.settings import DTYPES
 from speculoos.suites import BUILT_IN, title

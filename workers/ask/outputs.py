@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from formats import find_format
-from methods import trees
+from models.methods import trees
 from speculoos.errors import BadInput, Conflict
 from speculoos.suites import BUILT_IN, OWN, title
 from tracking import queries
@@ -24,8 +24,8 @@ from workers.ask.requests import (
     ImportDraft,
     ImportPrompts,
     Matrix,
-    Plan,
-    Replay,
+    PlanRequest,
+    ReplayRequest,
     Request,
     Train,
     Tune,
@@ -39,7 +39,7 @@ OUTPUT = {
     GenerateData: ("dataset_id", Dataset),
     Train: ("checkpoint_id", Checkpoint),
     Evaluate: ("evaluation_id", Evaluation),
-    Replay: ("evaluation_id", Evaluation),
+    ReplayRequest: ("evaluation_id", Evaluation),
 }
 """Which field of a request names its output row. (`Evaluate.dataset_id` is an input.) Plans, matrices, tunings and
 exports have none."""
@@ -53,7 +53,7 @@ def input_ids(request: Request) -> list[tuple[type[Table], str]]:
         return [(Dataset, request.source_id)] + ([(Base, request.base_id)] if request.base_id else [])
     if isinstance(request, Train):
         return [(Base, request.base_id), *((Dataset, row_id) for row_id in request.dataset_ids)]
-    if isinstance(request, Evaluate | Plan | Replay | Tune):
+    if isinstance(request, Evaluate | PlanRequest | ReplayRequest | Tune):
         pairs = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
         served = isinstance(request, Evaluate) and request.endpoint
         return [(table, id) for table, id in pairs if id or (table is Base and not served)]
@@ -121,10 +121,10 @@ def default_name(session: Session, request: Request) -> str:
         return f"{queries.find_dataset(session, request.source_id).name} by {by}"
     if isinstance(request, Train):
         return f"{request.method}-{queries.find_dataset(session, request.dataset_id).name}"
-    if isinstance(request, Replay):
+    if isinstance(request, ReplayRequest):
         model = queries.model_name(session, request.base_id, request.checkpoint_id)
         return f"{model} on {queries.find_dataset(session, request.dataset_id).name}"
-    if isinstance(request, Plan | Tune):
+    if isinstance(request, PlanRequest | Tune):
         return queries.model_name(session, request.base_id, request.checkpoint_id or None)
     if isinstance(request, Evaluate):
         return evaluation_name(session, request)
@@ -156,7 +156,7 @@ def _columns(session: Session, request: Request, experiment_id: str | None) -> d
         return {"method": request.method, "config": config, "experiment_id": experiment_id, **links}
     if isinstance(request, Evaluate):
         return evaluation_columns(session, request)
-    assert isinstance(request, Replay)
+    assert isinstance(request, ReplayRequest)
     return {"base_id": request.base_id, "checkpoint_id": request.checkpoint_id or None, "config": config}
 
 

@@ -25,8 +25,8 @@ from workers.ask.requests import (
     ImportAnswered,
     ImportDraft,
     ImportPrompts,
-    Plan,
-    Replay,
+    PlanRequest,
+    ReplayRequest,
     Request,
     Train,
     Tune,
@@ -41,12 +41,12 @@ LOOKED_AT = 200
 COUNTED = 3
 """Of those the latest whose pace counts, in their median."""
 PROBE = "machine.json"
-"""In the home; the inference server writes it at each of its starts (`runtime.speed`)."""
+"""In the home; the inference server writes it at each of its starts (`models.runtime.speed`)."""
 OPERATIONS, MEMORY = 1e11, 2e10
 """A processor's operations a second in matrix products, and bytes it reads, where no probe has run yet."""
-SHARE = {Train: 1.1, GenerateData: 0.6, Evaluate: 1.0, Plan: 1.0, Replay: 1.0, Tune: 0.4}
+SHARE = {Train: 1.1, GenerateData: 0.6, Evaluate: 1.0, PlanRequest: 1.0, ReplayRequest: 1.0, Tune: 0.4}
 """Of what the probe reached: measured with the starter on two cores (docs/log.md)."""
-READS = (Evaluate, Plan, Replay, Tune)
+READS = (Evaluate, PlanRequest, ReplayRequest, Tune)
 """Work that waits for memory: bytes of weights, not operations."""
 LEAST_WORK = 0.1
 """Of a past job's time, its work at the least: where starting takes less here than START_SECONDS says."""
@@ -176,7 +176,7 @@ def _seconds(job: Job) -> float:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Operations and bytes a second, of packed weights and of those that drafts learn with (`runtime.speed`)."""
+    """Operations and bytes a second, of packed weights and of those that drafts learn with (`models.runtime.speed`)."""
 
     multiplies: float = OPERATIONS
     reads: float = MEMORY

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from methods import SETTINGS
-from methods.recipes import load_recipe
+from models.methods import SETTINGS
+from models.methods.recipes import load_recipe
+from ops.starter import ensure_starter
 from speculoos.errors import Conflict, NotFound
 from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, Evaluation
-from upkeep.starter import ensure_starter
 from workers.ask import builtin
 from workers.ask.requests import Evaluate, GenerateData, Train
 from workers.ask.submit import submit

@@ -197,7 +197,7 @@ class Matrix(Request):
 
 
 @dataclass(frozen=True)
-class Plan(Request):
+class PlanRequest(Request):
     """Predict the throughput of chains, trees and standalone drafts of `layers` for `batches` sequences at once, for a
     base with or without a checkpoint. `costs`: another machine's figures (`evaluation.costs`); empty: measured here.
 
@@ -217,7 +217,7 @@ class Plan(Request):
 
 
 @dataclass(frozen=True)
-class Replay(Request):
+class ReplayRequest(Request):
     """Judge checkpoint `checkpoint_id` on the recorded answers of data set `dataset_id`, at most `limit` of them; the
     first `show` are kept for the Playground."""
 
@@ -264,7 +264,7 @@ class Export(Request):
 
 KINDS = (
     *(FetchModel, ImportDraft, ImportPrompts, ImportAnswered, GenerateData, GenerateShard),
-    *(Train, Evaluate, Matrix, Plan, Replay, Tune, Export),
+    *(Train, Evaluate, Matrix, PlanRequest, ReplayRequest, Tune, Export),
 )
 REQUESTS: dict[str, type[Request]] = {request.kind: request for request in KINDS}
 

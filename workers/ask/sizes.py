@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from methods.settings import TrainConfig
+from models.methods.settings import TrainConfig
 from tracking.tables import Base, Dataset
 from workers.ask.requests import Evaluate
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
-from methods.recipes import config_for
+from models.methods.recipes import config_for
 from speculoos.errors import BadInput, Conflict, NotFound
 from speculoos.settings import Settings, load
 from tracking import db, jobs, queries, shards

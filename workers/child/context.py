@@ -22,13 +22,13 @@ from tracking.names import WORDS
 from tracking.tables import Base, Checkpoint, Table
 from workers.child.files import JobFiles
 from workers.child.reporter import JobReporter
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 
 class Context(JobReporter):
     """A JobReporter that also reads rows, publishes outputs and knows where files go."""
 
-    def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing, parent: int | None = None):
+    def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         super().__init__(settings, job_id, attempt, timing, parent)
         self.files = JobFiles(settings, self)
 

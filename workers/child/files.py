@@ -13,7 +13,7 @@ from formats.store import StoredExport, deliver_export
 from models import starter
 from speculoos.reporting import Reporter, check_stop
 from speculoos.settings import Settings
-from speculoos.store import Kept, Store, StoreAway, files_of
+from speculoos.store import Store, StoreAway, StoredFolder, files_of
 from speculoos.sums import file_sha256
 from tracking import db, stored
 from tracking.stored import KINDS, UPLOADS, Files, place
@@ -82,7 +82,7 @@ class JobFiles:
         if used != path:
             shutil.rmtree(self.settings.home / UPLOADS / path_id, ignore_errors=True)
 
-    def deliver(self, table: type[Table], row_id: str, folder: str) -> Kept | None:
+    def deliver(self, table: type[Table], row_id: str, folder: str) -> StoredFolder | None:
         """Put a row's files into the store, to be published with what is returned; None where nothing travels."""
         if self.store is None or table not in KINDS or Path(folder) in (starter.starter_path(), starter.HEAD):
             return None

@@ -18,7 +18,7 @@ from speculoos.room import Shortage
 from speculoos.settings import Settings
 from tracking import db, reports
 from tracking.tables import now
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 PARENT = "SPECULOOS_SUPERVISOR_PID"
 """Environment variable that tells a child which process must be its parent."""
@@ -33,7 +33,7 @@ SMOOTHING = 0.2
 class JobReporter:
     """A Reporter whose reports are rows of one attempt. Use as a context manager: leaving writes the rest."""
 
-    def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing, parent: int | None = None):
+    def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         self.settings, self.job_id, self.attempt = settings, job_id, attempt
         self.interrupted = threading.Event()  # the worker is going down, or short of room: stop, to go on later
         self.short: Shortage | None = None  # what the worker is short of
@@ -43,7 +43,7 @@ class JobReporter:
         self._known = secrets(settings)
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._report = reports.Report()
+        self._report = reports.JobReport()
         self.began: datetime | None = None  # when the work itself began, its models loaded
         self._eta = Eta()
         self._cancel = self._end = False
@@ -105,7 +105,7 @@ class JobReporter:
         """Write what has gathered, and the heartbeat. Raises Fenced; keeps the report when the database fails."""
         with self._write_lock:
             with self._lock:
-                report, self._report = self._report, reports.Report()
+                report, self._report = self._report, reports.JobReport()
             try:
                 with db.writing(self.settings) as session:
                     cancel = reports.write(session, self.job_id, self.attempt, report)
@@ -192,7 +192,7 @@ def leave(reason: str, code: int) -> None:
     os._exit(code)
 
 
-def _merged(old: reports.Report, new: reports.Report) -> reports.Report:
-    return reports.Report(
+def _merged(old: reports.JobReport, new: reports.JobReport) -> reports.JobReport:
+    return reports.JobReport(
         new.progress or old.progress, {**old.metrics, **new.metrics}, old.logs + new.logs, old.samples + new.samples
     )

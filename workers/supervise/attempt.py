@@ -23,7 +23,7 @@ from workers import identity, joblog, memory
 from workers.ask.publish import publish_ready
 from workers.child.main import PAUSE, ROOM_HINT, describe
 from workers.child.reporter import EXIT_FENCED, EXIT_ORPHANED, PARENT
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 log = logging.getLogger(__name__)
 stopping = threading.Event()
@@ -33,7 +33,7 @@ SIGNALS = {signal.SIGKILL: KILLED, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
 
 
-def run(settings: Settings, job_id: str, timing: Timing) -> None:
+def run(settings: Settings, job_id: str, timing: JobTiming) -> None:
     """Work on a job until it is no longer ours: ended, divided, taken by another, or interrupted by the worker's end.
     Whoever ends the last shard of a job goes on with that job, which need not wait behind others then."""
     worked = False
@@ -45,7 +45,7 @@ def run(settings: Settings, job_id: str, timing: Timing) -> None:
                 break
             worked = True
             with logs.about(attempt=attempt):
-                Supervisor(settings, job_id, attempt, timing).run()
+                AttemptSupervisor(settings, job_id, attempt, timing).run()
     finally:
         whole = _whole(settings, job_id) if worked else None
         publish_ready(settings)
@@ -60,10 +60,10 @@ def _whole(settings: Settings, job_id: str) -> str | None:
         return shards.waiting_whole(session, job_id)
 
 
-class Supervisor:
+class AttemptSupervisor:
     """One attempt: its child process, its lease, and how it ends."""
 
-    def __init__(self, settings: Settings, job_id: str, attempt: int, timing: Timing):
+    def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming):
         self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
         self._asked_at: float | None = None  # when the child was asked to stop
         self._gathers = False  # begun after the stop of a divided job, to put together what there is

@@ -15,6 +15,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 
+from ops import retention
 from speculoos import logs
 from speculoos.errors import Fenced, SpeculoosError
 from speculoos.private import keep_private
@@ -22,21 +23,22 @@ from speculoos.room import keep_reserve
 from speculoos.settings import Settings, load
 from tracking import counters, db, jobs, leases, processes, reports
 from tracking.tables import Job, now
-from upkeep import retention
 from workers import identity
 from workers.ask.publish import publish
 from workers.supervise.ended import Teller
 from workers.supervise.silence import Silence
-from workers.timing import Timing, timing
+from workers.timing import JobTiming, timing
 
 log = logging.getLogger(__name__)
 TIDY_SECONDS = 300.0
-"""How often it asks whether the hourly tidying is due (see upkeep.retention)."""
+"""How often it asks whether the hourly tidying is due (see ops.retention)."""
 GONE = "Its worker was ended from outside."
 SILENT = "Its worker has not been heard of for as long as its lease lasts."
 
 
-def reconcile(settings: Settings, timing: Timing, silence: Silence | None = None, *, everything: bool = False) -> int:
+def reconcile(
+    settings: Settings, timing: JobTiming, silence: Silence | None = None, *, everything: bool = False
+) -> int:
     """One round; returns how many messages were sent. `silence` knows who has not been heard of; without it only jobs
     of workers that are certainly gone are interrupted. `everything` sends also what may still be on its way."""
     with db.writing(settings) as session:
@@ -70,7 +72,7 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
     return lost
 
 
-def end_fenced(lost: Collection[Job], timing: Timing) -> None:
+def end_fenced(lost: Collection[Job], timing: JobTiming) -> None:
     """End what still works on this host for attempts that are over: a worker that fell silent left a child that may
     hold the device. It could not write any more."""
     for job in lost:
@@ -80,7 +82,7 @@ def end_fenced(lost: Collection[Job], timing: Timing) -> None:
             log.warning("Job %s: processes %s of attempt %d do not end.", job.id, left, job.attempt)
 
 
-def due(session: Session, waiting: list[Job], timing: Timing) -> list[Job]:
+def due(session: Session, waiting: list[Job], timing: JobTiming) -> list[Job]:
     """The waiting jobs that need a (new) message: none was sent, or workers idle although one was."""
     capacity, busy = processes.capacities(session), Counter(job.queue for job in jobs.running(session))
     return [
@@ -90,7 +92,7 @@ def due(session: Session, waiting: list[Job], timing: Timing) -> list[Job]:
     ]
 
 
-def _lately(job: Job, timing: Timing) -> bool:
+def _lately(job: Job, timing: JobTiming) -> bool:
     """Its message was sent a moment ago (and not in the future: that was before the clock was put back)."""
     return timedelta(0) <= now() - job.published_at < timedelta(seconds=timing.republish_seconds)
 

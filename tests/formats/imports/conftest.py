@@ -10,7 +10,7 @@ import pytest
 from formats.imports import run
 from formats.imports.run import Conversion
 from formats.imports.work import convert
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from speculoos.limited import LimitedChild
 from tests.formats.imports.writers import write
 
@@ -40,7 +40,7 @@ def kept_child(child: LimitedChild, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def base(tiny_base: Path) -> Base:
+def base(tiny_base: Path) -> LoadedBase:
     return load_base(tiny_base)
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from app.views.checkpoint_rows import lineage, row_cells, settings_table
-from launch.supervision import end_survivors, survivors
-from speculoos.cli import main
+from cli.launch.supervision import end_survivors, survivors
+from cli.main import main
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from speculoos.sums import file_sha256
+from tests.cli.launch.test_services import speculoos
 from tests.formats.imports import writers
-from tests.launch.test_services import speculoos
 from tests.tools.homes import add_base
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint
@@ -24,7 +24,7 @@ from workers.ask.requests import ImportDraft
 from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import import_draft
-from workers.timing import Timing
+from workers.timing import JobTiming
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def asked(home: Settings, tiny_base: Path, tmp_path: Path) -> tuple[ImportDraft,
     job = submit(request, settings=home)
     with db.writing(home) as session:
         attempt = jobs.claim(session, job.id, "test", 60)
-    return ImportDraft(**job.request), Context(home, job.id, attempt, Timing())
+    return ImportDraft(**job.request), Context(home, job.id, attempt, JobTiming())
 
 
 def row(context: Context, checkpoint_id: str) -> Checkpoint:

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from formats.imports.look import Look, Wanted, draft_files, look
-from methods import METHODS
+from formats.imports.look import DraftInspection, ExpectedDraft, draft_files, look
 from models.checkpoints import save_draft
+from models.methods import METHODS
 from speculoos.errors import BadInput, SpeculoosError, Unsupported
 from tests.formats.imports import writers
 from tests.formats.imports.conftest import read_here
 from tests.serving.test_reuse import MAKERS
 
-BASE = Wanted("tiny", writers.HIDDEN, writers.VOCABULARY)
+BASE = ExpectedDraft("tiny", writers.HIDDEN, writers.VOCABULARY)
 SOME = torch.arange(0, 320, 2)
 MADE = {
     "medusa": writers.medusa(),
@@ -26,7 +26,7 @@ MADE = {
 }
 
 
-def looked(folder: Path, base: Wanted = BASE, layout: str = "") -> Look:
+def looked(folder: Path, base: ExpectedDraft = BASE, layout: str = "") -> DraftInspection:
     return look(draft_files(sorted(folder.iterdir())), base, layout, folder.name)
 
 
@@ -61,13 +61,19 @@ def test_a_checkpoint_of_ours_and_a_plain_model_are_known(method: str, base: Any
 @pytest.mark.parametrize(
     ("made", "base", "says"),
     [
-        (MADE["eagle3"], Wanted("big", 4096, 320), "hidden size is 32 and that of big 4,096"),
-        (MADE["medusa"], Wanted("big", 4096, 320), "hidden size is 32"),
-        (MADE["eagle"], Wanted("wide", 32, 1000), "vocabulary of 320 tokens and wide has 1,000"),
-        (MADE["eagle3"], Wanted("short", 32, 320, {"eagle3": "It has no middle."}), "cannot carry it: It has no"),
+        (MADE["eagle3"], ExpectedDraft("big", 4096, 320), "hidden size is 32 and that of big 4,096"),
+        (MADE["medusa"], ExpectedDraft("big", 4096, 320), "hidden size is 32"),
+        (MADE["eagle"], ExpectedDraft("wide", 32, 1000), "vocabulary of 320 tokens and wide has 1,000"),
+        (
+            MADE["eagle3"],
+            ExpectedDraft("short", 32, 320, {"eagle3": "It has no middle."}),
+            "cannot carry it: It has no",
+        ),
     ],
 )
-def test_what_cannot_be_for_the_base_is_said_before_the_job(made: Any, base: Wanted, says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_for_the_base_is_said_before_the_job(
+    made: Any, base: ExpectedDraft, says: str, tmp_path: Path
+) -> None:
     assert says in looked(writers.write(tmp_path / "published", made), base).refused
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from methods import train_config
 from models.checkpoints import draft_to_train, load_draft
+from models.methods import train_config
 from speculoos.reporting import Silent
 from tests.formats.imports import writers
 from tests.training.conftest import conversations, dataset, rows  # noqa: F401

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from models.base import Base
+from models.base import LoadedBase
 from speculoos.settings import StateServer
 
 
@@ -23,7 +23,7 @@ class StandIn:
 
     kind = ""
 
-    def __init__(self, base: Base, key: str = ""):
+    def __init__(self, base: LoadedBase, key: str = ""):
         self.base, self.key, self.asked = base, key, []
         self._one = threading.Lock()
         stand_in = self
@@ -95,7 +95,7 @@ class VllmStandIn(StandIn):
     kind = "vllm"
 
     def __init__(
-        self, base: Base, folder: Path, layer_ids: list[int], dtype: torch.dtype = torch.float32, **options: Any
+        self, base: LoadedBase, folder: Path, layer_ids: list[int], dtype: torch.dtype = torch.float32, **options: Any
     ):
         self.folder, self.layer_ids, self.dtype, self.told = folder, layer_ids, dtype, folder
         folder.mkdir(exist_ok=True)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from features.wire import Asked
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from speculoos.errors import BadInput
 from speculoos.settings import StateServer
 from tests.tools.endless import Endless
@@ -16,8 +15,9 @@ from training.hidden_states.client import WORDS_BYTES
 from training.hidden_states.reference import ReferenceClient
 from training.hidden_states.sglang import SglangClient
 from training.hidden_states.vllm import VllmClient
+from training.hidden_states.wire import StatesRequest
 
-ASKED = Asked((torch.arange(1, 40),))
+ASKED = StatesRequest((torch.arange(1, 40),))
 IN_FLIGHT = 32 * 2**20
 """Bytes at most that wait in the sockets of both sides."""
 OURS = 2 * WORDS_BYTES
@@ -31,11 +31,11 @@ def endless() -> Iterator[Endless]:
 
 
 @pytest.fixture(scope="module")
-def base(tiny_base: Any) -> Base:
+def base(tiny_base: Any) -> LoadedBase:
     return load_base(tiny_base)
 
 
-def clients(endless: Endless, base: Base) -> dict[str, Any]:
+def clients(endless: Endless, base: LoadedBase) -> dict[str, Any]:
     def server(kind: str, **more: Any) -> StateServer:
         return StateServer("big", endless.url, kind=kind, timeout=30, **more)
 
@@ -50,7 +50,7 @@ def clients(endless: Endless, base: Base) -> dict[str, Any]:
 @pytest.mark.parametrize("which", ["ours", "sglang", "vllm", "vllm without a name"])
 @pytest.mark.parametrize("ask", [lambda c: c.states(ASKED), lambda c: c.check(ASKED.rows)], ids=["states", "check"])
 def test_an_answer_without_end_is_refused(
-    which: str, ask: Callable[[Any], object], endless: Endless, base: Base
+    which: str, ask: Callable[[Any], object], endless: Endless, base: LoadedBase
 ) -> None:
     client = clients(endless, base)[which]
     tracemalloc.start()
@@ -64,7 +64,9 @@ def test_an_answer_without_end_is_refused(
     assert endless.sent < IN_FLIGHT
 
 
-def test_an_answer_may_be_as_large_as_what_was_asked(base: Base) -> None:
+def test_an_answer_may_be_as_large_as_what_was_asked(base: LoadedBase) -> None:
     rows, width = (torch.arange(5), torch.arange(3)), base.hidden_size
-    assert Asked(rows).numbers(width) == 8 * width
-    assert Asked(rows, (0, 1, 2), (torch.tensor([1]), torch.tensor([0, 2]))).numbers(width) == (3 + 8 * 3) * width
+    assert StatesRequest(rows).numbers(width) == 8 * width
+    assert (
+        StatesRequest(rows, (0, 1, 2), (torch.tensor([1]), torch.tensor([0, 2]))).numbers(width) == (3 + 8 * 3) * width
+    )

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from methods import train_config
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
+from models.methods import train_config
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Unsupported
 from tests.training.hidden_states.conftest import Notebook
@@ -22,7 +22,7 @@ this training reads layers (1, 1, 0)."""
 
 
 @pytest.fixture
-def whole(tiny_base: Path) -> Base:
+def whole(tiny_base: Path) -> LoadedBase:
     """Not shared: hooks are put on it."""
     return load_base(tiny_base)
 
@@ -39,7 +39,7 @@ def run(tiny_base: Path, dataset: Path, tmp_path: Path):  # noqa: ANN201
 
 
 @pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa"])
-def test_vllm_teaches_what_the_base_teaches(method: str, run, whole: Base, tmp_path: Path) -> None:
+def test_vllm_teaches_what_the_base_teaches(method: str, run, whole: LoadedBase, tmp_path: Path) -> None:
     here, away = Notebook(), Notebook()
     run(here, method=method)
     with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
@@ -52,7 +52,7 @@ def test_vllm_teaches_what_the_base_teaches(method: str, run, whole: Base, tmp_p
 
 
 def test_vllm_in_half_precision_with_a_key_and_a_name(
-    run, whole: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run, whole: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, away = Notebook(), Notebook()
     run(here, method="eagle3")
@@ -76,7 +76,7 @@ def test_an_engine_with_another_model_is_found_out(engine_of, run, tmp_path: Pat
         run(notes, engine, method="medusa")
 
 
-def test_vllm_with_other_layers_is_told_which(run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+def test_vllm_with_other_layers_is_told_which(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
     with (
         VllmStandIn(whole, tmp_path / "shared", [2, 4]) as engine,
         pytest.raises(BadInput, match="sends 2 layers, wanted are 3 and the last") as refused,
@@ -90,7 +90,7 @@ def test_vllm_with_other_layers_is_told_which(run, whole: Base, tmp_path: Path, 
         run(notes, engine, method="medusa")
 
 
-def test_a_folder_that_is_not_shared_is_said_so(run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+def test_a_folder_that_is_not_shared_is_said_so(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
     with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
         engine.told = tmp_path / "elsewhere"
         with pytest.raises(BadInput, match="which is not there for us") as refused:
@@ -99,7 +99,7 @@ def test_a_folder_that_is_not_shared_is_said_so(run, whole: Base, tmp_path: Path
 
 
 @pytest.mark.parametrize("path", [None, 7, "x\0y"])
-def test_what_is_no_path_is_no_file(path: Any, run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+def test_what_is_no_path_is_no_file(path: Any, run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
     with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
         answer = engine.answer
 
@@ -122,7 +122,7 @@ def test_hidden_states_of_another_width_are_refused(run, tmp_path: Path, notes: 
 
 
 def test_a_file_of_more_layers_than_any_training_asks_is_not_loaded(
-    run, whole: Base, tmp_path: Path, notes: Notebook
+    run, whole: LoadedBase, tmp_path: Path, notes: Notebook
 ) -> None:
     with (
         VllmStandIn(whole, tmp_path / "shared", IDS * 2) as engine,
@@ -131,7 +131,7 @@ def test_a_file_of_more_layers_than_any_training_asks_is_not_loaded(
         run(notes, engine, method="medusa")
 
 
-def test_a_file_of_other_tokens_is_not_taken(run, whole: Base, tmp_path: Path, notes: Notebook) -> None:
+def test_a_file_of_other_tokens_is_not_taken(run, whole: LoadedBase, tmp_path: Path, notes: Notebook) -> None:
     with VllmStandIn(whole, tmp_path / "shared", IDS) as engine:
         leave = engine._leave
         engine._leave = lambda ids, path: leave([*ids[:-1], 7], path)
@@ -141,7 +141,7 @@ def test_a_file_of_other_tokens_is_not_taken(run, whole: Base, tmp_path: Path, n
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
-def test_sglang_teaches_what_the_base_teaches(method: str, run, whole: Base) -> None:
+def test_sglang_teaches_what_the_base_teaches(method: str, run, whole: LoadedBase) -> None:
     here, away = Notebook(), Notebook()
     run(here, method=method)
     with SglangStandIn(whole) as engine:
@@ -149,7 +149,7 @@ def test_sglang_teaches_what_the_base_teaches(method: str, run, whole: Base) -> 
     check_same(here, away)
 
 
-def test_sglang_has_no_other_layers_and_may_have_cached_a_prompt(run, whole: Base, notes: Notebook) -> None:
+def test_sglang_has_no_other_layers_and_may_have_cached_a_prompt(run, whole: LoadedBase, notes: Notebook) -> None:
     with SglangStandIn(whole) as engine:
         with pytest.raises(Unsupported, match="no EAGLE-3 draft learns from it; use vLLM"):
             run(notes, engine, method="eagle3")

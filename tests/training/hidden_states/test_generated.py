@@ -9,16 +9,16 @@ import torch
 from corpus.conversations import GenerateOptions
 from corpus.generate_local import generate_local
 from corpus.importing import import_prompts
-from features.kept import KeptStates
-from features.wire import Asked, computed
-from methods import train_config
-from models.base import Base, load_base
+from models.base import LoadedBase, load_base
 from models.identity import weights_sha256
+from models.methods import train_config
 from speculoos.errors import NotFound
 from speculoos.reporting import Silent
 from tests.training.hidden_states.conftest import Notebook
 from tests.training.hidden_states.test_training import SHORT, check_same
 from training.hidden_states.connect import Elsewhere
+from training.hidden_states.kept import KeptStates
+from training.hidden_states.wire import StatesRequest, computed
 from training.loop import train
 
 PROMPTS = [{"prompt": f"the quick brown fox {number}"} for number in range(10)]
@@ -37,7 +37,7 @@ def made(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def store(folder: Path, base: Base, path: Path) -> KeptStates:
+def store(folder: Path, base: LoadedBase, path: Path) -> KeptStates:
     return KeptStates(folder / "kept", weights_sha256(path), base.dtype, base.hidden_size)
 
 
@@ -50,13 +50,13 @@ def test_they_are_those_of_one_forward_over_the_row(made: Path, tiny_base: Path)
     kept = store(made, base, tiny_base)
     for row in rows(made):
         places = [at for start, end in row["loss_spans"] for at in range(start - 1, end - 1)]
-        asked = Asked((torch.tensor(row["token_ids"]),), (), (torch.tensor(places[1:]),))
+        asked = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(places[1:]),))
         given = kept.read(asked)
         assert given is not None
         torch.testing.assert_close(given.hidden, computed(base, asked).hidden, atol=1e-5, rtol=1e-4)
         elsewhere = torch.tensor([places[0] - 1, places[0]])
-        assert kept.read(Asked(asked.rows, (), (elsewhere,))) is None
-        assert kept.read(Asked(asked.rows, (1,), asked.places)) is None
+        assert kept.read(StatesRequest(asked.rows, (), (elsewhere,))) is None
+        assert kept.read(StatesRequest(asked.rows, (1,), asked.places)) is None
     assert len(rows(made)) == len(PROMPTS)
 
 

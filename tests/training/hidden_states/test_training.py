@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from methods import train_config
 from models.frame import Frame
+from models.methods import train_config
 from models.tiny import make_tiny_base
 from speculoos.errors import BadInput, Cancelled, NotFound, Unsupported
 from speculoos.settings import StateServer

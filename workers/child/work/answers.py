@@ -7,7 +7,7 @@ from typing import Any
 from corpus.conversations import GenerateOptions
 from corpus.labels import ServedBase
 from corpus.lengths import count_lengths
-from corpus.places import Folder, Place, Shelf
+from corpus.places import Folder, ShardFolder, Shelf
 from speculoos.errors import BadInput
 from speculoos.settings import Endpoint
 from tracking import stored
@@ -74,7 +74,7 @@ def _sums(request: GenerateData, context: Context) -> dict[str, str]:
     return {"weights_sha256": base.weights_sha256, "tokenizer_sha256": base.tokenizer_sha256}
 
 
-def place_of(request: GenerateData, context: Context) -> Place:
+def place_of(request: GenerateData, context: Context) -> ShardFolder:
     """Where finished shards of this generation land: in the store, where there is one, for any machine to take."""
     if store := context.files.store:
         return Shelf(store, f"{stored.place(stored.KINDS[Dataset], request.dataset_id)}/{PARTS}")
@@ -103,8 +103,8 @@ def _by_base(
     request: GenerateData, context: Context, source: str, folder: Path, options: GenerateOptions
 ) -> dict[str, Any]:
     from corpus.generate_local import generate_local, generation_dtype
-    from features.kept import KeptStates
     from models.base import load_base
+    from training.hidden_states.kept import KeptStates
     from workers.child.work.devices import take_device
 
     row = context.usable(Base, request.base_id)

@@ -13,7 +13,7 @@ from workers.child.context import Context
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModels:
     """A base and, where there is a checkpoint, its draft and its row, on the device that the job holds."""
 
     device: str
@@ -23,7 +23,7 @@ class Loaded:
     checkpoint: Any = None
 
 
-def load_models(context: Context, base_id: str, checkpoint_id: str = "", dtype: str = "") -> Loaded:
+def load_models(context: Context, base_id: str, checkpoint_id: str = "", dtype: str = "") -> LoadedModels:
     """Bring the files, take the device, then load; `dtype` "" as the settings say. Raises NotFound or Conflict where a
     row cannot be used, Damaged where files are not as they were."""
     base_row = context.usable(Base, base_id)
@@ -33,7 +33,7 @@ def load_models(context: Context, base_id: str, checkpoint_id: str = "", dtype: 
     base = load_base(base_row.path, dtype, device, context.known(base_row), context.sums)
     draft = load_draft(row.path, base, base_row.weights_sha256, row.sha256, context.sums) if row else None
     context.begin()
-    return Loaded(device, dtype, base, draft, row)
+    return LoadedModels(device, dtype, base, draft, row)
 
 
 def take_device(context: Context) -> str:

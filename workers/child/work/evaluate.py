@@ -71,7 +71,7 @@ def _begin(request: Evaluate, context: Context) -> dict[str, Any]:
 
 
 def _here(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
-    from evaluation.acceptance import Sampling, evaluate
+    from evaluation.acceptance import AcceptanceSampling, evaluate
     from workers.child.work.devices import load_models
 
     loaded = load_models(context, request.base_id, request.checkpoint_id, request.dtype)
@@ -79,17 +79,17 @@ def _here(request: Evaluate, context: Context, questions: list[dict[str, Any]]) 
         context.log(str(notice), "warning")
     how = "plain and with drafting, step by step in turns"
     context.log(f"Measuring {len(questions)} questions on {loaded.device}, {how}.")
-    sampling = Sampling(request.temperature, request.top_p, request.seed)
+    sampling = AcceptanceSampling(request.temperature, request.top_p, request.seed)
     given = {"max_tokens": request.max_tokens, "options": request.drafting, "sampling": sampling}
     return evaluate(loaded.base, loaded.draft, questions, context, **given)
 
 
 def _of_endpoint(request: Evaluate, context: Context, questions: list[dict[str, Any]]) -> dict[str, Any]:
-    from evaluation.served import Asked, evaluate_served
+    from evaluation.served import ServedRequest, evaluate_served
     from workers.child.work.answers import endpoints_of
 
     endpoint = endpoints_of(request, context)[0]
-    asked = Asked(request.max_tokens, request.temperature, request.top_p, request.seed)
+    asked = ServedRequest(request.max_tokens, request.temperature, request.top_p, request.seed)
     context.log(f"Asking {endpoint.name} {len(questions)} questions, one after the other.")
     names = {"model": request.endpoint_model, "plain_model": request.plain_model}
     result = evaluate_served(endpoint, questions, context, asked, **names)

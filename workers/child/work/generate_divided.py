@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from corpus.sharding import Part, add_unfinished, assemble, landed, plan, totals, without_duplicates
+from corpus.sharding import ShardPart, add_unfinished, assemble, landed, plan, totals, without_duplicates
 from corpus.shards import count_rows, write_summary
 from speculoos.errors import BadInput, Cancelled
 from tracking.shards import Division, Shard
@@ -54,22 +54,22 @@ def run(request: GenerateData, context: Context, source: str, extends: bool) -> 
     return {"dataset_id": request.dataset_id, **brief}
 
 
-def _check_count(parts: Sequence[Part]) -> None:
+def _check_count(parts: Sequence[ShardPart]) -> None:
     if len(parts) > MOST:
         raise BadInput(f"This would be {len(parts):,} shards; take more prompts a shard, for {MOST:,} at most.")
 
 
-def _division(request: GenerateData, parts: Sequence[Part], reports: Reports) -> Division:
+def _division(request: GenerateData, parts: Sequence[ShardPart], reports: Reports) -> Division:
     made = [Shard(_request(request, part), part.rows, reports.get(part.key)) for part in parts]
     return Division(GenerateShard.kind, queue_of(request), "rows", made)
 
 
-def _request(request: GenerateData, part: Part) -> dict[str, Any]:
+def _request(request: GenerateData, part: ShardPart) -> dict[str, Any]:
     whole = {**request.to_json(), "samples": 1, "shard_rows": None, "limit": part.rows, "unique": False}
     return GenerateShard(**whole, key=part.key, first=part.first, first_sample=part.sample).to_json()
 
 
-def _stopped(request: GenerateData, context: Context, parts: Sequence[Part], reports: Reports) -> Cancelled:
+def _stopped(request: GenerateData, context: Context, parts: Sequence[ShardPart], reports: Reports) -> Cancelled:
     """Put together what there is, also of shards that were not finished."""
     folder, place = context.dataset_folder(request.dataset_id), place_of(request, context)
     if wrong := assemble(parts, reports, place, folder):

@@ -16,7 +16,7 @@ from workers.child.context import Context
 
 
 @dataclass(frozen=True)
-class Given:
+class InputFile:
     """Files to read, their bytes where they are not one file here, and what the report says of where they came from."""
 
     files: Files
@@ -25,33 +25,33 @@ class Given:
 
 
 @contextmanager
-def given_files(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[Given]:
+def given_files(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[InputFile]:
     """What the request names. Fetched files go when they have been read, or turned out to be none that can be."""
     if request.path.startswith(HUB):
         with _fetched(request, context) as given:
             yield given
     elif request.path.startswith(builtin.PREFIX):
-        yield Given(builtin.find_built_in(request.path.removeprefix(builtin.PREFIX)).file)
+        yield InputFile(builtin.find_built_in(request.path.removeprefix(builtin.PREFIX)).file)
     else:
-        yield Given(context.files.bring_path(request.path))
+        yield InputFile(context.files.bring_path(request.path))
 
 
 @contextmanager
-def _fetched(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[Given]:
+def _fetched(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[InputFile]:
     """From the hub, each file when its turn comes; what is here after a break is kept for the next attempt."""
     token, place = context.settings.hf_token, context.dataset_folder(request.dataset_id)
     listing = look_up(Location.parse(request.path), token)
     folder = place.with_name(f".{place.name}.partial")
     origin = {"repo": listing.repo, "revision": listing.revision, "files": len(listing.files)}
     try:
-        yield Given(fetch(listing, folder, context, token), listing.size, origin)
+        yield InputFile(fetch(listing, folder, context, token), listing.size, origin)
     except BadInput:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_upload(request: ImportPrompts | ImportAnswered, given: Given, context: Context) -> None:
+def remove_upload(request: ImportPrompts | ImportAnswered, given: InputFile, context: Context) -> None:
     """One that was uploaded is ours to remove, and so is what was brought here for this job."""
     if not isinstance(given.files, str):
         return

@@ -14,7 +14,7 @@ from speculoos.suites import SUITES
 from tracking.tables import Dataset
 from workers.ask.requests import ImportAnswered, ImportPrompts
 from workers.child.context import Context
-from workers.child.work.given_files import Given, given_files, remove_upload
+from workers.child.work.given_files import InputFile, given_files, remove_upload
 from workers.memory import IMPORT_HINT
 
 
@@ -27,12 +27,12 @@ def run(request: ImportPrompts, context: Context) -> dict[str, Any]:
     return publish(request, context, folder, report, given)
 
 
-def _prompts(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], Given]:
+def _prompts(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], InputFile]:
     with given_files(request, context) as given:
         return import_prompts(given.files, folder, context, **options(request, given, context)), given
 
 
-def _suite(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], Given]:
+def _suite(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict[str, Any], InputFile]:
     """Strictly in the suite's form, from the file or from the hub."""
     known(request.suite)
     asked = {"original_name": request.original_name, "limit": request.limit}
@@ -43,7 +43,7 @@ def _suite(request: ImportPrompts, context: Context, folder: Path) -> tuple[dict
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-hub-", dir=folder.parent) as place:
         path, origin = _fetched(request.suite, context, Path(place))
         report = import_suite(path, folder, context, request.suite, **{**asked, "original_name": path.name})
-        return report, Given((), origin=origin)
+        return report, InputFile((), origin=origin)
 
 
 def _fetched(suite: str, context: Context, place: Path) -> tuple[Path, dict[str, Any]]:
@@ -62,7 +62,7 @@ def _fetched(suite: str, context: Context, place: Path) -> tuple[Path, dict[str,
         raise Unavailable(f"{wanted.title} could not be fetched. {error}", form) from None
 
 
-def options(request: ImportPrompts | ImportAnswered, given: Given, context: Context) -> dict[str, Any]:
+def options(request: ImportPrompts | ImportAnswered, given: InputFile, context: Context) -> dict[str, Any]:
     """How files are read."""
     limits = {"limit": request.limit, "max_rows": context.settings.max_rows}
     return {"original_name": request.original_name, "size": given.size, "mapping": request.fields, **limits}
@@ -79,7 +79,7 @@ def readable(request: ImportPrompts | ImportAnswered) -> Iterator[None]:
 
 
 def publish(
-    request: ImportPrompts | ImportAnswered, context: Context, folder: Path, report: dict[str, Any], given: Given
+    request: ImportPrompts | ImportAnswered, context: Context, folder: Path, report: dict[str, Any], given: InputFile
 ) -> dict[str, Any]:
     """Fill the data set's row, remove an upload; returns the counts."""
     report = report if given.origin is None else {**report, "hub": given.origin}

@@ -4,13 +4,13 @@ from typing import Any
 
 from evaluation.costs import Costs
 from evaluation.planner import Choices, plan
-from workers.ask.requests import Plan
+from workers.ask.requests import PlanRequest
 from workers.child.context import Context
 from workers.child.work.devices import load_models
 from workers.child.work.questions import asked_questions
 
 
-def run(request: Plan, context: Context) -> dict[str, Any]:
+def run(request: PlanRequest, context: Context) -> dict[str, Any]:
     """The prediction."""
     costs = Costs.from_json(request.costs, "The figures of the other machine") if request.costs else None
     questions = asked_questions(request, context)

@@ -4,11 +4,13 @@ from typing import Any
 
 from evaluation.questions import built_in, read_questions
 from tracking.tables import Dataset
-from workers.ask.requests import Evaluate, Plan, Tune
+from workers.ask.requests import Evaluate, PlanRequest, Tune
 from workers.child.context import Context
 
 
-def asked_questions(request: Evaluate | Plan | Tune, context: Context, last: bool = False) -> list[dict[str, Any]]:
+def asked_questions(
+    request: Evaluate | PlanRequest | Tune, context: Context, last: bool = False
+) -> list[dict[str, Any]]:
     """At most `request.limit` of them; of the built-in ones the `last` where that is asked for.
 
     Raises NotFound or Conflict where the data set cannot be used.

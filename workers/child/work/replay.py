@@ -7,12 +7,12 @@ from evaluation.drafts import with_base
 from evaluation.replay import projected, replay, result, shown
 from tracking import queries, replays
 from tracking.tables import Dataset, Evaluation
-from workers.ask.requests import Replay
+from workers.ask.requests import ReplayRequest
 from workers.child.context import Context
 from workers.child.work.devices import load_models
 
 
-def run(request: Replay, context: Context) -> dict[str, Any]:
+def run(request: ReplayRequest, context: Context) -> dict[str, Any]:
     """Replay, and fill the evaluation's row; its first answers become chats."""
     data = context.usable(Dataset, request.dataset_id)
     loaded = load_models(context, request.base_id, request.checkpoint_id)

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import select
 
 from formats.refusals import nowhere
-from methods.recipes import config_for
-from methods.settings import TrainConfig
+from models.methods.recipes import config_for
+from models.methods.settings import TrainConfig
 from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.connect import Elsewhere
 from training.loop import TrainResult, train

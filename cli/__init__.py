@@ -1,0 +1,1 @@
+"""The command line: `speculoos`, its commands, and what starts the processes of the workbench."""

@@ -1,0 +1,158 @@
+"""speculoos export: a checkpoint as the zip the pages offer, or in the format of a server."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.console import Json, finish, say, table
+from speculoos.reporting import ConsoleReporter
+from speculoos.sums import Sums, file_sha256
+
+if TYPE_CHECKING:
+    from formats.facts import Facts
+    from formats.report import ExportReport
+
+
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="MODEL@CHECKPOINT, a checkpoint's name or its id.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "--output",
+            "-o",
+            help="File or folder to write; default MODEL-CHECKPOINT.zip here, for a server's format a folder here.",
+        ),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="own, or a server's: see --list. A folder, or a zip where --out ends so.")
+    ] = "own",
+    listing: Annotated[bool, typer.Option("--list", help="Only say which formats can take it, and why not.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write what failed its validation too; its README and the exit code say so.")
+    ] = False,
+    estimate: EstimateOnly = False,
+    as_json: Json = False,
+) -> int:
+    """Write a checkpoint as a zip with its sums, or in a server's format, compared with what that server reads."""
+    from formats import OWN, find_format
+    from ops.homes import open_home
+    from workers.ask.requests import Export
+
+    settings = open_home()
+    row = find(settings, checkpoint)
+    if listing:
+        return _list(row, as_json)
+    if estimate:
+        show_estimate(settings, Export(row.id, find_format(form).name), as_json)
+        return 0
+    if find_format(form).name == OWN:
+        return _own(row, output, as_json)
+    return _server(row, form, output, force, as_json)
+
+
+@dataclass(frozen=True)
+class ExportRow:
+    """A checkpoint that is ready, and its base, as their rows say."""
+
+    id: str
+    name: str
+    path: str
+    sha256: str
+    base_path: str
+    base_known: Any
+    facts: "Facts"
+    sums: Sums
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.facts.name}@{self.name}"
+
+    def check(self) -> None:
+        """Raises Damaged where the checkpoint's files are not what was written."""
+        from models import archive
+
+        archive.check(self.path, self.name, self.sha256, self.sums)
+
+    def load_base(self) -> Any:
+        """In float32, as validations want it; its files are compared with what its row says."""
+        from models.base import load_base
+
+        return load_base(self.base_path, "float32", "cpu", self.base_known, self.sums)
+
+
+def find(settings: Any, reference: str) -> ExportRow:
+    """The checkpoint of that name or id. Raises NotFound, or Conflict for one that is not ready."""
+    from formats.facts import Facts
+    from models.damage import Known
+    from models.starter import installed
+    from tracking import queries
+    from tracking.db import reading
+    from tracking.evaluations import measurements
+    from tracking.stored import Files
+
+    with reading(settings) as session:
+        row = queries.find_checkpoint(session, reference)
+        queries.must_be_ready(row)
+        base = queries.find_base(session, row.base_id)
+        facts = Facts.of(base, row.name, measurements(queries.evaluations(session, row.id)))
+        known = Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
+    files = Files(settings, installed)
+    return ExportRow(row.id, row.name, files.local(row), row.sha256, files.local(base), known, facts, Sums.of(settings))
+
+
+def _list(row: ExportRow, as_json: bool) -> int:
+    from formats.options import options
+
+    choices = [option.to_json() for option in options(row.path, row.base_path)]
+    rows = [(o["name"], "yes" if o["possible"] else "no", o["reason"] or o["for"]) for o in choices]
+    finish(choices, as_json, table(rows, ("format", "possible", "for, or why not")))
+    return 0
+
+
+def _own(row: ExportRow, output: Path | None, as_json: bool) -> int:
+    from formats.export import check_zip
+    from models import archive
+
+    name = archive.archive_name(row.facts.name, row.name)
+    target = (output or Path(name)).expanduser().resolve()
+    check_zip(target)
+    if target.is_dir():
+        target = target / name
+    row.check()
+    archive.write_zip(row.path, target)
+    result = {"path": str(target), "bytes": target.stat().st_size, "sha256": file_sha256(target)}
+    finish({**result, "checkpoint": row.full_name}, as_json, f"{target} ({result['bytes'] / 1e6:.1f} MB)")
+    return 0
+
+
+def _server(row: ExportRow, form: str, output: Path | None, force: bool, as_json: bool) -> int:
+    from formats.export import build, check_possible
+    from models import archive
+
+    name = archive.archive_name(row.facts.name, f"{row.name}-{form}").removesuffix(".zip")
+    target = (output or Path(name)).expanduser().resolve()
+    check_possible(row.path, row.base_path, form, target)
+    row.check()
+    report = build(row.path, row.load_base(), form, target, ConsoleReporter(), row.facts, force)
+    finish({**_written(target), "checkpoint": row.full_name, **report.to_json()}, as_json, _words(target, report))
+    if not report.passed:
+        say(f"It failed its validation and should not be served: {' '.join(report.failures)}")
+    return 0 if report.passed else 1
+
+
+def _written(target: Path) -> dict[str, Any]:
+    files = [target] if target.is_file() else [path for path in target.iterdir() if path.is_file()]
+    return {"path": str(target), "bytes": sum(path.stat().st_size for path in files)}
+
+
+def _words(target: Path, report: "ExportReport") -> str:
+    return "\n".join([f"{target}, for {report.servers}", *checks(report), "How to serve it: README.md there."])
+
+
+def checks(report: "ExportReport") -> list[str]:
+    """A line for every check of a validation."""
+    return [f"  {'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}" for check in report.checks]

@@ -1,0 +1,57 @@
+"""speculoos keys: who may use the inference server beside this home's own token."""
+
+from typing import Annotated
+
+import typer
+
+from cli.console import Json, finish, listed, say, table
+
+app = listed("Keys for the inference server, one for each client.")
+
+
+@app.command()
+def add(name: Annotated[str, typer.Argument(help="Who or what will use it.")], as_json: Json = False) -> None:
+    """Make a key and print it, this once: only its sha256 is kept."""
+    from ops.homes import open_home
+    from tracking import keys
+    from tracking.db import writing
+
+    with writing(open_home()) as session:
+        key, secret = keys.make_key(session, name)
+        result = keys.key_view(key)
+    say(f"The key of {key.name!r}; it will not be shown again:")
+    finish({**result, "key": secret}, as_json, secret)
+
+
+@app.command("list")
+def list_keys(
+    revoked: Annotated[bool, typer.Option("--revoked", help="Show revoked ones too.")] = False, as_json: Json = False
+) -> None:
+    """Every key: how it begins, when it was made and last used."""
+    from ops.homes import open_home
+    from tracking import keys
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        entries = [keys.key_view(key) for key in keys.list_keys(session, revoked)]
+    heads = ("name", "hint", "created_at", "last_used_at", *(["revoked_at"] if revoked else []))
+    finish(entries, as_json, table(([_shown(head, key[head]) for head in heads] for key in entries), heads))
+
+
+@app.command()
+def revoke(
+    reference: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of a key.")], as_json: Json = False
+) -> None:
+    """End a key; whoever uses it is refused within a second."""
+    from ops.homes import open_home
+    from tracking import keys
+    from tracking.db import writing
+
+    with writing(open_home()) as session:
+        result = keys.key_view(keys.revoke(session, reference))
+    finish(result, as_json, f"Revoked {result['name']}.")
+
+
+def _shown(head: str, value: str | None) -> str:
+    """Times to the second."""
+    return (value or "never")[:19] if head.endswith("_at") else value or ""

@@ -1,0 +1,170 @@
+"""speculoos models: the base models of this home and the checkpoints trained for them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.console import Json, figures, finish, listed, table
+from speculoos.errors import BadInput
+
+app = listed("Base models and the checkpoints trained for them.")
+Reference = Annotated[str, typer.Argument(help="Name or id of a model, or MODEL@CHECKPOINT.")]
+SOURCES = ("hub", "folder", "gguf", "starter")
+DRAFT_SOURCES = ("folder", "hub")
+
+
+@app.command("list")
+def list_models(as_json: Json = False) -> None:
+    """Every base model with its folder, and its checkpoints."""
+    from ops.homes import open_home
+    from tracking import queries
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        bases, checkpoints = queries.bases(session), queries.checkpoints(session)
+    entries = [
+        {
+            **{"name": b.name, "path": b.path, "state": b.state, "source": b.source, "location": b.location},
+            **{"id": b.id, "weights_sha256": b.weights_sha256, "parameters": b.card.get("parameters")},
+            "checkpoints": [_checkpoint(c) for c in checkpoints if c.base_id == b.id],
+        }
+        for b in bases
+    ]
+    rows = []
+    for base in entries:
+        rows.append((base["name"], base["state"], base["source"], base["path"]))
+        rows += [(f"  @{c['name']}", c["state"], c["method"], c["path"]) for c in base["checkpoints"]]
+    finish(entries, as_json, table(rows, ("name", "state", "kind", "path")))
+
+
+@app.command()
+def add(
+    location: Annotated[str, typer.Argument(help="Hub id, folder, GGUF file, or `starter`.")],
+    source: Annotated[
+        str, typer.Option(help="hub, folder, gguf or starter; default: what the location looks like.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name to list it under.")] = "",
+    estimate: EstimateOnly = False,
+    as_json: Json = False,
+) -> None:
+    """Bring a base model here: fetch, convert, hash, write its card."""
+    from cli.follow import run_request
+    from ops.homes import open_home
+    from workers.ask.requests import FetchModel
+
+    settings, (source, location) = open_home(), _located(location, source, SOURCES)
+    if source == "starter":
+        return show("starter", as_json)
+    request = FetchModel(source=source, location=location)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    job = run_request(settings, request, name)
+    return show(job.request["base_id"], as_json)
+
+
+@app.command("add-draft")
+def add_draft(
+    location: Annotated[str, typer.Argument(help="Folder of a published draft, or its hub id.")],
+    model: Annotated[str, typer.Option(help="Base model it was trained for, by name or id.")],
+    name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
+    source: Annotated[str, typer.Option(help="folder or hub; default: what the location looks like.")] = "",
+    layout: Annotated[
+        str, typer.Option("--format", help="How the draft is laid out, such as vllm-eagle3; default: detected.")
+    ] = "",
+    estimate: EstimateOnly = False,
+    as_json: Json = False,
+) -> None:
+    """Bring a published draft here as a checkpoint: Medusa, EAGLE, or any small model with the same tokens."""
+    from cli.commands.targets import base_id
+    from cli.follow import run_request
+    from ops.homes import open_home
+    from tracking import queries
+    from workers.ask.requests import ImportDraft
+
+    settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
+    base = base_id(settings, model)
+    request = ImportDraft(source=source, location=location, base_id=base, layout=layout)
+    if estimate:
+        return show_estimate(settings, request, as_json)
+    job = run_request(settings, request, name)
+    checkpoint_id = job.request["checkpoint_id"]
+    return _show(lambda s: (queries.find_base(s, base), queries.find_checkpoint(s, checkpoint_id, base)), as_json)
+
+
+def _located(location: str, source: str, known: tuple[str, ...]) -> tuple[str, str]:
+    """(where it comes from, its id or whole path there)."""
+    source = source or _guess_source(location)
+    if source not in known:
+        raise BadInput(f"--source {source}: expected one of {', '.join(known)}.")
+    if source in ("folder", "gguf"):
+        location = str(Path(location).expanduser().resolve())
+    return source, location
+
+
+def _guess_source(location: str) -> str:
+    """starter, gguf, folder or hub, from how the location looks and what is on disk."""
+    path = Path(location).expanduser()
+    if location == "starter":
+        return "starter"
+    if location.endswith(".gguf"):
+        return "gguf"
+    return "folder" if path.is_dir() or location.startswith((".", "/", "~")) else "hub"
+
+
+@app.command()
+def show(reference: Reference, as_json: Json = False) -> None:
+    """The card of a base model, or how a checkpoint was trained and what it reached."""
+    from tracking import queries
+
+    _show(lambda session: queries.find_model(session, reference), as_json)
+
+
+def _show(find, as_json: bool) -> None:  # noqa: ANN001
+    """The row of a base or of its checkpoint: `find(session)` gives (base, checkpoint or None)."""
+    from ops.homes import columns, open_home
+    from tracking.db import reading
+
+    with reading(open_home()) as session:
+        base, checkpoint = find(session)
+        result = {**columns(checkpoint or base), **({"base": base.name} if checkpoint else {})}
+    finish(result, as_json, figures({k: v for k, v in result.items() if v not in ("", None, {})}))
+
+
+@app.command()
+def rename(
+    reference: Reference, name: Annotated[str, typer.Argument(help="The new name.")], as_json: Json = False
+) -> None:
+    """Give a model or a checkpoint another name; files stay where they are."""
+    from ops.homes import open_home
+    from tracking import changes, queries
+    from tracking.db import writing
+
+    with writing(open_home()) as session:
+        base, checkpoint = queries.find_model(session, reference)
+        changes.rename(session, checkpoint or base, name)
+        result = {"id": (checkpoint or base).id, "name": name}
+    finish(result, as_json, f"Renamed to {name}.")
+
+
+@app.command("rm")
+def remove(
+    reference: Reference,
+    force: Annotated[bool, typer.Option("--force", help="Delete what depends on it too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a model or a checkpoint with its files (a folder of your own stays)."""
+    from cli.commands.removing import remove_row
+    from tracking import queries
+
+    def find(rows):  # noqa: ANN001, ANN202
+        base, checkpoint = queries.find_model(rows, reference)
+        return checkpoint or base
+
+    remove_row(find, force, as_json)
+
+
+def _checkpoint(row) -> dict:  # noqa: ANN001
+    fields = {"name": row.name, "id": row.id, "state": row.state, "method": row.method, "path": row.path}
+    return {**fields, "figures": row.figures}

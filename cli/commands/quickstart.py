@@ -1,0 +1,31 @@
+"""speculoos quickstart: the whole way on the starter model, prompts to measured heads, in minutes."""
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from cli.console import Json, figures, finish, say
+
+
+def quickstart(
+    model: Annotated[str, typer.Option(help="Base model to go the way with.")] = "starter",
+    limit: Annotated[int | None, typer.Option(min=1, help="Answer only the first prompts; default all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Import prompts, answer them, train Medusa heads, measure them: four jobs, followed to the end."""
+    from cli.follow import follow
+    from cli.launch.services import Services, needed_for
+    from ops.homes import open_home
+    from speculoos.people import account
+    from workers.ask.quickstart import result, submit_quickstart
+
+    settings = open_home()
+    with Services(settings, needed_for("io", "gpu")) as services:
+        chain = submit_quickstart(settings, model, limit, account())
+        for job_id in chain.job_ids:
+            follow(settings, job_id, services)
+    outcome = result(settings, chain)
+    model = shlex.quote(outcome["checkpoint"])
+    say(f"Chat with it in the Playground: `speculoos up`, or `speculoos generate --model {model} …`.")
+    finish(outcome, as_json, figures({k: v for k, v in outcome.items() if not isinstance(v, list | dict)}))

@@ -1,0 +1,210 @@
+"""`speculoos up`: everything a home needs, in the foreground, until Ctrl-C. Migrates, starts, waits, prints the URL."""
+
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import FrameType
+
+import psutil
+
+from cli.launch.homelock import COMMAND, UP, HomeLock
+from cli.launch.programs import ALL, INFERENCE, WEB, programs
+from cli.launch.services import stop_services
+from cli.launch.supervision import ProcessSupervisor, end_survivors
+from ops import health
+from speculoos.errors import BadInput, Conflict, Unavailable
+from speculoos.faults import disk_full
+from speculoos.inference_token import make_token
+from speculoos.login_links import make_link
+from speculoos.people import access_warning
+from speculoos.settings import Settings
+
+START_SECONDS = 300.0
+HANDOVER_SECONDS = 60.0
+POLL_SECONDS = 0.25
+REVIVE_SECONDS = 30.0
+
+
+def up(settings: Settings) -> int:
+    """Run the workbench in the foreground; returns the exit code. A second start says where the first one is.
+
+    Raises Unavailable where a full disk lets nothing start.
+    """
+    try:
+        return _run(settings)
+    except OSError as error:
+        if not disk_full(error):
+            raise
+        where = error.filename or settings.home
+        raise Unavailable(f"The disk that holds {where} is full; make room there and start again.") from None
+
+
+def _run(settings: Settings) -> int:
+    lock = HomeLock(settings)
+    if not _take(lock):
+        print(f"Speculoos is running already: {address(settings)}")
+        return 0
+    stop = _stop_on_signals(settings)
+    supervisor: ProcessSupervisor | None = None
+    try:
+        _check_exposure(settings)
+        prepare(settings)
+        _check_ports(settings)
+        supervisor = ProcessSupervisor(settings, programs(settings))
+        _say("Starting …")
+        supervisor.start()
+        if wait_healthy(supervisor, ALL, stop):
+            with suppress(OSError):
+                print(_welcome(settings), flush=True)
+            _watch(supervisor, stop)
+    finally:
+        if supervisor:
+            _say("Stopping (a job in progress goes on at the next start) …")
+            stop_services(supervisor)
+        lock.release()
+    return 0
+
+
+def address(settings: Settings) -> str:
+    """What to open: the pages or, where they ask for one, a link that lets one browser in."""
+    return make_link(settings, settings.url) if settings.login == "token" else settings.url
+
+
+def prepare(settings: Settings) -> None:
+    """What every start needs: no survivors, a migrated database, the inference token."""
+    from ops.homes import open_home
+    from tracking.db import dispose
+
+    if count := end_survivors(settings):
+        _say(f"Ended {count} processes that an earlier start left behind.")
+    settings.home.mkdir(parents=True, exist_ok=True)
+    open_home(settings)
+    dispose()
+    make_token(settings)
+
+
+def wait_healthy(supervisor: ProcessSupervisor, names: tuple[str, ...], stop: threading.Event) -> bool:
+    """Until every named part answers; False when `stop` was set first. Raises Unavailable for one that gave up."""
+    waiting, deadline = list(names), time.monotonic() + START_SECONDS
+    while waiting and not stop.is_set():
+        waiting = [name for name in waiting if not health.check(supervisor.settings, [name])[name].ok]
+        supervisor.check(waiting)
+        if waiting and time.monotonic() > deadline:
+            part = health.check(supervisor.settings, waiting[:1])[waiting[0]]
+            raise Unavailable(
+                f"{waiting[0]} did not start within {START_SECONDS:.0f} s: {part.detail}", supervisor.log_hint
+            )
+        stop.wait(POLL_SECONDS if waiting else 0)
+    return not stop.is_set()
+
+
+def _take(lock: HomeLock) -> bool:
+    """The lock, from a command that holds it if need be. False when another `up` has it."""
+    deadline, told = time.monotonic() + HANDOVER_SECONDS, False
+    while not lock.acquire(UP, ALL):
+        holder = lock.holder()
+        if holder.get("mode") == UP:
+            return False
+        if holder.get("mode") == COMMAND and not told:
+            _say(f"A speculoos command (process {holder.get('pid')}) is using this home; taking over its services …")
+            lock.ask_handover()
+            told = True
+        if time.monotonic() > deadline:
+            lock.forget_handover()
+            raise Conflict(f"Process {holder.get('pid')} does not give this home's services up; end it and try again.")
+        time.sleep(POLL_SECONDS)
+    lock.forget_handover()
+    return True
+
+
+def _check_exposure(settings: Settings) -> None:
+    if not settings.is_loopback and not settings.password:
+        raise BadInput(f"SPECULOOS_HOST is {settings.host}, which others can reach; set SPECULOOS_PASSWORD too.")
+
+
+def _check_ports(settings: Settings) -> None:
+    addresses = ((settings.host, settings.port, "SPECULOOS_PORT", WEB),)
+    addresses += ((settings.inference_host, settings.inference_port, "SPECULOOS_INFERENCE_PORT", INFERENCE),)
+    for host, port, setting, name in addresses:
+        if not _free(host, port):
+            raise Conflict(
+                f"Port {port}, where {name} should listen, is in use{_by_whom(port)}; "
+                f"end that process or set {setting} to another port."
+            )
+
+
+def _free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _by_whom(port: int) -> str:
+    """` by NAME (process N)`, or nothing where the system does not tell."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
+    except psutil.Error:
+        pass
+    return ""
+
+
+def _stop_on_signals(settings: Settings) -> threading.Event:
+    """An event set by the first Ctrl-C, TERM or HUP; a second one ends everything at once."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            _say("Ending at once.")
+            end_survivors(settings, patience=0)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+    return stop
+
+
+def _watch(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
+    """Sit still until asked to stop. A killed supervisor is replaced; what it left is ended first.
+
+    A program that supervisord gave up is tried again now and then (the disk may have been full).
+    """
+    tried = time.monotonic()
+    while not stop.wait(POLL_SECONDS):
+        if time.monotonic() - tried > REVIVE_SECONDS:
+            supervisor.revive()
+            tried = time.monotonic()
+        if not supervisor.alive:
+            _say("The supervisor ended; starting it again …")
+            _start_again(supervisor, stop)
+
+
+def _start_again(supervisor: ProcessSupervisor, stop: threading.Event) -> None:
+    """Once what it left is ended; where the machine has no room for it now, a little later."""
+    end_survivors(supervisor.settings)
+    try:
+        supervisor.start()
+    except (Unavailable, OSError) as error:
+        _say(f"Not yet: {error}")
+        stop.wait(REVIVE_SECONDS / 6)
+
+
+def _welcome(settings: Settings) -> str:
+    login = " (asks for the password of SPECULOOS_PASSWORD)" if settings.password else ""
+    once = "\nThe link works once; `speculoos login-link` prints another." if settings.login == "token" else ""
+    open_to = f"\n{warning}" if (warning := access_warning(settings)) else ""
+    return f"Speculoos is up: {address(settings)}{login}{once}{open_to}\nHome: {settings.home}. Ctrl-C stops it."
+
+
+def _say(words: str) -> None:
+    with suppress(OSError):  # standard error may be a file on a full disk
+        print(words, file=sys.stderr, flush=True)

@@ -1,0 +1,105 @@
+"""Workers alone, without pages and broker: beside `speculoos up`, or on another machine that sees the same Redis and
+PostgreSQL (and the same store, see SPECULOOS_STORE, where the home folder is not shared)."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cli.launch.programs import worker_command
+from ops import health
+from ops.homes import open_home
+from speculoos.errors import BadInput, Unavailable
+from speculoos.private import tighten
+from speculoos.settings import LOOPBACK, Settings
+from tracking import db, revisions
+
+PAUSE = 3.0
+"""Seconds before a worker that ended by itself is started again."""
+PATIENCE = 30.0
+POLL = 0.3
+BROKER = "Set REDIS_URL to the Redis server that the pages use (redis://host:6379/0)."
+DATABASE = "Set DATABASE_URL to the PostgreSQL server that the pages use; SQLite cannot be shared between machines."
+
+
+def ready(settings: Settings) -> None:
+    """Raises BadInput or Unavailable, in one sentence, where no worker could work: nothing is shared, nothing answers,
+    or the tables are of another version. A server's tables are left to those who serve the pages."""
+    _check_shared(settings)
+    broker = health.check(settings, ["broker"])["broker"]
+    if not broker.ok:
+        raise Unavailable(broker.detail, broker.hint)
+    if _is_sqlite(settings):
+        open_home(settings)
+        return
+    if (revision := db.revision(settings)) != revisions.head():
+        said = f"The database is at migration {revision or 'none'}, these workers need {revisions.head()}."
+        raise Unavailable(said, "Start `speculoos up` of this version where the pages are; it migrates the database.")
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tighten(settings)
+
+
+def run(queue: str, count: int, threads: int | None, devices: list[str]) -> int:
+    """Serve `queue` with `count` worker processes until told to end; one takes the place of this process. Each has the
+    next of `devices`."""
+    command = list(worker_command(queue, threads))
+    environments = [_environment(devices, number) for number in range(count)]
+    if count == 1:
+        os.execve(command[0], command, environments[0])
+    return _watch(command, environments)
+
+
+def _check_shared(settings: Settings) -> None:
+    if settings.embedded_broker and not (settings.run_dir / "redis.sock").exists():
+        raise BadInput(f"REDIS_URL is not set, and no `speculoos up` runs in {settings.home}.", BROKER)
+    if not _is_sqlite(settings):
+        return
+    if not Path(db.database_url(settings).database or "").exists():
+        raise BadInput(f"DATABASE_URL is not set, and there is no database in {settings.home}.", DATABASE)
+    host = urlsplit(settings.redis_url).hostname
+    if not settings.embedded_broker and host and host not in LOOPBACK:
+        raise BadInput("REDIS_URL names another machine, but the database is a file of this one.", DATABASE)
+
+
+def _is_sqlite(settings: Settings) -> bool:
+    return db.database_url(settings).get_backend_name() == "sqlite"
+
+
+def _environment(devices: list[str], number: int) -> dict[str, str]:
+    return {**os.environ, "SPECULOOS_DEVICE": devices[number % len(devices)]} if devices else dict(os.environ)
+
+
+def _watch(command: list[str], environments: list[dict[str, str]]) -> int:
+    """Start again what ends by itself; end all when told to (Ctrl-C, TERM: the command line makes both the same)."""
+    children = [_start(command, environment) for environment in environments]
+    try:
+        while True:
+            time.sleep(POLL)
+            for place, child in enumerate(children):
+                if child.poll() is not None:
+                    print(f"A worker ended (status {child.returncode}) and is started again.", file=sys.stderr)
+                    time.sleep(PAUSE)
+                    children[place] = _start(command, environments[place])
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        _end(children)
+
+
+def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """In a session of its own: a Ctrl-C is for this process to pass on, once."""
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + PATIENCE
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

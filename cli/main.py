@@ -1,0 +1,125 @@
+"""The `speculoos` command: names its parts and turns errors into one sentence. The work is in cli/commands."""
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from typer import _click
+
+from cli.commands import (
+    backup,
+    cleanup,
+    data,
+    endpoints,
+    evaluate,
+    experiments,
+    export,
+    features,
+    generate,
+    jobs,
+    keys,
+    matrix,
+    models,
+    plan,
+    push,
+    quickstart,
+    replay,
+    services,
+    train,
+    tune,
+    verify,
+)
+from cli.console import fail
+from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
+from speculoos.private import keep_private
+
+app = typer.Typer(
+    name="speculoos",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="The workbench for speculative decoding: train drafts, watch them draft, measure them, take them away.",
+)
+COMMANDS = (
+    *(services.up, services.doctor, services.login_link, quickstart.quickstart, train.train, generate.generate),
+    *(evaluate.evaluate, matrix.matrix, plan.plan, tune.tune, export.export, push.push, verify.verify),
+    *(services.serve, services.worker, backup.backup, backup.restore, cleanup.cleanup),
+)
+GROUPS = {
+    **{"models": models, "data": data, "endpoints": endpoints, "features": features, "jobs": jobs},
+    **{"experiments": experiments, "keys": keys, "replay": replay},
+}
+for command in COMMANDS:
+    app.command(cls=train.TrainCommand if command is train.train else None)(command)
+for name, group in GROUPS.items():
+    app.add_typer(group.app, name=name)
+
+MEND = {
+    errno.EROFS: "Make it writable, or name another place; SPECULOOS_HOME names the home.",
+    errno.ENOSPC: "Make room on the disk that holds the home, or on that of the file to be written.",
+}
+"""What to do about what a disk says."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"speculoos {version('speculoos')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before a command's name."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Nothing a user does leads to a traceback."""
+    keep_private()
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is stopped in order
+    try:
+        return int(app(words, prog_name="speculoos", standalone_mode=False) or 0)
+    except _click.exceptions.NoArgsIsHelpError as help_text:
+        print(help_text.format_message())
+        return 0
+    except _click.exceptions.ClickException as error:
+        return fail(_usage(error), as_json)
+    except SpeculoosError as error:
+        return fail(error, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return fail(Cancelled("Stopped."), as_json)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        hint = MEND.get(error.errno or 0, "")
+        return fail(Unavailable(f"{where}{error.strerror or error}.", hint), as_json)
+    except Exception as error:
+        if os.environ.get("SPECULOOS_DEBUG"):
+            traceback.print_exc()
+        what = f"{type(error).__name__}: {error}"
+        said = f"speculoos met an error it does not know ({what}); please report it, with what SPECULOOS_DEBUG=1 shows."
+        return fail(Unexpected(said), as_json)
+
+
+def _usage(error: _click.exceptions.ClickException) -> BadInput:
+    context = getattr(error, "ctx", None)
+    hint = f"See `{context.command_path} --help`." if context else ""
+    return BadInput(error.format_message().rstrip(".") + ".", hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

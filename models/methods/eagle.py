@@ -1,0 +1,40 @@
+"""EAGLE-1 (Li et al. 2024), drafting with EAGLE-2's dynamic trees: options as in ModelOpt."""
+
+from typing import Any
+
+from models.methods.record import DraftSize, Method
+from models.methods.settings import TrainConfig, setting
+
+MEASURED_DEPTH = 4
+"""Tokens of the chain by which a training measures the draft."""
+DRAFTING = ("tree", "depth", "top_k", "nodes", "sample")
+
+
+class EagleSettings(TrainConfig):
+    eagle_num_layers: int = setting(1, "Decoder layers of the draft.", 1, 16)
+    use_input_layernorm_in_first_layer: bool = setting(False, "Normalise the first layer's input.")
+    use_last_layernorm: bool = setting(False, "Normalise the draft's last feature.")
+    eagle_feature_weight: float = setting(1.0, "Weight of the smooth-L1 loss on features.", 0, 1e6)
+    eagle_token_weight: float = setting(0.1, "Weight of the soft cross-entropy on tokens.", 0, 1e6)
+    eagle_noise: float = setting(0.1, "Width of the uniform noise on features, times 512 / length.", 0, 10)
+
+
+def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
+    """Decoder layers of 12 · H² and the 2H × H product in front; the base's head is passed, not trained. Measured is a
+    chain of MEASURED_DEPTH."""
+    parameters = (12 * config.eagle_num_layers + 2) * hidden * hidden
+    return DraftSize(parameters, parameters + hidden * vocabulary, measured=MEASURED_DEPTH)
+
+
+METHOD = Method(
+    name="eagle",
+    title="EAGLE-1",
+    noun="EAGLE-1 draft",
+    about="EAGLE-1: one small layer continues the base's last features. Longer accepted runs than Medusa.",
+    network="models.eagle:EagleDraft",
+    trainer="training.eagle:EagleMethod",
+    drafter="decoding.drafters.eagle",
+    drafting=DRAFTING,
+    config=EagleSettings,
+    size=size,
+)

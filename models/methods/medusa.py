@@ -1,0 +1,50 @@
+"""Medusa heads (Cai et al. 2024): names as in ModelOpt where it has them."""
+
+from typing import Any, Literal
+
+from models.methods.record import DraftSize, Method
+from models.methods.settings import DraftVocabularyConfig, setting
+
+
+class MedusaSettings(DraftVocabularyConfig):
+    medusa_num_heads: int = setting(4, "Medusa heads: tokens guessed beyond the next one.", 1, 16, label="Heads")
+    medusa_num_layers: int = setting(1, "Residual blocks in each head.", 0, 16, label="Blocks a head")
+    medusa_tie_lm_head: bool = setting(
+        False,
+        "Heads share the base's own output matrix, frozen: small and quick to train.",
+        label="Share the base's output matrix",
+    )
+    medusa_loss: Literal["decayed", "sum"] = setting(
+        "decayed",
+        "decayed: coefficient · decay^i for head i; sum: plain sum, as the first Medusa release.",
+        label="Loss",
+    )
+    medusa_coefficient: float = setting(
+        0.2, "Weight of the first head's loss.", 0, 100, label="Weight of the first head"
+    )
+    medusa_decay: float = setting(
+        0.8, "Factor between the weights of neighbouring heads.", 0, 10, label="Decay from head to head"
+    )
+
+
+def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
+    """Blocks of each head and, unless the base's matrix is shared, an output matrix."""
+    heads, output = config.medusa_num_heads, hidden * (config.draft_vocab_size or vocabulary)
+    blocks = heads * config.medusa_num_layers * (hidden * hidden + hidden)
+    if config.medusa_tie_lm_head:
+        return DraftSize(blocks, blocks + heads * output)
+    return DraftSize(blocks + heads * output, blocks + (heads + 1) * output)
+
+
+METHOD = Method(
+    name="medusa",
+    title="Medusa",
+    noun="Medusa heads",
+    about="Medusa heads: several small heads guess the next tokens at once. The quickest to train.",
+    network="models.medusa:MedusaHeads",
+    trainer="training.medusa:MedusaMethod",
+    drafter="decoding.drafters.medusa",
+    drafting=("tree",),
+    config=MedusaSettings,
+    size=size,
+)

@@ -1,0 +1,92 @@
+"""Recipes: YAML files of training settings that a person can read, each naming its source. No torch.
+
+A recipe has `about` (one line), `source` (where its numbers come from), `method` and `settings`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from models.methods import train_config
+from models.methods.settings import TrainConfig
+from speculoos.errors import BadInput, NotFound
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+KEYS = {"about", "source", "method", "settings"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe. `settings` are those of the method without `method`."""
+
+    name: str
+    method: str
+    about: str
+    source: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+        """The settings, changed by `changes`, checked."""
+        return train_config(**{"method": self.method, **self.settings, **(changes or {})})
+
+
+def list_recipes(method: str = "") -> list[Recipe]:
+    """The built-in recipes (of one method), by name."""
+    recipes = [read_recipe(path.stem) for path in sorted(FOLDER.glob("*.yaml"))]
+    return [r for r in recipes if not method or r.method == method]
+
+
+def read_recipe(name: str) -> Recipe:
+    """A built-in recipe by name, or a YAML file by path. Raises NotFound or BadInput in one sentence."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(p.stem for p in sorted(FOLDER.glob("*.yaml")))
+        raise NotFound(f"No recipe {name!r}; known are {known}, or give the path of a YAML file.")
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=100)
+def _read(path: Path, _changed: int) -> Recipe:
+    """The file as it was then: forms ask for all of them each time they are opened."""
+    data = _parsed(path)
+    if unknown := set(data) - KEYS:
+        raise BadInput(f"{path}: unknown key {sorted(map(str, unknown))[0]!r}; a recipe has {', '.join(sorted(KEYS))}.")
+    settings = data.get("settings") or {}
+    if not isinstance(settings, dict) or not isinstance(data.get("method"), str):
+        raise BadInput(f"{path}: needs a `method` and a table `settings`.")
+    recipe = Recipe(path.stem, data["method"], str(data.get("about", "")), str(data.get("source", "")), settings)
+    recipe.config()
+    return recipe
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """Flat settings of a recipe, `method` among them."""
+    recipe = read_recipe(name)
+    return {"method": recipe.method, **recipe.settings}
+
+
+def is_built_in(name: str) -> bool:
+    """Whether `name` is one of the recipes that come with the workbench, not a file of the user's."""
+    return bool(name) and (FOLDER / f"{name}.yaml").is_file()
+
+
+def config_for(method: str, recipe: str, settings: Mapping[str, Any]) -> TrainConfig:
+    """What a stored request asks for: the built-in recipe's settings, if it names one, changed by `settings`."""
+    start = load_recipe(recipe) if is_built_in(recipe) else {}
+    if start and start["method"] != method:
+        raise BadInput(f"Recipe {recipe!r} is for {start['method']}, not for {method}.")
+    return train_config(**{**start, **settings, "method": method})
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: not readable as YAML ({' '.join(str(error).split())}).") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: expected a table with method and settings.")
+    return data

@@ -1,0 +1,145 @@
+"""A standalone draft: a small model that shares the base's tokens (Leviathan et al. 2023)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from models.methods.record import DraftSize, Method
+from models.methods.settings import TrainConfig, setting
+from speculoos.errors import BadInput
+
+PRUNED = "pruned"
+
+
+class StandaloneSettings(TrainConfig):
+    draft_num_layers: int = setting(4, "Decoder layers, spread evenly over the base's.", 1, 1000, label="Layers")
+    draft_hidden_size: int = setting(0, "Hidden size; 0: the base's.", 0, 10**6, label="Hidden size")
+    draft_intermediate_size: int = setting(
+        0, "Width of the MLP; 0: the base's, in proportion to the hidden size.", 0, 10**7, label="Intermediate size"
+    )
+    draft_num_heads: int = setting(
+        0, "Attention heads, of the base's head size; 0: in proportion to the hidden size.", 0, 10**4, label="Heads"
+    )
+    draft_num_kv_heads: int = setting(
+        0, "Key-value heads; 0: as many heads share one as in the base.", 0, 10**4, label="Key-value heads"
+    )
+    draft_init: Literal["pruned", "random"] = setting(
+        PRUNED,
+        "pruned: the base's weights, where it is narrower those with the largest norms; random: fresh weights.",
+        label="Initial weights",
+    )
+    draft_loss: Literal["ce", "kl", "reverse_kl"] = setting(
+        "kl", "ce on the answers, kl (forward) or reverse_kl to the base's probabilities.", label="Loss"
+    )
+    gradient_checkpointing: bool = setting(False, "Compute activations twice to save memory.")
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "StandaloneSettings":
+        heads, kv_heads = self.draft_num_heads, self.draft_num_kv_heads
+        if heads and kv_heads:
+            _share(heads, kv_heads)
+        if self.draft_hidden_size and heads:
+            _divide(self.draft_hidden_size, heads)
+        return self
+
+
+@dataclass(frozen=True)
+class StandaloneShape:
+    """Sizes of a standalone draft, or of its base; `intermediate_size` 0: not known."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+
+
+def shape_of(config: Any, base: StandaloneShape) -> StandaloneShape:
+    """The sizes that the settings come to on a base. Raises BadInput for sizes that do not fit together, or that
+    pruning cannot give."""
+    if config.draft_num_layers > base.layers:
+        raise BadInput(f"draft_num_layers: expected 1 to {base.layers} for this base, got {config.draft_num_layers}.")
+    hidden = config.draft_hidden_size or base.hidden_size
+    heads, kv_heads = _heads(config, hidden, base)
+    _share(heads, kv_heads)
+    if hidden != base.hidden_size or heads != base.heads:
+        _divide(hidden, heads)
+    inner = config.draft_intermediate_size or base.intermediate_size * hidden // base.hidden_size
+    shape = StandaloneShape(config.draft_num_layers, hidden, inner, heads, kv_heads)
+    if config.draft_init == PRUNED:
+        _check_narrower(shape, base)
+    return shape
+
+
+def _heads(config: Any, hidden: int, base: StandaloneShape) -> tuple[int, int]:
+    """(heads, key-value heads). Where neither is set: the most that are in proportion and divide the hidden size."""
+    heads, kv_heads, group = config.draft_num_heads, config.draft_num_kv_heads, base.heads // base.kv_heads
+    if heads or kv_heads:
+        return heads or kv_heads * group, kv_heads or max(heads // group, 1)
+    if hidden == base.hidden_size:
+        return base.heads, base.kv_heads
+    most = max(base.kv_heads * hidden // base.hidden_size, 1)
+    kv_heads = next((n for n in range(most, 0, -1) if hidden % (n * group) == 0), 1)
+    return kv_heads * group, kv_heads
+
+
+def _check_narrower(shape: StandaloneShape, base: StandaloneShape) -> None:
+    sizes = (
+        ("draft_hidden_size", shape.hidden_size, base.hidden_size),
+        ("draft_intermediate_size", shape.intermediate_size, base.intermediate_size or shape.intermediate_size),
+        ("draft_num_kv_heads", shape.kv_heads, base.kv_heads),
+        ("draft_num_heads", shape.heads, shape.kv_heads * (base.heads // base.kv_heads)),
+    )
+    for name, size, most in sizes:
+        if size > most:
+            raise BadInput(
+                f"{name}: pruning this base gives at most {most}, got {size}.",
+                "Choose a smaller size, or set draft_init to random.",
+            )
+
+
+def _share(heads: int, kv_heads: int) -> None:
+    if heads % kv_heads:
+        raise BadInput(
+            f"draft_num_heads: {heads} heads cannot share {kv_heads} key-value heads evenly; give a multiple of them."
+        )
+
+
+def _divide(hidden: int, heads: int) -> None:
+    if hidden % heads:
+        raise BadInput(f"draft_hidden_size: {hidden} is no multiple of the {heads} attention heads; give one that is.")
+
+
+def check_card(card: Mapping[str, Any], config: Any) -> None:
+    """Raises BadInput where the settings do not fit the base with this card. A draft that is trained further keeps its
+    shape."""
+    names = ("layers", "hidden_size", "heads", "kv_heads")
+    if not config.draft_path and all(card.get(name) for name in names):
+        layers, hidden, heads, kv_heads = (int(card[name]) for name in names)
+        shape_of(config, StandaloneShape(layers, hidden, 0, heads, kv_heads))
+
+
+def size(hidden: float, vocabulary: int, config: Any) -> DraftSize:
+    """Decoder layers of attention (4 · H²) and MLP (3 · H · I, else 8 · H²), and the matrix of the vocabulary."""
+    width = config.draft_hidden_size or hidden
+    mlp = 3 * width * config.draft_intermediate_size or 8 * width * width
+    parameters = config.draft_num_layers * (4 * width * width + mlp) + width * vocabulary
+    return DraftSize(parameters, parameters)
+
+
+METHOD = Method(
+    name="draft",
+    title="Standalone draft",
+    noun="Standalone draft model",
+    about="Standalone draft: a small model made of some of the base's layers. Works where features cannot be had.",
+    network="models.standalone:StandaloneDraft",
+    trainer="training.standalone:StandaloneMethod",
+    drafter="decoding.drafters.standalone",
+    drafting=("depth", "tree", "sample"),
+    config=StandaloneSettings,
+    size=size,
+    shares_hidden_size=False,
+    check=check_card,
+)

@@ -1,0 +1,175 @@
+"""Key and value storage of one sequence or of many, one tensor for all layers. Knows no model and no transformers.
+
+Rows [0, length) of a sequence are committed. A forward writes further rows after them (`staged`), one a tree node;
+`commit` keeps some of those and forgets the rest. Sliding windows are masks, never evictions, so any commit can be
+undone by `crop`. Sequences of a batch come (`admit`) and go (`remove`); each has its own length.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from speculoos.errors import Unavailable, Unsupported
+
+SMALLEST = 256
+"""Rows a growing cache begins with."""
+
+
+class KVCache:
+    """Keys [L, batch, heads, rows, head_dim] and values alike. Storage is made at the first write: all of `max_length`
+    rows, or, where it `grows`, twice what is needed, again and again."""
+
+    def __init__(self, num_layers: int, max_length: int, grows: bool = False):
+        """A cache of one sequence, still empty."""
+        self.num_layers, self.max_length, self.grows = num_layers, max_length, grows
+        self.batch = 1
+        """Sequences there is storage for."""
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+        self.lengths = [0]
+        """Committed rows of each sequence."""
+        self.staged = [0]
+        self.replays: OrderedDict[Any, Any] = OrderedDict()
+        """CUDA graphs recorded on this storage (`models.runtime.graphs`), least recently used first."""
+
+    @classmethod
+    def for_batch(cls, num_layers: int, max_length: int, batch: int) -> "KVCache":
+        """A growing cache for up to `batch` sequences, none in it yet."""
+        cache = cls(num_layers, max_length, grows=True)
+        cache.batch, cache.lengths, cache.staged = batch, [], []
+        return cache
+
+    @property
+    def length(self) -> int:
+        """Committed rows of the first, or only, sequence."""
+        return self.lengths[0]
+
+    @property
+    def capacity(self) -> int:
+        """Rows of each sequence that there is storage for now."""
+        return 0 if self.keys is None else self.keys.shape[3]
+
+    @property
+    def room(self) -> int:
+        """Rows that can still be staged after the longest sequence."""
+        return self.max_length - max(self.lengths)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put rows [1, heads, n, dim] of one layer after the committed ones of the only sequence; views of all rows
+        used. Mutates storage beyond `length` alone; lengths stay as they are until `stage`."""
+        self.reserve(keys.shape[1], keys.shape[3], keys.dtype, keys.device, keys.shape[2])
+        if keys.shape[1::2] != self.keys.shape[2::2]:
+            raise Unsupported("This model's layers differ in number or size of key heads; one cache cannot hold them.")
+        start, end = self.length, self.length + keys.shape[2]
+        self.keys[layer, :1, :, start:end] = keys
+        self.values[layer, :1, :, start:end] = values
+        return self.keys[layer, :1, :, :end], self.values[layer, :1, :, :end]
+
+    def reserve(
+        self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, *counts: int, first: int = 0
+    ) -> None:
+        """Make storage ready for so many rows after each of the sequences from `first` on, for a forward that writes
+        into it itself. Mutates storage, never what is committed. Raises Unavailable where it is full or memory is."""
+        needed = max(length + count for length, count in zip(self.lengths[first:], counts, strict=False))
+        if needed > self.max_length:
+            raise Unavailable(f"The cache holds {self.max_length} tokens and {needed} were asked for.")
+        if self.keys is None:
+            self._store(heads, dim, dtype, device, max(2 * needed, SMALLEST) if self.grows else self.max_length)
+        elif needed > self.capacity:
+            self._store(self.keys.shape[2], self.keys.shape[4], self.keys.dtype, device, 2 * needed)
+
+    def admit(self, count: int) -> int:
+        """Take in `count` sequences, empty, after those there are; the first one's number. Mutates `lengths`."""
+        first = len(self.lengths)
+        assert first + count <= self.batch, (first, count, self.batch)
+        self.lengths += [0] * count
+        self.staged += [0] * count
+        return first
+
+    @torch.inference_mode()
+    def remove(self, sequence: int) -> None:
+        """Let a sequence go; the last one takes its number. Mutates `lengths` and moves that one's rows."""
+        length, last = self.lengths.pop(), len(self.lengths)
+        self.staged.pop()
+        if sequence == last:
+            return
+        self.lengths[sequence], self.staged[sequence] = length, 0
+        for storage in (self.keys, self.values):
+            storage[:, sequence, :, :length] = storage[:, last, :, :length]
+
+    @torch.inference_mode()
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let an empty sequence begin with the first `length` rows of another one. Mutates its rows and length."""
+        assert not self.lengths[sequence] and length <= self.lengths[source], (sequence, source, length)
+        for storage in (self.keys, self.values):
+            storage[:, sequence, :, :length] = storage[:, source, :, :length]
+        self.lengths[sequence] = length
+
+    def stage(self, *counts: int, first: int = 0) -> None:
+        """Say that every layer has written so many rows of the sequences from `first` on, which await a commit."""
+        self.staged[first : first + len(counts)] = counts
+
+    @torch.inference_mode()
+    def commit(self, *by_sequence: Sequence[int]) -> None:
+        """Keep, of each sequence, the staged rows `by_sequence` (strictly increasing, 0 = first staged) in that order.
+
+        Mutates lengths, and moves rows in place unless they already lie where they belong.
+        """
+        for sequence, rows in enumerate(by_sequence):
+            rows, staged = list(rows), self.staged[sequence]
+            assert all(a < b for a, b in zip([-1, *rows], [*rows, staged], strict=True)), (rows, staged)
+            self._move(sequence, rows)
+            self.lengths[sequence] += len(rows)
+            self.staged[sequence] = 0
+
+    def commit_all(self) -> None:
+        """Keep every staged row of every sequence. Mutates lengths only."""
+        self.lengths = [length + staged for length, staged in zip(self.lengths, self.staged, strict=True)]
+        self.staged = [0] * len(self.lengths)
+
+    def crop(self, length: int, sequence: int = 0) -> None:
+        """Forget a sequence's rows from `length` on. Mutates its length only; storage is reused, not freed."""
+        assert 0 <= length <= self.lengths[sequence], (length, self.lengths[sequence])
+        self.lengths[sequence], self.staged[sequence] = length, 0
+
+    def nbytes(self) -> int:
+        """Bytes of storage and of what was recorded on it, 0 before the first write."""
+        stored = 0 if self.keys is None else self.keys.nbytes + self.values.nbytes
+        return stored + sum(replay.nbytes for replay in self.replays.values())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless lengths are in range, nothing is staged and every committed row is finite."""
+        assert len(self.lengths) <= self.batch and not any(self.staged), (self.lengths, self.staged)
+        for sequence, length in enumerate(self.lengths):
+            assert 0 <= length <= self.max_length, self.lengths
+            for storage in () if self.keys is None else (self.keys, self.values):
+                assert storage[:, sequence, :, :length].isfinite().all(), sequence
+
+    def _move(self, sequence: int, rows: list[int]) -> None:
+        moved = next((i for i, row in enumerate(rows) if row != i), None)
+        if moved is None:
+            return
+        start = self.lengths[sequence]
+        source = torch.tensor(rows[moved:], device=self.keys.device) + start
+        for storage in (self.keys, self.values):
+            own = storage[:, sequence]
+            own[:, :, start + moved : start + len(rows)] = own.index_select(2, source)
+
+    def _store(self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, rows: int) -> None:
+        """New storage of `rows` rows, at most `max_length`, with what is committed."""
+        # Rows beyond a length must be numbers where they are multiplied by 0: in graphs, and beside longer sequences.
+        make = torch.empty if device.type == "cpu" and self.batch == 1 else torch.zeros
+        shape, used = (self.num_layers, self.batch, heads, min(rows, self.max_length), dim), max(self.lengths)
+        try:
+            storage = [make(shape, dtype=dtype, device=device) for _ in range(2)]
+        except (RuntimeError, MemoryError):
+            raise Unavailable(
+                f"Not enough memory for a cache of {self.batch} × {shape[3]} tokens; use a smaller one."
+            ) from None
+        for new, old in zip(storage, (self.keys, self.values), strict=True):
+            if old is not None:
+                new[:, :, :, :used] = old[:, :, :, :used]
+        self.keys, self.values = storage
+        self.replays.clear()

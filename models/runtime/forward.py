@@ -1,0 +1,102 @@
+"""The fast forward: one function over packed, fused weights for the families we know. Plain decoding, verification,
+prefill and batches all go through it. Same interface as `TransformersForward`, same numbers to rounding.
+"""
+
+import copy
+from functools import cached_property
+
+import torch
+from torch.nn import functional as F
+
+from models.base import LoadedBase
+from models.runtime.argmax import HeadArgmax, tied_table
+from models.runtime.attention import CacheView, RaggedView, SequenceView, StepView, biases_of
+from models.runtime.cache import KVCache
+from models.runtime.graphs import GraphedForward
+from models.runtime.interface import LOGITS, Forward, Inputs, Scored, Selection
+from models.runtime.norms import norm_of
+from models.runtime.rotary import base_rotations
+from models.runtime.transformers import TransformersForward
+from models.runtime.weights import heads_of, take_head, take_layers, why_not_fast
+from speculoos.errors import Unsupported
+
+
+def fastest(base: LoadedBase) -> Forward:
+    """The fastest forward this base has: ours, or transformers' own (`why_not_fast` says why).
+
+    The first call takes the base's weights over, where they can be; later ones give the same forward.
+    """
+    if base.forward is None:
+        base.forward = TransformersForward(base) if why_not_fast(base) else FastForward(base)
+    return base.forward
+
+
+class FastForward:
+    """Llama, Mistral, Qwen 2/3, Phi and Phi-3 without transformers' overhead.
+
+    Making one takes over the base's weights (`models.runtime.weights.take_layers`): the base keeps embeddings, norms,
+    head and tokenizer, but transformers can no longer run it. Raises Unsupported for other families.
+    """
+
+    name, ragged = "fast", True
+
+    def __init__(self, base: LoadedBase):
+        if reason := why_not_fast(base):
+            raise Unsupported(f"No fast forward here: {reason}.")
+        self.base = base
+        self.heads = heads_of(base.config)
+        self.table = tied_table(base)
+        self.head = take_head(base)  # before the layers: the largest matrix is held twice for a moment
+        self.layers = take_layers(base)
+        self.norm = norm_of(base.final_norm)
+        self.windows = list({layer.window: None for layer in self.layers})
+        self.rotations = base_rotations(base)
+        self.graphs = GraphedForward(self) if base.device.type == "cuda" else None
+
+    def cut(self, layers: int) -> "FastForward":
+        """The first `layers` layers alone, between the same embeddings, norm and head; no weight is copied. What a
+        draft of as many layers costs is measured so, before there is one."""
+        shallow = copy.copy(self)
+        shallow.layers = self.layers[:layers]
+        shallow.graphs = GraphedForward(shallow) if self.graphs is not None else None
+        return shallow
+
+    @cached_property
+    def argmax(self) -> HeadArgmax | None:
+        """Made when best tokens are first asked for; a base that only samples, or drafts, has none."""
+        return None if self.table is None else HeadArgmax(self.table)
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
+        """See `models.runtime.interface.Forward`."""
+        heads, base = self.heads, self.base
+        cache.reserve(heads.keys, heads.dim, base.dtype, base.device, *inputs.counts, first=inputs.first)
+        table = self.rotations.reach(inputs.reach)
+        if self.graphs is not None and self.graphs.takes(inputs, selection):
+            return self.graphs(inputs, cache, selection.layers)
+        return self.compute(inputs, table[inputs.positions], self._view(inputs, cache), selection)
+
+    def compute(self, inputs: Inputs, rotation: torch.Tensor, view: CacheView, selection: Selection = LOGITS) -> Scored:
+        """All layers. rotation [N, 1, dim / 2]; `view` stores keys and values and attends."""
+        n, outputs = len(inputs.ids), {}
+        x = self.head.filled_up(F.embedding(inputs.ids, self.base.embed_tokens.weight))
+        for index, layer in enumerate(self.layers):
+            x = layer(x, n, rotation, view, index)
+            if index in selection.layers:
+                outputs[index] = x[:n]
+        hidden = self.norm(x)
+        features = torch.cat([outputs[index] for index in selection.layers], dim=-1) if outputs else None
+        rows = hidden[inputs.last_rows] if selection.last_only else hidden[:n]
+        best = self.argmax(rows) if selection.best_only and self.argmax is not None else None
+        logits = self.head(rows) if best is None else None
+        return Scored(logits, hidden[:n], features, best)
+
+    def _view(self, inputs: Inputs, cache: KVCache) -> CacheView:
+        dtype = self.base.dtype
+        if len(inputs.counts) == 1:
+            start, sequence = cache.lengths[inputs.first], inputs.first
+            biases = biases_of(inputs.mask, inputs.positions, start, self.windows, self.heads.group, dtype)
+            return SequenceView(cache, len(inputs.ids), biases, sequence)
+        if max(inputs.counts) == 1:
+            return StepView(cache, inputs, self.windows, dtype)
+        return RaggedView(cache, inputs, self.windows, self.heads.group, dtype)

@@ -1,0 +1,169 @@
+"""CUDA graphs of the fast forward: one for each node count, length bucket and set of layers asked for.
+
+A graph replays kernels on fixed addresses, so everything that changes from step to step (tokens, positions, cache rows,
+the tree's mask, the length) lies in input buffers, and attention looks at a whole bucket of cache rows, those in use
+unmasked. A graph belongs to the device of its cache, whichever is current. The same computation runs without a graph on
+other devices, which is how it is tested.
+"""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from models.runtime.attention import Biases, added_to_scores, attend
+from models.runtime.cache import KVCache
+from models.runtime.interface import Inputs, Scored, Selection
+
+SMALLEST_BUCKET = 256
+LARGEST_TREE = 64
+"""Nodes; larger forwards are prefills, where launching kernels is not what takes the time."""
+MOST = 48
+"""Graphs of one cache; the least recently used goes first. A generation uses one a node count and bucket."""
+WARM_UPS = 3
+
+
+def bucket_of(rows: int, capacity: int) -> int:
+    """Cache rows a graph for `rows` rows looks at: a power of two from 256 on, at most the cache's capacity."""
+    bucket = SMALLEST_BUCKET
+    while bucket < rows:
+        bucket *= 2
+    return min(bucket, capacity)
+
+
+@dataclass
+class Buffers:
+    """What a graph reads anew at every replay. ids, positions, rows int64 [n]; mask bool [n, n]; length int64 [1]."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    rows: torch.Tensor
+    mask: torch.Tensor
+    length: torch.Tensor
+
+    @classmethod
+    def empty(cls, n: int, device: torch.device) -> "Buffers":
+        integers = [torch.zeros(n, dtype=torch.int64, device=device) for _ in range(3)]
+        return cls(
+            *integers, torch.ones(n, n, dtype=torch.bool, device=device).tril(), torch.zeros_like(integers[0][:1])
+        )
+
+    def fill(self, inputs: Inputs, length: int) -> None:
+        """The next forward's inputs; without a mask each row sees those before it."""
+        self.ids.copy_(inputs.ids)
+        self.positions.copy_(inputs.positions)
+        self.length.fill_(length)
+        torch.arange(length, length + len(inputs.ids), out=self.rows)
+        if inputs.mask is None:
+            self.mask.fill_(True).tril_()
+        else:
+            self.mask.copy_(inputs.mask)
+
+    def inputs(self) -> Inputs:
+        """The buffers as a forward takes them."""
+        return Inputs(self.ids, self.positions, 0, (len(self.ids),))
+
+    def biases(self, windows: Iterable[int | None], bucket: int, group: int, dtype: torch.dtype) -> Biases:
+        """For each window what is added to the scores, [group · n, bucket]: `visible_rows` at a fixed width."""
+        columns = torch.arange(bucket, device=self.ids.device)
+        seen = (columns[None] < self.length).expand(len(self.ids), -1).index_copy(1, self.rows, self.mask)
+        places = columns.index_copy(0, self.rows, self.positions)
+        biases = Biases()
+        for window in windows:
+            visible = seen if window is None else seen & (places[None] > self.positions[:, None] - window)
+            biases[window] = added_to_scores(visible, dtype).repeat(group, 1)
+        return biases
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in vars(self).values())
+
+
+class BucketView:
+    """Writes a forward's keys and values at the rows in a buffer, and shows attention a whole bucket."""
+
+    def __init__(self, cache: KVCache, rows: torch.Tensor, bucket: int, biases: Biases):
+        self.cache, self.rows, self.bucket, self.biases = cache, rows, bucket, biases
+
+    def attend(
+        self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        shown = []
+        for storage, new in ((self.cache.keys, keys), (self.cache.values, values)):
+            storage[layer, 0].index_copy_(1, self.rows, new.transpose(0, 1))
+            shown.append(storage[layer, :1, :, : self.bucket])
+        return attend(queries, *shown, self.biases[window])
+
+
+class GraphedForward:
+    """Runs `forward.compute` on buffers; on CUDA captured once for each key and replayed from then on."""
+
+    def __init__(self, forward: Any, capture: bool = True, most: int = MOST):
+        self.forward, self.capture, self.most = forward, capture, most
+
+    def takes(self, inputs: Inputs, selection: Selection) -> bool:
+        """Whether these rows are few enough, of the only sequence, and all asked for."""
+        alone = len(inputs.counts) == 1 and inputs.first == 0
+        return alone and len(inputs.ids) <= LARGEST_TREE and not selection.last_only
+
+    def __call__(self, inputs: Inputs, cache: KVCache, layers: tuple[int, ...] = ()) -> Scored:
+        """See `models.runtime.interface.Forward`. The cache's storage has been reserved; its `replays` change."""
+        bucket = bucket_of(cache.length + len(inputs.ids), cache.max_length)
+        key = (len(inputs.ids), bucket, layers)
+        if key not in cache.replays:
+            while len(cache.replays) >= self.most:
+                cache.replays.popitem(last=False)
+            cache.replays[key] = _GraphReplay(self.forward, cache, *key)
+        cache.replays.move_to_end(key)
+        replay = cache.replays[key]
+        with torch.cuda.device(cache.keys.device) if self.capture else nullcontext():
+            replay.buffers.fill(inputs, cache.length)
+            if self.capture and replay.graph is None:
+                replay.record()
+            return replay()
+
+
+class _GraphReplay:
+    """One graph with its buffers and results."""
+
+    def __init__(self, forward: Any, cache: KVCache, nodes: int, bucket: int, layers: tuple[int, ...]):
+        self.forward, self.cache, self.bucket, self.selection = forward, cache, bucket, Selection(layers)
+        self.buffers = Buffers.empty(nodes, cache.keys.device)
+        self.rotations = forward.rotations.reach(cache.max_length)
+        """The table as it was: a graph reads it where it lay, also once a longer context made the forward a new one."""
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: Scored | None = None
+        self.nbytes = self.buffers.nbytes
+        """Bytes of the device's memory that this graph holds: buffers, and what it was given to work in."""
+
+    def __call__(self) -> Scored:
+        if self.graph is None:
+            return self._compute()
+        self.graph.replay()
+        last = self.result  # overwritten by the next replay, while drafters keep rows of it
+        features = None if last.features is None else last.features.clone()
+        return Scored(last.logits.clone(), last.hidden.clone(), features)
+
+    def record(self) -> None:
+        """Warm up on a stream of its own, as capturing asks for, then capture, all on the current device. Rows are
+        written several times over, with the same values."""
+        device = self.cache.keys.device
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                self._compute()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved(device)
+        with torch.cuda.graph(graph):
+            self.result = self._compute()
+        self.nbytes += max(torch.cuda.memory_reserved(device) - before, 0)
+        self.graph = graph
+
+    def _compute(self) -> Scored:
+        forward, buffers = self.forward, self.buffers
+        biases = buffers.biases(forward.windows, self.bucket, forward.heads.group, forward.base.dtype)
+        view = BucketView(self.cache, buffers.rows, self.bucket, biases)
+        return forward.compute(buffers.inputs(), self.rotations[buffers.positions], view, self.selection)

@@ -1,0 +1,90 @@
+"""One decoder layer, for bases, EAGLE drafts and standalone drafts alike."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from models.runtime.attention import CacheView
+from models.runtime.linear import Linear
+from models.runtime.norms import Norm
+from models.runtime.rotary import rotate
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, key heads and channels of each."""
+
+    queries: int
+    keys: int
+    dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.queries // self.keys
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderLayer:
+    """Weights of one layer: queries, keys and values in one product, gate and up in another.
+
+    `attention_norm` None: attention reads its input as it is. `beside_norm`: attention reads a second input, normed,
+    in front of the first (EAGLE-3: the embedding); `norm_before_residual`: the residual is then the normed first one;
+    `norm_twice`: the first one goes through the second's norm too, before its own.
+    `mlp_norm` None: attention and MLP read the same norm side by side (Phi).
+    """
+
+    heads: Heads
+    attention_norm: Norm | None
+    qkv: Linear
+    out: Linear
+    mlp_norm: Norm | None
+    up: Linear
+    down: Linear
+    activation: Callable[[torch.Tensor], torch.Tensor] = torch.nn.functional.silu
+    gated: bool = True
+    window: int | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    beside_norm: Norm | None = None
+    norm_before_residual: bool = False
+    norm_twice: bool = False
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        n: int,
+        rotation: torch.Tensor,
+        view: CacheView,
+        index: int,
+        beside: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x [≥ n, H] holds n rows, and others below them, that nobody reads, where the products want more; `beside`
+        alike. rotation [n, 1, dim / 2]. The layer is number `index` of the cache."""
+        first = self.beside_norm(x) if self.norm_twice else x
+        normed = first if self.attention_norm is None else self.attention_norm(first)
+        read = normed
+        if self.beside_norm is not None:
+            read = torch.cat([self.beside_norm(beside), normed], -1)
+            x = normed if self.norm_before_residual else x
+        mixed = self._attend(self.qkv(read)[:n], rotation, view, index)
+        x = self.out.add(self.out.filled_up(mixed), x)
+        up = self.up(normed if self.mlp_norm is None else self.mlp_norm(x))
+        if self.gated:
+            gate, up = up.chunk(2, dim=1)
+            up = self.activation(gate).mul_(up)
+        else:
+            up = self.activation(up)
+        return self.down.add(up, x)
+
+    def _attend(self, qkv: torch.Tensor, rotation: torch.Tensor, view: CacheView, index: int) -> torch.Tensor:
+        """Norm and rotate queries and keys, store, attend; [n, heads · dim]."""
+        n, queries, dim, both = qkv.shape[0], self.heads.queries, self.heads.dim, self.heads.queries + self.heads.keys
+        queries_keys = qkv[:, : both * dim].view(n, both, dim)
+        if self.query_norm is not None:
+            parts = self.query_norm(queries_keys[:, :queries]), self.key_norm(queries_keys[:, queries:])
+            queries_keys = torch.cat(parts, dim=1)
+        queries_keys = rotate(queries_keys, rotation)
+        values = qkv[:, both * dim :].view(n, self.heads.keys, dim)
+        return view.attend(index, queries_keys[:, :queries], queries_keys[:, queries:], values, self.window)

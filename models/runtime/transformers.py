@@ -1,0 +1,173 @@
+"""transformers' own forward on our cache. All knowledge of transformers' masks and cache classes is in this file."""
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from models.base import LoadedBase, capture_layers
+from models.runtime.attention import layer_windows, visible_rows
+from models.runtime.cache import KVCache
+from models.runtime.interface import LOGITS, Inputs, Scored, Selection
+
+
+class TransformersForward:
+    """For every decoder-only family whose attention takes a 4-D mask; batches also for those that take a 2-D one."""
+
+    name, ragged = "transformers", False
+
+    def __init__(self, base: LoadedBase):
+        self.base = base
+        self.windows = layer_windows(base.config)
+        self._additive = getattr(base.config, "_attn_implementation", "sdpa") == "eager"
+        self._by_type = _takes_mask_by_type(base)
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Inputs, cache: KVCache, selection: Selection = LOGITS) -> Scored:
+        """See `models.runtime.interface.Forward`."""
+        layout = _Padded(inputs, cache) if cache.batch > 1 else _Single(self, inputs, cache)
+        final: list[torch.Tensor] = []
+        hook = self.base.backbone.register_forward_hook(lambda _m, _a, out: final.append(out.last_hidden_state))
+        try:
+            with capture_layers(self.base.model, selection.layers) as captured:
+                out = self.base.model(
+                    input_ids=layout.ids,
+                    position_ids=layout.positions,
+                    attention_mask=layout.mask,
+                    past_key_values=layout.view,
+                    use_cache=True,
+                    logits_to_keep=1 if selection.last_only else 0,
+                )
+        finally:
+            hook.remove()
+        features = torch.cat([layout.real(c) for c in captured], dim=-1) if captured else None
+        logits = out.logits[:, -1] if selection.last_only else layout.real(out.logits)
+        return Scored(logits, layout.real(final[0]), features)
+
+    def four_d(self, mask: torch.Tensor | None, positions: torch.Tensor, length: int) -> Any:
+        """What transformers takes as attention_mask: nothing for causal rows, else a prepared 4-D mask (by type)."""
+        if mask is None:
+            return None  # transformers builds the causal mask, window included, from the cache's lengths
+        masks = {kind: self._prepared(mask, positions, length, window) for kind, window in self.windows.items()}
+        return masks if self._by_type else next(iter(masks.values()))
+
+    def _prepared(self, mask: torch.Tensor, positions: torch.Tensor, length: int, window: int | None) -> torch.Tensor:
+        visible = visible_rows(mask, positions, length, window)[None, None]
+        if not self._additive:
+            return visible
+        dtype = self.base.dtype
+        return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
+            ~visible, torch.finfo(dtype).min
+        )
+
+
+class _Single:
+    """One sequence, as it lies."""
+
+    def __init__(self, forward: TransformersForward, inputs: Inputs, cache: KVCache):
+        self.ids, self.positions = inputs.ids[None], inputs.positions[None]
+        self.mask = forward.four_d(inputs.mask, inputs.positions, cache.length)
+        self.view = Cache(layers=[_SingleLayer(cache, layer) for layer in range(cache.num_layers)])
+
+    @staticmethod
+    def real(values: torch.Tensor) -> torch.Tensor:
+        """[1, N, …] → [N, …]."""
+        return values[0]
+
+
+class _Padded:
+    """Several sequences side by side, padded on the left so that all end together: whole prompts, or as many new rows
+    in each. Families of every kind of positions take that, with a mask [batch, columns] of what is real."""
+
+    def __init__(self, inputs: Inputs, cache: KVCache):
+        counts, device = list(inputs.counts), inputs.ids.device
+        starts = cache.lengths[inputs.first : inputs.first + len(counts)]
+        assert not any(starts) or len(set(counts)) == 1, "whole prompts, or equally many rows each"
+        self.width, ends = max(counts), torch.tensor(starts, device=device) + torch.tensor(counts, device=device)
+        total = max(starts) + self.width
+        columns = torch.arange(total, device=device)
+        self.mask = (columns[None] >= total - ends[:, None]).long()
+        self._real = self.mask[:, total - self.width :].bool()
+        self.ids, self.positions = (self._laid_out(values) for values in (inputs.ids, inputs.positions))
+        places = (columns[None] - (total - ends[:, None])).clamp_min(0)
+        self.view = Cache(
+            layers=[_PaddedLayer(cache, layer, inputs, self._real, places) for layer in range(cache.num_layers)]
+        )
+
+    def real(self, values: torch.Tensor) -> torch.Tensor:
+        """[batch, width, …] → [N, …]."""
+        return values[self._real]
+
+    def _laid_out(self, values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(self._real.shape).masked_scatter_(self._real, values)
+
+
+def _takes_mask_by_type(base: LoadedBase) -> bool:
+    """Whether the model looks its masks up by layer type, as families that mix windows do."""
+    import inspect
+
+    try:
+        return "isinstance(causal_mask_mapping" in inspect.getsource(type(base.backbone).forward)
+    except OSError:  # installed without sources
+        return len(layer_windows(base.config)) > 1
+
+
+class _Layer(CacheLayerMixin):
+    """One layer of a KVCache under the name transformers knows it by. Full-length: never evicts, stages nothing."""
+
+    is_sliding = False
+
+    def __init__(self, cache: KVCache, layer: int, length: int):
+        super().__init__()
+        self.cache, self.layer, self.length = cache, layer, length
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass  # the KVCache allocates itself
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _SingleLayer(_Layer):
+    """The only sequence's rows."""
+
+    def __init__(self, cache: KVCache, layer: int):
+        super().__init__(cache, layer, cache.length)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cache.write(self.layer, key_states, value_states)
+
+
+class _PaddedLayer(_Layer):
+    """Rows of several sequences, shown as if they ended together."""
+
+    def __init__(self, cache: KVCache, layer: int, inputs: Inputs, real: torch.Tensor, places: torch.Tensor):
+        super().__init__(cache, layer, places.shape[1] - real.shape[1])
+        self.real, self.places = real, places
+        self.sequences = inputs.first + torch.arange(len(inputs.counts), device=real.device)
+        self.counts, self.first, self.rows = inputs.counts, inputs.first, inputs.positions
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        _, heads, _, dim = key_states.shape
+        self.cache.reserve(heads, dim, key_states.dtype, key_states.device, *self.counts, first=self.first)
+        return (
+            self._stored(self.cache.keys[self.layer], key_states),
+            self._stored(self.cache.values[self.layer], value_states),
+        )
+
+    def _stored(self, storage: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Write the real ones of new [batch, heads, width, dim]; every row in use, [batch, heads, columns, dim]."""
+        owners = self.sequences.repeat_interleave(torch.tensor(self.counts, device=self.real.device))
+        storage[owners, :, self.rows] = new.transpose(1, 2)[self.real]
+        return storage[self.sequences[:, None], :, self.places].transpose(1, 2)

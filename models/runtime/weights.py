@@ -1,0 +1,177 @@
+"""Weights of known families and of EAGLE drafts in one shape, ready for the fast forward. Takes them from their models.
+
+Queries, keys and values become one product, gate and up another, with the pairs of queries and keys side by side.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.base import LoadedBase
+from models.families import PLAIN
+from models.runtime.attention import layer_windows
+from models.runtime.layer import DecoderLayer, Heads
+from models.runtime.linear import Linear, PackedLinear, pack, pack_module
+from models.runtime.memory import give_back
+from models.runtime.norms import norm_of
+from models.runtime.rotary import head_dim, pair_order, paired_rows
+
+FAST_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "phi3")
+FAST_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+def why_not_fast(base: LoadedBase) -> str:
+    """Empty when the fast forward covers this base, else the reason in a few words."""
+    config = base.config
+    if config.model_type not in FAST_FAMILIES:
+        return f"the family {config.model_type} has no fast forward"
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in FAST_ROPE:
+        return f"rotary embeddings of type {rope} change with the length"
+    if base.logit_rule != PLAIN:
+        return "what it makes of its head's output is not covered"
+    if getattr(config, "qk_layernorm", False):
+        return "its query and key layer norms are not covered"
+    if any(isinstance(m, nn.Linear | PackedLinear) and m.weight.is_meta for m in base.model.modules()):
+        return "its weights are not in memory"
+    return ""
+
+
+def pack_known(base: LoadedBase, head: bool = True) -> None:
+    """On a CPU, give a frozen base of a known family packed linear layers; its `head` too, unless drafts borrow it.
+
+    transformers' forward still runs it, but it can no longer be saved, trained or asked for its weights.
+    """
+    if base.device.type == "cpu" and not why_not_fast(base):
+        pack_module(base.model if head else base.layers)
+
+
+def heads_of(config: Any) -> Heads:
+    return Heads(config.num_attention_heads, config.num_key_value_heads, head_dim(config))
+
+
+def take_layers(base: LoadedBase) -> list[DecoderLayer]:
+    """Every layer's weights, packed. Mutates the base: each original is dropped as soon as it is packed, so weights
+    are held once and the transformers forward of this base can no longer run."""
+    windows = _windows(base.config, base.num_layers)
+    return [_take(layer, base.config, window) for layer, window in zip(base.layers, windows, strict=True)]
+
+
+def take_head(base: LoadedBase) -> Linear:
+    """The language-model head, packed, and put in the base's place so that drafts share it."""
+    head = base.lm_head
+    packed = pack(head.weight, head.bias)
+    base.model.set_output_embeddings(packed)
+    return packed
+
+
+def take_draft_layer(layer: nn.Module, shape: Any, dtype: torch.dtype) -> DecoderLayer:
+    """A layer of an EAGLE draft with sizes `shape` (models.draft_layers.LayerShape), packed in `dtype`. Mutates the
+    draft: the originals are dropped."""
+    attention, mlp, beside = layer.self_attn, layer.mlp, hasattr(layer, "hidden_norm")
+    heads = Heads(shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
+    first = layer.hidden_norm if beside else layer.input_layernorm
+    order = pair_order(heads.dim, heads.dim)
+    return DecoderLayer(
+        heads=heads,
+        attention_norm=None if first is None else norm_of(first, dtype=dtype),
+        qkv=_take_qkv(attention, heads, order, dtype),
+        out=take_linear(attention, "o_proj", dtype),
+        mlp_norm=norm_of(layer.post_attention_layernorm, dtype=dtype),
+        up=_take_up(mlp, dtype),
+        down=take_linear(mlp, "down_proj", dtype),
+        query_norm=norm_of(attention.q_norm, order, dtype) if shape.qk_norm else None,
+        key_norm=norm_of(attention.k_norm, order, dtype) if shape.qk_norm else None,
+        beside_norm=norm_of(layer.input_layernorm, dtype=dtype) if beside else None,
+        norm_before_residual=getattr(layer, "norm_before_residual", False),
+        norm_twice=getattr(layer, "norm_features_twice", False),
+    )
+
+
+def take_linear(module: nn.Module, name: str, dtype: torch.dtype | None = None) -> Linear:
+    """A linear layer of a module, packed, in its own precision or `dtype`; the original is dropped."""
+    linear = getattr(module, name)
+    packed = pack(*_in(dtype, getattr(linear, "plain_weight", linear.weight).detach(), linear.bias))
+    setattr(module, name, None)
+    return packed
+
+
+def _take(layer: nn.Module, config: Any, window: int | None) -> DecoderLayer:
+    attention, mlp, heads, order = layer.self_attn, layer.mlp, heads_of(config), _pair_order(config)
+    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    gated = hasattr(mlp, "gate_up_proj") or hasattr(mlp, "gate_proj")  # before they are taken
+    return DecoderLayer(
+        heads=heads,
+        attention_norm=norm_of(layer.input_layernorm),
+        qkv=_take_qkv(attention, heads, order),
+        out=take_linear(attention, "o_proj" if hasattr(attention, "o_proj") else "dense"),
+        mlp_norm=norm_of(layer.post_attention_layernorm) if hasattr(layer, "post_attention_layernorm") else None,
+        up=_take_up(mlp),
+        down=take_linear(mlp, "down_proj" if hasattr(mlp, "down_proj") else "fc2"),
+        activation=_activation(mlp),
+        gated=gated,
+        window=window,
+        query_norm=norm_of(query_norm, order) if query_norm is not None else None,
+        key_norm=norm_of(key_norm, order) if key_norm is not None else None,
+    )
+
+
+def _take_qkv(attention: nn.Module, heads: Heads, order: torch.Tensor, dtype: torch.dtype | None = None) -> Linear:
+    if hasattr(attention, "qkv_proj"):
+        weight, bias = attention.qkv_proj.weight, attention.qkv_proj.bias
+    else:
+        weight, bias = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
+    rows = paired_rows(len(weight), heads.queries + heads.keys, order)
+    packed = pack(*_in(dtype, weight.detach()[rows], None if bias is None else bias[rows]))
+    _drop(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
+    return packed
+
+
+def _take_up(mlp: nn.Module, dtype: torch.dtype | None = None) -> Linear:
+    if hasattr(mlp, "gate_proj"):
+        packed = pack(*_in(dtype, *_joined([mlp.gate_proj, mlp.up_proj])))
+        _drop(mlp, "gate_proj", "up_proj")
+        return packed
+    return take_linear(mlp, "gate_up_proj" if hasattr(mlp, "gate_up_proj") else "fc1", dtype)
+
+
+def _joined(linears: list[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases = [linear.bias for linear in linears]
+    return weight, None if biases[0] is None else torch.cat(biases)
+
+
+def _in(
+    dtype: torch.dtype | None, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Both in `dtype`; as they are without one."""
+    if dtype is None:
+        return weight, bias
+    return weight.to(dtype), None if bias is None else bias.detach().to(dtype)
+
+
+def _drop(module: nn.Module, *names: str) -> None:
+    for name in names:
+        if hasattr(module, name):
+            give_back(getattr(module, name).weight)
+            setattr(module, name, None)
+
+
+def _pair_order(config: Any) -> torch.Tensor:
+    dim = head_dim(config)
+    factor = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor")
+    return pair_order(dim, int(dim * (factor or getattr(config, "partial_rotary_factor", None) or 1.0)))
+
+
+def _activation(mlp: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    act = mlp.act_fn if hasattr(mlp, "act_fn") else getattr(mlp, "activation_fn", None)
+    return nn.functional.silu if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation" else act
+
+
+def _windows(config: Any, num_layers: int) -> list[int | None]:
+    """Each layer's sliding window, in order."""
+    by_type = layer_windows(config)
+    types = getattr(config, "layer_types", None) or list(by_type) * num_layers
+    return [by_type[kind] for kind in types]

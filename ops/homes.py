@@ -1,0 +1,37 @@
+"""Opening a home for a command: settings read, database migrated, the installed starter model in its list."""
+
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from ops.migrate import migrate
+from ops.starter import ensure_starter
+from speculoos.private import tighten
+from speculoos.settings import Settings, load
+from tracking.db import writing
+from tracking.tables import Base, Checkpoint, Dataset, Table
+
+
+def open_home(settings: Settings | None = None) -> Settings:
+    """Settings of a home that is ready for use, whether or not anything runs. Raises Unavailable for a database that is
+    damaged or newer than this code, Conflict for a home in which a restore broke off."""
+    settings = settings or load()
+    tighten(settings)
+    migrate(settings)
+    with writing(settings) as session:
+        ensure_starter(session, settings)
+    return settings
+
+
+def names(session: Session) -> dict[str, str]:
+    """Name of every base, data set and checkpoint by its id, for `command_line.command_for`."""
+    names: dict[str, str] = {}
+    for table in (Base, Dataset, Checkpoint):
+        names.update(session.execute(select(table.id, table.name)).all())
+    return names
+
+
+def columns(row: Table, *leave_out: str) -> dict[str, Any]:
+    """A row as plain values, for --json."""
+    return {c.key: getattr(row, c.key) for c in row.__mapper__.column_attrs if c.key not in leave_out}

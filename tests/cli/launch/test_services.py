@@ -1,0 +1,235 @@
+"""Commands bring their own services when none are up, use those that are, and hand them over when `up` asks."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cli.launch.homelock import COMMAND, HomeLock
+from cli.launch.programs import valkey_binary
+from cli.launch.services import Services, needed_for
+from cli.launch.supervision import end_survivors, survivors
+from cli.main import main
+from speculoos.settings import Settings
+from tests.tools.homes import add_answers, add_base
+from tests.tools.ports import free_ports
+from tracking import db, jobs
+from tracking.tables import Job
+from workers.ask import quickstart
+
+COMMAND_LINE = [sys.executable, "-m", "cli.main"]
+
+
+@pytest.fixture
+def services_home(home: Settings) -> Iterator[Settings]:
+    yield home
+    end_survivors(home, patience=0)
+
+
+def speculoos(*words: str, timeout: float = 120) -> tuple[dict, str]:
+    made = subprocess.run([*COMMAND_LINE, *words, "--json"], capture_output=True, text=True, timeout=timeout)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return json.loads(made.stdout.strip().splitlines()[-1]), made.stderr
+
+
+def test_an_import_with_nothing_running_reports_every_row_and_leaves_nothing_behind(
+    services_home: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    rows = [json.dumps({"prompt": f"question {i}"}) for i in range(5)]
+    file.write_bytes("\n".join([*rows, "{broken", '{"other": 1}']).encode() + b"\n\xff\xfe\n")
+    found, progress = speculoos("data", "import", str(file), "--name", "mine")
+    assert (found["rows_read"], found["rows"], found["bad_rows"]) == (8, 5, 3)
+    assert [bad["line"] for bad in found["bad"]] == [6, 7, 8]
+    assert "Import mine" in progress
+    assert not survivors(services_home)
+    assert HomeLock(services_home).holder() == {}
+
+
+def test_training_runs_in_services_of_its_own_and_shows_in_the_lists(services_home: Settings, tiny_base: Path) -> None:
+    base, _ = speculoos("models", "add", str(tiny_base), "--name", "tiny")
+    assert base["state"] == "ready" and base["weights_sha256"] and base["card"]["vocabulary"] > 0
+    add_answers(services_home, base["id"])
+    words = ("train", "medusa-smoke", "--model", "tiny", "--data", "answers", "--name", "heads")
+    found, _ = speculoos(*words, "--set", "max_steps=3", "--set", "batch_tokens=128", "--set", "max_length=128")
+    assert found["checkpoint"] == "tiny@heads" and found["step"] == 3 and found["job_state"] == "SUCCEEDED"
+    listed, _ = speculoos("models", "list")
+    assert "heads" in [c["name"] for m in listed for c in m["checkpoints"]]
+    assert Path(found["path"], "model.safetensors").is_file()
+    assert not survivors(services_home)
+
+
+def test_a_job_that_fails_gives_its_sentence_and_exit_code(services_home: Settings, tiny_base: Path) -> None:
+    data_id = add_answers(services_home, add_base(services_home, tiny_base), length=4)
+    (services_home.home / "datasets" / data_id / "dataset.json").write_text('{"kind": "conversations", "rows": 41}')
+    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--json"]
+    made = subprocess.run([*COMMAND_LINE, *words], capture_output=True, text=True, timeout=240)
+    assert made.returncode == 1
+    error = json.loads(made.stdout.strip().splitlines()[-1])["error"]
+    assert "failed" in error["message"] and error["code"] == "damaged"
+    assert error["hint"].startswith("Make the data set again")
+    assert "Traceback" not in made.stderr
+    lines, _ = speculoos("jobs", "log", "Train medusa-answers")
+    assert isinstance(lines, list)
+    shown, _ = speculoos("jobs", "show", "Train medusa-answers")
+    assert shown["state"] == "FAILED" and shown["error"] in error["message"]
+
+
+@pytest.mark.timeout(600)
+def test_the_quickstart_goes_the_whole_way_and_prints_its_figures(
+    services_home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tiny random model, where there is nothing to learn, and few questions about it; the figures of the real
+    one are in docs/benchmarks.md."""
+    monkeypatch.setattr(quickstart, "QUESTIONS", {"limit": 8, "max_tokens": 24})
+    add_base(services_home, tiny_base)
+    found, progress = in_this_process(capsys, "quickstart", "--model", "tiny", "--limit", "32")
+    assert found["checkpoint"] == "tiny@quickstart" and Path(found["path"], "model.safetensors").is_file()
+    assert found["identical_to_plain"] is True and found["ties"] >= 0 and found["prompts"] >= 8
+    assert found["mean_accepted_length"] >= 1.0
+    assert found["tokens_per_second"] > 0 and found["plain_tokens_per_second"] > 0
+    for verb in ("Import", "Generate", "Train", "Evaluate"):
+        assert verb in progress
+    again = [j["name"] for j in speculoos("jobs", "list")[0]]
+    assert len(again) == 4
+    asked = ("generate", "--model", found["checkpoint"], "--prompt", "hello", "--max-tokens", "5")
+    assert len(in_this_process(capsys, *asked)[0]["token_ids"]) == 5
+
+
+def in_this_process(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict, str]:
+    """As `speculoos` here; the services are processes of their own either way."""
+    assert main([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    return json.loads(said.out.strip().splitlines()[-1]), said.err
+
+
+def test_a_worker_and_an_inference_server_can_be_started_alone(
+    services_home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    from ops.health import check
+
+    (port,) = free_ports(1)
+    with Services(services_home, ("broker",)):
+        worker = subprocess.Popen([*COMMAND_LINE, "worker", "io", "--threads", "2"])
+        server = subprocess.Popen([*COMMAND_LINE, "serve", "--port", str(port)])
+        try:
+            deadline = time.monotonic() + 120
+            while not (worker_answers := check(services_home, ["worker-io"])["worker-io"].ok) or not _healthy(port):
+                assert time.monotonic() < deadline, f"worker {worker_answers}"
+                time.sleep(0.3)
+            refused = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False)
+            token = (services_home.home / "secrets" / "inference-token").read_text().strip()
+            headers = {"Authorization": f"Bearer {token}"}
+            listed = httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, trust_env=False)
+        finally:
+            for process in (worker, server):
+                process.terminate()
+            assert worker.wait(30) == 0
+            server.wait(30)
+    assert refused.status_code == 401 and listed.status_code == 200
+
+
+def _healthy(port: int) -> bool:
+    import httpx
+
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_services_that_are_wanted_back_stop_and_the_lock_is_free(services_home: Settings) -> None:
+    """`up` writes its wish; the command stops its services at the next `keep` and goes on waiting as a guest."""
+    with Services(services_home, needed_for("io")) as services:
+        assert services.ours and HomeLock(services_home).holder()["mode"] == COMMAND
+        wish = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        lock = HomeLock(services_home)
+        lock.wish.write_text(str(wish.pid))
+        services.keep()
+        assert not services.ours and not survivors(services_home)
+        services.keep()
+        assert not services.ours, "took the home back although someone waits for it"
+        wish.kill()
+        wish.wait()
+        services.keep()
+        assert services.ours, "the one who asked is gone, so the command goes on by itself"
+    assert not survivors(services_home)
+
+
+def test_workers_that_beat_elsewhere_are_used_and_none_is_started_beside_them(
+    services_home: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: the broker is named by REDIS_URL, and workers and reconciler are on other machines."""
+    from speculoos.settings import load
+    from tracking.tables import Preference
+
+    (port,) = free_ports(1)
+    command = [valkey_binary(), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
+    broker = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=services_home.home)
+    monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{port}/0")
+    wait_for_port(port)
+    try:
+        for name in ("worker-io", "reconciler"):
+            with db.writing(services_home) as session:
+                session.add(Preference(key=f"process:{name}@another-machine:7", value={"name": name}))
+        with Services(load(), needed_for("io")) as services:
+            services.keep()
+            assert not services.ours and not survivors(services_home)
+    finally:
+        broker.terminate()
+        broker.wait()
+
+
+def test_ctrl_c_in_mid_job_interrupts_it_and_says_how_it_goes_on(services_home: Settings, tiny_base: Path) -> None:
+    add_answers(services_home, add_base(services_home, tiny_base), rows=200)
+    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads"]
+    long = ["--set", "epochs=2000", "--set", "max_length=128", "--set", "batch_tokens=256"]
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests run in the background inherit it ignored
+    process = subprocess.Popen(
+        [*COMMAND_LINE, *words, *long], stderr=subprocess.PIPE, text=True, env=os.environ, preexec_fn=heard
+    )
+    try:
+        job = wait_for_state(services_home, "RUNNING", steps=1)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, words_said = process.communicate(timeout=120)
+        assert time.monotonic() - began < 15
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "goes on at the next `speculoos up`" in words_said and job.id[:8] in words_said
+    with db.reading(services_home) as session:
+        assert jobs.get(session, job.id).state == "INTERRUPTED"
+    assert not survivors(services_home)
+
+
+def wait_for_port(port: int, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"nothing listens on port {port}")
+
+
+def wait_for_state(settings: Settings, state: str, steps: int = 0, seconds: float = 180) -> Job:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with db.reading(settings) as session:
+            job = session.query(Job).order_by(Job.created_at.desc()).first()
+        if job and job.state == state and job.done >= steps:
+            return job
+        time.sleep(0.2)
+    raise AssertionError(f"the job is {job.state if job else 'not there'}, {job.done if job else 0} steps, not {state}")

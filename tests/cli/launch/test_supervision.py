@@ -1,0 +1,183 @@
+"""The supervisor with small programs: what dies comes back, groups stop in order, nothing is left behind."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.launch.programs import ALL, Program, programs
+from cli.launch.supervision import (
+    STOP_SECONDS,
+    ProcessSupervisor,
+    end_survivors,
+    program_states,
+    supervisor_config,
+    survivors,
+)
+from speculoos.errors import BadInput, Unavailable
+from speculoos.private import private_folder
+from speculoos.settings import Settings, load
+
+SLEEPER = str(Path(__file__).resolve().parents[2] / "tools" / "sleeper.py")
+
+
+def sleeper(name: str, rank: int, delay: float = 0.0, stop_seconds: int = 3) -> Program:
+    command = (sys.executable, SLEEPER, name, str(delay))
+    return Program(name, command, f"group{rank}", rank, stop_seconds)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "my home"))
+    made = load()
+    private_folder(made.run_dir)
+    yield made
+    end_survivors(made, patience=0)
+    shutil.rmtree(made.run_dir, ignore_errors=True)
+
+
+def started(supervisor: ProcessSupervisor, *names: str) -> bool:
+    logs = supervisor.settings.home / "logs"
+    return all((logs / f"{n}.log").exists() and "started" in (logs / f"{n}.log").read_text() for n in names)
+
+
+def test_what_dies_is_started_again(settings: Settings) -> None:
+    supervisor = ProcessSupervisor(settings, [sleeper("one", 1)])
+    supervisor.start()
+    wait_until(lambda: started(supervisor, "one"))
+    first = program_states(settings)["one"]["pid"]
+    wait_until(lambda: program_states(settings)["one"]["statename"] == "RUNNING")
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: program_states(settings)["one"]["pid"] not in (0, first))
+    supervisor.stop()
+    assert not survivors(settings)
+
+
+def test_a_program_that_keeps_dying_is_told_from_a_slow_one_by_its_last_words(settings: Settings) -> None:
+    dies = "import sys, time; time.sleep(1.2); sys.exit('speculoos.errors.BadInput: SOME_SETTING: expected a number.')"
+    program = Program("dies", (sys.executable, "-c", dies), "group2", 2, 1)
+    supervisor = ProcessSupervisor(settings, [sleeper("slow", 1), program])
+    supervisor.start()
+
+    def given_up() -> bool:
+        try:
+            supervisor.check(["slow", "dies"])
+        except Unavailable as error:
+            assert str(error) == "dies does not start: BadInput: SOME_SETTING: expected a number."
+            assert str(settings.home / "logs") in error.hint
+            return True
+        return False
+
+    wait_until(given_up)
+    supervisor.stop()
+
+
+def test_groups_stop_one_after_another_by_falling_rank(settings: Settings) -> None:
+    supervisor = ProcessSupervisor(
+        settings, [sleeper("broker", 1), sleeper("server", 10), sleeper("worker", 20, delay=1.5)]
+    )
+    supervisor.start()
+    wait_until(lambda: started(supervisor, "broker", "server", "worker"))
+    supervisor.stop()
+    words = [(settings.home / "logs" / f"{n}.log").read_text().split() for n in ("worker", "server", "broker")]
+    times = [float(w[w.index("stopped") + 2]) for w in words]
+    assert times == sorted(times) and times[1] - times[0] > 0
+
+
+def test_a_program_that_does_not_listen_is_ended_in_time(settings: Settings) -> None:
+    supervisor = ProcessSupervisor(settings, [sleeper("deaf", 20, delay=60, stop_seconds=1)])
+    supervisor.start()
+    wait_until(lambda: started(supervisor, "deaf"))
+    began = time.monotonic()
+    supervisor.stop()
+    assert time.monotonic() - began < 30, "it would sleep for 60"
+    assert not survivors(settings)
+
+
+def test_a_killed_supervisor_leaves_survivors_that_the_next_start_ends(settings: Settings) -> None:
+    supervisor = ProcessSupervisor(settings, [sleeper("one", 1), sleeper("two", 2)])
+    supervisor.start()
+    wait_until(lambda: started(supervisor, "one", "two"))
+    pid = supervisor._process.pid
+    os.kill(pid, signal.SIGKILL)
+    supervisor._process.wait()
+    assert len(survivors(settings)) == 2
+    assert end_survivors(settings) == 2
+    assert not survivors(settings)
+
+
+def test_the_supervisor_ends_with_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
+    """As when `speculoos up` itself is killed: supervisord and its programs stop by themselves, in order."""
+    if sys.platform != "linux":
+        pytest.skip("other systems have no parent-death signal; the next start ends survivors there")
+    code = (
+        "import sys, time; from cli.launch.supervision import *; from speculoos.settings import load\n"
+        "from cli.launch.programs import Program\n"
+        f"program = Program('one', (sys.executable, {SLEEPER!r}, 'one', '0'), 'g', 1, 2)\n"
+        "Supervisor(load(), [program]).start(); time.sleep(60)"
+    )
+    parent = psutil.Popen([sys.executable, "-c", code])
+    log = settings.home / "logs" / "one.log"
+    wait_until(lambda: log.exists() and "started" in log.read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not survivors(settings))
+    assert "stopped one" in log.read_text()
+
+
+def test_stop_times_of_all_groups_fit_into_the_promise(settings: Settings) -> None:
+    by_rank = {p.rank: p.stop_seconds for p in programs(settings)}
+    assert sum(by_rank.values()) + 1 < STOP_SECONDS
+    ranks = {p.name: p.rank for p in programs(settings)}
+    assert ranks["worker-gpu"] > ranks["web"] > ranks["broker"]
+
+
+def test_the_broker_opens_no_port_and_is_left_out_for_another_server(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = next(p for p in programs(settings) if p.name == "broker").command
+    assert broker[broker.index("--port") + 1] == "0"
+    assert broker[broker.index("--unixsocketperm") + 1] == "700"
+    assert not broker[0].endswith("python")
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere:6379/0")
+    assert [p.name for p in programs(load())] == [name for name in ALL if name != "broker"]
+
+
+def test_no_secret_is_in_the_configuration_or_in_a_command_line(monkeypatch: pytest.MonkeyPatch, settings) -> None:
+    for name in ("SPECULOOS_INFERENCE_TOKEN", "SPECULOOS_PASSWORD", "HF_TOKEN"):
+        monkeypatch.setenv(name, "s3cret-words")
+    assert "s3cret-words" not in supervisor_config(load(), programs(load()))
+
+
+def test_a_strange_home_name_reaches_the_programs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "100% of  it, a quote'quote"))
+    settings = load()
+    private_folder(settings.run_dir)
+    argument = str(settings.home / "100% 'of' it")
+    supervisor = ProcessSupervisor(settings, [Program("one", (sys.executable, SLEEPER, argument, "0"), "g", 1, 1)])
+    supervisor.start()
+    log = settings.home / "logs" / "one.log"
+    try:
+        wait_until(lambda: log.exists() and log.read_text().strip())
+        assert log.read_text().strip() == f"started|{argument}|{settings.home}"
+    finally:
+        supervisor.stop()
+
+
+def test_a_home_that_cannot_be_written_into_a_configuration_is_refused(tmp_path: Path) -> None:
+    settings = load({"SPECULOOS_HOME": str(tmp_path / "a ;b")})
+    with pytest.raises(BadInput, match="move SPECULOOS_HOME"):
+        supervisor_config(settings, programs(settings))

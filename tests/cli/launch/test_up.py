@@ -1,0 +1,218 @@
+"""`speculoos up` as a user meets it: one start, everything healthy, killed parts come back, Ctrl-C loses no work."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from cli.launch.supervision import end_survivors, program_states, survivors
+from ops.health import check
+from speculoos.settings import Settings, load
+from tests.tools.homes import add_answers, add_base
+from tests.tools.ports import free_ports
+from tracking import db, jobs
+
+COMMAND = [sys.executable, "-m", "cli.main"]
+START_SECONDS = 300
+
+
+@dataclass
+class Running:
+    """One `speculoos up` and what it printed."""
+
+    settings: Settings
+    process: subprocess.Popen[str]
+    output: Path
+
+    def wait_until_up(self) -> None:
+        wait_until(lambda: "Speculoos is up" in self.output.read_text() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.output.read_text()
+
+    def pid(self, name: str) -> int:
+        return program_states(self.settings).get(name, {}).get("pid", 0)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def start(settings: Settings) -> Running:
+    output = settings.home / "up.out"
+    with output.open("w") as file:
+        process = subprocess.Popen([*COMMAND, "up"], stdout=file, stderr=file, text=True, env=os.environ)
+    return Running(settings, process, output)
+
+
+@pytest.fixture
+def own_ports(home: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """A home with free ports, and nothing of it left at the end."""
+    port, inference_port = free_ports(2)
+    monkeypatch.setenv("SPECULOOS_PORT", str(port))
+    monkeypatch.setenv("SPECULOOS_INFERENCE_PORT", str(inference_port))
+    monkeypatch.setenv("SPECULOOS_DEVICE", "cpu")
+    settings = load()
+    yield settings
+    end_survivors(settings, patience=0)
+
+
+@pytest.fixture
+def starter(tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny starter, so that `doctor` finds every part."""
+    from models.card import make_card
+
+    folder = tmp_path / "starter"
+    folder.mkdir()
+    for file in tiny_base.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "card.json").write_text(json.dumps(make_card(folder)))
+    monkeypatch.setenv("SPECULOOS_STARTER", str(folder))
+    return folder
+
+
+@pytest.mark.timeout(900)
+def test_up_from_start_to_ctrl_c_and_on_again(own_ports: Settings, starter: Path, tiny_base: Path) -> None:
+    settings = own_ports
+    running = start(settings)
+    try:
+        running.wait_until_up()
+        url = f"http://127.0.0.1:{settings.port}"
+        assert url in running.output.read_text()
+        assert httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        everything_is_healthy()
+        the_socket_and_the_token_are_private(settings)
+        a_second_up_says_where_the_first_one_is(url)
+        what_is_killed_comes_back(running)
+        a_killed_supervisor_is_replaced(running)
+        job_id = ctrl_c_in_mid_job_interrupts_it(running, tiny_base)
+        running = start(settings)
+        the_job_goes_on(running, job_id)
+        nothing_can_be_read_by_others(settings)
+        a_killed_up_takes_everything_along_and_the_next_one_starts(running)
+    finally:
+        running.process.kill()
+        running.process.wait()
+    assert "Traceback" not in running.output.read_text()
+
+
+def everything_is_healthy() -> None:
+    made = subprocess.run([*COMMAND, "doctor", "--json"], capture_output=True, text=True, timeout=240)
+    found = json.loads(made.stdout.strip().splitlines()[-1])
+    assert found["healthy"] is True and made.returncode == 0, found
+    assert len(found["parts"]) >= 14
+
+
+def the_socket_and_the_token_are_private(settings: Settings) -> None:
+    assert settings.run_dir.stat().st_mode & 0o777 == 0o700
+    assert (settings.run_dir / "redis.sock").is_socket()
+    token = settings.home / "secrets" / "inference-token"
+    assert token.stat().st_mode & 0o777 == 0o600 and token.parent.stat().st_mode & 0o777 == 0o700
+    broker = next(p for p in survivors(settings) if "valkey" in p.name())
+    assert not [c for c in broker.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    words = " ".join(" ".join(p.cmdline()) for p in survivors(settings))
+    assert token.read_text().strip() not in words
+
+
+def a_second_up_says_where_the_first_one_is(url: str) -> None:
+    made = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
+    assert made.returncode == 0 and f"running already: {url}" in made.stdout
+
+
+def what_is_killed_comes_back(running: Running) -> None:
+    for name in ("web", "worker-gpu", "broker"):
+        before = running.pid(name)
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda name=name, before=before: running.pid(name) not in (0, before))
+    wait_until(lambda: check(running.settings, ["broker"])["broker"].ok)
+
+
+def a_killed_supervisor_is_replaced(running: Running) -> None:
+    (supervisor,) = [p for p in survivors(running.settings) if "cli.launch.supervision" in p.cmdline()]
+    supervisor.kill()
+    wait_until(lambda: "starting it again" in running.output.read_text())
+    wait_until(lambda: all(check(running.settings, ["web", "broker", "worker-gpu"])[n].ok for n in ("web", "broker")))
+
+
+def ctrl_c_in_mid_job_interrupts_it(running: Running, tiny_base: Path) -> str:
+    add_answers(running.settings, add_base(running.settings, tiny_base), rows=60)
+    words = ["train", "medusa", "--model", "tiny", "--data", "answers", "--name", "heads", "--json"]
+    sizes = ["--set", "max_length=128", "--set", "batch_tokens=256", "--set", "save_every=5", "--set", "eval_every=0"]
+    steps = ["--set", "max_steps=600", "--set", "epochs=2000"]
+    made = subprocess.run([*COMMAND, *words, *sizes, *steps], capture_output=True, text=True, timeout=240)
+    assert made.returncode == 0, made.stderr
+    job_id = json.loads(made.stdout.strip().splitlines()[-1])["job"]
+    wait_until(lambda: state(running.settings, job_id)[0] == "RUNNING" and state(running.settings, job_id)[1] >= 5)
+    began = time.monotonic()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 0
+    assert time.monotonic() - began < 15
+    assert state(running.settings, job_id)[0] == "INTERRUPTED"
+    assert not survivors(running.settings)
+    return job_id
+
+
+def the_job_goes_on(running: Running, job_id: str) -> None:
+    running.wait_until_up()
+    wait_until(lambda: state(running.settings, job_id)[0] == "SUCCEEDED")
+    assert state(running.settings, job_id)[1] == 600
+
+
+def nothing_can_be_read_by_others(settings: Settings) -> None:
+    """The home and its database were made by this test with the usual umask; all else by processes of ours since."""
+    written = [path for path in settings.home.rglob("*") if "datasets" not in path.parts]  # this test's own
+    assert {"speculoos.db", "logs", "checkpoints", "broker", "supervisord.log"} <= {path.name for path in written}
+    found = [f"{path} {path.lstat().st_mode:o}" for path in (settings.home, *written) if path.lstat().st_mode & 0o077]
+    found = [line for line in found if not line.endswith(" 120777")]  # links have no permissions of their own
+    assert not found
+
+
+def a_killed_up_takes_everything_along_and_the_next_one_starts(running: Running) -> None:
+    running.process.send_signal(signal.SIGKILL)
+    running.process.wait()
+    again = start(running.settings)
+    try:
+        again.wait_until_up()
+        again.process.send_signal(signal.SIGTERM)
+        assert again.process.wait(30) == 0
+    finally:
+        again.process.kill()
+        again.process.wait()
+    assert not survivors(running.settings)
+
+
+def state(settings: Settings, job_id: str) -> tuple[str, int]:
+    with db.reading(settings) as session:
+        job = jobs.get(session, job_id)
+        return job.state, job.done
+
+
+def test_a_port_in_use_is_one_sentence_that_names_who_and_what_to_set(own_ports: Settings) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", own_ports.port))
+        taken.listen()
+        made = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
+    assert made.returncode == 1
+    words = made.stderr.strip().splitlines()[-1]
+    assert f"Port {own_ports.port}" in words and f"(process {os.getpid()})" in words and "SPECULOOS_PORT" in words
+    assert not survivors(own_ports)
+
+
+def test_pages_for_others_need_a_password(own_ports: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECULOOS_HOST", "0.0.0.0")
+    made = subprocess.run([*COMMAND, "up"], capture_output=True, text=True, timeout=240)
+    assert made.returncode == 2
+    assert len(made.stderr.strip().splitlines()) == 1 and "set SPECULOOS_PASSWORD" in made.stderr
+    assert not survivors(own_ports)

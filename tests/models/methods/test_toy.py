@@ -1,0 +1,74 @@
+"""A stranger's method, one file and one line of registration, goes the whole way (tests/models/methods/toy.py)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speculoos.settings import Settings
+from tests.tools.homes import add_answers, add_base
+
+FORM = """
+import gradio as gr
+from app import forms
+from app.views.train_settings import SettingControls
+from app.pages.train import method_note
+with gr.Blocks():
+    controls = SettingControls()
+values = forms.recipe_values("bigram", forms.OWN_SETTINGS) | {"bigram_rank": 8}
+filled = controls.named(tuple(controls.fill(values)), "bigram")
+request = forms.train_request("b", "d", "bigram", forms.OWN_SETTINGS, filled)
+print(list(controls.groups), "bigram_rank" in controls.controls, request.settings, method_note("bigram"))
+"""
+DRAWN = """
+import sys, threading
+from serving.catalog import local_model
+from serving.engine import Engine
+from serving.protocol import ChatRequest
+from speculoos.settings import load
+records, settings = [], load()
+ref = local_model(settings, "tiny@table")
+engine = Engine(settings)
+request = ChatRequest(model="tiny@table", messages=[{"role": "user", "content": "hello"}], max_tokens=6)
+done = threading.Event()
+def work(ticket):
+    try:
+        engine.answer(ref, request, [5, 6, 7], records.append, ticket.cancelled)
+    finally:
+        done.set()
+engine.queue.submit("api", work)
+done.wait(60)
+print([len(record["draft"]["tokens"]) for record in records if record["kind"] == "verify"])
+engine.close()
+"""
+
+
+def run(*words: str) -> str:
+    made = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout.strip().splitlines()[-1]
+
+
+def speculoos(*words: str) -> dict:
+    return json.loads(run("-m", "cli.main", *words, "--json"))
+
+
+def test_it_trains_as_a_job_is_in_the_form_is_measured_and_drawn(
+    home: Settings, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECULOOS_METHODS", "tests.models.methods.toy")
+    add_answers(home, add_base(home, tiny_base))
+    words = ["train", "bigram", "--model", "tiny", "--data", "answers", "--name", "table", "--set", "bigram_rank=8"]
+    trained = speculoos(*words, "--set", "max_steps=3", "--set", "batch_tokens=256", "--set", "max_length=64")
+    assert (trained["checkpoint"], trained["step"], trained["job_state"]) == ("tiny@table", 3, "SUCCEEDED")
+    found = speculoos("evaluate", "--model", "tiny@table", "--limit", "1", "--max-tokens", "8")
+    assert found["identical_to_plain"] and found["mean_accepted_length"] >= 1
+    listed = [c["method"] for m in speculoos("models", "list") for c in m["checkpoints"] if c["name"] == "table"]
+    assert listed == ["bigram"]
+    assert run("-c", FORM).startswith(
+        "['medusa', 'eagle', 'eagle3', 'draft', 'bigram'] True {'bigram_rank': 8} <p class=\"sp-lead\">A table of"
+    )
+    drafted = json.loads(run("-c", DRAWN))
+    assert drafted and set(drafted) == {2}, "every step drew a chain of two"

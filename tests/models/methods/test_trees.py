@@ -1,0 +1,93 @@
+"""What is drafted, in words: read as people type it, written as it is read, and said of which drafts it can be."""
+
+from typing import Any
+
+import pytest
+
+from models.methods import METHODS
+from models.methods.trees import fits, parse, typed, words
+from speculoos.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("text", "drafting"),
+    [
+        ("own", {}),
+        ("", {}),
+        ("ngram", {"drafter": "ngram"}),
+        ("chain 3", {"tree": [[0, 0, 0]]}),
+        ("chain:2", {"tree": [[0, 0]]}),
+        ("tree 2x1", {"tree": [[0, 0], [1, 0]]}),
+        ('{"depth": 4, "top_k": 8}', {"depth": 4, "top_k": 8}),
+        ("depth 4, top_k 8, sample true", {"depth": 4, "top_k": 8, "sample": True}),
+        ("ngram, depth 3", {"drafter": "ngram", "depth": 3}),
+        ("[[0], [0, 0], [1]]", {"tree": [[0], [0, 0], [1]]}),
+        ("[(0,), (0, 1)]", {"tree": [[0], [0, 1]]}),
+    ],
+)
+def test_words_are_read(text: str, drafting: dict[str, Any]) -> None:
+    assert parse(text) == drafting
+    if not words(drafting).startswith("tree of"):
+        assert parse(words(drafting)) == drafting
+
+
+@pytest.mark.parametrize("drafting", [{}, {"tree": [[0], [0, 0], [1], [2], [0, 1]]}, {"depth": 4, "top_k": 8}])
+def test_what_is_typed_says_all_of_it(drafting: dict[str, Any]) -> None:
+    assert parse(typed(drafting)) == drafting
+
+
+def test_words_tell_trees_apart() -> None:
+    assert words({"tree": [[0], [0, 0], [0, 0, 0]]}) == "chain 3" == words({"tree": [[0, 0, 0]]})
+    assert words({"tree": [[0], [1], [0, 0], [1, 0]]}) == "tree 2x1"
+    some, other = ({"tree": tree} for tree in ([[0], [0, 0], [1]], [[0], [0, 1], [1]]))
+    assert words(some) != words(other) and words(some).startswith("tree of 3 choices")
+    assert words({"depth": 3, "drafter": "ngram"}) == "ngram, depth 3"
+    assert words({"tree": "no tree"}).startswith("tree of ?")
+
+
+def test_a_tree_that_nobody_can_count_is_said_at_once() -> None:
+    for tree in ([[10**12]], [[99_999, 99_999, 99_999]], [[float("inf")]]):
+        assert words({"tree": tree}).startswith("tree of 1 choices")
+
+
+@pytest.mark.parametrize("text", ["chain 0", "chain", "tree 0x2", "tree 99x99", "[1]", "{", "fast", "depth", "depth x"])
+def test_what_is_no_tree_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("chain 33", "33 deep"),
+        ("tree 99x1x1x1x1x1x1x1x1x1x1x1", "1,188 nodes"),
+        ("tree " + "x".join(["1"] * 3000), "3,000 deep"),
+        (str([[0] * 40]), "path of 40 ranks"),
+        (str([[0] * 20_000]), "longer than"),
+        ('{"tree": ' + str([[0] * 5000]) + "}", "path of 5,000 ranks"),
+        ("[" * 300, "expected own"),
+        ("[[2000]]", "more than 1024"),
+        ("[[0], []]", "one or more ranks"),
+        ("[[0], [-1]]", "one or more ranks"),
+        ("[[true]]", "one or more ranks"),
+        ("[]", "empty tree"),
+        ("[[0.5]]", "one or more ranks"),
+        ("[__import__('os')]", "expected own"),
+        ("[{[]}]", "expected own"),
+        ("[" + "1if 1else " * 1900 + "1]", "expected own"),
+    ],
+)
+def test_a_tree_that_would_fill_memory_is_refused_in_one_sentence(text: str, why: str) -> None:
+    with pytest.raises(BadInput, match=why) as refused:
+        parse(text)
+    assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
+
+
+def test_only_what_can_be_drafted_fits() -> None:
+    def fit(drafting: dict[str, Any], method: str) -> bool:
+        return fits(drafting, method, METHODS[method].drafting if method else ())
+
+    assert all(fit({}, method) and fit({"tree": [[0]]}, method) for method in METHODS)
+    assert fit({}, "") and fit({"drafter": "ngram", "depth": 2}, "") and not fit({"tree": [[0]]}, "")
+    assert fit({"depth": 3, "top_k": 2}, "eagle3") and not fit({"depth": 3, "top_k": 2}, "medusa")
+    assert not fit({"drafter": "ngram"}, "medusa") and fit({"drafter": "medusa"}, "medusa")

@@ -1,0 +1,469 @@
+"""A backup holds everything that rows name, whatever runs meanwhile, and comes back into either kind of database."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.launch.homelock import HomeLock
+from cli.main import main
+from ops import archive, contents
+from ops.backup import back_up, stream
+from ops.migrate import migrate
+from ops.restore import BUSY, restore
+from speculoos.errors import BadInput, Conflict, Unavailable
+from speculoos.settings import Settings
+from tests.ops.conftest import Filled, digest, rows_of, write
+from tracking import db, jobs, processes, runs
+from tracking.tables import Base, Checkpoint, Dataset, Experiment, Run
+
+
+def made(settings: Settings, **options: bool) -> io.BytesIO:
+    out = io.BytesIO()
+    stream(settings, out, **options)
+    out.seek(0)
+    return out
+
+
+def names(packed: io.BytesIO) -> list[str]:
+    with tarfile.open(fileobj=packed) as tar:
+        return tar.getnames()
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_what_comes_back_is_what_was_there(filled: Filled, other: Settings) -> None:
+    """From SQLite and from PostgreSQL, into SQLite."""
+    before = rows_of(filled.settings)
+    report = restore(other, made(filled.settings), "x.tar")
+    after = rows_of(other)
+    assert before.keys() == after.keys() and report.rows == sum(map(len, after.values()))
+    for table in ("experiments", "evaluations", "metrics", "job_logs", "samples", "run_steps", "api_keys"):
+        assert after[table] == before[table], table
+    old, new, ids = filled.settings.home, other.home, filled.ids
+    for table in ("bases", "datasets", "checkpoints"):
+        moved = [{**row, "path": row["path"].replace(str(old), str(new))} for row in before[table]]
+        assert after[table] == moved, table
+    for place in ("models", f"datasets/{ids['data']}", "settings.toml", f"checkpoints/{ids['heads']}", "logs"):
+        if (old / place).is_dir():
+            assert everything(new / place) == everything(old / place), place
+        else:
+            assert (new / place).read_bytes() == (old / place).read_bytes()
+    assert not (new / BUSY).exists()
+
+
+def test_into_postgresql_and_numbers_go_on(filled_sqlite: Filled, database: Settings, tmp_path: Path) -> None:
+    """A home moves from SQLite to PostgreSQL by backup and restore."""
+    if database.database_url.startswith("sqlite"):
+        pytest.skip("the other test does this")
+    packed = made(filled_sqlite.settings)
+    moved = replace(database, home=tmp_path / "moved")
+    restore(moved, packed, "x.tar")
+    assert rows_of(moved)["metrics"] == rows_of(filled_sqlite.settings)["metrics"]
+    with db.writing(moved) as session:
+        from tracking import reports
+
+        reports.add_log(session, filled_sqlite.ids["done"], 1, "a line more gets a number of its own")
+        assert len(reports.logs(session, filled_sqlite.ids["done"])) == 2
+
+
+def test_jobs_that_ran_go_on_from_their_last_state(filled_sqlite: Filled, other: Settings) -> None:
+    report = restore(other, made(filled_sqlite.settings), "x.tar")
+    ids = filled_sqlite.ids
+    with db.writing(other) as session:
+        going, waiting = jobs.get(session, ids["going"]), jobs.get(session, ids["waiting"])
+        assert (going.state, going.attempt, going.attempt_cap, going.done) == ("INTERRUPTED", 2, 6, 30)
+        assert (going.child, going.owner, going.lease_until) == ({}, "", None), "nobody ends the old home's process"
+        assert (waiting.state, waiting.after_id, waiting.published_at) == ("QUEUED", ids["going"], None)
+        assert Path(waiting.request["path"]) == other.home / "uploads" / "abc" / "prompts.jsonl"
+        assert Path(waiting.request["path"]).read_bytes() == b'{"prompt": "x"}\n'
+        assert [job.id for job in jobs.publishable(session)] == [ids["going"]]
+        assert not processes.alive(session) and session.query(Run).filter_by(state="QUEUED").count() == 0
+    half = other.home / "checkpoints" / ids["half"] / "attempt-2"
+    assert sorted(p.name for p in half.iterdir()) == ["state-30"], "whole states, nothing half-made"
+    assert report.jobs_going_on == 1
+
+
+def test_secrets_and_logins_come_along_only_when_asked(filled_sqlite: Filled, tmp_path: Path) -> None:
+    plain, told = made(filled_sqlite.settings), made(filled_sqlite.settings, secrets=True)
+    assert b"token-canary" not in plain.getvalue() and b"token-canary" in told.getvalue()
+    assert not any("logins" in name or "secrets" in name for name in names(plain))
+    assert any("rows/logins" in name for name in names(told))
+    back_up(filled_sqlite.settings, target := tmp_path / "b.tar.gz")
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tgz", ".tar.xz"])
+def test_compressed_by_its_name(filled_sqlite: Filled, other: Settings, tmp_path: Path, ending: str) -> None:
+    target = tmp_path / f"home{ending}"
+    report = back_up(filled_sqlite.settings, target)
+    assert report.bytes == target.stat().st_size and not report.wrong
+    with target.open("rb") as source:
+        assert restore(other, source, target.name).rows == report.rows - 1  # a heartbeat stays behind
+
+
+def test_a_name_that_is_no_tars_or_taken_is_refused(filled_sqlite: Filled, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="ends with one of .tar"):
+        back_up(filled_sqlite.settings, tmp_path / "home.zip")
+    write(tmp_path / "home.tar", b"mine")
+    with pytest.raises(Conflict, match="is there already"):
+        back_up(filled_sqlite.settings, tmp_path / "home.tar")
+    assert (tmp_path / "home.tar").read_bytes() == b"mine"
+
+
+def test_rows_are_of_one_moment_while_others_write(filled: Filled, other: Settings) -> None:
+    """A writer goes on all the time; each experiment is committed with its twin, so no snapshot has an odd number."""
+    ended = threading.Event()
+
+    def write_pairs() -> None:
+        number = 0
+        while not ended.is_set():
+            with db.writing(filled.settings) as session:
+                session.add_all([Experiment(name=f"pair-{number}"), Experiment(name=f"pair-{number}")])
+            number += 1
+
+    thread = threading.Thread(target=write_pairs)
+    thread.start()
+    try:
+        for turn in range(2):
+            settings = replace(other, home=other.home / str(turn), database_url=f"sqlite:///{other.home}/{turn}/x.db")
+            restore(settings, made(filled.settings), "x.tar")
+            pairs = [row["name"] for row in rows_of(settings)["experiments"] if row["name"].startswith("pair-")]
+            assert len(pairs) == 2 * len(set(pairs))
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    filled_sqlite: Filled, other: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's folder is swapped for a new one between its config and its sums, as tuning does it."""
+    home, ids = filled_sqlite.settings.home, filled_sqlite.ids
+    heads, plain, swapped = home / "checkpoints" / ids["heads"] / "attempt-1", contents._Copy._one, []
+
+    def swap(copy: contents._Copy, path: Path) -> None:
+        plain(copy, path)
+        if path == heads / "model.safetensors" and not swapped:
+            write(heads / "config.json", b'{"drafting": {}}')
+            lines = (heads / "SHA256SUMS").read_text().splitlines()
+            lines[0] = f"{digest(heads / 'config.json')}  config.json"
+            write(heads / "SHA256SUMS", "\n".join(lines).encode())
+            write(heads / "old.txt", b"").unlink()
+            swapped.append(path)
+
+    monkeypatch.setattr(contents._Copy, "_one", swap)
+    monkeypatch.setattr(contents, "PAUSE", 0)
+    packed = made(filled_sqlite.settings)
+    assert names(packed).count(f"home/checkpoints/{ids['heads']}/attempt-1/config.json") == 2
+    packed.seek(0)
+    report = restore(other, packed, "x.tar")
+    assert not report.wrong
+    assert (other.home / "checkpoints" / ids["heads"] / "attempt-1" / "config.json").read_bytes() == b'{"drafting": {}}'
+
+
+def test_states_newer_than_the_rows_stay_out_where_an_older_one_is_there(
+    filled_sqlite: Filled, other: Settings
+) -> None:
+    """Otherwise the restored training would lack the figures of the steps between."""
+    ids = filled_sqlite.ids
+    filled_sqlite.state(ids["half"], 2, 35)
+    packed = names(made(filled_sqlite.settings))
+    assert any("state-30" in name for name in packed) and not any("state-35" in name for name in packed)
+    with db.writing(filled_sqlite.settings) as session:
+        jobs.get(session, ids["going"]).done = 7
+    packed = names(made(filled_sqlite.settings))
+    assert any("state-30" in name for name in packed), "the nearest, where all are newer"
+
+
+def test_a_state_that_is_removed_while_it_is_read_is_whole(
+    filled_sqlite: Filled, other: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    plain, ids = contents._Copy._write, filled_sqlite.ids
+
+    def remove_after_first(copy: contents._Copy, path: Path, handle) -> None:  # noqa: ANN001
+        plain(copy, path, handle)
+        if path.parent.name == "state-30":
+            shutil.rmtree(path.parent, ignore_errors=True)
+
+    monkeypatch.setattr(contents._Copy, "_write", remove_after_first)
+    restore(other, made(filled_sqlite.settings), "x.tar")
+    state = other.home / "checkpoints" / ids["half"] / "attempt-2" / "state-30"
+    assert sorted(p.name for p in state.iterdir()) == ["draft.safetensors", "optimizer.safetensors", "state.json"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        ("flip", "model.safetensors is not what its row says"),
+        ("sums", "config.json differs from SHA256SUMS"),
+        ("gone", "its files are gone"),
+        ("rows", "1 of 2 rows are there"),
+    ],
+)
+def test_what_is_damaged_already_is_said_and_the_rest_is_kept(
+    filled_sqlite: Filled, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path, harm, says
+) -> None:
+    monkeypatch.setattr(contents, "PAUSE", 0)
+    home, ids = filled_sqlite.settings.home, filled_sqlite.ids
+    heads = home / "checkpoints" / ids["heads"] / "attempt-1"
+    if harm == "flip":
+        write(heads / "model.safetensors", b"headz")
+    elif harm == "sums":
+        write(heads / "config.json", b"[]")
+    elif harm == "rows":
+        write(home / "datasets" / ids["data"] / "shard-00000.jsonl", b'{"id": "1"}\n')
+    else:
+        [p.unlink() for p in heads.rglob("*") if p.is_file()]
+    assert main(["backup", str(tmp_path / "b.tar"), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert says in captured.err and says in json.loads(captured.out.splitlines()[-1])["wrong"][0]
+    assert tarfile.is_tarfile(tmp_path / "b.tar")
+
+
+def test_a_used_home_or_database_is_refused(filled_sqlite: Filled, other: Settings) -> None:
+    packed = made(filled_sqlite.settings)
+    before = everything(filled_sqlite.settings.home)
+    with pytest.raises(Conflict, match="is not empty"):
+        restore(filled_sqlite.settings, packed, "x.tar")
+    assert everything(filled_sqlite.settings.home).keys() == before.keys()
+    migrate(other)
+    with db.writing(other) as session:
+        session.add(Experiment(name="mine"))
+    packed.seek(0)
+    with pytest.raises(Conflict, match="rows in experiments"):
+        restore(other, packed, "x.tar")
+    with db.reading(other) as session:
+        assert session.query(Experiment).one().name == "mine"
+
+
+def test_a_home_that_was_only_started_once_counts_as_empty(filled_sqlite: Filled, other: Settings) -> None:
+    """Containers migrate the database and register the starter before anyone can restore."""
+    migrate(other)
+    with db.writing(other) as session:
+        base = Base(name="starter", source="starter", location="starter", state="ready")
+        session.add(base)
+        session.flush()
+        session.add(Checkpoint(name="starter", base_id=base.id, method="eagle3", path="/x/models/starter_head"))
+    write(other.home / "secrets" / "inference-token", b"of the new home")
+    restore(other, made(filled_sqlite.settings, secrets=True), "x.tar")
+    with db.reading(other) as session:
+        assert [b.name for b in session.query(Base)] == ["tiny"]
+    assert (other.home / "secrets" / "inference-token").read_bytes() == b"of the new home"
+
+
+def test_while_the_workbench_runs_nothing_is_restored(
+    filled_sqlite: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    back_up(filled_sqlite.settings, tmp_path / "b.tar")
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "other"))
+    from speculoos.settings import load
+
+    lock = HomeLock(load())
+    assert lock.acquire("up", ())
+    try:
+        assert main(["restore", str(tmp_path / "b.tar")]) == 1
+        assert f"Process {os.getpid()} uses the home" in capsys.readouterr().err
+    finally:
+        lock.release()
+    migrate(load())
+    with db.writing(load()) as session:
+        processes.beat(session, "web")
+    assert main(["restore", str(tmp_path / "b.tar")]) == 1
+    assert "The workbench runs (web)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["cut", "cut at a member", "flipped", "no tar", "other tar", "gz cut"])
+def test_a_damaged_archive_leaves_the_home_empty(filled_sqlite: Filled, other: Settings, tmp_path: Path, how) -> None:
+    packed = made(filled_sqlite.settings).getvalue()
+    if how == "cut":
+        packed = packed[: len(packed) // 2 + 100]
+    elif how == "cut at a member":
+        packed = packed[: packed.index(b"sums.txt")]
+    elif how == "flipped":
+        at = packed.index(b"base weights")
+        packed = packed[:at] + b"X" + packed[at + 1 :]
+    elif how == "no tar":
+        packed = b"hello" * 1000
+    elif how == "other tar":
+        packed = tar_of(("readme.txt", b"hello"))
+    else:
+        back_up(filled_sqlite.settings, tmp_path / "b.tar.gz")
+        packed = (tmp_path / "b.tar.gz").read_bytes()[:2000]
+    with pytest.raises(BadInput, match="damaged|cut off|no backup|no place in a home"):
+        restore(other, io.BytesIO(packed), "x.tar")
+    assert not everything(other.home) or not any(p.is_dir() for p in other.home.iterdir()), "nothing but an empty home"
+    restore(other, made(filled_sqlite.settings), "x.tar")
+
+
+def tar_of(*members: tuple[str | tarfile.TarInfo, bytes], head: bytes = b"") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content in [(archive.HEAD, head), *members] if head else members:
+            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+HEAD = json.dumps(
+    {"format": 1, "revision": "0001", "home": "/x", "files": True, "made_at": "2026-11-22T05:00:00+00:00"}
+).encode()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "../outside",
+        "home/../../outside",
+        "/etc/passwd",
+        "home/models/../../outside",
+        "home//models/x",
+        "home/speculoos.db",
+        "home/.restore/filling",
+        "home/models/a\x1bb",
+        "rows/jobs/x.py",
+        special("home/models/link", tarfile.SYMTYPE, "/etc/passwd"),
+        special("home/models/link", tarfile.LNKTYPE, "/etc/passwd"),
+        special("home/models/device", tarfile.CHRTYPE),
+        special("home/models/pipe", tarfile.FIFOTYPE),
+        special("home/models/folder", tarfile.DIRTYPE),
+    ],
+    ids=lambda member: getattr(member, "name", member),
+)
+def test_members_that_no_backup_has_are_refused(other: Settings, tmp_path: Path, member) -> None:
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(BadInput, match="no place in a home|not an ordinary file"):
+        restore(other, io.BytesIO(tar_of((member, b""), head=HEAD)), "x.tar")
+    assert set(tmp_path.rglob("*")) - before <= {other.home}
+
+
+def test_an_archive_of_a_newer_speculoos_says_so(other: Settings) -> None:
+    for change, says in (({"revision": "9999"}, "newer Speculoos .revision 9999"), ({"format": 2}, "newer Speculoos")):
+        head = json.dumps({**json.loads(HEAD), **change}).encode()
+        with pytest.raises(Unavailable, match=says):
+            restore(other, io.BytesIO(tar_of(head=head)), "x.tar")
+
+
+def test_a_restore_that_breaks_off_late_leaves_nothing_and_can_be_done_again(
+    filled: Filled, other: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ops import restore as restoring
+
+    def full(places) -> None:  # noqa: ANN001
+        for path, place in places[:3]:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(place)
+        raise OSError(28, "No space left on device")
+
+    packed = made(filled.settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, "_place", full)
+        with pytest.raises(Unavailable, match="is full; nothing was restored"):
+            restore(other, packed, "x.tar")
+    assert not any(p.is_dir() for p in other.home.iterdir())
+    assert all(not found for found in rows_of(migrated(other)).values())
+    packed.seek(0)
+    restore(other, packed, "x.tar")
+
+
+def migrated(settings: Settings) -> Settings:
+    db.upgrade(settings)
+    return settings
+
+
+def test_a_restore_that_was_killed_is_refused_by_commands_and_begun_anew(
+    filled_sqlite: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    back_up(filled_sqlite.settings, tmp_path / "b.tar")
+    code = (
+        "import os, sys; from upkeep import restore; "
+        "restore._place = lambda places: (restore.os.makedirs(places[0][1].parent), places[0][0].rename(places[0][1]), "
+        "os._exit(9)); from cli.main import main; main(['restore', sys.argv[1]])"
+    )
+    environment = {**os.environ, "SPECULOOS_HOME": str(tmp_path / "other")}
+    broken = subprocess.run([sys.executable, "-c", code, str(tmp_path / "b.tar")], env=environment, timeout=120)
+    assert broken.returncode == 9 and (tmp_path / "other" / BUSY).is_dir()
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "other"))
+    assert main(["jobs", "list"]) == 1
+    assert "goes on, or broke off" in capsys.readouterr().err
+    assert main(["restore", str(tmp_path / "b.tar"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["jobs_going_on"] == 1
+    assert main(["models", "list"]) == 0
+
+
+def test_through_a_pipe_and_back(filled_sqlite: Filled, tmp_path: Path) -> None:
+    """As `docker compose exec -T web speculoos backup - > FILE` does it."""
+    command, quiet = [sys.executable, "-m", "cli.main"], {"capture_output": True, "timeout": 120}
+    written = subprocess.run([*command, "backup", "-"], check=True, **quiet)
+    environment = {**os.environ, "SPECULOOS_HOME": str(tmp_path / "other")}
+    back = subprocess.run(
+        [*command, "restore", "-", "--json"], input=written.stdout, capture_output=True, env=environment
+    )
+    assert back.returncode == 0, back.stderr
+    assert json.loads(back.stdout.splitlines()[-1])["files"] > 5
+
+
+def test_memory_stays_small(filled_sqlite: Filled, other: Settings) -> None:
+    """60 MB of weights and 12 MB of rows, written and read back in a few MB."""
+    home, ids = filled_sqlite.settings.home, filled_sqlite.ids
+    with (home / "models" / ids["base"] / "big.safetensors").open("wb") as big:
+        big.truncate(60_000_000)
+    with db.writing(filled_sqlite.settings) as session:
+        run = runs.create_run(session, "chat", "tiny", {})
+        runs.add_steps(session, run.id, [{"index": n, "text": "x" * 6000} for n in range(2000)])
+    tracemalloc.start()
+    with (home / "b.tar").open("wb") as out:
+        stream(filled_sqlite.settings, out)
+    with (home / "b.tar").open("rb") as source:
+        restore(other, source, "b.tar")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30e6
+
+
+def test_a_full_disk_leaves_no_half_backup(filled_sqlite: Filled, small_disk: Path) -> None:
+    with (filled_sqlite.settings.home / "models" / filled_sqlite.ids["base"] / "big").open("wb") as big:
+        big.truncate(30_000_000)
+    with pytest.raises(Unavailable, match="is full, so b.tar was not written"):
+        back_up(filled_sqlite.settings, small_disk / "b.tar")
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_row_that_the_database_refuses_is_named(filled_sqlite: Filled, database: Settings, tmp_path: Path) -> None:
+    """SQLite keeps texts of any length, PostgreSQL does not."""
+    if database.database_url.startswith("sqlite"):
+        pytest.skip("SQLite refuses nothing here")
+    with db.writing(filled_sqlite.settings) as session:
+        session.add(Experiment(name="x" * 300))
+    moved = replace(database, home=tmp_path / "moved")
+    with pytest.raises(BadInput, match="rows 1 to 2 of the table experiments: value too long"):
+        restore(moved, made(filled_sqlite.settings), "x.tar")
+    assert db.revision(moved) == "", "no table is left"
+
+
+def test_a_model_outside_of_the_home_is_named(filled_sqlite: Filled, tmp_path: Path) -> None:
+    write(tmp_path / "mine" / "model.safetensors", b"mine")
+    with db.writing(filled_sqlite.settings) as session:
+        session.add(Base(name="mine", source="folder", location="x", path=str(tmp_path / "mine"), state="ready"))
+        session.add(Dataset(name="empty", kind="prompts", state="failed"))
+    report = back_up(filled_sqlite.settings, tmp_path / "b.tar")
+    assert report.outside == [f"mine ({tmp_path / 'mine'})"] and not report.wrong

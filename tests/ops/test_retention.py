@@ -1,0 +1,297 @@
+"""What is old goes, in small batches, and nothing else: not what is young, not what a job needs, not half a chat."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from ops import retention, storage
+from ops.retention import clean, clean_when_due, compact, states_of
+from speculoos.settings import Settings, load
+from tests.ops.conftest import Filled, write
+from tracking import db, jobs, runs
+from tracking.tables import Checkpoint, Job, JobLog, Preference, Run, RunStep, new_id, now
+
+OLD = timedelta(days=200)
+
+
+def age(path: Path, days: float) -> Path:
+    at = (now() - timedelta(days=days)).timestamp()
+    for each in [path, *path.rglob("*")]:
+        os.utime(each, (at, at))
+    return path
+
+
+def add_run(settings: Settings, days: float, group: str | None = None, state: str = "SUCCEEDED") -> str:
+    with db.writing(settings) as session:
+        run = runs.create_run(session, "chat", "tiny", {}, group_id=group)
+        runs.add_steps(session, run.id, [{"index": n} for n in range(3)])
+        run.state, run.created_at = state, now() - timedelta(days=days)
+        return run.id
+
+
+def kept(settings: Settings, table) -> set[str]:  # noqa: ANN001
+    with db.reading(settings) as session:
+        return set(session.scalars(db.sa.select(table.id if table is not RunStep else RunStep.run_id)))
+
+
+def test_old_chats_go_whole_and_young_ones_stay_whole(database: Settings) -> None:
+    group = new_id()
+    old, young = add_run(database, 100), add_run(database, 10)
+    first, last = add_run(database, 100, group), add_run(database, 1, group)
+    going_on = add_run(database, 100, state="RUNNING")
+    assert clean(database, dry_run=True)["runs"].count == 1 and old in kept(database, Run)
+    assert clean(database)["runs"].count == 1
+    assert kept(database, Run) == kept(database, RunStep) == {young, first, last, going_on}
+    assert clean(replace(database, keep_runs_days=0))["runs"].count == 0
+    assert clean(replace(database, keep_runs_days=5))["runs"].count == 1, "the chat whose last turn is young stays"
+
+
+def test_many_rows_go_in_batches_while_others_write(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "BATCH", 10)
+    with db.writing(home) as session:
+        session.add_all(Run(kind="chat", model="m", state="SUCCEEDED", created_at=now() - OLD) for _ in range(95))
+    slowest, ended = [0.0], threading.Event()
+
+    def others() -> None:
+        while not ended.is_set():
+            begun = datetime.now().timestamp()
+            with db.writing(home) as session:
+                session.merge(Preference(key="beat", value={}))
+            slowest[0] = max(slowest[0], datetime.now().timestamp() - begun)
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        assert clean(home)["runs"].count == 95
+    finally:
+        ended.set()
+        thread.join()
+    assert slowest[0] < 3
+
+
+def test_log_lines_and_files_of_jobs_that_ended_long_ago(filled_sqlite: Filled) -> None:
+    settings, ids = filled_sqlite.settings, filled_sqlite.ids
+    log, going = settings.home / "logs" / f"{ids['done']}.log", settings.home / "logs" / f"{ids['going']}.log"
+    write(going, b"x")
+    clean(settings)
+    assert log.exists() and kept(settings, JobLog)
+    with db.writing(settings) as session:
+        jobs.get(session, ids["done"]).finished_at = now() - OLD
+    done = clean(settings)
+    assert not log.exists() and not kept(settings, JobLog) and going.exists()
+    assert (done["log files"].count, done["log lines"].count) == (1, 1) and done["log files"].bytes == 23
+
+
+def test_log_files_beyond_a_size_go_from_the_oldest_on(filled_sqlite: Filled) -> None:
+    settings = replace(filled_sqlite.settings, keep_logs_mb=3)
+    made = []
+    with db.writing(settings) as session:
+        for days in (3, 2, 1):
+            job = Job(name="x", kind="t", queue="io", state="SUCCEEDED", finished_at=now() - timedelta(days=days))
+            session.add(job)
+            session.flush()
+            made.append(write(settings.home / "logs" / f"{job.id}.log", bytes(2_000_000)))
+            write(settings.home / "logs" / f"{job.id}.log.1", b"rotated")
+    clean(settings)
+    assert [path.exists() for path in made] == [False, False, True]
+
+
+def test_uploads_go_unless_a_job_needs_them(filled_sqlite: Filled) -> None:
+    uploads = filled_sqlite.settings.home / "uploads"
+    age(uploads, 30)
+    write(uploads / "new" / "young.jsonl", b"")
+    assert clean(filled_sqlite.settings)["uploads"].count == 1
+    left = {p.name for p in uploads.rglob("*") if p.is_file()}
+    assert left == {"prompts.jsonl", "young.jsonl"}, "prompts.jsonl is what a waiting job imports"
+    assert not (uploads / "old").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "days", "left"),
+    [
+        ("SUCCEEDED", 0, ["state-20"]),
+        ("FAILED", 1, ["state-10", "state-20"]),
+        ("CANCELLED", 30, []),
+        ("FAILED", 30, []),
+        ("QUEUED", 30, ["state-10", "state-20"]),
+        ("RUNNING", 30, ["state-10", "state-20"]),
+        ("INTERRUPTED", 30, ["state-10", "state-20"]),
+    ],
+)
+def test_states_that_nobody_needs(filled_sqlite: Filled, state: str, days: int, left: list[str]) -> None:
+    settings, ids = filled_sqlite.settings, filled_sqlite.ids
+    with db.writing(settings) as session:
+        job = jobs.get(session, ids["done"])
+        job.state, job.finished_at = state, now() - timedelta(days=days)
+    clean(settings)
+    folder = settings.home / "checkpoints" / ids["heads"]
+    assert [p.name for p in states_of(folder)] == left
+    assert sorted(p.name for p in (folder / "attempt-1").iterdir()) == [
+        *("SHA256SUMS", "config.json", "model.safetensors", *left)
+    ], "the checkpoint itself is whole, and nothing half-removed is left"
+
+
+def test_a_training_that_is_retried_meanwhile_keeps_its_states(
+    filled_sqlite: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, ids = filled_sqlite.settings, filled_sqlite.ids
+    with db.writing(settings) as session:
+        job = jobs.get(session, ids["done"])
+        job.state, job.finished_at = "FAILED", now() - timedelta(days=30)
+    plain = retention.states_of
+
+    def retried(folder: Path) -> list[Path]:
+        found = plain(folder)
+        with db.writing(settings) as session:
+            if jobs.get(session, ids["done"]).state == "FAILED":
+                jobs.retry(session, ids["done"])
+        return found
+
+    monkeypatch.setattr(retention, "states_of", retried)
+    clean(settings)
+    assert len(plain(settings.home / "checkpoints" / ids["heads"])) == 2
+
+
+def test_once_an_hour_whoever_asks(home: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    add_run(home, 100)
+    with caplog.at_level("INFO"):
+        assert [clean_when_due(home), clean_when_due(home)] == [True, False]
+    assert "Kept in order: removed 1 runs" in caplog.text
+    with db.writing(home) as session:
+        note = retention.last_round(session)
+        assert note.value["removed"] == {"runs": {"count": 1, "bytes": 0}}
+        note.updated_at = now() - timedelta(hours=2)
+    assert clean_when_due(home)
+    with db.reading(home) as session:
+        assert retention.last_round(session).value["removed"]["runs"]["count"] == 1, "what went last is remembered"
+
+
+def test_the_reconciler_does_it(home: Settings) -> None:
+    """The real process, by its own loop."""
+    gone = add_run(home, 100)
+    environment = {**os.environ, "SPECULOOS_RECONCILE_SECONDS": "0.1", "REDIS_URL": "redis://127.0.0.1:9/0"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers.supervise.reconcile"], env=environment, stderr=subprocess.PIPE
+    )
+    try:
+        said = next(line for line in process.stderr if b"Kept in order" in line)
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert b"removed 1 runs" in said and gone not in kept(home, Run)
+
+
+def test_leftovers_are_what_no_row_names(filled_sqlite: Filled) -> None:
+    settings, home, ids = filled_sqlite.settings, filled_sqlite.settings.home, filled_sqlite.ids
+    lost = [
+        write(home / "models" / ("f" * 32) / "model.safetensors", b"lost").parent,
+        write(home / "datasets" / f".{ids['data']}-x1" / "shard-00000.jsonl", b"half").parent,
+        write(home / "logs" / f"{'e' * 32}.log", b"of a job that was deleted"),
+    ]
+    [age(path, 3) for path in lost]
+    write(home / "checkpoints" / ("d" * 32) / "young", b"perhaps someone makes it")
+    age(write(home / "checkpoints" / f".{ids['half']}.partial" / "x", b"its job goes on").parent, 3)
+    age(home / "models" / ids["base"], 3)
+    found = storage.leftovers(settings)
+    assert {item.path for item in found} == set(lost)
+    clean(settings)
+    assert all(path.exists() for path in lost), "never without being asked"
+    assert clean(settings, leftovers=True)["leftovers"].count == 3
+    assert not any(path.exists() for path in lost) and (home / "models" / ids["base"]).exists()
+
+
+def test_the_command_says_what_would_go_and_does_it(filled_sqlite: Filled, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = add_run(filled_sqlite.settings, 100)
+    assert main(["cleanup", "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["dry_run"] and told["removed"]["runs"]["count"] == 1 and told["removed"]["states"]["count"] == 1
+    assert gone in kept(filled_sqlite.settings, Run)
+    assert main(["cleanup"]) == 0
+    assert "runs" in capsys.readouterr().out and gone not in kept(filled_sqlite.settings, Run)
+
+
+def fill_and_empty(settings: Settings) -> int:
+    path = storage.database_file(settings)
+    with db.writing(settings) as session:
+        session.add_all(
+            Run(kind="c", model="m", state="FAILED", text="x" * 4000, created_at=now() - OLD) for _ in range(1500)
+        )
+    db.dispose()
+    return path.stat().st_size
+
+
+def test_space_is_given_back_to_the_disk(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "PAUSE", 0)
+    full = fill_and_empty(home)
+    assert full > 6e6
+    clean(home)
+    db.dispose()
+    assert storage.database_file(home).stat().st_size < full / 2
+
+
+def test_a_file_of_an_older_version_is_compacted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "PAUSE", 0)
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path))
+    with sqlite3.connect(tmp_path / "speculoos.db") as old:
+        old.execute("CREATE TABLE x (y)")
+    settings = load()
+    db.upgrade(settings)
+    full = fill_and_empty(settings)
+    clean(settings)
+    db.dispose()
+    assert storage.database_file(settings).stat().st_size > full / 2, "SQLite keeps the holes for rows to come"
+    assert main(["cleanup", "--compact"]) == 0
+    assert storage.database_file(settings).stat().st_size < full / 4
+    assert compact(settings) >= 0
+    with db.driver(settings) as driver:
+        assert driver.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
+def test_sizes_of_things_and_parts(filled_sqlite: Filled) -> None:
+    settings, ids = filled_sqlite.settings, filled_sqlite.ids
+    found = storage.survey(settings)
+    by_id = {thing.id: thing for thing in found.things}
+    heads = settings.home / "checkpoints" / ids["heads"]
+    whole = sum(p.stat().st_size for p in heads.rglob("*") if p.is_file())
+    states = sum(p.stat().st_size for p in heads.glob("attempt-1/state-*/*"))
+    assert (by_id[ids["heads"]].bytes, by_id[ids["heads"]].states) == (whole, states)
+    assert found.parts["models"] == len(b"base weights") and found.parts["database"] > 50_000
+    assert found.counts == {"runs": 2, "run_steps": 1, "job_logs": 1}
+    assert found.used == sum(found.parts.values()) and found.disk_free > 0
+
+
+def test_a_model_outside_costs_the_home_nothing(filled_sqlite: Filled, tmp_path: Path) -> None:
+    write(tmp_path / "mine" / "model.safetensors", bytes(5000))
+    with db.writing(filled_sqlite.settings) as session:
+        checkpoint = session.get_one(Checkpoint, filled_sqlite.ids["heads"])
+        checkpoint.path = str(tmp_path / "mine")
+    thing = next(t for t in storage.survey(filled_sqlite.settings).things if t.id == filled_sqlite.ids["heads"])
+    assert thing.outside and thing.bytes == 5000
+
+
+def test_counting_happens_beside_the_asker_and_once(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, go = [], threading.Event()
+
+    def slow(settings: Settings) -> storage.Survey:
+        go.wait(30)
+        counted.append(1)
+        return plain(settings)
+
+    plain = storage.survey
+    monkeypatch.setattr(storage, "survey", slow)
+    surveys = storage.Surveys(home)
+    assert surveys.get() is None and surveys.get() is None, "nobody waits"
+    thread = surveys.count()
+    go.set()
+    thread.join(30)
+    assert surveys.get() is not None and len(counted) == 2, "once for the first, once for all that asked meanwhile"
+    assert surveys.get() is surveys.last and len(counted) == 2

@@ -1,0 +1,117 @@
+"""The packages of docs/architecture.md: imports run downwards, without a circle; light packages import no torch."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+CLONE = Path(__file__).resolve().parent.parent
+MOST_PACKAGES = 15
+HEAVY = {"torch", "transformers"}
+
+
+def table() -> dict[str, tuple[set[str], bool]]:
+    """Package → (what it may import beside itself and `speculoos`, whether it is light)."""
+    text = (CLONE / "docs" / "architecture.md").read_text()
+    section = text.partition("## Packages")[2].partition("\n## ")[0]
+    cells = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| `")
+    ]
+    rows = {name.strip("`"): (allowed, light == "yes") for name, _, allowed, light in cells}
+    everything = {*rows, "tests"}
+    return {
+        name: (everything if allowed.startswith("all of them") else set(re.findall(r"`([\w.]+)`", allowed)), light)
+        for name, (allowed, light) in rows.items()
+    }
+
+
+PACKAGES = table()
+
+
+def package_of(module: str) -> str:
+    """The innermost package of the table that holds a module, "tests", or "" for a library."""
+    parts = module.split(".")
+    for size in (2, 1):
+        if (name := ".".join(parts[:size])) in PACKAGES:
+            return name
+    return "tests" if parts[0] == "tests" else ""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(CLONE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def sources(package: str) -> list[Path]:
+    """Its files, those of packages inside it left out."""
+    files = sorted((CLONE / package.replace(".", "/")).rglob("*.py"))
+    return [path for path in files if package_of(module_of(path)) == package]
+
+
+def imported(path: Path) -> set[str]:
+    """Every module a file imports, anywhere in it; `from a import b` counts as a.b."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("package", [*PACKAGES])
+def test_imports_run_downwards(package: str) -> None:
+    files = sources(package)
+    assert files, f"{package} has no file"
+    allowed = {"", "speculoos", package, *PACKAGES[package][0]}
+    wrong = [
+        f"{path.relative_to(CLONE)} imports {module}"
+        for path in files
+        for module in sorted(imported(path))
+        if package_of(module) not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_is_no_circle() -> None:
+    inner = {name: allowed - {name, "tests"} for name, (allowed, _) in PACKAGES.items()}
+    assert [*TopologicalSorter(inner).static_order()][-1] == "benchmarks"
+
+
+def test_the_table_names_every_package_and_they_are_few() -> None:
+    folders = {path.parent.name for path in CLONE.glob("*/__init__.py")} - {"tests"}
+    assert folders == {name.partition(".")[0] for name in PACKAGES}
+    assert len(folders) <= MOST_PACKAGES
+
+
+def test_class_names_are_unique() -> None:
+    places = defaultdict(list)
+    for path in (path for package in PACKAGES for path in sources(package)):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(CLONE)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("package", [name for name, (_, light) in PACKAGES.items() if light])
+def test_light_packages_import_no_torch(package: str) -> None:
+    check_light([name for path in sources(package) if not (name := module_of(path)).endswith("__main__")])
+
+
+def test_submitting_a_job_imports_no_torch() -> None:
+    check_light(["workers.ask.submit", "workers.ask.quickstart"])
+
+
+def check_light(names: list[str]) -> None:
+    code = (
+        f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CLONE, timeout=120)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.strip().splitlines()[-1] == "[]"

@@ -1,0 +1,197 @@
+"""The reference server of hidden states: what it gives, and what it refuses with which sentence."""
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from models.base import load_base
+from models.tiny import make_tiny_base
+from speculoos.errors import BadInput, Unavailable
+from training.hidden_states.main import ServerFolder, listen, prepared
+from training.hidden_states.request import RequestLimits
+from training.hidden_states.server import MAX_BODY_BYTES, Giver, create_app
+from training.hidden_states.wire import HiddenStates, StatesRequest, computed, from_bytes
+
+ROWS = [[5, 6, 7, 8, 9], [11, 12, 13]]
+
+
+@pytest.fixture(scope="module")
+def giver(tiny_base: Path) -> Giver:
+    return Giver(*prepared(tiny_base, "float32", "cpu"), "tiny", RequestLimits(tokens=64, rows=4, waiting=2))
+
+
+@pytest.fixture
+def client(giver: Giver) -> TestClient:
+    return TestClient(create_app(giver, 7862), base_url="http://127.0.0.1:7862", raise_server_exceptions=False)
+
+
+def post(client: TestClient, **body: Any) -> Any:
+    return client.post("/v1/hidden_states", json={"rows": ROWS, **body})
+
+
+def test_it_says_which_base_it_runs(client: TestClient, giver: Giver) -> None:
+    facts = client.get("/v1/base").json()
+    assert facts["base_sha256"] == giver.sha256 and len(giver.sha256) == 64
+    assert (facts["name"], facts["hidden_size"], facts["num_layers"]) == ("tiny", 32, 4)
+    assert (facts["dtype"], facts["limits"]["tokens"]) == ("float32", 64)
+    assert client.get("/healthz").json() == {"status": "ok"}
+
+
+def test_it_gives_what_the_base_gives_without_padding(client: TestClient, tiny_base: Path) -> None:
+    base = load_base(tiny_base)
+    answer = post(client, layers=[2, 0], places=[[1, 4], []])
+    assert answer.headers["content-type"] == "application/vnd.safetensors"
+    given = from_bytes(answer.content)
+    assert given.hidden.shape == (2, 32) and given.aux.shape == (8, 64)
+    tokens = 0
+    for row in ROWS:
+        with torch.no_grad():
+            hidden, (third, first) = base.forward_hidden(torch.tensor([row]), layers=(2, 0))
+        expected = torch.cat([third, first], -1)[0]
+        assert torch.allclose(given.aux[tokens : tokens + len(row)], expected, atol=1e-5)
+        if len(row) == 5:
+            assert torch.allclose(given.hidden, hidden[0, [1, 4]], atol=1e-5)
+        tokens += len(row)
+
+
+def test_no_places_mean_everywhere_and_no_layers_none(client: TestClient) -> None:
+    given = from_bytes(post(client).content)
+    assert given.hidden.shape == (8, 32) and given.aux.shape == (8, 0)
+
+
+def test_numbers_travel_as_they_lie_in_memory(tmp_path: Path) -> None:
+    given = HiddenStates(torch.randn(3, 4).bfloat16(), torch.randn(5, 0).bfloat16())
+    back = from_bytes(given.to_bytes())
+    assert back.hidden.dtype == torch.bfloat16 and torch.equal(back.hidden, given.hidden)
+    assert len(given.to_bytes()) < 3 * 4 * 2 + 200
+    with pytest.raises(BadInput, match="no safetensors file with hidden and aux"):
+        from_bytes(b"\x80\x04pickle")
+
+
+def test_rows_of_an_answer_can_be_told_apart(tiny_base: Path) -> None:
+    base = load_base(tiny_base)
+    rows, places = tuple(map(torch.tensor, ROWS)), (torch.tensor([0, 2]), torch.tensor([1]))
+    asked = StatesRequest(rows, (1,), places)
+    parts = computed(base, asked).by_row(asked)
+    for row, of, part in zip(rows, places, parts, strict=True):
+        alone = computed(base, StatesRequest((row,), (1,), (of,)))
+        assert torch.allclose(part.hidden, alone.hidden, atol=1e-5) and torch.allclose(part.aux, alone.aux, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"rows": []}, 400, "rows: list should have at least 1 item"),
+        ({"rows": [[]]}, 400, "rows: each takes 1 to 512 tokens, got 0"),
+        ({"rows": [[1] * 40] * 2}, 400, "2 rows of up to 40 tokens are more than the 64 .* lower batch_tokens"),
+        ({"rows": [[1]] * 5}, 400, "rows: at most 4 at once, got 5"),
+        ({"rows": [[100000]]}, 400, "rows: token id 100000 is not of this base"),
+        ({"rows": [[-1]]}, 400, "rows.0.0: input should be greater than or equal to 0"),
+        ({"rows": [["x"]]}, 400, "rows.0.0: input should be a valid integer"),
+        ({"layers": [4]}, 400, "layers: this base has layers 0 to 3, got 4"),
+        ({"layers": [1] * 100_000}, 400, "layers: at most 4 at once, got 100000"),
+        ({"places": [[0]]}, 400, "places: expected a list for each of 2 rows, got 1"),
+        ({"places": [[5], []]}, 400, "places: expected ascending positions of a row of 5 tokens"),
+        ({"places": [[2, 1], []]}, 400, "places: expected ascending"),
+        ({"surprise": 1}, 400, "surprise: extra inputs are not permitted"),
+        ({"base_sha256": "ab" * 32}, 409, "runs a base with weights .*, asked is one with abababababab"),
+    ],
+)
+def test_bad_requests_get_one_sentence(client: TestClient, body: dict[str, Any], status: int, says: str) -> None:
+    answer = post(client, **body)
+    assert answer.status_code == status
+    message = answer.json()["error"]["message"]
+    assert __import__("re").search(says, message), message
+
+
+def test_a_body_that_is_no_json_or_too_large_is_refused(client: TestClient) -> None:
+    answer = client.post("/v1/hidden_states", content=b"\x80\x04")
+    assert answer.status_code == 400 and "invalid JSON" in answer.json()["error"]["message"]
+    answer = client.post("/v1/hidden_states", content=b" " * (MAX_BODY_BYTES + 1))
+    assert answer.status_code == 413
+
+
+def test_a_web_page_cannot_ask(client: TestClient) -> None:
+    assert client.get("/v1/base", headers={"Host": "evil.example:7862"}).status_code == 403
+    assert client.get("/v1/base", headers={"Origin": "http://evil.example"}).status_code == 403
+
+
+def test_with_a_token_nobody_else_learns_anything(giver: Giver) -> None:
+    client = TestClient(create_app(giver, 7862, "sesame"), base_url="http://box.lan:7862")
+    assert client.get("/healthz").status_code == 200
+    for headers in ({}, {"Authorization": "Bearer sesam"}, {"Authorization": "sesame"}):
+        for answer in (client.get("/v1/base", headers=headers), client.post("/v1/hidden_states", headers=headers)):
+            assert answer.status_code == 401 and giver.sha256 not in answer.text
+    assert client.get("/v1/base", headers={"Authorization": "Bearer sesame"}).status_code == 200
+
+
+def test_more_than_may_wait_are_sent_away_for_a_moment(giver: Giver, client: TestClient) -> None:
+    answers: list[int] = []
+    free = threading.Event()
+    giver.device.submit(free.wait)
+    threads = [threading.Thread(target=lambda: answers.append(post(client).status_code)) for _ in range(5)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(0.5)
+        assert answers == [503] * 3
+    finally:
+        free.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [200, 200, 503, 503, 503]
+
+
+def test_memory_that_is_not_there_is_no_moment(giver: Giver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("training.hidden_states.server.computed", broken)
+    client = TestClient(create_app(giver, 7862), base_url="http://127.0.0.1:7862", raise_server_exceptions=False)
+    answer = post(client)
+    assert answer.status_code == 500 and "lower batch_tokens" in answer.json()["error"]["message"]
+    monkeypatch.setattr("training.hidden_states.server.computed", lambda *_: 1 / 0)
+    answer = post(client)
+    assert answer.status_code == 500 and "ZeroDivision" not in answer.text
+
+
+def test_it_listens_on_loopback_only_without_a_token() -> None:
+    with pytest.raises(BadInput, match="would listen on 0.0.0.0 without a token; set SPECULOOS_FEATURES_TOKEN"):
+        ServerFolder("0.0.0.0")
+    with listen(ServerFolder(port=0)) as taken, pytest.raises(Unavailable, match="choose another --port"):
+        listen(ServerFolder(port=taken.getsockname()[1]))
+
+
+def test_the_command_names_a_folder_that_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cli.main import main
+
+    monkeypatch.setenv("SPECULOOS_HOME", str(tmp_path / "home"))
+    (tmp_path / "empty").mkdir()
+    assert main(["features", "serve", str(tmp_path / "empty"), "--port", "0"]) == 2
+    assert "no config.json" in capsys.readouterr().err
+    assert main(["features", "serve", str(tmp_path / "empty"), "--host", "0.0.0.0"]) == 2
+    assert "without a token" in capsys.readouterr().err
+
+
+def test_a_base_that_cannot_be_trained_for_is_not_served(tmp_path: Path, edited: Callable[..., Path]) -> None:
+    with pytest.raises(Exception, match="cannot be trained for"):
+        prepared(edited(make_tiny_base(tmp_path / "base"), logits_soft_cap=3.0), "float32", "cpu")
+
+
+@pytest.fixture
+def edited() -> Callable[..., Path]:
+    def edit(folder: Path, **changes: Any) -> Path:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        return folder
+
+    return edit

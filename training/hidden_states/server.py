@@ -1,0 +1,122 @@
+"""The reference server of hidden states: one base, one forward at a time, everything else beside it.
+
+GET /healthz · GET /v1/base · POST /v1/hidden_states (see training/hidden_states/wire.py)
+"""
+
+import hmac
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from speculoos.errors import BadInput, Conflict, SpeculoosError
+from speculoos.faults import out_of_memory
+from speculoos.guard import Guard
+from training.hidden_states.request import RequestLimits, checked, read_request
+from training.hidden_states.wire import PROTOCOL, TYPE, computed
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 32 * 2**20
+NO_TOKEN = "A valid token is needed: Authorization: Bearer <SPECULOOS_FEATURES_TOKEN of the server>."
+BUSY = "More requests are waiting here than this server takes; ask again in a moment."
+
+
+class Giver:
+    """The base at work. One thread has the forwards, in the order they came; reading and packing go beside it."""
+
+    def __init__(self, base: Any, sha256: str, name: str, limits: RequestLimits):
+        self.base, self.sha256, self.name, self.limits = base, sha256, name, limits
+        count = torch.get_num_threads()  # a thread's own: libraries take them from who calls
+        self.device = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(count,))
+        self._places = threading.BoundedSemaphore(limits.waiting)
+
+    def facts(self) -> dict[str, Any]:
+        """What GET /v1/base says."""
+        base = self.base
+        return {
+            "protocol": PROTOCOL,
+            "name": self.name,
+            "base_sha256": self.sha256,
+            "vocab_size": base.vocab_size,
+            "hidden_size": base.hidden_size,
+            "num_layers": base.num_layers,
+            "max_length": base.max_length,
+            "dtype": str(base.dtype).removeprefix("torch."),
+            "limits": self.limits.model_dump(),
+        }
+
+    def give(self, body: bytes) -> bytes | None:
+        """The answer's bytes; None when too many wait already. Raises BadInput or Conflict."""
+        if not self._places.acquire(blocking=False):
+            return None
+        try:
+            asked = checked(read_request(body), self.base, self.sha256, self.limits)
+            return self.device.submit(computed, self.base, asked).result().to_bytes()
+        finally:
+            self._places.release()
+
+
+class StatesTokenRequired:
+    """Pure ASGI middleware: everything under /v1 needs the token, compared in constant time, before it is read."""
+
+    def __init__(self, app: ASGIApp, token: str):
+        self.app, self._expected = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: Any = self.app
+        if scope["type"] == "http" and scope["path"].startswith("/v1"):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                app = refusal(401, NO_TOKEN)
+        await app(scope, receive, send)
+
+
+def create_app(giver: Giver, port: int, token: str = "") -> FastAPI:
+    """The server as an ASGI app. Without a `token` only programs of this machine may ask (and no web page)."""
+    app = FastAPI(title="Speculoos hidden states", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(SpeculoosError, _refused)
+
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/base")
+    async def base() -> dict[str, Any]:
+        return giver.facts()
+
+    @app.post("/v1/hidden_states")
+    async def hidden_states(request: Request) -> Response:
+        answer = await run_in_threadpool(giver.give, await request.body())
+        if answer is None:
+            return refusal(503, BUSY, {"Retry-After": "1"})
+        return Response(answer, media_type=TYPE)
+
+    if token:
+        app.add_middleware(StatesTokenRequired, token=token)
+    app.add_middleware(Guard, port=port, max_body_bytes=MAX_BODY_BYTES, any_host=bool(token))
+    return app
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """One sentence, in the shape of all our servers' errors."""
+    return JSONResponse({"error": {"message": message}}, status, headers)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SpeculoosError)
+    status = 409 if isinstance(error, Conflict) else 400 if isinstance(error, BadInput) else 500
+    return refusal(status, f"{error} {error.hint}".strip())
+
+
+async def _failed(request: Request, error: Exception) -> JSONResponse:
+    if out_of_memory(error):
+        return refusal(500, "The server of hidden states has no memory for that many tokens; lower batch_tokens.")
+    log.error("Unexpected error", exc_info=error)
+    return refusal(500, "The server of hidden states could not finish this request; its log says why.")
