@@ -16,7 +16,7 @@ from speculoos.errors import BadInput
 from speculoos.files import plain_name
 from speculoos.settings import Settings
 from tracking.tables import Base
-from workers.ask.requests import ImportDraft
+from workers.jobs.requests import ImportDraft
 
 SOURCES = {"Hub id": "hub", "Upload": "upload", "Local folder": "folder"}
 LAYOUTS = [("Found by itself", ""), *((title, name) for name, title in TITLES.items())]

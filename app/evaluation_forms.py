@@ -1,14 +1,14 @@
 """What is in the forms of the evaluations page, as the requests they mean, and back. Raises BadInput in the words of
 the page."""
 
-from dataclasses import replace
 from typing import Any
 
-from app.forms import number, whole
+from app.forms import number
+from app.widgets.setting_fields import field_values
 from models.methods import trees
 from speculoos.errors import BadInput
-from workers.ask.matrix import HOTTEST
-from workers.ask.requests import Evaluate, Matrix, from_json
+from workers.jobs.evaluate import HOTTEST
+from workers.jobs.requests import Evaluate, Matrix, from_json
 
 BUILT_IN = "built-in"
 """The choice of the built-in questions: a dropdown takes no empty value for one of several."""
@@ -30,8 +30,7 @@ def matrix_request(
         suites=[_data_id(suite) for suite in suites],
         temperatures=numbers("Temperatures", temperatures, 0, HOTTEST),
         drafting=[trees.parse(line) for line in lines("Trees", tree_lines) or [trees.OWN]],
-        limit=whole("Questions of a suite at most", limit, low=1, high=100_000, default=20),
-        max_tokens=whole("Most tokens of a turn", max_tokens, low=1, high=100_000, default=128),
+        **field_values(Matrix, {"limit": limit, "max_tokens": max_tokens}),
     )
 
 
@@ -45,6 +44,7 @@ def served_request(
     max_tokens: Any,
 ) -> Evaluate:
     """A suite asked of an endpoint."""
+    values = {"endpoint_model": model, "plain_model": plain_model, "limit": limit, "max_tokens": max_tokens}
     if not endpoint:
         raise BadInput("Server: choose an endpoint; the operator names them in settings.toml.")
     base_id, checkpoint_id = pair(serves or "")
@@ -52,11 +52,8 @@ def served_request(
         base_id=base_id,
         checkpoint_id=checkpoint_id,
         dataset_id=_data_id(suite or BUILT_IN),
-        limit=whole("Questions at most", limit, low=1, high=100_000, default=20),
-        max_tokens=whole("Most tokens of a turn", max_tokens, low=1, high=100_000, default=128),
         endpoint=endpoint,
-        endpoint_model=(model or "").strip(),
-        plain_model=(plain_model or "").strip(),
+        **field_values(Evaluate, values),
     )
 
 
@@ -67,7 +64,7 @@ def cloned(kind: str, request: dict[str, Any]) -> tuple[str, list[Any]] | None:
         asked = from_json(kind, request) if kind in (Evaluate.kind, Matrix.kind) else None
         if isinstance(asked, Evaluate) and asked.endpoint:
             values = served_values(asked)
-            said = served_request(*values) == replace(asked, evaluation_id="", matrix_id="")
+            said = served_request(*values) == asked.changed(evaluation_id="", matrix_id="")
             return ("served", values) if said else None
         whole_matrix = as_matrix(asked) if isinstance(asked, Evaluate) else asked
         if not isinstance(whole_matrix, Matrix):
@@ -115,7 +112,7 @@ def served_values(request: Evaluate) -> list[Any]:
 def _plain(request: Matrix) -> Matrix:
     """With every model written out."""
     models = [{"base_id": m["base_id"], "checkpoint_id": m.get("checkpoint_id") or ""} for m in request.models]
-    return replace(request, models=models)
+    return request.changed(models=models)
 
 
 def pair(choice: str) -> tuple[str, str]:

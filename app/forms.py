@@ -8,14 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from app.widgets.setting_fields import box_value, field_values
 from models.hub_data import Location
 from models.methods import SETTINGS, train_config
 from models.methods.recipes import config_for, read_recipe
-from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
-from workers.ask.command_line import parse_numbers
-from workers.ask.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Train
+from workers.jobs.requests import FetchModel, GenerateData, ImportAnswered, ImportPrompts, Train
 
 ENDPOINT = "endpoint:"
 SOURCES = {"Hub id": "hub", "Local folder": "folder", "GGUF file": "gguf", "Starter model": "starter"}
@@ -23,6 +22,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
 PRIVATE = ("secrets", "logs", "broker", "speculoos.db", "settings.toml")
 """What the home keeps for itself: pages neither read it by its path nor hand it out."""
 SYSTEM = ("/proc", "/sys", "/dev")
+ENDPOINT_FIELDS = ("endpoint_model", "api")
+"""Fields of a generation that only endpoints have."""
+GENERATE_FIELDS = tuple(name for name in GenerateData.options() if name != "endpoint")
+"""Fields with a control of their own in the form that generates; the model and the endpoint are one control."""
 OWN_SETTINGS = "No recipe: all settings at their default"
 
 
@@ -30,17 +33,17 @@ def fetch_request(settings: Settings, source: str, location: str) -> FetchModel:
     """A base model to bring here."""
     kind, location = SOURCES[source], location.strip()
     if kind == "starter":
-        return FetchModel("starter", "starter")
+        return FetchModel(source="starter", location="starter")
     if not location:
         raise BadInput(f"{source}: say which one; the box is empty.")
     if kind == "hub":
-        return FetchModel(kind, hub_id(location))
+        return FetchModel(source=kind, location=hub_id(location))
     path = readable(settings, location)
     if kind == "folder" and not path.is_dir():
         raise BadInput(f"Local folder: there is no folder {path}.")
     if kind == "gguf" and not path.is_file():
         raise BadInput(f"GGUF file: there is no file {path}.")
-    return FetchModel(kind, str(path))
+    return FetchModel(source=kind, location=str(path))
 
 
 def hub_id(text: str) -> str:
@@ -55,7 +58,7 @@ def import_request(
     settings: Settings,
     upload: str | None,
     path: str,
-    limit: float | None,
+    limit: float | str | None,
     answered_by: str | None = None,
     hub: str = "",
     suite: str = "",
@@ -80,7 +83,7 @@ def import_request(
     said = {name: column for name, column in (fields or {}).items() if column}
     if said and not suite and not {"prompt", "messages"} & set(said):
         raise BadInput("Fields: say which one holds the prompt, or the messages.")
-    given |= {"limit": whole("Rows at most", limit, low=1), "fields": {} if suite else said}
+    given |= {"limit": limit or None, "fields": {} if suite else said}
     return ImportAnswered(base_id=answered_by, **given) if answered_by else ImportPrompts(**given, suite=suite)
 
 
@@ -119,47 +122,23 @@ def readable(settings: Settings, text: str) -> Path:
     return path
 
 
-def generate_request(source_id: str, **form: Any) -> GenerateData:
-    """Answers for the prompts `source_id`. `form`: who, endpoint_model, limit, system_prompt, max_tokens,
-    temperature, top_p, batch_size, max_minutes, seed, samples, shard_rows, served, temperatures, replace_system, api,
-    drop_cut, unique, hidden_states_store, as the controls hold them."""
-    who = form.get("who") or ""
+def generate_request(source_id: str, who: str | None = "", served: str | None = "", **values: Any) -> GenerateData:
+    """Answers for the prompts `source_id`. `who`: a base's id, or ENDPOINT and an endpoint's name, which serves base
+    `served`; `values`: the other controls by field."""
     if not who:
-        raise BadInput("Who answers: choose a base model or an endpoint.")
+        raise BadInput("Model or endpoint: choose which one answers.")
     endpoint = who.removeprefix(ENDPOINT) if who.startswith(ENDPOINT) else ""
-    return GenerateData(
-        source_id=source_id,
-        base_id=(form.get("served") or "") if endpoint else who,
-        endpoint=endpoint,
-        endpoint_model=(form.get("endpoint_model") or "").strip() if endpoint else "",
-        limit=whole("Prompts at most", form.get("limit"), low=1),
-        system_prompt=(form.get("system_prompt") or "").strip(),
-        max_tokens=whole("Most tokens of an answer", form.get("max_tokens"), low=1, high=100_000, default=256),
-        temperature=number("Temperature", form.get("temperature"), 0, 5, 0.0),
-        top_p=number("Top-p", form.get("top_p"), 0.01, 1, 1.0),
-        batch_size=whole("Answers at once", form.get("batch_size"), low=1, high=4096, default=16),
-        seed=whole("Seed", form.get("seed"), low=0, default=0),
-        max_minutes=number("Minutes at most", form.get("max_minutes"), 0, 10**6, 0.0) or None,
-        samples=whole("Answers to each prompt", form.get("samples"), low=1, high=1000, default=1),
-        shard_rows=whole("Prompts a shard", form.get("shard_rows"), low=1),
-        temperatures=parse_numbers("Several temperatures", form.get("temperatures") or ""),
-        replace_system=bool(form.get("replace_system")),
-        api=(form.get("api") or "chat") if endpoint else "chat",
-        drop_cut=bool(form.get("drop_cut")),
-        unique=bool(form.get("unique")),
-        hidden_states_store=(form.get("hidden_states_store") or "").strip(),
-    )
+    if not endpoint:
+        values = {name: value for name, value in values.items() if name not in ENDPOINT_FIELDS}
+    fields = field_values(GenerateData, values)
+    return GenerateData(source_id=source_id, base_id=(served or "") if endpoint else who, endpoint=endpoint, **fields)
 
 
-def generate_form(request: dict[str, Any]) -> dict[str, Any]:
-    """The form's values for a stored request: what cloning fills in."""
-    who = f"{ENDPOINT}{request['endpoint']}" if request.get("endpoint") else request.get("base_id", "")
-    keys = ("endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size", "seed")
-    keys += ("max_minutes", "samples", "shard_rows", "hidden_states_store")
-    more = {key: bool(request.get(key)) for key in ("replace_system", "drop_cut", "unique")}
-    more |= {"api": request.get("api") or "chat", "served": request.get("base_id") if request.get("endpoint") else ""}
-    mix = ", ".join(map(str, request.get("temperatures") or ()))
-    return {"who": who, **{k: request.get(k) for k in keys}, **more, "temperatures": mix}
+def generate_form(request: GenerateData) -> dict[str, Any]:
+    """The form's values for a request: what cloning fills in."""
+    who = f"{ENDPOINT}{request.endpoint}" if request.endpoint else request.base_id
+    fields = {name: box_value(getattr(request, name)) for name in GENERATE_FIELDS}
+    return {"who": who, "served": request.base_id if request.endpoint else "", **fields}
 
 
 def train_request(
@@ -176,8 +155,9 @@ def train_request(
     start = config_for(method, recipe, {}).to_json()
     config = train_config(**{**start, **box_values(values)}).to_json()
     changed = {name: value for name, value in config.items() if name in values and value != start[name]}
-    data = {"dataset_id": first, "more_dataset_ids": more}
-    return Train(method=method, base_id=base_id, settings=changed, recipe=recipe, **data)
+    return Train(
+        method=method, base_id=base_id, dataset_id=first, more_dataset_ids=more, settings=changed, recipe=recipe
+    )
 
 
 def box_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -185,21 +165,11 @@ def box_values(values: dict[str, Any]) -> dict[str, Any]:
     return {name: SETTINGS[name].default if value is None else value for name, value in values.items()}
 
 
-def config_of(request: Train) -> TrainConfig:
-    """Every setting a request comes to."""
-    return config_for(request.method, request.recipe, request.settings)
-
-
 def recipe_values(method: str, recipe: str) -> dict[str, Any]:
     """The advanced settings' boxes for a recipe (or for the defaults); those of other methods at their default."""
     named = {} if not recipe or recipe == OWN_SETTINGS else read_recipe(recipe).settings
     config = train_config(**{**named, "method": method}).to_json()
-    return {name: box(config.get(name, setting.default)) for name, setting in SETTINGS.items()}
-
-
-def box(value: Any) -> Any:
-    """A setting as its box shows it: tuples are typed as `1, 14, 26`."""
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return {name: box_value(config.get(name, setting.default)) for name, setting in SETTINGS.items()}
 
 
 def whole(

@@ -36,9 +36,9 @@ from tracking import db, queries
 from tracking.names import STARTER
 from tracking.states import FINISHED
 from tracking.tables import Evaluation, Job
-from workers.ask.estimates import estimate
-from workers.ask.pace import PROBE
-from workers.ask.requests import (
+from workers.jobs.estimates import estimate
+from workers.jobs.pace import PROBE
+from workers.jobs.requests import (
     Evaluate,
     Export,
     FetchModel,
@@ -52,7 +52,7 @@ from workers.ask.requests import (
     Request,
     Train,
 )
-from workers.ask.submit import submit
+from workers.jobs.submit import submit
 
 PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
 ALLOWED = (2.0, 1.3)

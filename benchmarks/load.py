@@ -42,8 +42,8 @@ from tests.tools.figures import machine, spread
 from tests.tools.running import Up
 from tracking import db, jobs, runs
 from tracking.tables import Job, now
-from workers.ask.requests import ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import submit
 
 PAGES = tuple(path for _, path in NAV)
 MEASURED = ("web", "inference", "worker-gpu", "worker-io", "reconciler", "broker")

@@ -19,8 +19,8 @@ from benchmarks import every_page
 from benchmarks.camera import Camera, camera
 from benchmarks.estimates import Home, workbench
 from speculoos.settings import CLONE
-from workers.ask.builtin import BUILT_IN, PROMPTS
-from workers.ask.requests import GenerateData
+from workers.jobs.builtin import BUILT_IN, PROMPTS
+from workers.jobs.requests import GenerateData
 
 IMAGES = CLONE / "docs" / "images"
 WIDTH = 1280

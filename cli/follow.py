@@ -14,8 +14,8 @@ from tracking.jobs import get
 from tracking.reports import logs
 from tracking.states import FINISHED, JobState
 from tracking.tables import Job
-from workers.ask.requests import Request, queue_of
-from workers.ask.submit import submit
+from workers.jobs.requests import Request
+from workers.jobs.submit import submit
 
 POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
 
@@ -23,7 +23,7 @@ POLL_SECONDS, LINE_SECONDS = 0.5, 2.0
 def run_request(settings: Settings, request: Request, name: str = "", wait: bool = True) -> Job:
     """Submit what this account asks for, its output called `name`, and follow it; see `run_jobs`."""
     asked = {"name": name, "user": account(), "settings": settings}
-    (job,) = run_jobs(settings, lambda: [submit(request, **asked)], queue_of(request), wait)
+    (job,) = run_jobs(settings, lambda: [submit(request, **asked)], request.runs_on, wait)
     return job
 
 

@@ -35,9 +35,11 @@ from cli.commands import (
     tune,
     verify,
 )
+from cli.commands.fields import kind_command
 from cli.console import fail
 from speculoos.errors import BadInput, Cancelled, SpeculoosError, Unavailable, Unexpected
 from speculoos.private import keep_private
+from workers.jobs.requests import own_kinds
 
 app = typer.Typer(
     name="speculoos",
@@ -60,6 +62,9 @@ for command in COMMANDS:
     app.command(cls=train.TrainCommand if command is train.train else None)(command)
 for name, group in GROUPS.items():
     app.add_typer(group.app, name=name)
+
+for kind in own_kinds():
+    app.command(kind.kind.replace("_", "-"))(kind_command(kind))
 
 MEND = {
     errno.EROFS: "Make it writable, or name another place; SPECULOOS_HOME names the home.",

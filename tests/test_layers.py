@@ -104,7 +104,7 @@ def test_light_packages_import_no_torch(package: str) -> None:
 
 
 def test_submitting_a_job_imports_no_torch() -> None:
-    check_light(["workers.ask.submit", "workers.ask.quickstart"])
+    check_light(["workers.jobs.submit", "workers.jobs.quickstart"])
 
 
 def check_light(names: list[str]) -> None:

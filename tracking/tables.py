@@ -107,10 +107,10 @@ class Job(Named, Table):
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_state_queue", "state", "queue"), Unique("parent_id", "number"))
 
-    kind: Mapped[str] = mapped_column(String(32))  # a key of workers.child.work.WORK
+    kind: Mapped[str] = mapped_column(String(32))  # a key of workers.jobs.requests.REQUESTS
     queue: Mapped[str] = mapped_column(String(16))  # gpu | io
     state: Mapped[str] = mapped_column(String(16), default="QUEUED")
-    request: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)  # workers.ask.requests dataclass as JSON
+    request: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)  # a workers.jobs.request.Request as JSON
     after_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # starts only once that one SUCCEEDED
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
     user: Mapped[str] = mapped_column(String(80), default="")  # who asked for it, as they called themselves
@@ -140,7 +140,7 @@ class Job(Named, Table):
     number: Mapped[int] = mapped_column(default=0)  # which of its shards, from 0
     shards: Mapped[int] = mapped_column(default=0)  # into how many this job was divided; 0: it was not
     estimated_seconds: Mapped[float | None] = mapped_column(Float)  # as it was asked for
-    work: Mapped[float] = mapped_column(Float, default=0.0)  # what that was reckoned from (workers.ask.estimates)
+    work: Mapped[float] = mapped_column(Float, default=0.0)  # what that was reckoned from (workers.jobs.estimates)
 
 
 class JobLog(Table):

@@ -23,8 +23,8 @@ from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.states import JobState
 from tracking.tables import Checkpoint, Evaluation, Job
-from workers.ask.requests import Evaluate, Export, Tune
-from workers.ask.submit import submit
+from workers.jobs.requests import Evaluate, Export, Tune
+from workers.jobs.submit import submit
 
 LEAD = (
     "Drafts, trained here or published elsewhere: where each comes from, how well it does, and the files to take away."

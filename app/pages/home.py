@@ -38,7 +38,7 @@ from tracking.db import reading
 from tracking.evaluations import number
 from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
-from workers.ask.quickstart import submit_quickstart
+from workers.jobs.quickstart import submit_quickstart
 
 LEAD = "Make a language model faster without changing a word it says: a small draft guesses, the model checks."
 LOOK = "The starter model comes with a small draft, trained already: chat, and watch which words it guessed ahead."

@@ -4,6 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.views import job_rows, manage, shell, verdict
+from app.views.job_forms import own_kind_forms
 from app.views.job_panel import JobPanel, cancel
 from app.widgets.asked import is_narrowed, narrowed
 from app.widgets.bulk import Action, bar, comparing, naming, on_bulk
@@ -60,6 +61,7 @@ def build(settings: Settings) -> None:
     shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
+        own_kind_forms(settings)
         said = block(elem_id="jobs-bulk-said")
     with listed.opened():
         panel = JobPanel(settings, listed.chosen)

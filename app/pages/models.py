@@ -26,7 +26,7 @@ from tracking import listing, queries
 from tracking.db import writing
 from tracking.paging import page as page_of
 from tracking.tables import Base, Job
-from workers.ask.submit import submit
+from workers.jobs.submit import submit
 
 HINTS = {
     "Hub id": ("owner/name", "Fetched from the hub; gated ones need HF_TOKEN in the environment."),

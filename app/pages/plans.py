@@ -17,13 +17,13 @@ from app.widgets.fields import dropdown, one_line
 from app.widgets.list_page import Listing, ListPage
 from app.widgets.picker import live
 from app.widgets.problems import sentence
+from app.widgets.setting_fields import setting_control
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Job
-from workers.ask.command_line import MOST_BATCH, MOST_LAYERS, parse_counts
-from workers.ask.requests import PlanRequest
+from workers.jobs.requests import PlanRequest
 
 LEAD = (
     "Which drafting pays: measured costs of a step and what a draft gets right, as predicted speed over shapes and "
@@ -46,8 +46,8 @@ class PlanForm:
             self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
         with closed_accordion("Sequences, layers, another machine", elem_id="plans-more"):
             with gr.Row():
-                self.batches = one_line("Sequences at once", "plans-batches", value="1, 2, 4, 8, 16")
-                self.layers = one_line("Layers of standalone drafts", "plans-layers", value="2, 4, 8")
+                self.batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
+                self.layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
                 self.width = one_line(WIDTH, "plans-width", placeholder="the base's")
             self.figures = gr.Textbox(
                 label="Figures of another machine", info=FIGURES, lines=3, max_lines=8, elem_id="plans-figures"
@@ -113,8 +113,8 @@ def plan_request(base: str, draft: str, batches: str, layers: str, figures: str,
     return PlanRequest(
         base_id=base,
         checkpoint_id=draft or "",
-        batches=parse_counts("Sequences at once", batches or "", MOST_BATCH),
-        layers=parse_counts("Layers of standalone drafts", layers or "", MOST_LAYERS),
+        batches=batches or "",
+        layers=layers or "",
         costs=figures_of(figures),
         draft_hidden_size=whole(WIDTH, width, low=1, high=10**6, default=0),
     )

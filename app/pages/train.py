@@ -16,22 +16,20 @@ from app.widgets.elements import QUIET, block, closed_accordion, hidden, notice,
 from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import sentence
 from app.widgets.review import line, review
+from app.widgets.setting_fields import box_value
 from app.widgets.text import safe, tag
 from formats import FORMATS, OWN
 from formats.refusals import nowhere
 from models.methods import METHODS, SETTINGS
 from models.methods.recipes import list_recipes
-from models.methods.settings import TrainConfig
 from speculoos.errors import BadInput, SpeculoosError
 from speculoos.settings import Settings
 from tracking import experiments
 from tracking.db import reading
 from tracking.tables import Base, Dataset, Experiment, Job
-from workers.ask.checks import require_method, require_settings
-from workers.ask.command_line import command_for
-from workers.ask.estimates import estimate
-from workers.ask.requests import Train
-from workers.ask.submit import submit_training
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import Train
+from workers.jobs.submit import check_and_estimate, submit_training
 
 FEW_ROWS = 50
 FIRST = next(iter(METHODS))
@@ -145,7 +143,7 @@ class TrainPage:
         bases, sets = choices.bases(session), choices.datasets(session, "conversations")
         base, data = choices.first(bases, start.base_id), choices.all_of(sets, start.dataset_ids)
         recipe = start.recipe or forms.OWN_SETTINGS
-        values = forms.recipe_values(start.method, start.recipe) | {k: forms.box(v) for k, v in start.settings.items()}
+        values = forms.recipe_values(start.method, start.recipe) | {k: box_value(v) for k, v in start.settings.items()}
         values |= longer(values, query.get("longer", ""))
         belongs = experiment_of(session, query)
         main = [
@@ -203,8 +201,6 @@ class TrainPage:
         """Submit the job: (notice, where to go, what the line on narrow screens says)."""
         try:
             asked = self.asked(*values)
-            with reading(self.settings) as session:
-                check(session, asked.request)
             told = {"name": asked.name, "experiment": asked.experiment or None, "user": visitor.user()}
             job = submit_training(asked.request, measure=asked.measure, **told, settings=self.settings)[0]
         except SpeculoosError as error:
@@ -288,18 +284,6 @@ def missing(bases: list[Any], sets: list[Any]) -> str:
     return ""
 
 
-def check(session: Session, request: Train) -> TrainConfig:
-    """The request's settings. Raises Unsupported when this base cannot carry such a draft, BadInput for settings that
-    do not fit it."""
-    base = session.get(Base, request.base_id)
-    if base is None:
-        raise BadInput("Base: this model is gone; choose another.")
-    require_method(base, request.method)
-    config = forms.config_of(request)
-    require_settings(base, config, request.settings)
-    return config
-
-
 def warnings(session: Session, request: Train) -> list[str]:
     """What the user may not have meant, one sentence each."""
     base = session.get(Base, request.base_id)
@@ -326,12 +310,13 @@ FIELDS = {"Base": "train-base", "Data": "train-data", **{name: f"set-{name}" for
 def review_box(session: Session, settings: Settings, asked: TrainSubmission) -> tuple[str, str, str]:
     """The review box of a request that can be made, the estimate in one line, and what a draft vocabulary covers."""
     request = asked.request
-    config = check(session, request)
+    if session.get(Base, request.base_id) is None:
+        raise BadInput("Base: this model is gone; choose another.")
     sets = [session.get(Dataset, row_id) for row_id in request.dataset_ids]
     if None in sets:
         raise BadInput("Data: this data set is gone; choose another.")
     names = {row.id: row.name for row in (*sets, session.get_one(Base, request.base_id))}
     notes = "".join(notice(text, "warn") for text in warnings(session, request))
-    guess = estimate(session, request, settings.home)
+    guess = check_and_estimate(settings, request)
     whole = notes + review(guess, command_for(request, names, asked.name, asked.flags))
-    return tag("div", whole, class_="sp-stack"), line(guess), coverage_note(sets, config)
+    return tag("div", whole, class_="sp-stack"), line(guess), coverage_note(sets, request.config)

@@ -14,12 +14,9 @@ from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Checkpoint
-from workers.ask.command_line import command_for
-from workers.ask.requests import Request
-from workers.ask.submit import submit
-
-AS_SETTINGS_SAY = "Empty: the one named in settings.toml."
-"""Of the box for an endpoint's model."""
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import Request
+from workers.jobs.submit import submit
 
 
 def form_end(prefix: str, words: str) -> tuple[gr.HTML, gr.HTML, gr.Button, gr.Textbox]:

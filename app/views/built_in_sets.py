@@ -16,8 +16,8 @@ from speculoos.errors import SpeculoosError
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset
-from workers.ask import builtin
-from workers.ask.builtin import BUILT_IN, BuiltIn
+from workers.jobs import add_builtin
+from workers.jobs.builtin import BUILT_IN, BuiltIn
 
 
 class BuiltInSets:
@@ -45,7 +45,7 @@ class BuiltInSets:
         """What is here already."""
         try:
             with reading(self.settings) as session:
-                here, has_data = builtin.here(session), session.scalar(select(Dataset.id).limit(1))
+                here, has_data = add_builtin.added_sets(session), session.scalar(select(Dataset.id).limit(1))
         except SpeculoosError:
             return [gr.skip()] * (1 + len(self.words))
         words = [offer(built_in, here.get(name, "")) for name, built_in in BUILT_IN.items()]
@@ -54,7 +54,7 @@ class BuiltInSets:
     @saying_errors("")
     def add(self, name: str) -> tuple[str, str]:
         """Add it, once: (notice, where to go)."""
-        added = builtin.add(name, user=visitor.user(), settings=self.settings)
+        added = add_builtin.add(name, user=visitor.user(), settings=self.settings)
         place = f"/data?id={added.dataset_id}"
         if added.job:
             return "", place

@@ -22,7 +22,7 @@ from tracking.paging import page
 from tracking.replays import KEY as REPLAYED
 from tracking.replays import is_replay
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.ask.matrix import setting_words
+from workers.jobs.matrix import setting_words
 
 SOURCE_WORDS = {"hub": "hub:", "folder": "local folder:", "upload": "uploaded files:"}
 """How an import is called by where the draft was."""

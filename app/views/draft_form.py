@@ -23,9 +23,9 @@ from speculoos.settings import Settings
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Job
-from workers.ask.command_line import command_for
-from workers.ask.requests import ImportDraft
-from workers.ask.submit import submit
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import ImportDraft
+from workers.jobs.submit import submit
 
 LEAD = (
     "Medusa, EAGLE and EAGLE-3 heads that others published, or a small model with the same tokens as the base: used as "

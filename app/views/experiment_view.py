@@ -4,13 +4,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.links import model_link
-from app.views.job_view import ACTIVE, banner, kind_words, progress, state_badge
+from app.views.job_view import ACTIVE, banner, progress, state_badge
 from app.widgets.elements import detail_head, link_button, notice, row_note, tiles
 from app.widgets.formatting import ago, figure, interval, yes_or_no
 from app.widgets.text import safe, tag
 from tracking import listing
 from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
+from workers.jobs.requests import kind_title
 
 QUICKSTART = "quickstart "
 TONES = {"SUCCEEDED": "good", "RUNNING": "info", "FAILED": "bad", "INTERRUPTED": "info"}
@@ -39,7 +40,7 @@ def _step(queues: listing.Queues, number: int, job: Job) -> str:
     mark = "✓" if job.state == "SUCCEEDED" else "×" if job.state == "FAILED" else str(number)
     name = tag("a", safe(job.name), href=f"/jobs?id={job.id}", class_="sp-row-name")
     head = tag("div", name + state_badge(job), class_="sp-detail-head")
-    note = row_note(kind_words(job.kind))
+    note = row_note(kind_title(job.kind))
     how = progress(job) if job.state in ("RUNNING", "INTERRUPTED") else ""
     if job.state in ("FAILED", "CANCELLED", "INTERRUPTED"):
         how += banner(job)

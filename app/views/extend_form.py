@@ -1,7 +1,6 @@
 """The form that has further prompts of its set answered into a data set that is there; `?more=` says how many."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -20,9 +19,9 @@ from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset
-from workers.ask.command_line import extend_command
-from workers.ask.estimates import estimate
-from workers.ask.extend import answered, extend, made_by, prompts_left
+from workers.jobs.command_line import extend_command
+from workers.jobs.estimates import estimate
+from workers.jobs.extend import answered, extend, made_by, prompts_left
 
 MORE = "More answers"
 
@@ -66,7 +65,7 @@ class ExtendForm:
     @saying_errors(tone="warn")
     def _reviewed(self, session: Session, data: Dataset, more: str) -> str:
         limit = limit_for(session, data, more)
-        asked = replace(made_by(data), limit=limit - answered(session, data))
+        asked = made_by(data).changed(limit=limit - answered(session, data))
         return review(estimate(session, asked, self.settings.home), extend_command(data.name, limit))
 
     @saying_errors("")

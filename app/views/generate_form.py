@@ -6,25 +6,26 @@ from typing import Any
 import gradio as gr
 from sqlalchemy.orm import Session
 
-from app.forms import ENDPOINT, generate_form, generate_request
+from app.forms import ENDPOINT, GENERATE_FIELDS, generate_form, generate_request
 from app.links import leads
 from app.views import choices
-from app.views.asking import AS_SETTINGS_SAY, form_end, started
+from app.views.asking import form_end, started
 from app.widgets.elements import QUIET, closed_accordion, on_typing
-from app.widgets.fields import dropdown, one_line, whole_number
+from app.widgets.fields import dropdown, one_line
 from app.widgets.problems import saying_errors
 from app.widgets.review import review
+from app.widgets.setting_fields import setting_control
 from ops.homes import names
 from speculoos.settings import Settings
 from tracking.db import reading
 from tracking.tables import Dataset, Job
-from workers.ask.command_line import command_for
-from workers.ask.estimates import estimate
-from workers.ask.requests import SHARD_ROWS
+from workers.jobs.command_line import command_for
+from workers.jobs.estimates import estimate
+from workers.jobs.requests import GenerateData, from_json
 
-FIELDS = ("who", "endpoint_model", "limit", "system_prompt", "max_tokens", "temperature", "top_p", "batch_size")
-LATER = ("max_minutes", "seed", "samples", "shard_rows", "served", "api", "temperatures", "hidden_states_store")
-FLAGS = ("replace_system", "drop_cut", "unique")
+ELEMENTS = {"max_tokens": "tokens", "system_prompt": "system", "batch_size": "batch", "max_minutes": "minutes"}
+ELEMENTS |= {"hidden_states_store": "store"}
+"""Element ids of controls that are not called like their field."""
 
 
 class GenerateForm:
@@ -32,12 +33,13 @@ class GenerateForm:
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
+        self.fields: dict[str, Any] = {}
         with gr.Accordion("Generate answers", open=True, elem_id="generate", visible=False) as self.box:
             self._build_main()
             with closed_accordion("More settings", elem_id="generate-more"):
                 self._build_more()
             self.review, self.said, self.start, self.target = form_end("generate", "Start generating")
-        self.inputs = {name: getattr(self, name) for name in FIELDS + LATER + FLAGS}
+        self.inputs = {"who": self.who, "served": self.served, **self.fields}
         self.live = [self.box]
         self.outputs = [self.box, *self.inputs.values(), self.name, self.review, self.said]
         self._wire()
@@ -46,83 +48,42 @@ class GenerateForm:
         with gr.Row():
             self.who = dropdown(
                 [],
-                label="Who answers",
+                label="Model or endpoint",
                 info="A base model here, or an endpoint of settings.toml.",
                 elem_id="generate-who",
             )
-            self.endpoint_model = one_line(
-                "Model at the endpoint", "generate-endpoint-model", info=AS_SETTINGS_SAY, visible=False
-            )
-            self.limit = gr.Textbox(label="Prompts at most", info="Empty: all of them.", elem_id="generate-limit")
-            self.max_tokens = whole_number(
-                256, "Most tokens of an answer", "generate-tokens", info="Longer ones are cut."
-            )
-        self.system_prompt = gr.Textbox(
-            label="System prompt (optional)", lines=1, max_lines=6, elem_id="generate-system", max_length=20_000
-        )
+            self._control("endpoint_model", visible=False)
+            self._control("limit")
+            self._control("max_tokens")
+        self._control("system_prompt", max_lines=6, max_length=20_000)
         self.name = one_line("Name (optional)", "generate-name", max_length=200)
 
     def _build_more(self) -> None:
-        with gr.Row():
-            self.temperature = gr.Number(
-                0.0, label="Temperature", info="0: always the likeliest token.", elem_id="generate-temperature"
-            )
-            self.top_p = gr.Number(1.0, label="Top-p", info="Counts above temperature 0.", elem_id="generate-top-p")
-            self.seed = whole_number(0, "Seed", "generate-seed")
-            self.batch_size = whole_number(
-                16, "Answers at once", "generate-batch", info="More is faster and needs more memory."
-            )
-            self.max_minutes = gr.Textbox(
-                label="Minutes at most", info="Then it keeps what is done.", elem_id="generate-minutes"
-            )
-        with gr.Row():
-            self.samples = whole_number(
-                1, "Answers to each prompt", "generate-samples", info="More than one needs a temperature."
-            )
-            self.shard_rows = gr.Textbox(
-                label="Prompts a shard",
-                info=f"Empty: {SHARD_ROWS}. Larger generations are divided; any worker takes a shard.",
-                elem_id="generate-shard-rows",
-            )
-            self.temperatures = one_line(
-                "Several temperatures",
-                "generate-temperatures",
-                info="In place of one, such as 0.0, 0.3, 0.7: answers are spread over them.",
-                max_length=200,
-            )
-            self.hidden_states_store = one_line(
-                "Store of hidden states",
-                "generate-store",
-                info="A name; empty for none. Medusa trainings that name it too need not run the model again.",
-                max_length=100,
-            )
+        """The controls of all other fields."""
         with gr.Row():
             self.served = dropdown(
                 [],
                 label="The base that the endpoint serves",
-                info="Then its token ids are asked for and checked: exact labels.",
+                info="Then its token ids are requested and checked: exact labels.",
                 elem_id="generate-served",
                 visible=False,
             )
-            self.api = gr.Radio(
-                [("Chat", "chat"), ("Plain completions", "completions")],
-                value="chat",
-                label="How the endpoint is asked",
-                info="Plain: the base's chat template is rendered here.",
-                elem_id="generate-api",
-                visible=False,
-            )
+            self._control("api", visible=False)
         with gr.Row():
-            self.replace_system = gr.Checkbox(
-                label="System prompt in place of the prompts' own", elem_id="generate-replace-system"
-            )
-            self.drop_cut = gr.Checkbox(label="Leave out answers that are cut", elem_id="generate-drop-cut")
-            self.unique = gr.Checkbox(label="Leave out what is there twice", elem_id="generate-unique")
+            for name in GENERATE_FIELDS:
+                if name not in self.fields:
+                    self._control(name, min_width=230)
+
+    def _control(self, name: str, **options: Any) -> None:
+        elem_id = f"generate-{ELEMENTS.get(name, name.replace('_', '-'))}"
+        self.fields[name] = setting_control(GenerateData.options()[name], elem_id, **options)
 
     def _wire(self) -> None:
         values = [self.chosen, self.name, *self.inputs.values()]
         on_typing((*self.inputs.values(), self.name), self._review, values, self.review)
-        self.who.change(self._endpoint, self.who, [self.endpoint_model, self.served, self.api], **QUIET)
+        self.who.change(
+            self._endpoint, self.who, [self.fields["endpoint_model"], self.served, self.fields["api"]], **QUIET
+        )
         leads(self.start.click, self._start, values, self.said, self.target)
 
     def follow(self, shown: gr.HTML) -> None:
@@ -155,13 +116,13 @@ class GenerateForm:
 
     def _values(self, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
         job = session.get(Job, query.get("clone", "")) if query.get("clone") else None
-        cloned = generate_form(job.request) if job and job.kind == "generate_data" else {}
+        cloned = generate_form(from_json(job.kind, job.request)) if job and job.kind == GenerateData.kind else {}
         return {**{name: box.value for name, box in self.inputs.items()}, **cloned}
 
     def _endpoint(self, who: str | None) -> tuple[Any, ...]:
         """What only endpoints have."""
         asked = bool(who) and who.startswith(ENDPOINT)
-        return gr.Textbox(visible=asked), gr.Dropdown(visible=asked), gr.Radio(visible=asked)
+        return gr.Textbox(visible=asked), gr.Dropdown(visible=asked), gr.Dropdown(visible=asked)
 
     def _review(self, data_id: str, name: str, *values: Any) -> str:
         if not data_id:

@@ -24,7 +24,7 @@ from speculoos.limited import ChildError, Overrun, run_limited
 from speculoos.settings import Settings
 from speculoos.suites import SUITES
 from tracking.db import reading
-from workers.ask.submit import submit
+from workers.jobs.submit import submit
 
 TYPES = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz"]
 PROMPTS_ONLY = "The prompts: a model answers them here"

@@ -35,7 +35,7 @@ from tracking import downsampling, generations, jobs, listing, reports
 from tracking.db import reading
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Dataset, Job
-from workers.ask import submit
+from workers.jobs import submit
 
 OUTPUTS: tuple[tuple[type, str, str], ...] = (
     (Dataset, "data set", "data"),

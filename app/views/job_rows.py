@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from textwrap import shorten
 from typing import Any
 
-from app.views.job_view import ACTIVE, PAUSED, kind_words, progress, progress_words, seconds, state_badge
+from app.views.job_view import ACTIVE, PAUSED, progress, progress_words, seconds, state_badge
 from app.views.outcomes import outcome
 from app.widgets.bulk import box
 from app.widgets.elements import badge, detail_head, empty_state, facts, row_note
@@ -15,6 +15,7 @@ from app.widgets.tags import tag_links
 from app.widgets.text import safe, tag
 from tracking import listing
 from tracking.tables import Job, JobLog
+from workers.jobs.requests import kind_title
 
 COLUMNS = ["State", "Job", "Progress", "Result", "Time"]
 
@@ -73,7 +74,7 @@ def _note(words: str) -> str:
 
 def kind_and_user(job: Job) -> str:
     """`Train draft · Ada`: what a job does and, where it is known, who asked for it."""
-    return f"{kind_words(job.kind)} · {job.user}" if job.user else kind_words(job.kind)
+    return f"{kind_title(job.kind)} · {job.user}" if job.user else kind_title(job.kind)
 
 
 def time_words(job: Job) -> str:

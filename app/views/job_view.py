@@ -5,26 +5,11 @@ from app.widgets.formatting import duration, rounded, size
 from app.widgets.review import worst_case
 from app.widgets.text import safe, tag
 from tracking.tables import Job
-from workers.ask.estimates import longest_seconds
+from workers.jobs.evaluate import longest_seconds
 
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
 PAUSED = "Paused: "
 """How the reason begins of a job that waits for room on its worker's machine."""
-KINDS = {
-    "fetch_model": "Fetch model",
-    "import_draft": "Import draft",
-    "import_prompts": "Import prompts",
-    "import_answered": "Import conversations",
-    "generate_data": "Generate answers",
-    "generate_shard": "Generate a shard",
-    "train": "Train draft",
-    "evaluate": "Evaluate",
-    "matrix": "Evaluate in a matrix",
-    "plan": "Plan",
-    "replay": "Replay",
-    "tune": "Tune the tree",
-    "export": "Export",
-}
 STATES: dict[str, tuple[str, Tone | str]] = {
     "QUEUED": ("Waiting", "warn"),
     "RUNNING": ("Running", "info"),
@@ -35,11 +20,6 @@ STATES: dict[str, tuple[str, Tone | str]] = {
 }
 MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
 """Signs of a state where there is no room for its name."""
-
-
-def kind_words(kind: str) -> str:
-    """`generate_data` → "Generate answers"."""
-    return KINDS.get(kind, kind.replace("_", " ").capitalize())
 
 
 def state_words(job: Job) -> tuple[str, Tone | str]:

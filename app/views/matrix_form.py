@@ -8,12 +8,13 @@ from sqlalchemy.orm import Session
 
 from app.evaluation_forms import BUILT_IN, PAIR, matrix_request, served_request
 from app.links import leads
-from app.views.asking import AS_SETTINGS_SAY, command_of, form_end, started
+from app.views.asking import command_of, form_end, started
 from app.views.choices import Choices
 from app.widgets.elements import block, closed_accordion, notice, on_changes
-from app.widgets.fields import dropdown, one_line, whole_number
+from app.widgets.fields import dropdown
 from app.widgets.problems import saying_errors
 from app.widgets.review import review
+from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
 from ops.homes import names
 from speculoos.settings import Settings
@@ -22,9 +23,10 @@ from speculoos.suites import title
 from tracking import queries
 from tracking.db import reading
 from tracking.tables import Base, Checkpoint, Dataset
-from workers.ask import estimates, matrix
-from workers.ask.command_line import command_for
-from workers.ask.outputs import suite_of
+from workers.jobs import estimates, matrix
+from workers.jobs.command_line import command_for
+from workers.jobs.evaluate import suite_of
+from workers.jobs.requests import Evaluate, Matrix
 
 TREES = (
     "own: as the checkpoint is tuned · chain 4 · tree 4x2x1 · ngram (a base alone) · or options as JSON. One a line."
@@ -48,8 +50,8 @@ class MatrixForm:
                 self.temperatures = gr.Textbox(
                     "0", label="Temperatures", info="0 is greedy; several: 0, 1", elem_id="matrix-temperatures"
                 )
-                self.limit = whole_number(10, "Questions of a suite at most", "matrix-limit")
-                self.tokens = whole_number(64, "Most tokens of a turn", "matrix-tokens")
+                self.limit = setting_control(Matrix.options()["limit"], "matrix-limit", value=10)
+                self.tokens = setting_control(Matrix.options()["max_tokens"], "matrix-tokens", value=64)
             self.trees = gr.Textbox("own", label="Trees", info=TREES, lines=2, max_lines=8, elem_id="matrix-trees")
             self.review, self.said, self.start, self.target = form_end("matrix", "Start measuring")
         fields = [self.models, self.suites, self.temperatures, self.trees, self.limit, self.tokens]
@@ -72,7 +74,7 @@ class MatrixForm:
     def _review(self, *values: Any) -> str:
         request = matrix_request(*values)
         with reading(self.settings) as session:
-            matrix.check(session, request)
+            request.check(session)
             found, missing = len(matrix.cells(session, request)), matrix.left_out(session, request)
             estimate = estimates.estimate(session, request, self.settings.home)
             command = command_for(request, names(session))
@@ -93,14 +95,13 @@ class ServerForm:
             block(tag("p", safe(SERVER), class_="sp-lead"))
             with gr.Row():
                 self.endpoint = dropdown([], label="Server", elem_id="served-endpoint")
-                self.model = one_line("Model there", "served-model", info=AS_SETTINGS_SAY)
-                why = "For a speedup, where the server has it."
-                self.plain = one_line("The same without a draft", "served-plain", info=why)
+                self.model = setting_control(Evaluate.options()["endpoint_model"], "served-model")
+                self.plain = setting_control(Evaluate.options()["plain_model"], "served-plain")
             with gr.Row():
                 self.serves = dropdown([], label="What it serves", elem_id="served-serves")
                 self.suite = dropdown([], label="Suite", elem_id="served-suite")
-                self.limit = whole_number(10, "Questions at most", "served-limit")
-                self.tokens = whole_number(64, "Most tokens of a turn", "served-tokens")
+                self.limit = setting_control(Evaluate.options()["limit"], "served-limit", value=10)
+                self.tokens = setting_control(Evaluate.options()["max_tokens"], "served-tokens", value=64)
             self.review, self.said, self.start, self.target = form_end("served", "Ask it")
         fields = [self.endpoint, self.model, self.plain, self.serves, self.suite, self.limit, self.tokens]
         self.opens = [self.box, *fields, self.said]

@@ -15,7 +15,7 @@ from speculoos.errors import BadInput
 from speculoos.settings import Settings
 from tracking import queries
 from tracking.tables import Checkpoint
-from workers.ask.requests import ReplayRequest
+from workers.jobs.requests import ReplayRequest
 
 INFO = "Answers that this base wrote, or a file of recorded ones imported on the Data page as answered conversations."
 

@@ -9,11 +9,12 @@ from typing import Any
 import gradio as gr
 
 from app.widgets.elements import block, closed_accordion
+from app.widgets.setting_fields import setting_control
 from app.widgets.text import safe, tag
 from models.methods import METHODS, SETTINGS
 from models.methods.settings import Setting
 from tracking.tables import Dataset
-from workers.ask import sizes
+from workers.jobs import sizes
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "How long": ("epochs", "max_steps", "max_minutes", "patience"),
@@ -104,20 +105,9 @@ def label(setting: Setting) -> str:
 
 def control(setting: Setting) -> Any:
     """The control for one setting."""
-    common = {
-        "label": label(setting),
-        "info": setting.help,
-        "elem_id": f"set-{setting.name}",
-        "min_width": 230,
-    }
-    default = setting.default
+    common = {"label": label(setting), "min_width": 230}
     if setting.is_open:
-        return gr.Number(None, precision=0, placeholder="by the data", **common)
-    if isinstance(default, bool):
-        return gr.Checkbox(default, **common)
-    if setting.choices:
-        return gr.Dropdown(list(setting.choices), value=default, **common)
-    if isinstance(default, int | float):
-        return gr.Number(default, precision=0 if isinstance(default, int) else None, **common)
-    text = ", ".join(map(str, default)) if isinstance(default, list | tuple) else default
-    return gr.Textbox(text, max_lines=1, **common)
+        return gr.Number(
+            None, precision=0, placeholder="by the data", info=setting.help, elem_id=f"set-{setting.name}", **common
+        )
+    return setting_control(setting, f"set-{setting.name}", **common)

@@ -21,7 +21,7 @@ from tracking import trainings
 from tracking.evaluations import number
 from tracking.tables import Evaluation
 from tracking.trainings import Training
-from workers.ask.requests import Train, from_json
+from workers.jobs.requests import Train, from_json
 
 MOST_MEASURED = 6
 """Ways to measure that are shown; the leaderboard has all."""

@@ -16,14 +16,13 @@ from app.widgets.problems import saying_errors
 from app.widgets.review import command_box
 from app.widgets.text import safe, tag
 from ops.homes import names
-from speculoos.errors import BadInput
 from speculoos.settings import DTYPES, Settings
 from tracking.db import reading
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job
-from workers.ask import estimates
-from workers.ask.command_line import command_for
-from workers.ask.requests import Tune
+from workers.jobs import estimates
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import Tune
 
 USUAL = [("As the settings say", ""), *((name, name) for name in DTYPES if name != "auto")]
 EDITOR = (
@@ -104,7 +103,5 @@ def under_way(session: Session, row: Checkpoint) -> str:
 
 
 def tune_request(row: Checkpoint, dtype: str | None, keep: bool) -> Tune:
-    """What the form says. Raises BadInput."""
-    if dtype and dtype not in DTYPES:
-        raise BadInput(f"Precision: expected one of {', '.join(DTYPES)}.")
+    """The form's request; `submit` checks the precision."""
     return Tune(base_id=row.base_id, checkpoint_id=row.id, dtype=dtype or "", keep=bool(keep))

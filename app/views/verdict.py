@@ -14,7 +14,7 @@ from app.widgets.text import tag
 from models.methods import METHODS
 from tracking.evaluations import number
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.ask.extend import prompts_left
+from workers.jobs.extend import prompts_left
 
 PAYS = 1.3
 """τ that a drafting step must bring to be as fast as plain decoding: it costs about 1.3 plain steps."""

@@ -3,7 +3,7 @@
 from app.widgets.elements import notice, tiles
 from app.widgets.formatting import rounded, size
 from app.widgets.text import safe, tag
-from workers.ask.estimates import Estimate
+from workers.jobs.estimates import Estimate
 
 
 def review(estimate: Estimate, command: str) -> str:

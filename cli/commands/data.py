@@ -6,55 +6,48 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.fields import request_options
 from cli.console import Json, Wait, figures, finish, listed, say, table
 from speculoos.errors import BadInput
 from speculoos.settings import Settings
+from workers.jobs.import_prompts import FIELDS_HELP, HUB
+from workers.jobs.request import Request
+from workers.jobs.requests import GenerateData, ImportAnswered, ImportPrompts
 
 app = listed("Prompt sets and generated conversations.")
 Name = Annotated[str, typer.Option(help="Name of the new data set.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Take only the first rows.")]
 Reference = Annotated[str, typer.Argument(help="Name or id of a data set.")]
 SHOWN_BAD = 20
 
 
 @app.command("import")
+@request_options(ImportPrompts, "limit", "suite")
 def import_file(
     file: Annotated[
         str, typer.Argument(help="JSONL, JSON, CSV or parquet file, or a data set on the hub: hub:OWNER/NAME[:SPLIT].")
     ] = "",
     name: Name = "",
-    limit: Limit = None,
     answered: Annotated[
         bool, typer.Option("--answered", help="Keep the answers: data to train on, written by --model or its equal.")
     ] = False,
     model: Annotated[str, typer.Option(help="Base model that wrote the answers; with --answered.")] = "",
-    suite: Annotated[
-        str,
-        typer.Option(
-            help="Read it as this suite: mt_bench, humaneval, gsm8k or spec_bench. Without a file it is fetched from "
-            "the hub."
-        ),
-    ] = "",
-    fields: Annotated[
-        list[str] | None,
-        typer.Option("--field", help="What a column is, as prompt=COLUMN, answer=…, messages=…; may be repeated."),
-    ] = None,
+    fields: Annotated[list[str] | None, typer.Option("--field", help=FIELDS_HELP)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Of a data set on the hub: say what would be fetched, and fetch nothing.")
     ] = False,
     estimate: EstimateOnly = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Read a file of prompts, or with --answered of conversations; rows that cannot be used are reported by line and
     left out. A suite (--suite) must be whole and in its own form."""
     from cli.commands.targets import base_id
     from cli.follow import run_request
     from ops.homes import open_home
-    from workers.ask.requests import HUB, ImportAnswered, ImportPrompts, Request
 
     if answered != bool(model):
         raise BadInput("Say --answered together with --model BASE, the model that wrote the answers.")
-    suite = _suite(suite, answered)
+    suite = _suite(options["suite"], answered)
     settings = open_home()
     if file.startswith(HUB):
         if suite:
@@ -66,7 +59,7 @@ def import_file(
         given = _here(file, suite)
     if dry_run:
         return None
-    given |= {"limit": limit, "fields": _fields(fields, suite)}
+    given |= {"limit": options["limit"], "fields": _fields(fields, suite)}
     if answered:
         request: Request = ImportAnswered(base_id=base_id(settings, model), **given)
     else:
@@ -132,88 +125,52 @@ def add_builtin(
     from ops.homes import open_home
     from speculoos.people import account
     from tracking.db import reading
-    from workers.ask import builtin
+    from workers.jobs.add_builtin import add, added_sets
+    from workers.jobs.builtin import BUILT_IN, find_built_in
 
     settings = open_home()
     with reading(settings) as session:
-        here = builtin.here(session)
+        here = added_sets(session)
     if not name:
-        sets = [{"name": b.name, "rows": b.rows, "dataset_id": here.get(b.name, "")} for b in builtin.BUILT_IN.values()]
+        sets = [{"name": b.name, "rows": b.rows, "dataset_id": here.get(b.name, "")} for b in BUILT_IN.values()]
         rows = [(each["name"], each["rows"], "here" if each["dataset_id"] else "not added") for each in sets]
         return finish(sets, as_json, table(rows, ("name", "rows", "")))
-    builtin.find_built_in(name)
+    find_built_in(name)
     said = f"“{name}” is here already.\n" if name in here else ""
     if name not in here:
         asked = {"user": account(), "settings": settings}
-        (job,) = run_jobs(settings, lambda: [builtin.add(name, **asked).job], "io", wait=True)
+        (job,) = run_jobs(settings, lambda: [add(name, **asked).job], "io", wait=True)
         here[name] = job.request["dataset_id"]
     result = describe(settings, here[name])
     return finish({**result, "already": bool(said)}, as_json, said + _imported(result))
 
 
 @app.command()
+@request_options(GenerateData)
 def generate(
     prompts: Annotated[str, typer.Option(help="Data set of prompts.")],
     model: Annotated[
         str, typer.Option(help="Base model that answers; with --endpoint the one it serves, for exact token ids.")
     ] = "",
-    endpoint: Annotated[
-        str, typer.Option(help="Endpoint of settings.toml that answers, in place of a model; several: a,b.")
-    ] = "",
-    endpoint_model: Annotated[str, typer.Option(help="Model name to ask that endpoint for.")] = "",
     name: Name = "",
-    limit: Limit = None,
-    system_prompt: Annotated[str, typer.Option(help="System prompt put before each conversation.")] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this mass.")] = 1.0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered at once.")] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop by the clock and keep what is finished.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
-    shard_rows: Annotated[
-        int | None, typer.Option(min=1, help="Prompts of a shard, which any worker may take. Default: 5000.")
-    ] = None,
-    temperatures: Annotated[
-        str, typer.Option(help="Several, as 0.0,0.3,0.7, in place of one: prompts and samples are spread over them.")
-    ] = "",
-    replace_system: Annotated[
-        bool, typer.Option("--replace-system", help="The system prompt (or none) in place of the prompts' own.")
-    ] = False,
-    api: Annotated[
-        str, typer.Option(help="How an endpoint is asked: chat, or completions (with --model, whose template is used).")
-    ] = "chat",
-    drop_cut: Annotated[bool, typer.Option("--drop-cut", help="Leave out what --max-tokens cut.")] = False,
-    unique: Annotated[bool, typer.Option("--unique", help="Leave out conversations that are there twice.")] = False,
-    hidden_states_store: Annotated[
-        str, typer.Option(help="Keep the model's last hidden states there, for trainings of Medusa heads that name it.")
-    ] = "",
     estimate: EstimateOnly = False,
     wait: Wait = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Answer prompts with a base model (or an endpoint): the training data for its draft."""
     from cli.follow import run_request
     from ops.homes import open_home
     from tracking import queries
     from tracking.db import reading
-    from workers.ask.command_line import parse_numbers
-    from workers.ask.requests import GenerateData
 
-    if not (model or endpoint):
-        raise BadInput("Say who answers: --model NAME, or --endpoint NAME.")
+    if not (model or options["endpoint"]):
+        raise BadInput("Name the model that answers: --model NAME, or --endpoint NAME.")
     settings = open_home()
     with reading(settings) as session:
         source_id = queries.find_dataset(session, prompts).id
         base_id = queries.find_base(session, model).id if model else ""
-    request = GenerateData(
-        **{"source_id": source_id, "base_id": base_id, "endpoint": endpoint, "endpoint_model": endpoint_model},
-        **{"limit": limit, "system_prompt": system_prompt, "max_tokens": max_tokens, "temperature": temperature},
-        **{"top_p": top_p, "batch_size": batch_size, "seed": seed, "max_minutes": max_minutes},
-        **{"samples": samples, "shard_rows": shard_rows, "replace_system": replace_system, "api": api},
-        **{"drop_cut": drop_cut, "unique": unique, "hidden_states_store": hidden_states_store},
-        temperatures=parse_numbers("--temperatures", temperatures),
-    )
+    request = GenerateData(source_id=source_id, base_id=base_id, **options)
     if estimate:
         return show_estimate(settings, request, as_json)
     return _generated(settings, run_request(settings, request, name, wait), as_json)
@@ -233,7 +190,7 @@ def extend(
     from speculoos.people import account
     from tracking import queries
     from tracking.db import reading
-    from workers.ask import extend as asking
+    from workers.jobs import extend as asking
 
     settings = open_home()
     with reading(settings) as session:

@@ -9,7 +9,7 @@ from cli.console import figures, finish
 from speculoos.settings import Settings
 
 if TYPE_CHECKING:
-    from workers.ask.requests import Request
+    from workers.jobs.requests import Request
 
 EstimateOnly = Annotated[
     bool, typer.Option("--estimate", help="Only estimate time, disk and memory; nothing is started.")
@@ -18,9 +18,9 @@ EstimateOnly = Annotated[
 
 def show_estimate(settings: Settings, request: "Request", as_json: bool) -> None:
     """Check the request as a submit would, and print what it will take. Raises what a submit raises."""
-    from workers.ask.submit import reckon
+    from workers.jobs.submit import check_and_estimate
 
-    found = reckon(settings, request)
+    found = check_and_estimate(settings, request)
     result = {
         **{"kind": request.kind, "seconds": _whole(found.seconds), "longest_seconds": _whole(found.longest)},
         **{"disk_bytes": _whole(found.disk), "memory_bytes": _whole(found.memory), "steps": found.steps},

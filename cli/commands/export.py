@@ -40,7 +40,7 @@ def export(
     """Write a checkpoint as a zip with its sums, or in a server's format, compared with what that server reads."""
     from formats import OWN, find_format
     from ops.homes import open_home
-    from workers.ask.requests import Export
+    from workers.jobs.requests import Export
 
     settings = open_home()
     row = find(settings, checkpoint)

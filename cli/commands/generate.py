@@ -47,7 +47,7 @@ def generate(
     from models.chat import render
     from models.methods import trees
     from ops.homes import open_home
-    from workers.ask.command_line import parse_settings
+    from workers.jobs.parsing import parse_settings
 
     config = GenerateConfig(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, acceptance=acceptance

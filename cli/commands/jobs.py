@@ -55,7 +55,7 @@ def log(
 @app.command()
 def cancel(reference: Reference, as_json: Json = False) -> None:
     """Ask a job to stop; what it finished is kept."""
-    from workers.ask.submit import request_cancel
+    from workers.jobs.submit import request_cancel
 
     settings, found = _find(reference)
     job = request_cancel(found.id, settings)
@@ -67,7 +67,7 @@ def cancel(reference: Reference, as_json: Json = False) -> None:
 def retry(reference: Reference, wait: Wait = False, as_json: Json = False) -> None:
     """Queue a failed or cancelled job again; it goes on from its last checkpoint or shard."""
     from cli.follow import run_jobs
-    from workers.ask import submit
+    from workers.jobs import submit
 
     settings, found = _find(reference)
     (job,) = run_jobs(settings, lambda: [submit.retry(found.id, settings)], found.queue, wait=wait)

@@ -4,11 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.commands.fields import request_options
 from cli.console import Json, Wait, figures, finish
 from speculoos.settings import Settings
 from speculoos.suites import BUILT_IN
+from workers.jobs.matrix import Matrix
 
 
+@request_options(Matrix, "limit", "max_tokens", "seed")
 def matrix(
     model: Annotated[list[str], typer.Option(help="Base model or BASE@CHECKPOINT; once for each.")],
     suite: Annotated[list[str] | None, typer.Option(help="Data set of questions, or built_in; once for each.")] = None,
@@ -19,23 +22,20 @@ def matrix(
         typer.Option(help='own, "chain 4", "tree 4x2x1", ngram, or options as JSON; once for each.'),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Precision of base and draft; once for each.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most questions of a suite.")] = 20,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a turn.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     name: Annotated[str, typer.Option(help="Name of the job.")] = "",
     estimate: Annotated[bool, typer.Option("--estimate", help="Say how many evaluations and how long, only.")] = False,
     wait: Wait = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Measure every combination. What was measured stays when it is stopped or killed, and it goes on from there."""
     from cli.follow import run_request
     from ops.homes import open_home
 
     settings = open_home()
-    asked = {"temperatures": temperature, "top_ps": top_p, "dtypes": dtype}
-    given = {key: values for key, values in asked.items() if values}
-    given |= {"limit": limit, "max_tokens": max_tokens, "seed": seed}
-    request = request_of(settings, model, suite or [BUILT_IN], tree or [], given)
+    lists = {"temperatures": temperature, "top_ps": top_p, "dtypes": dtype}
+    options |= {key: values for key, values in lists.items() if values}
+    request = request_of(settings, model, suite or [BUILT_IN], tree or [], options)
     if estimate:
         result = expected(settings, request)
         finish(result, as_json, figures(result))
@@ -45,30 +45,29 @@ def matrix(
 
 
 def request_of(
-    settings: Settings, models: list[str], suites: list[str], trees: list[str], given: dict[str, Any]
+    settings: Settings, models: list[str], suites: list[str], trees: list[str], options: dict[str, Any]
 ) -> Any:
     """Names as the ids they mean. Raises NotFound and BadInput."""
     from models.methods.trees import parse
     from tracking import queries
     from tracking.db import reading
-    from workers.ask.requests import Matrix
 
     with reading(settings) as session:
         found = [queries.find_model(session, model) for model in models]
         rows = [{"base_id": base.id, "checkpoint_id": draft.id if draft else ""} for base, draft in found]
         sets = ["" if suite == BUILT_IN else queries.find_dataset(session, suite).id for suite in suites]
     drafting = {"drafting": [parse(tree) for tree in trees]} if trees else {}
-    return Matrix(models=rows, suites=sets, **drafting, **given)
+    return Matrix(models=rows, suites=sets, **drafting, **options)
 
 
 def expected(settings: Settings, request: Any) -> dict[str, Any]:
     """How many cells, and what they take: `longest_seconds` where a busy machine makes them repeat their questions."""
     from tracking.db import reading
-    from workers.ask import estimates
-    from workers.ask import matrix as asking
+    from workers.jobs import estimates
+    from workers.jobs import matrix as asking
 
     with reading(settings) as session:
-        asking.check(session, request)
+        request.check(session)
         cells, missing = len(asking.cells(session, request)), asking.left_out(session, request)
         found = estimates.estimate(session, request, settings.home)
     times = {"seconds": found.seconds, "longest_seconds": found.longest}

@@ -52,7 +52,7 @@ def add(
     """Bring a base model here: fetch, convert, hash, write its card."""
     from cli.follow import run_request
     from ops.homes import open_home
-    from workers.ask.requests import FetchModel
+    from workers.jobs.requests import FetchModel
 
     settings, (source, location) = open_home(), _located(location, source, SOURCES)
     if source == "starter":
@@ -81,7 +81,7 @@ def add_draft(
     from cli.follow import run_request
     from ops.homes import open_home
     from tracking import queries
-    from workers.ask.requests import ImportDraft
+    from workers.jobs.requests import ImportDraft
 
     settings, (source, location) = open_home(), _located(location, source, DRAFT_SOURCES)
     base = base_id(settings, model)

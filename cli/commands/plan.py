@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.fields import request_options
 from cli.console import Json, finish, say, table
 from speculoos.errors import BadInput
+from workers.jobs.requests import PlanRequest
 
 
+@request_options(PlanRequest)
 def plan(
     model: Annotated[str, typer.Argument(help="BASE or BASE@CHECKPOINT: a name, or a base's folder.")],
     machine: Annotated[Path | None, typer.Option(help="Another machine's figures instead of measuring here.")] = None,
@@ -19,52 +22,43 @@ def plan(
         Path | None, typer.Option(help="A trace, or an evaluation's JSON, instead of asking a few questions.")
     ] = None,
     questions: Annotated[str, typer.Option(help="Prompt file, or a data set's name; default the built-in set.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Most questions.")] = 6,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Most new tokens of an answer.")] = 48,
-    batches: Annotated[str, typer.Option(help="Sequences at once to plan for, such as 1,4,16.")] = "1,2,4,8,16",
-    layers: Annotated[str, typer.Option(help="Layers of standalone drafts to consider.")] = "2,4,8",
-    draft_hidden_size: Annotated[
-        int, typer.Option(min=0, help="Hidden size of standalone drafts; 0 for the base's.")
-    ] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Times each cost is measured.")] = 5,
     keep: Annotated[Path | None, typer.Option(help="File for the measured figures, to plan with elsewhere.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")] = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Predict the throughput of chains, trees and standalone drafts from what steps cost on a machine."""
-    from workers.ask.command_line import MOST_BATCH, MOST_LAYERS, parse_counts
-
-    asked = parse_counts("--batches", batches, MOST_BATCH), parse_counts("--layers", layers, MOST_LAYERS)
+    fields = PlanRequest(base_id="", **options)  # checks the options
     if estimate:
-        return _estimated(model, questions, machine, (limit, max_tokens, *asked), as_json)
+        return _estimated(model, questions, machine, options, as_json)
 
     from evaluation.costs import read_costs
     from evaluation.planner import Choices, predicted
     from speculoos.files import write_json
 
-    choices = Choices(tuple(asked[0]), tuple(asked[1]), rounds, max_tokens, draft_hidden_size)
+    choices = Choices(tuple(fields.batches), tuple(fields.layers), rounds, fields.max_tokens, fields.draft_hidden_size)
     costs = read_costs(machine) if machine else None
     curves = read_curves(acceptance) if acceptance else None
     if costs and (curves or "@" not in model):
         found = predicted(costs, curves)  # the target may be one that cannot run here
     else:
-        found = _measured(model, costs, curves, choices, (questions, limit), device)
+        found = _measured(model, costs, curves, choices, (questions, fields.limit), device)
     if keep:
         write_json(keep.expanduser(), found["costs"])
     return finish({"model": model, **found}, as_json, words(found))
 
 
-def _estimated(model: str, questions: str, machine: Path | None, asked: tuple[Any, ...], as_json: bool) -> None:
+def _estimated(model: str, questions: str, machine: Path | None, options: dict[str, Any], as_json: bool) -> None:
     """What the plan of a model that is here would take; with another machine's figures nothing is measured."""
     from cli.commands.evaluate import served
     from ops.homes import open_home
-    from workers.ask.requests import PlanRequest
 
     settings = open_home()
     found = served(settings, model, "", questions)
-    ids = found["base_id"], found["checkpoint_id"], found["dataset_id"]
-    show_estimate(settings, PlanRequest(*ids, *asked, costs={"machine": str(machine)} if machine else {}), as_json)
+    costs = {"machine": str(machine)} if machine else {}
+    show_estimate(settings, PlanRequest(**found, **options, costs=costs), as_json)
 
 
 def _measured(model: str, costs: Any, curves: Any, choices: Any, asked: tuple[str, int], device: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def quickstart(
     from cli.launch.services import Services, needed_for
     from ops.homes import open_home
     from speculoos.people import account
-    from workers.ask.quickstart import result, submit_quickstart
+    from workers.jobs.quickstart import result, submit_quickstart
 
     settings = open_home()
     with Services(settings, needed_for("io", "gpu")) as services:

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.fields import request_options
 from cli.console import Json, figures, finish, say
 from speculoos.errors import BadInput, NotFound
 from speculoos.reporting import ConsoleReporter
+from workers.jobs.requests import ReplayRequest
 
 app = typer.Typer(no_args_is_help=True, help="Record a model's outputs; judge a draft on recorded ones.")
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N; default SPECULOOS_DEVICE.")]
@@ -51,23 +53,24 @@ def record_outputs(
 
 
 @app.command("run")
+@request_options(ReplayRequest, "show")
 def run_draft(
     file: Annotated[Path, typer.Argument(help="Recorded outputs: a file, or a data set's folder or name.")],
     draft: Annotated[str, typer.Option(help="BASE@CHECKPOINT, a small model's folder, or ngram.")],
     model: Annotated[str, typer.Option(help="Base whose tokenizer reads the outputs; for ngram.")] = "",
     prompts: Annotated[Path | None, typer.Option(help="JSONL of prompts that goes with text of tensors.")] = None,
-    options: Annotated[
+    drafting: Annotated[
         list[str] | None, typer.Option("--set", help="Drafting option as key=value, such as depth=5.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most outputs.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of each output that count.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Prompts are texts to go on with, not turns of a chat.")] = False,
     machine: Annotated[Path | None, typer.Option(help="Figures of the target's machine, for its speed.")] = None,
-    show: Annotated[int, typer.Option(min=0, help="Outputs to keep for the Playground.")] = 3,
     keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Store the figures as an evaluation.")] = True,
     device: Device = "",
     estimate: EstimateOnly = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Judge a draft on recorded outputs: τ, and the speed it would give; the target's model is needed only for drafts
     that look at its hidden states."""
@@ -79,12 +82,12 @@ def run_draft(
     from evaluation.costs import read_costs
     from evaluation.replay import projected, replay, result
     from ops.homes import open_home
-    from workers.ask.command_line import parse_settings
+    from workers.jobs.parsing import parse_settings
 
     settings = open_home()
     file, name = find_recordings(settings, file)
     costs = read_costs(machine) if machine else None
-    drafting = parse_settings(options or ())
+    drafting = parse_settings(drafting or ())
     ref = None if draft == NGRAM or is_folder(draft) else resolve(settings, draft)
     recordings = read_recordings(file, prompts, limit, raw)
     opened = _open(settings, draft, ref, model, drafting, device or settings.device)
@@ -94,7 +97,7 @@ def run_draft(
     found = result(done, opened.target.base.tokenizer) | speed
     found["replayed"] = {"file": name, "rows": len(done.rows), "drafting": drafting, "draft": draft}
     if ref is not None and ref.base_id and keep:
-        found |= _keep(settings, ref, found, done, opened.target.base.tokenizer, drafting, show)
+        found |= _keep(settings, ref, found, done, opened.target.base.tokenizer, drafting, options["show"])
     return finish(found, as_json, figures({key: found[key] for key in FLAT if found.get(key) not in (None, [])}))
 
 
@@ -102,7 +105,6 @@ def _estimated(data: Path, draft: str, limit: int | None, as_json: bool) -> None
     """What judging a checkpoint on a data set of this home would take."""
     from cli.commands.evaluate import served
     from ops.homes import open_home
-    from workers.ask.requests import ReplayRequest
 
     settings = open_home()
     found = served(settings, draft, "", str(data))

@@ -7,9 +7,11 @@ import typer
 from typer.core import TyperCommand
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.fields import request_options
 from cli.console import Json, Wait, figures, finish, say
 from models.methods import METHODS, train_config
 from speculoos.errors import BadInput
+from workers.jobs.requests import Train
 
 
 class TrainCommand(TyperCommand):
@@ -48,12 +50,12 @@ def settings_help(config: Any) -> Iterable[tuple[str, str]]:
         yield f"{each.name}={shown.lower() if isinstance(value, bool) else shown}", f"{each.help} [{bounds}]"
 
 
+@request_options(Train)
 def train(
     what: Annotated[str, typer.Argument(help=f"A method ({', '.join(METHODS)}), or a recipe's name or file.")],
     model: Annotated[str, typer.Option(help="Base model to draft for.")],
     data: Annotated[list[str], typer.Option(help="Data set of conversations; may be repeated.")],
     name: Annotated[str, typer.Option(help="Name of the new checkpoint.")] = "",
-    recipe: Annotated[str, typer.Option(help="Recipe whose settings are the start, by name or file.")] = "",
     experiment: Annotated[str, typer.Option(help="Experiment it belongs to, made if it is new.")] = "",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
@@ -62,6 +64,7 @@ def train(
     estimate: EstimateOnly = False,
     wait: Wait = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Train a draft; the base stays frozen. `train METHOD --help` lists the method's settings."""
     from cli.follow import run_jobs
@@ -71,14 +74,14 @@ def train(
     from tracking import queries
     from tracking.db import reading
     from tracking.reports import last_metrics
-    from workers.ask.command_line import parse_settings
-    from workers.ask.submit import submit_training
+    from workers.jobs.parsing import parse_settings
+    from workers.jobs.submit import submit_training
 
     home = open_home()
     with reading(home) as session:
         base = queries.find_base(session, model)
         base_id, base_path, dataset_ids = base.id, base.path, [queries.find_dataset(session, d).id for d in data]
-    request = make_request(what, recipe, base_id, dataset_ids, parse_settings(settings or ()))
+    request = make_request(what, base_id, dataset_ids, parse_settings(settings or ()), **options)
     if unserved := nowhere(request.method, base_path):
         say(unserved)
     if estimate:
@@ -93,10 +96,11 @@ def train(
     return finish({**result, "settings": row.config}, as_json, figures(result))
 
 
-def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], changes: dict):  # noqa: ANN201
+def make_request(
+    what: str, base_id: str, dataset_ids: list[str], changes: dict[str, Any], *, recipe: str = "", **options: Any
+) -> Train:
     """The Train request: the recipe's settings, changed by `changes`, checked now rather than in the job."""
     from models.methods.recipes import is_built_in, load_recipe
-    from workers.ask.requests import Train
 
     if what not in METHODS:
         recipe, what = what, ""
@@ -110,5 +114,12 @@ def make_request(what: str, recipe: str, base_id: str, dataset_ids: list[str], c
     kept = changes if is_built_in(recipe) else chosen  # the job reads a built-in recipe again
     values = {key: value for key, value in config.to_json().items() if key in kept and key != "method"}
     first, *more = dataset_ids
-    data = {"dataset_id": first, "more_dataset_ids": more}
-    return Train(method=config.method, base_id=base_id, settings=values, recipe=recipe, **data)
+    return Train(
+        method=config.method,
+        base_id=base_id,
+        dataset_id=first,
+        more_dataset_ids=more,
+        settings=values,
+        recipe=recipe,
+        **options,
+    )

@@ -1,42 +1,38 @@
 """speculoos tune: the tree with which a checkpoint gives the most tokens a second here, found by a job."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.commands.fields import request_options
 from cli.console import Json, finish, table
 from models.methods.trees import NOT_KEPT
 from speculoos.errors import BadInput
-from speculoos.settings import DTYPES
+from workers.jobs.requests import Tune
 
 
+@request_options(Tune)
 def tune(
     model: Annotated[str, typer.Argument(help="BASE@CHECKPOINT.")],
     questions: Annotated[str, typer.Option(help="A data set's name; default the end of the built-in set.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Most questions.")] = 6,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Most new tokens of an answer.")] = 48,
-    dtype: Annotated[str, typer.Option(help="Precision of base and draft; default SPECULOOS_DTYPE.")] = "",
-    keep: Annotated[bool, typer.Option(help="Draft with the tree from now on, where it pays.")] = True,
     estimate: EstimateOnly = False,
     as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Find the tree that is fastest on this machine, and whether plain decoding is faster than any."""
     from cli.follow import run_request
     from ops.homes import open_home
     from tracking import queries
     from tracking.db import reading
-    from workers.ask.requests import Tune
 
-    if dtype and dtype not in DTYPES:
-        raise BadInput(f"--dtype {dtype}: expected one of {', '.join(DTYPES)}.")
     settings = open_home()
     with reading(settings) as session:
         base, draft = queries.find_model(session, model)
         if draft is None:
             raise BadInput(f"{model}: name the draft too, as BASE@CHECKPOINT.")
         data = queries.find_dataset(session, questions).id if questions else ""
-    request = Tune(base.id, draft.id, data, limit, max_tokens, dtype, keep)
+    request = Tune(base_id=base.id, checkpoint_id=draft.id, dataset_id=data, **options)
     if estimate:
         return show_estimate(settings, request, as_json)
     job = run_request(settings, request)

@@ -6,9 +6,11 @@ Default, range, choices and help text of a setting stand on one line. No torch h
 import math
 import re
 from dataclasses import dataclass
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticUndefined
 
 from speculoos.errors import BadInput
 
@@ -260,16 +262,18 @@ class Setting:
     low: float | None = None
     high: float | None = None
     label: str = ""
+    kind: type = str
 
     @property
     def expected(self) -> str:
         """What a value has to be, in words."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        for kind, words in WORDS.items():
-            if isinstance(self.default, kind):
-                return words
-        return "a whole number, or nothing" if self.is_open else "a text"
+        return WORDS.get(self.kind, "a text") + (", or nothing" if self.is_open else "")
+
+    @property
+    def required(self) -> bool:
+        return self.default is PydanticUndefined
 
     @property
     def is_open(self) -> bool:
@@ -278,27 +282,34 @@ class Setting:
 
     @property
     def range(self) -> str:
-        return f"{self.low:g} to {self.high:g}"
+        return f"{self.low:.10g} to {self.high:.10g}" if self.high is not None else f"{self.low:.10g} or more"
 
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of whole numbers"}
 
 
-def settings_of(config: type[TrainConfig], methods: tuple[str, ...] = ()) -> list[Setting]:
+def settings_of(config: type[BaseModel], methods: tuple[str, ...] = ()) -> list[Setting]:
     """The settings of a method's class, `method` itself left out, those of every method first."""
     return [_setting(name, field, methods) for name, field in config.model_fields.items() if name != "method"]
 
 
-def first_problem(error: ValidationError, config: type[TrainConfig]) -> BadInput:
-    """pydantic's complaints as one sentence about the first field that is wrong."""
+def first_problem(
+    error: ValidationError, config: type[BaseModel], owner: str = "", *, by_label: bool = False
+) -> BadInput:
+    """pydantic's errors as one sentence about the first wrong field, by its name or its label; `owner` begins a
+    sentence about an unknown field."""
     problem = error.errors()[0]
     name = str(problem["loc"][0])
     known = {setting.name: setting for setting in settings_of(config)}
     if name not in known:
-        return BadInput(f"{name}: no such training setting; known are {', '.join(known)}.")
-    outside = problem["type"] in ("greater_than_equal", "less_than_equal")
-    expected = known[name].range if outside else known[name].expected
-    return BadInput(f"{name}: expected {expected}, got {problem['input']!r}.")
+        return BadInput(f"{owner or f'{name}: '}unknown field {name!r}; known are {', '.join(known)}.")
+    setting = known[name]
+    shown = setting.label if by_label else name
+    if problem["type"] == "missing":
+        return BadInput(f"{shown}: a value is missing.")
+    outside = problem["type"] in ("greater_than_equal", "less_than_equal", "finite_number")
+    expected = setting.range if outside and setting.low is not None else setting.expected
+    return BadInput(f"{shown}: expected {expected}, got {problem['input']!r}.")
 
 
 def _setting(name: str, field: Any, methods: tuple[str, ...]) -> Setting:
@@ -307,4 +318,15 @@ def _setting(name: str, field: Any, methods: tuple[str, ...]) -> Setting:
     own = () if name in TrainConfig.model_fields else methods
     label = field.title or name.replace("_", " ").capitalize()
     low, high = limits.get("ge"), limits.get("le")
-    return Setting(name, field.default, field.description or "", own, choices, low, high, label)
+    default = field.get_default(call_default_factory=True)
+    return Setting(name, default, field.description or "", own, choices, low, high, label, _kind(field.annotation))
+
+
+def _kind(annotation: Any) -> type:
+    """bool, int, float, str, tuple or dict, of an annotation such as `int | None`."""
+    if get_origin(annotation) is Literal:
+        return str
+    if get_origin(annotation) is UnionType:
+        return _kind(next(part for part in get_args(annotation) if part is not NoneType))
+    kind = get_origin(annotation) or annotation
+    return tuple if kind is list else kind

@@ -17,7 +17,7 @@ from models.runtime.linear import pack
 from speculoos.files import write_json
 
 PROBE = "machine.json"
-"""The file in the home that keeps it; `workers.ask.pace` reads it."""
+"""The file in the home that keeps it; `workers.jobs.pace` reads it."""
 WIDTH, ROWS, FEW, LAYERS, TIMES = 2048, 256, 4, 8, 5
 SIZE = WIDTH * WIDTH * LAYERS
 """Weights that are multiplied."""

@@ -23,10 +23,10 @@ from tests.workers.conftest import wait_until
 from tracking import changes, db, jobs, stored
 from tracking.stored import Files
 from tracking.tables import Checkpoint, Dataset, new_id
-from workers.ask.requests import Export
-from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import export
+from workers.jobs.requests import Export
+from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
 

@@ -8,7 +8,7 @@ from tests.tools.asgi import ask
 from tests.tools.loops import run_async
 from tracking.db import writing
 from tracking.tables import Job
-from workers.ask.requests import Evaluate
+from workers.jobs.requests import Evaluate
 
 
 def test_the_form_of_a_server_that_is_gone_opens_and_says_so(tmp_path: Path) -> None:

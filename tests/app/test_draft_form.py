@@ -25,10 +25,10 @@ from tests.formats.imports import writers
 from tests.tools.homes import add_base
 from tracking import db, jobs
 from tracking.tables import Base, Checkpoint, Job
-from workers.ask.command_line import command_for
-from workers.ask.requests import ImportDraft
 from workers.child.context import Context
 from workers.child.work import import_draft
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import ImportDraft
 from workers.timing import JobTiming
 
 NASTY = "<img src=x onerror=alert(1)>${alert(1)}"

@@ -15,9 +15,9 @@ from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.evaluations import columns_of
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.ask.command_line import extend_command
-from workers.ask.extend import prompts_left
-from workers.ask.requests import KINDS
+from workers.jobs.command_line import extend_command
+from workers.jobs.extend import prompts_left
+from workers.jobs.requests import KINDS
 
 WAYS = Ways(extend="/extend", data="/data", longer="/longer", method="/method", chat="/chat", evaluate="/evaluate")
 NONE = Trained(tau=1.5, measured=False)

@@ -11,7 +11,7 @@ from speculoos.settings import Settings, load
 from tracking import jobs, reports, runs
 from tracking.db import reading, upgrade, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.ask.requests import ReplayRequest
+from workers.jobs.requests import ReplayRequest
 
 NASTY = "<img src=x onerror=alert(1)> ${alert(1)}"
 PROMPTS = [

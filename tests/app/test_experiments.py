@@ -23,7 +23,7 @@ from speculoos.settings import Settings
 from tracking import changes, db, experiments, lineage
 from tracking.reports import JobReport, write
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job
-from workers.ask.requests import Export, Train
+from workers.jobs.requests import Export, Train
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 FORMULA = "=1+1"

@@ -23,10 +23,10 @@ from speculoos.settings import Settings
 from tests.tools.homes import add_base
 from tracking import changes, db, jobs
 from tracking.tables import Checkpoint, Evaluation, new_id
-from workers.ask.requests import Export
-from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import export
+from workers.jobs.requests import Export
+from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
 

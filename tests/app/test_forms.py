@@ -11,7 +11,7 @@ from app.views.import_form import PROMPTS_ONLY, ImportForm
 from models.methods import METHODS, SETTINGS
 from speculoos.errors import BadInput, NotFound, SpeculoosError
 from speculoos.settings import Settings
-from workers.ask.requests import GenerateData, Train
+from workers.jobs.requests import GenerateData, Train
 
 ANSWERS = {"who": "base-1", "max_tokens": 64, "temperature": 0, "top_p": 1, "batch_size": 8, "seed": 0}
 
@@ -107,11 +107,11 @@ def test_an_endpoint_is_told_from_a_base():
         ("max_tokens", 2.5, "Most tokens of an answer"),
         ("temperature", -1, "Temperature: expected 0 to 5"),
         ("temperature", "nan", "Temperature"),
-        ("top_p", 0, "Top-p"),
+        ("top_p", 1.5, "Top-p"),
         ("temperatures", "0.1, warm", "Several temperatures: expected numbers"),
         ("temperatures", "0.1, 9", "Several temperatures: expected numbers from 0 to 5"),
         ("temperatures", "nan", "Several temperatures"),
-        ("who", "", "Who answers"),
+        ("who", "", "Model or endpoint"),
     ],
 )
 def test_a_wrong_box_is_named_in_the_words_of_the_page(box, value, words):
@@ -121,10 +121,10 @@ def test_a_wrong_box_is_named_in_the_words_of_the_page(box, value, words):
 
 def test_a_generate_form_round_trips():
     request = GenerateData("set-1", endpoint="mine", endpoint_model="big", limit=5, temperature=0.7, max_minutes=2.0)
-    assert forms.generate_request("set-1", **forms.generate_form(request.to_json())) == request
+    assert forms.generate_request("set-1", **forms.generate_form(request)) == request
     more = {"temperatures": (0.0, 0.7), "replace_system": True, "drop_cut": True, "unique": True, "api": "completions"}
     served = GenerateData("set-1", endpoint="mine", base_id="base-1", samples=2, **more)
-    assert forms.generate_request("set-1", **forms.generate_form(served.to_json())) == served
+    assert forms.generate_request("set-1", **forms.generate_form(served)) == served
     assert forms.generate_request("set-1", **ANSWERS, served="base-2", api="completions").api == "chat", "of endpoints"
 
 
@@ -134,8 +134,8 @@ def test_only_what_differs_from_the_recipe_is_kept():
     assert plain == Train("medusa", "b", "d", recipe="medusa-smoke")
     changed = forms.train_request("b", "d", "medusa", "medusa-smoke", {**values, "medusa_num_heads": 5})
     assert changed.settings == {"medusa_num_heads": 5}
-    assert forms.config_of(changed).medusa_num_heads == 5
-    assert forms.config_of(changed).max_steps == 20
+    assert changed.config.medusa_num_heads == 5
+    assert changed.config.max_steps == 20
 
 
 def test_without_a_recipe_only_what_differs_from_the_defaults_is_kept():

@@ -32,9 +32,8 @@ from tracking.leaderboard import LeaderboardView
 from tracking.paging import page
 from tracking.shards import Division, Shard
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
-from workers.ask import builtin
-from workers.ask.outputs import evaluation_columns
-from workers.ask.requests import Evaluate, Matrix
+from workers.jobs import add_builtin, builtin
+from workers.jobs.requests import Evaluate, Matrix
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 FORMULA = "=1+1"
@@ -343,13 +342,13 @@ def test_cells_outlive_their_matrix_and_stay_cells(filled: Settings) -> None:
 
 def test_the_built_in_questions_have_one_name(home: Settings) -> None:
     """Asked for as they are, or as the data set that the Data page makes of them."""
-    added = builtin.add(builtin.QUESTIONS, settings=home).dataset_id
+    added = add_builtin.add(builtin.QUESTIONS, settings=home).dataset_id
     own = {"original_name": "mine.jsonl", "path": "/x/mine.jsonl"}
     with db.writing(home) as session:
         session.get_one(Dataset, added).state = "ready"
         session.add(Dataset(id="mine", name=builtin.QUESTIONS + "-2", kind="prompts", state="ready", config=own))
         session.flush()
-        asked = [evaluation_columns(session, Evaluate(base_id="", dataset_id=data)) for data in ("", added, "mine")]
+        asked = [Evaluate(base_id="", dataset_id=data).columns(session) for data in ("", added, "mine")]
         offered = [value for _, value in matrix_form.suite_choices(session)]
     assert [(each["suite"], each["questions"]) for each in asked] == [
         ("built_in", "Built-in questions"),
@@ -420,12 +419,12 @@ def test_a_measurement_is_cloned_through_its_form(filled: Settings) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        replace(ONE, seed=3),
-        replace(ONE, top_p=0.9),
-        replace(ONE, dtype="bfloat16"),
-        replace(FULL, top_ps=[0.9, 1.0]),
-        replace(FULL, temperatures=[0.1234567]),
-        replace(SERVED, temperature=1.0),
+        ONE.changed(seed=3),
+        ONE.changed(top_p=0.9),
+        ONE.changed(dtype="bfloat16"),
+        FULL.changed(top_ps=[0.9, 1.0]),
+        FULL.changed(temperatures=[0.1234567]),
+        SERVED.changed(temperature=1.0),
     ],
 )
 def test_what_a_form_cannot_say_is_cloned_as_it_was(filled: Settings, request_: Evaluate | Matrix) -> None:
@@ -456,7 +455,7 @@ def test_the_page_opens_with_the_form_of_a_cloned_job(filled: Settings) -> None:
 
 
 def test_what_a_cloned_job_chose_and_is_gone_is_said(filled: Settings) -> None:
-    lost = opened(filled, clone=job_of(filled, replace(FULL, models=[*MODELS, {**MODELS[0], "base_id": "x"}])).id)
+    lost = opened(filled, clone=job_of(filled, FULL.changed(models=[*MODELS, {**MODELS[0], "base_id": "x"}])).id)
     assert lost["matrix-models"].value == ["base:", "base:one"] and "one thing" in lost["matrix-said"]
     assert "one thing that it chose" in opened(filled, clone=job_of(filled, SERVED).id)["served-said"]
     with db.writing(filled) as session:

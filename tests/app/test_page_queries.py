@@ -24,10 +24,10 @@ from speculoos.settings import Endpoint, Settings, StateServer
 from tracking import jobs as rows_of_jobs
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Experiment, Job, now
-from workers.ask import builtin, sizes
-from workers.ask.builtin import BUILT_IN
-from workers.ask.estimates import Estimate, estimate
-from workers.ask.requests import GenerateData, Train
+from workers.jobs import add_builtin, builtin, sizes
+from workers.jobs.builtin import BUILT_IN
+from workers.jobs.estimates import Estimate, estimate
+from workers.jobs.requests import GenerateData, Train
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 CARD = {
@@ -339,9 +339,9 @@ def test_the_step_limit_bounds_what_is_trained(epochs, steps, tokens):
 
 def test_a_method_the_base_cannot_carry_is_refused_with_the_reason(filled):
     with reading(filled) as rows:
-        train.check(rows, Train("medusa", "base", "answers"))
+        Train("medusa", "base", "answers").check(rows)
         with pytest.raises(Unsupported, match="no <b>middle"):
-            train.check(rows, Train("eagle3", "base", "answers"))
+            Train("eagle3", "base", "answers").check(rows)
 
 
 def test_answers_of_another_model_are_warned_of(filled):
@@ -436,16 +436,16 @@ def test_a_built_in_set_is_added_by_a_job_and_once(home, name):
 
 
 def test_a_built_in_set_is_known_after_renaming_and_added_anew_after_failing(home):
-    first = builtin.add(builtin.PROMPTS, settings=home)
+    first = add_builtin.add(builtin.PROMPTS, settings=home)
     with writing(home) as rows:
         rows.get(Dataset, first.dataset_id).name = "mine"
         rows.add(Dataset(name=builtin.QUESTIONS, kind="conversations", state="ready"))
-    assert builtin.add(builtin.PROMPTS, settings=home) == builtin.Added(first.dataset_id)
+    assert add_builtin.add(builtin.PROMPTS, settings=home) == add_builtin.Added(first.dataset_id)
     with writing(home) as rows:
         rows.get(Dataset, first.dataset_id).state = "failed"
-    again = builtin.add(builtin.PROMPTS, settings=home)
+    again = add_builtin.add(builtin.PROMPTS, settings=home)
     assert again.job and again.dataset_id != first.dataset_id
-    questions = builtin.add(builtin.QUESTIONS, settings=home)
+    questions = add_builtin.add(builtin.QUESTIONS, settings=home)
     with reading(home) as rows:
         assert rows.get(Dataset, questions.dataset_id).name == f"{builtin.QUESTIONS}-2", "another set has that name"
 
@@ -455,9 +455,9 @@ def test_a_set_of_an_earlier_version_is_known_by_its_file(home):
         old = Dataset(name="quickstart-prompts", kind="prompts", state="ready")
         old.config = {"path": "/elsewhere/corpus/quickstart_prompts.jsonl", "original_name": "quickstart-prompts.jsonl"}
         rows.add(old)
-    assert builtin.add(builtin.PROMPTS, settings=home) == builtin.Added(old.id)
+    assert add_builtin.add(builtin.PROMPTS, settings=home) == add_builtin.Added(old.id)
     with pytest.raises(BadInput, match="no built-in set 'x'; there are quickstart-prompts and built-in-questions"):
-        builtin.add("x", settings=home)
+        add_builtin.add("x", settings=home)
 
 
 def test_the_best_drafts_come_first_and_unmeasured_ones_not_at_all(filled):

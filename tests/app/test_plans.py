@@ -19,8 +19,8 @@ from tracking.db import reading, writing
 from tracking.jobs import create
 from tracking.runs import group_runs, steps_after
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
-from workers.ask.command_line import command_for
-from workers.ask.requests import PlanRequest, from_json
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import PlanRequest, from_json
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 

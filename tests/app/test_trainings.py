@@ -13,7 +13,7 @@ from speculoos.settings import Settings
 from tracking import db, trainings
 from tracking.reports import JobReport, write
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
-from workers.ask.requests import Train
+from workers.jobs.requests import Train
 
 HOSTILE = "<img src=x onerror=alert(1)> ${alert(1)}"
 

@@ -19,7 +19,7 @@ from tracking.evaluations import columns_of
 from tracking.shards import Division, Shard
 from tracking.states import FINISHED
 from tracking.tables import Dataset, Evaluation, Job, new_id, now
-from workers.ask.requests import Evaluate, PlanRequest
+from workers.jobs.requests import Evaluate, PlanRequest
 
 STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "INTERRUPTED")
 FIGURES = {"mean_accepted_length": 2.31, "speedup": 1.52, "speedup_interval": [1.4, 1.6], "acceptance_by_depth": [0.7]}

@@ -16,8 +16,8 @@ from tests.tools.running import wait_for
 from tracking.db import reading, writing
 from tracking.evaluations import columns_of
 from tracking.tables import Checkpoint, Dataset, Evaluation, Job, new_id, now
-from workers.ask.requests import ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import submit
 
 pytestmark = pytest.mark.browser
 MEASURED = {

@@ -23,8 +23,8 @@ from tests.browser.workbench import SERVICES, Workbench, add_base
 from tracking import queries
 from tracking.db import reading, writing
 from tracking.tables import Checkpoint, Dataset, Job, new_id
-from workers.ask.requests import ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import submit
 
 pytestmark = pytest.mark.browser
 

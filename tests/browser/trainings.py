@@ -8,7 +8,7 @@ from tracking.db import reading, writing
 from tracking.evaluations import columns_of
 from tracking.names import free_name
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
-from workers.ask.requests import Train
+from workers.jobs.requests import Train
 
 STEPS = 120
 RATES = {"slow": 0.0003, "quick": 0.001, "wild": 0.01}

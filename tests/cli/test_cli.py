@@ -153,7 +153,7 @@ def test_the_help_of_train_lists_recipes_and_the_settings_of_a_method(capsys: py
         (["models", "show", "nothing"], "There is no model 'nothing'"),
         (["jobs", "show", "nothing"], "There is no job 'nothing'"),
         (["data", "import", "/nowhere/x.jsonl"], "there is no such file"),
-        (["data", "generate", "--prompts", "p"], "Say who answers"),
+        (["data", "generate", "--prompts", "p"], "Name the model that answers"),
         (["generate", "--model", "nothing", "--prompt", "x"], "There is no model 'nothing'"),
         (["evaluate", "--model", "nothing"], "There is no model 'nothing'"),
         (["export", "nothing"], "There is no checkpoint 'nothing'"),
@@ -299,8 +299,8 @@ def test_models_can_be_renamed_and_deleted_with_a_word_on_what_depends(
 def test_jobs_show_their_place_and_can_be_cancelled(
     home: Settings, base: Base, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from workers.ask.requests import Train
-    from workers.ask.submit import submit
+    from workers.jobs.requests import Train
+    from workers.jobs.submit import submit
 
     with db.writing(home) as session:
         data = Dataset(name="d", kind="conversations", state="ready")

@@ -20,8 +20,7 @@ from speculoos.errors import BadInput
 from speculoos.reporting import Silent
 from speculoos.settings import Endpoint
 from tests.corpus.labelling_server import LabellingServer
-from workers.ask.requests import GenerateData, from_json
-from workers.ask.submit import check_generation
+from workers.jobs.requests import GenerateData, from_json
 
 MIX = (0.0, 0.3, 0.7)
 SYSTEM = [{"role": "system", "content": "own"}, {"role": "user", "content": "fox"}]
@@ -179,10 +178,10 @@ def test_a_rate_spaces_requests_by_the_clock() -> None:
 )
 def test_what_cannot_be_asked_together_is_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        check_generation(GenerateData(**{"source_id": "s", "base_id": "b", **fields}))
+        (GenerateData(**{"source_id": "s", "base_id": "b", **fields})).check_options()
 
 
 def test_a_stored_request_reads_back_equal() -> None:
     request = GenerateData(source_id="s", base_id="b", temperatures=MIX, samples=3, unique=True)
-    check_generation(request)
+    (request).check_options()
     assert from_json("generate_data", json.loads(json.dumps(request.to_json()))) == request

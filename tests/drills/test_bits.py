@@ -19,8 +19,8 @@ from tests.tools.figures import Figures
 from tests.workers.conftest import Bench
 from tracking import db
 from tracking.tables import Base, Checkpoint, Dataset
-from workers.ask.requests import GenerateData, ImportPrompts, Train
-from workers.ask.submit import submit
+from workers.jobs.requests import GenerateData, ImportPrompts, Train
+from workers.jobs.submit import submit
 
 ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
 QUESTION = {"messages": [{"role": "user", "content": "Say it"}], "max_tokens": 16, "temperature": 0}

@@ -29,9 +29,9 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs
 from tracking.states import FINISHED
 from tracking.tables import Job
-from workers.ask.publish import publish
-from workers.ask.requests import Train
-from workers.ask.submit import retry, submit
+from workers.jobs.publish import publish
+from workers.jobs.requests import Train
+from workers.jobs.submit import retry, submit
 
 ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
 FULL_SECONDS = 20.0

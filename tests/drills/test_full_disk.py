@@ -20,8 +20,8 @@ from tests.speculoos.test_room import fill
 from tests.tools.ports import free_ports
 from tracking import db, jobs
 from tracking.tables import Job
-from workers.ask.requests import ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import submit
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1200)]
 PAGES = ("/", "/jobs", "/data", "/settings", "/healthz")

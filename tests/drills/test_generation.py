@@ -28,8 +28,8 @@ from tests.workers.generation_bench import (
 )
 from tracking import db
 from tracking.tables import Base, Job
-from workers.ask.requests import ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import submit
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(3600)]
 PROMPTS, ROWS, WORKERS = 2000, 250, 3

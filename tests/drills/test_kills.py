@@ -17,8 +17,8 @@ from tests.tools.running import SUPERVISOR, Up, wait_for
 from tracking import db, jobs
 from tracking.states import FINISHED
 from tracking.tables import Dataset, Job
-from workers.ask.requests import ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import submit
 
 CHILD = "child"
 PARTS = ("worker-gpu", CHILD, "broker", "reconciler", "web", "inference", SUPERVISOR)

@@ -19,8 +19,8 @@ from tests.tools.watching import watched
 from tests.workers.conftest import wait_until
 from tracking import db, jobs, shards
 from tracking.tables import Job
-from workers.ask.requests import GenerateData, ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import GenerateData, ImportPrompts
+from workers.jobs.submit import submit
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 ROWS, MOST_BYTES, MOST_MS = 1_000_000, 1 << 30, 300

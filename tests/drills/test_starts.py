@@ -14,8 +14,8 @@ from tests.tools.figures import Figures, spread
 from tests.tools.homes import add_answers, add_base
 from tests.tools.running import Up, wait_for
 from tests.workers.conftest import Bench
-from workers.ask.requests import Train
-from workers.ask.submit import submit
+from workers.jobs.requests import Train
+from workers.jobs.submit import submit
 
 ROUNDS = int(os.environ.get("DRILLS_ROUNDS", "10"))
 MODULES = (

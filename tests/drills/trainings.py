@@ -10,8 +10,8 @@ from tests.workers.training_bench import Watch
 from tracking import db, jobs, reports
 from tracking.states import FINISHED
 from tracking.tables import Checkpoint, Job
-from workers.ask.requests import Train
-from workers.ask.submit import submit
+from workers.jobs.requests import Train
+from workers.jobs.submit import submit
 
 SETTINGS = {"epochs": 0.0, "batch_tokens": 256, "eval_every": 0, "max_length": 64, "base_dtype": "float32"}
 ENDS = 600.0

@@ -10,7 +10,7 @@ from speculoos.suites import BUILT_IN, OWN, title
 from tracking import db
 from tracking.evaluations import columns_of
 from tracking.tables import Base, Dataset, Evaluation
-from workers.ask import builtin
+from workers.jobs import builtin
 
 RESULT = {
     "mean_accepted_length": 2.5,

@@ -51,7 +51,7 @@ def test_every_setting_has_a_help_text():
 
 
 def test_settings_and_recipes_import_without_torch():
-    code = "import methods, models.methods.recipes, training.resume_points, models.checkpoints, sys\n"
+    code = "import models.methods, models.methods.recipes, training.resume_points, models.checkpoints, sys\n"
     code += "from models.methods.recipes import list_recipes; list_recipes()\n"
     code += "assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

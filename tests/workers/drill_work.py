@@ -8,23 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from speculoos.errors import BadInput
 from speculoos.reporting import check_stop
-from workers.ask import requests
 from workers.child.context import Context
-from workers.child.work import WORK
+from workers.jobs.request import Request
+from workers.jobs.requests import register
 
 
-@dataclass(frozen=True)
-class Count(requests.Request):
+class Count(Request):
     """Count to `steps` in `folder`; `trick` misbehaves on purpose."""
 
     kind: ClassVar[str] = "count"
+    title: ClassVar[str] = "Count"
     queue: ClassVar[str] = "io"
+    work: ClassVar[str] = "tests.workers.drill_work"
+
     folder: str
     steps: int = 20
     seconds: float = 0.05
@@ -86,5 +87,4 @@ def note(folder: Path, line: str) -> None:
         file.write(line + "\n")
 
 
-requests.REQUESTS["count"] = Count
-WORK["count"] = run
+register(Count)

@@ -16,8 +16,8 @@ from tests.tools.ports import free_ports
 from tests.workers.conftest import Bench, wait_until
 from tracking import db, shards
 from tracking.tables import Dataset, Job
-from workers.ask.requests import GenerateData, ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import GenerateData, ImportPrompts
+from workers.jobs.submit import submit
 
 ECHO = Path(__file__).parents[1] / "corpus" / "flaky_server.py"
 KEY = "sesame-4711"

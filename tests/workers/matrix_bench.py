@@ -19,8 +19,8 @@ from speculoos.settings import Settings
 from tests.workers.conftest import Bench, wait_until
 from tracking import db, shards
 from tracking.tables import Base, Checkpoint, Evaluation, Job, new_id
-from workers.ask.requests import ImportPrompts, Matrix
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts, Matrix
+from workers.jobs.submit import submit
 
 FILES: dict[str, Callable[[int], dict[str, Any]]] = {
     "mt_bench": lambda n: {"question_id": n, "category": "ab"[n % 2], "turns": [f"the quick {n}", f"and {n}"]},

@@ -1,5 +1,6 @@
 """What each kind of job leaves behind when it is stopped, refused or given bad input. In this process, tiny base."""
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,13 +24,13 @@ from tracking.shards import Division
 from tracking.tables import Base, Dataset, Job
 from training.batches import load_conversations
 from training.resume_points import save_resume_point
-from workers.ask.pace import START
-from workers.ask.requests import FetchModel, GenerateData, GenerateShard, ImportAnswered, ImportPrompts, Request
-from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.main import with_start
-from workers.child.work import WORK, fetch_model, generate_data, generate_shard, import_answered, import_prompts
+from workers.child.work import fetch_model, generate_data, generate_shard, import_answered, import_prompts
 from workers.child.work.train import resume_from
+from workers.jobs.pace import START
+from workers.jobs.requests import KINDS, FetchModel, GenerateData, GenerateShard, ImportAnswered, ImportPrompts, Request
+from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
 Begin = Callable[[Request], tuple[Any, Context]]
@@ -225,9 +226,8 @@ def test_a_generation_of_which_nothing_is_left_says_why(
 
 
 def test_every_kind_of_request_has_its_work() -> None:
-    from workers.ask.requests import REQUESTS
-
-    assert set(WORK) >= {kind for kind, made in REQUESTS.items() if made.__module__ == "workers.ask.requests"}
+    for kind in KINDS:
+        assert callable(importlib.import_module(f"workers.child.work.{kind.kind}").run)
 
 
 def test_a_refused_model_leaves_nothing_but_its_sentence(

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 
 from models.methods.trees import parse
 from speculoos.errors import BadInput
-from workers.ask.command_line import command_for, extend_command, parse_numbers, parse_settings
-from workers.ask.requests import (
+from workers.jobs.command_line import command_for, extend_command
+from workers.jobs.parsing import parse_numbers, parse_settings
+from workers.jobs.requests import (
     Evaluate,
     Export,
     FetchModel,
@@ -89,7 +89,7 @@ def test_several_sets_and_the_measurement_read_back() -> None:
     request = Train(method="medusa", base_id="b1", dataset_id="d2", more_dataset_ids=["d1"])
     _, values = parsed(command_for(request, NAMES, "both", ("--measure",)))
     assert (values["data"], values["measure"], values["name"]) == (["answers", "my prompts"], True, "both")
-    _, alone = parsed(command_for(replace(request, settings={"batch_tokens": None}), NAMES))
+    _, alone = parsed(command_for(request.changed(settings={"batch_tokens": None}), NAMES))
     assert not alone["measure"] and parse_settings(alone["settings"]) == {"batch_tokens": None}
 
 
@@ -106,13 +106,13 @@ def test_evaluating_reads_back() -> None:
     assert names == ["evaluate"]
     assert (values["model"], values["checkpoint"], values["questions"]) == ("starter", "my-heads", "my prompts")
     assert (values["limit"], values["max_tokens"], parse_settings(values["draft"])) == (7, 128, {"depth": 3})
-    _, without = parsed(command_for(replace(request, checkpoint_id="", dataset_id=""), NAMES))
+    _, without = parsed(command_for(request.changed(checkpoint_id="", dataset_id=""), NAMES))
     assert without["checkpoint"] == without["questions"] == ""
 
 
 def test_evaluating_otherwise_reads_back() -> None:
     request = Evaluate(base_id="b1", temperature=0.7, top_p=0.9, seed=3, dtype="bfloat16", endpoint="team")
-    _, values = parsed(command_for(replace(request, endpoint_model="big", plain_model="small"), NAMES))
+    _, values = parsed(command_for(request.changed(endpoint_model="big", plain_model="small"), NAMES))
     for key in ("temperature", "top_p", "seed", "dtype", "endpoint"):
         assert values[key] == getattr(request, key), key
     assert (values["endpoint_model"], values["plain_model"]) == ("big", "small")

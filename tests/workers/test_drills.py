@@ -21,8 +21,8 @@ from tests.workers.drill_work import Count
 from tracking import db, jobs, reports
 from tracking.tables import Job, now
 from workers import identity
-from workers.ask.publish import publish
-from workers.ask.submit import request_cancel
+from workers.jobs.publish import publish
+from workers.jobs.submit import request_cancel
 
 
 def order(bench: Bench, folder: Path, after: Job | None = None, sent: bool = True, **fields: object) -> Job:

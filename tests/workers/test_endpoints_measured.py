@@ -21,8 +21,8 @@ from tests.workers.matrix_bench import add_model, add_suites
 from tracking import db
 from tracking.leaderboard import counterparts
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, JobLog
-from workers.ask.requests import Evaluate
-from workers.ask.submit import submit
+from workers.jobs.requests import Evaluate
+from workers.jobs.submit import submit
 
 OURS, THEIRS = "inference-0815-ours", "sesame-4711-theirs"
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,11 +17,13 @@ from speculoos.settings import Settings
 from tracking.db import reading, writing
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from training.batches import make_batches
-from workers.ask import matrix, sizes
-from workers.ask.estimates import REPLAY_STEPS, STEPS_PER_TOKEN, estimate
-from workers.ask.pace import LIKE_SIZE, OTHER_BASE, PROBE, SAME_BASE, START, START_SECONDS
-from workers.ask.requests import KINDS as KINDS_OF_JOBS
-from workers.ask.requests import (
+from workers.jobs import matrix, sizes
+from workers.jobs.estimates import estimate
+from workers.jobs.evaluate import STEPS_PER_TOKEN
+from workers.jobs.pace import LIKE_SIZE, OTHER_BASE, PROBE, SAME_BASE, START, START_SECONDS
+from workers.jobs.replay import STEPS_PER_TOKEN as REPLAY_STEPS
+from workers.jobs.requests import KINDS as KINDS_OF_JOBS
+from workers.jobs.requests import (
     Evaluate,
     Export,
     FetchModel,
@@ -37,7 +38,7 @@ from workers.ask.requests import (
     Train,
     Tune,
 )
-from workers.ask.submit import submit
+from workers.jobs.submit import submit
 
 CARD = {"parameters": 1e8, "hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "vocabulary": 1000}
 ANSWERS = GenerateData("prompts", base_id="base", max_tokens=100)
@@ -205,14 +206,14 @@ def test_the_probe_bounds_what_jobs_of_the_same_base_say(both: Settings) -> None
 def test_the_measured_start_of_a_job_is_no_work(both: Settings) -> None:
     """Loading took a minute, which the next job of the base will take too, however long it is."""
     ran(both, ANSWERS, 100, result={START: 60.0})
-    longer = replace(ANSWERS, max_tokens=100 + 160)
+    longer = ANSWERS.changed(max_tokens=100 + 160)
     assert guess(both, ANSWERS).seconds == pytest.approx(100, rel=0.01)
     assert guess(both, longer).seconds == pytest.approx(60 + 2 * 40, rel=0.01)
 
 
 def test_a_job_that_is_nearly_all_start_says_nothing_of_the_pace(both: Settings) -> None:
     fresh = guess(both, ANSWERS)
-    ran(both, replace(ANSWERS, limit=1, max_tokens=8), 10, result={START: 9.5})
+    ran(both, ANSWERS.changed(limit=1, max_tokens=8), 10, result={START: 9.5})
     after = guess(both, ANSWERS)
     assert after.basis == fresh.basis and after.seconds == pytest.approx(fresh.seconds + 9.5 - START_SECONDS["gpu"])
 
@@ -290,8 +291,8 @@ def test_a_matrix_takes_what_its_cells_take_alone(asked: Settings) -> None:
     for key in ("seconds", "work", "disk"):
         assert getattr(whole, key) == pytest.approx(sum(getattr(cell, key) for cell in alone)), key
     assert whole.basis == "the last job like it, the last 2 like it"
-    assert guess(asked, replace(request, models=[*models, {"base_id": "new"}])).seconds is None
-    assert guess(asked, replace(request, temperatures=[])).seconds is None
+    assert guess(asked, request.changed(models=[*models, {"base_id": "new"}])).seconds is None
+    assert guess(asked, request.changed(temperatures=[])).seconds is None
 
 
 @pytest.mark.parametrize(

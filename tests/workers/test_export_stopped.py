@@ -14,8 +14,8 @@ from tests.tools.homes import add_base
 from tests.workers.conftest import Bench
 from tracking import db
 from tracking.tables import Checkpoint, new_id
-from workers.ask.requests import Export
-from workers.ask.submit import request_cancel, submit
+from workers.jobs.requests import Export
+from workers.jobs.submit import request_cancel, submit
 
 LAYERS = 250
 """So deep that the base's own continuation, of which the proof consists for the most part, takes a while."""

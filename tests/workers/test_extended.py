@@ -15,9 +15,9 @@ from tests.workers.conftest import Bench
 from tests.workers.generation_bench import Servers, dataset, echoes, prompts, sums
 from tracking import db
 from tracking.tables import Dataset, Job
-from workers.ask.extend import extend
-from workers.ask.requests import GenerateData
-from workers.ask.submit import request_cancel, retry, submit
+from workers.jobs.extend import extend
+from workers.jobs.requests import GenerateData
+from workers.jobs.submit import request_cancel, retry, submit
 
 TEXTS = [f"number {n}" for n in range(24)]
 ROWS = {"one job": None, "shards": 5}

@@ -17,10 +17,10 @@ from tests.tools.state_server import StateProcess
 from tracking import db, jobs, leases
 from tracking.reports import last_metrics
 from tracking.tables import Base, Checkpoint, Dataset, Job, JobLog
-from workers.ask.requests import Train
-from workers.ask.submit import clone, submit
 from workers.child.context import Context
 from workers.child.work import train
+from workers.jobs.requests import Train
+from workers.jobs.submit import clone, submit
 from workers.timing import JobTiming
 
 CARD = {"vocabulary": 320, "hidden_size": 32}

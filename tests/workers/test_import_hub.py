@@ -15,8 +15,8 @@ from tests.tools.homes import add_base
 from tests.workers.conftest import Bench
 from tracking import db
 from tracking.tables import Dataset, Job
-from workers.ask.requests import ImportAnswered, ImportPrompts
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportAnswered, ImportPrompts
+from workers.jobs.submit import submit
 
 TOKEN = "hf_right"
 

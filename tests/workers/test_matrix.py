@@ -22,12 +22,12 @@ from tests.workers.matrix_bench import (
 from tests.workers.test_bodies import begin  # noqa: F401
 from tracking import db
 from tracking.tables import Checkpoint
-from workers.ask import estimates
-from workers.ask import matrix as asking
-from workers.ask.pace import START_SECONDS
-from workers.ask.requests import Evaluate, Matrix
-from workers.ask.submit import request_cancel, retry, submit
 from workers.child.work import matrix as work
+from workers.jobs import estimates
+from workers.jobs import matrix as asking
+from workers.jobs.pace import START_SECONDS
+from workers.jobs.requests import Evaluate, Matrix
+from workers.jobs.submit import request_cancel, retry, submit
 
 TREES = [{"tree": [[0]]}, {"tree": [[0, 0], [1, 0]]}]
 SMALL = {"limit": 2, "max_tokens": 6, "drafting": TREES, "temperatures": [0.0, 1.0]}
@@ -124,7 +124,7 @@ def test_progress_of_a_matrix_counts_each_cell_as_it_counts_itself(begin, home: 
         ({"temperatures": [-1.0]}, "Temperature: expected 0 to 5, got -1"),
         ({"top_ps": [0.0]}, "Top-p: expected more than 0"),
         ({"dtypes": ["int3"]}, "Precision 'int3'"),
-        ({"limit": 0}, "expected 1 or more"),
+        ({"limit": 0}, "expected 1 to 100000"),
         ({"temperatures": [n / 1000 for n in range(1001)]}, "1,001 evaluations; a matrix has 1,000 at most"),
         ({"temperatures": [0.0] * 1000, "suites": [""] * 1000}, "1,000,000 combinations; at most 50,000"),
         ({"drafting": [{"depth": 2}]}, "There is nothing to measure"),
@@ -145,5 +145,5 @@ def test_an_evaluation_is_refused_with_numbers_that_cannot_be(home: Settings, ti
         submit(Evaluate(base_id=base_id, temperature=9.0), settings=home)
     with pytest.raises(BadInput, match="A server drafts as it was started"):
         submit(Evaluate(base_id=base_id, endpoint="x", drafting={"depth": 3}), settings=home)
-    with pytest.raises(BadInput, match="Say what to measure"):
+    with pytest.raises(BadInput, match="Name what to measure"):
         submit(Evaluate(), settings=home)

@@ -18,8 +18,8 @@ from tests.workers.conftest import Bench
 from tests.workers.training_bench import SETTINGS
 from tracking import db, queries, reports
 from tracking.tables import Base, Checkpoint, Dataset, Job, new_id
-from workers.ask.requests import ImportPrompts, Train
-from workers.ask.submit import submit
+from workers.jobs.requests import ImportPrompts, Train
+from workers.jobs.submit import submit
 
 
 def add_own_base(settings: Settings, tiny_base: Path) -> str:

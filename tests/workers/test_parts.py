@@ -26,6 +26,7 @@ from workers.child import main as child
 from workers.child.context import Context
 from workers.child.reporter import EXIT_FENCED, Eta
 from workers.joblog import last_line
+from workers.jobs.requests import FetchModel
 from workers.supervise.attempt import KILLED, MEMORY_HINT, AttemptSupervisor, hint
 from workers.supervise.reconcile import due, interrupt_lost
 from workers.supervise.silence import Silence
@@ -56,7 +57,7 @@ def test_a_job_goes_by_the_limits_that_were_chosen_when_it_began(
     home: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "bound_child", lambda *_: None)  # this process is the tests' own
-    monkeypatch.setitem(child.WORK, "fetch_model", lambda _, context: {"rows": context.settings.max_rows})
+    monkeypatch.setattr(FetchModel, "run", lambda _, context: {"rows": context.settings.max_rows})
     rules.keep(home, {"max_rows": 12})
     job = make_job(home, kind="fetch_model", request={"source": "starter", "location": "starter"})
     assert child._work(Context(home, job.id, 1, timing())) == {"rows": 12}

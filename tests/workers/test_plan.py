@@ -16,8 +16,8 @@ from tests.workers.test_bodies import begin, fetched  # noqa: F401
 from tracking import db
 from tracking.runs import group_runs, steps_after
 from tracking.tables import Checkpoint, Evaluation, Job
-from workers.ask.requests import ImportAnswered, PlanRequest, ReplayRequest
 from workers.child.work import import_answered, plan, replay
+from workers.jobs.requests import ImportAnswered, PlanRequest, ReplayRequest
 
 
 def test_a_plan_of_a_base_alone_is_about_drafts_that_could_be_cut_from_it(begin, tiny_base):  # noqa: F811

@@ -19,8 +19,8 @@ from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_drills import order, some_steps, steps
 from tracking import db, listing
 from workers import joblog
-from workers.ask.requests import ImportPrompts
-from workers.ask.submit import request_cancel, submit
+from workers.jobs.requests import ImportPrompts
+from workers.jobs.submit import request_cancel, submit
 
 MB = 2**20
 

@@ -28,9 +28,9 @@ from tests.workers.generation_bench import (
 )
 from tracking import db, listing, reports
 from tracking.tables import Base
-from workers.ask.extend import extend
-from workers.ask.requests import GenerateData
-from workers.ask.submit import request_cancel, retry, submit
+from workers.jobs.extend import extend
+from workers.jobs.requests import GenerateData
+from workers.jobs.submit import request_cancel, retry, submit
 
 TEXTS = [f"number {n}" for n in range(36)]
 """Six at a time they are more shards than a worker takes at once, so that some have not begun when one has ended."""

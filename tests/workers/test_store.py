@@ -34,10 +34,10 @@ from tests.workers.two_machines import (
 from tracking import changes, db, stored
 from tracking.tables import Base, Checkpoint, Dataset, Stored
 from workers import identity
-from workers.ask.extend import extend
-from workers.ask.submit import retry, submit
 from workers.child import files as child_files
 from workers.child.context import Context
+from workers.jobs.extend import extend
+from workers.jobs.submit import retry, submit
 from workers.timing import timing
 
 TEXTS = [f"number {n}" for n in range(10)]

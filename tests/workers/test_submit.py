@@ -11,10 +11,10 @@ from speculoos.errors import BadInput, Conflict, NotFound, SpeculoosError, Unsup
 from speculoos.settings import Settings
 from tracking import changes, db, jobs, queries
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Job
-from workers.ask import submit as submitting
-from workers.ask.quickstart import submit_quickstart
-from workers.ask.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
-from workers.ask.submit import submit
+from workers.jobs import submit as submitting
+from workers.jobs.quickstart import submit_quickstart
+from workers.jobs.requests import REQUESTS, Evaluate, FetchModel, GenerateData, ImportPrompts, Request, Train, from_json
+from workers.jobs.submit import submit
 
 Submit = Callable[..., Job]
 
@@ -134,7 +134,7 @@ def test_a_training_waits_for_one_of_its_sets_and_no_more(away: Settings, ready:
     asked = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"], more_dataset_ids=[one])
     assert submit(asked, settings=away).after_id == made[0].id
     with pytest.raises(Conflict, match="start when all but one are ready"):
-        submit(replace(asked, more_dataset_ids=[one, other]), settings=away)
+        submit(asked.changed(more_dataset_ids=[one, other]), settings=away)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_cannot_work_is_refused_before_anything_is_stored(
 ) -> None:
     good = Train(method="medusa", base_id=ready["tiny"], dataset_id=ready["answers"])
     with pytest.raises(error, match=words):
-        submit(replace(good, **change), settings=away)
+        submit(good.changed(**change), settings=away)
     with db.reading(away) as session:
         assert session.query(Job).count() == 0 and session.query(Checkpoint).count() == 0
 
@@ -170,7 +170,7 @@ def test_an_input_whose_job_failed_is_refused_with_the_way_out(away: Settings, r
 
 
 def test_generation_needs_someone_who_answers(away: Settings, ready: dict[str, str]) -> None:
-    with pytest.raises(BadInput, match="which model answers"):
+    with pytest.raises(BadInput, match="the model that answers"):
         submit(GenerateData(source_id=ready["prompts"]), settings=away)
     job = submit(GenerateData(source_id=ready["prompts"], endpoint="team"), settings=away)
     assert job.queue == "io", "an endpoint needs no device"
@@ -212,11 +212,11 @@ def test_a_system_prompt_for_a_base_without_a_chat_template_is_refused(away: Set
     with db.writing(away) as session:
         session.get_one(Base, ready["tiny"]).card = {"chat_template": False}
     asked = GenerateData(ready["prompts"], ready["tiny"], system_prompt="Be brief.")
-    served = replace(asked, endpoint="mine", api="completions")
+    served = asked.changed(endpoint="mine", api="completions")
     for request in (asked, served):
         with pytest.raises(Unsupported, match="“tiny” has no chat template, so it cannot take a system prompt"):
             submit(request, settings=away)
     with db.reading(away) as session:
         assert not session.query(Job).count()
-    submit(replace(asked, system_prompt=""), settings=away)
-    submit(replace(asked, endpoint="mine"), settings=away)
+    submit(asked.changed(system_prompt=""), settings=away)
+    submit(asked.changed(endpoint="mine"), settings=away)

@@ -11,13 +11,11 @@ from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings
 from tracking import db, jobs
 from tracking.tables import Base, Dataset
-from workers.ask.command_line import command_for
-from workers.ask.deliver import paths_of
-from workers.ask.outputs import input_ids
-from workers.ask.requests import Evaluate, ImportPrompts, PlanRequest
-from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import import_prompts
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import Evaluate, ImportPrompts, PlanRequest
+from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
 
@@ -63,10 +61,10 @@ def test_a_command_that_names_no_suite_or_no_file_is_refused(home: Settings) -> 
 
 
 def test_a_suite_of_the_hub_names_no_file_to_deliver() -> None:
-    assert paths_of(ImportPrompts(path="", suite="gsm8k")) == [], "an empty path would be the working folder"
-    assert paths_of(ImportPrompts(path="/x.jsonl", suite="gsm8k")) == ["/x.jsonl"]
+    assert ImportPrompts(path="", suite="gsm8k").paths() == [], "an empty path would be the working folder"
+    assert ImportPrompts(path="/x.jsonl", suite="gsm8k").paths() == ["/x.jsonl"]
 
 
 def test_the_inputs_of_plans_and_of_servers_are_told_apart() -> None:
-    assert input_ids(PlanRequest(base_id="")) == [(Base, "")], "missing, and said to be"
-    assert input_ids(Evaluate(endpoint="x")) == []
+    assert PlanRequest(base_id="").inputs() == [(Base, "")], "missing, and said to be"
+    assert Evaluate(endpoint="x").inputs() == []

@@ -17,11 +17,11 @@ from speculoos.settings import Settings, load
 from tests.workers.conftest import wait_until
 from tracking import changes, db, jobs, reports
 from tracking.tables import Base, Dataset, Job
-from workers.ask.requests import Train
-from workers.ask.submit import submit
 from workers.child import trackers
 from workers.child.context import Context
 from workers.child.trackers import mirrored
+from workers.jobs.requests import Train
+from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
 SECRET = "the-key-of-wandb-0123456789"

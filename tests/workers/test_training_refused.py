@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from app.forms import config_of
 from app.pages.train import check
 from app.views.job_panel import head
 from cli.commands.train import make_request
@@ -30,8 +29,8 @@ from tests.workers.conftest import Bench
 from tests.workers.test_bodies import write_prompts
 from tracking import db
 from tracking.tables import Checkpoint, Dataset, Job
-from workers.ask.requests import Train
-from workers.ask.submit import retry, submit
+from workers.jobs.requests import Train
+from workers.jobs.submit import retry, submit
 
 SETTINGS = {"epochs": 0.0, "max_steps": 4, "eval_every": 2, "save_every": 0, "max_length": 64, "samples": 0}
 
@@ -109,7 +108,7 @@ def test_sequences_longer_than_the_context(workbench: Bench, tiny_base: Path) ->
     few = {name: value for name, value in SETTINGS.items() if name != "max_length"}
     few |= {"batch_tokens": 256, "medusa_num_heads": 1}
     request = make_request("medusa-paper", "", base_id, [data_id], few)
-    assert config_of(request).max_length == 2048 and "max_length" not in request.settings
+    assert request.config.max_length == 2048 and "max_length" not in request.settings
     job = submit(request, settings=settings)
     workbench.wait(job.id, "SUCCEEDED")
     with db.reading(settings) as session:

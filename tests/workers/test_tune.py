@@ -19,9 +19,9 @@ from tests.workers.conftest import Bench, wait_until
 from tests.workers.test_bodies import begin  # noqa: F401
 from tracking import db, jobs
 from tracking.tables import Base, Checkpoint, Job
-from workers.ask.requests import Tune
-from workers.ask.submit import submit
 from workers.child.work import tune
+from workers.jobs.requests import Tune
+from workers.jobs.submit import submit
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from models.identity import weights_sha256
 from tests.workers.conftest import Bench
 from tracking import db
 from tracking.tables import Base, Dataset, Job
-from workers.ask.requests import Train
-from workers.ask.submit import submit
+from workers.jobs.requests import Train
+from workers.jobs.submit import submit
 
 SETTINGS = {"epochs": 0.0, "batch_tokens": 256, "eval_every": 20, "max_length": 64, "base_dtype": "float32"}
 

@@ -12,8 +12,8 @@ from tests.workers.conftest import Bench
 from tracking import db, stored
 from tracking.stored import Files
 from tracking.tables import Base, Dataset, Job, new_id
-from workers.ask.requests import GenerateData, ImportPrompts, Train
-from workers.ask.submit import submit
+from workers.jobs.requests import GenerateData, ImportPrompts, Train
+from workers.jobs.submit import submit
 
 TRAINING = {"epochs": 0.0, "max_steps": 12, "batch_tokens": 256, "max_length": 64, "base_dtype": "float32"}
 

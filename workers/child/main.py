@@ -24,11 +24,10 @@ from speculoos.redaction import RedactingStream, redact, secrets
 from speculoos.settings import load
 from tracking import db, jobs, rules, shards
 from tracking.shards import Division
-from workers.ask.pace import START
-from workers.ask.requests import from_json
 from workers.child.context import Context
 from workers.child.reporter import EXIT_FENCED, PARENT
-from workers.child.work import WORK, load_extras
+from workers.jobs.pace import START
+from workers.jobs.requests import from_json
 from workers.memory import bound_child
 from workers.timing import timing
 
@@ -89,12 +88,11 @@ def die_with_parent() -> None:
 
 
 def _work(context: Context) -> Result:
-    load_extras()
     with db.reading(context.settings) as session:
         job = jobs.get(session, context.job_id)
         context.settings = rules.combined(context.settings, rules.chosen(session))
     bound_child(job.kind, context.settings)
-    return WORK[job.kind](from_json(job.kind, job.request), context) or {}
+    return from_json(job.kind, job.request).run(context) or {}
 
 
 def with_start(context: Context, result: Result) -> Result:

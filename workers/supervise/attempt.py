@@ -20,9 +20,9 @@ from speculoos.settings import Settings
 from tracking import db, jobs, leases, reports, rules, shards
 from tracking.states import JobState
 from workers import identity, joblog, memory
-from workers.ask.publish import publish_ready
 from workers.child.main import PAUSE, ROOM_HINT, describe
 from workers.child.reporter import EXIT_FENCED, EXIT_ORPHANED, PARENT
+from workers.jobs.publish import publish_ready
 from workers.timing import JobTiming
 
 log = logging.getLogger(__name__)

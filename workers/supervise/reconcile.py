@@ -24,7 +24,7 @@ from speculoos.settings import Settings, load
 from tracking import counters, db, jobs, leases, processes, reports
 from tracking.tables import Job, now
 from workers import identity
-from workers.ask.publish import publish
+from workers.jobs.publish import publish
 from workers.supervise.ended import Teller
 from workers.supervise.silence import Silence
 from workers.timing import JobTiming, timing

@@ -23,7 +23,7 @@ from tests.tools.homes import add_answers, add_base
 from tests.tools.ports import free_ports
 from tracking import db, jobs
 from tracking.tables import Job
-from workers.ask import quickstart
+from workers.jobs import quickstart
 
 COMMAND_LINE = [sys.executable, "-m", "cli.main"]
 

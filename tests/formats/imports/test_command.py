@@ -19,11 +19,11 @@ from tests.formats.imports import writers
 from tests.tools.homes import add_base
 from tracking import db, jobs, queries
 from tracking.tables import Base, Checkpoint
-from workers.ask.command_line import command_for
-from workers.ask.requests import ImportDraft
-from workers.ask.submit import submit
 from workers.child.context import Context
 from workers.child.work import import_draft
+from workers.jobs.command_line import command_for
+from workers.jobs.requests import ImportDraft
+from workers.jobs.submit import submit
 from workers.timing import JobTiming
 
 

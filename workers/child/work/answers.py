@@ -12,9 +12,9 @@ from speculoos.errors import BadInput
 from speculoos.settings import Endpoint
 from tracking import stored
 from tracking.tables import Base, Dataset
-from workers.ask.hidden_states import store_folder
-from workers.ask.requests import Evaluate, GenerateData
 from workers.child.context import Context
+from workers.jobs.hidden_states import store_folder
+from workers.jobs.requests import Evaluate, GenerateData
 
 PARTS = "parts"
 """In a data set's folder: shards that are not part of it yet."""

@@ -7,10 +7,9 @@ from typing import Any
 from speculoos.redaction import redact, secrets
 from tracking.evaluations import HERE, columns_of
 from tracking.tables import Base, Checkpoint, Evaluation
-from workers.ask.outputs import evaluation_columns, evaluation_name
-from workers.ask.requests import Evaluate
 from workers.child.context import Context
 from workers.child.work.questions import asked_questions
+from workers.jobs.requests import Evaluate
 
 OF_CHECKPOINT = (
     "mean_accepted_length",
@@ -60,8 +59,7 @@ def _begin(request: Evaluate, context: Context) -> dict[str, Any]:
     with context.fenced() as session:
         row = session.get(Evaluation, request.evaluation_id)
         if row is None:
-            columns = evaluation_columns(session, request)
-            name = evaluation_name(session, request)
+            name, columns = request.default_name(session), request.columns(session)
             row = Evaluation(id=request.evaluation_id, name=name, **columns)
             session.add(row)
         if row.state == "ready" and row.matrix_id:

@@ -11,8 +11,8 @@ from models.base import load_base
 from tracking import queries
 from tracking.evaluations import measurements
 from tracking.tables import Base, Checkpoint
-from workers.ask.requests import Export
 from workers.child.context import Context
+from workers.jobs.requests import Export
 
 
 def run(request: Export, context: Context) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from typing import Any
 
 from models.fetch import fetch_base
 from tracking.tables import Base
-from workers.ask.deliver import ELSEWHERE
-from workers.ask.requests import FetchModel
 from workers.child.context import Context
+from workers.jobs.fetch_model import NO_PATH, FetchModel
 
 
 def run(request: FetchModel, context: Context) -> dict[str, Any]:
@@ -24,13 +23,13 @@ def run(request: FetchModel, context: Context) -> dict[str, Any]:
         weights_sha256=card.get("weights_sha256", ""),
         tokenizer_sha256=card.get("tokenizer_sha256", ""),
     )
-    if request.source not in ELSEWHERE:
+    if request.source not in NO_PATH:
         context.files.forget_path(request.location, location)
     return {"base_id": request.base_id, "path": str(path), "weights_sha256": card.get("weights_sha256", "")}
 
 
 def given(request: FetchModel, context: Context) -> str:
     """The location, on this machine; a folder of another one comes to where the model shall be."""
-    if request.source in ELSEWHERE:
+    if request.source in NO_PATH:
         return request.location
     return context.files.bring_path(request.location, context.model_folder(request.base_id))

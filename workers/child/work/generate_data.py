@@ -14,10 +14,10 @@ from corpus.shards import count_rows, read_summary
 from speculoos.errors import Cancelled
 from tracking.shards import Division
 from tracking.tables import Dataset
-from workers.ask.requests import SHARD_ROWS, GenerateData
 from workers.child.context import Context
 from workers.child.work import generate_divided
 from workers.child.work.answers import PARTS, answer, must_have_rows, options_of, publish
+from workers.jobs.generate_data import SHARD_ROWS, GenerateData
 
 
 def run(request: GenerateData, context: Context) -> dict[str, Any] | Division:

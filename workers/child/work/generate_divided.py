@@ -9,10 +9,11 @@ from corpus.sharding import ShardPart, add_unfinished, assemble, landed, plan, t
 from corpus.shards import count_rows, write_summary
 from speculoos.errors import BadInput, Cancelled
 from tracking.shards import Division, Shard
-from workers.ask.requests import SHARD_ROWS, GenerateData, GenerateShard, queue_of
 from workers.child.context import Context
 from workers.child.work.answers import author_of, must_have_rows, options_of, place_of, publish, work_of
 from workers.child.work.divided import check_shards
+from workers.jobs.generate_data import SHARD_ROWS
+from workers.jobs.requests import GenerateData, GenerateShard
 
 Reports = Mapping[str, Mapping[str, Any]]
 AS_IT_WAS = "Stopped at your request; the data set is as it was before, and a retry goes on from here."
@@ -61,7 +62,7 @@ def _check_count(parts: Sequence[ShardPart]) -> None:
 
 def _division(request: GenerateData, parts: Sequence[ShardPart], reports: Reports) -> Division:
     made = [Shard(_request(request, part), part.rows, reports.get(part.key)) for part in parts]
-    return Division(GenerateShard.kind, queue_of(request), "rows", made)
+    return Division(GenerateShard.kind, request.runs_on, "rows", made)
 
 
 def _request(request: GenerateData, part: ShardPart) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 from corpus.sharding import land
 from tracking import jobs, reports
 from tracking.tables import Dataset
-from workers.ask.requests import GenerateShard
 from workers.child.context import Context
 from workers.child.work.answers import answer, options_of, place_of, work_of
+from workers.jobs.requests import GenerateShard
 
 
 def run(request: GenerateShard, context: Context) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 from corpus.rows import Files
 from models.hub_data import Location, fetch, look_up
 from speculoos.errors import BadInput
-from workers.ask import builtin
-from workers.ask.requests import HUB, ImportAnswered, ImportPrompts
 from workers.child.context import Context
+from workers.jobs import builtin
+from workers.jobs.import_prompts import BUILT_IN_PREFIX, HUB, ImportFile
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class InputFile:
 
 
 @contextmanager
-def given_files(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[InputFile]:
+def given_files(request: ImportFile, context: Context) -> Iterator[InputFile]:
     """What the request names. Fetched files go when they have been read, or turned out to be none that can be."""
     if request.path.startswith(HUB):
         with _fetched(request, context) as given:
             yield given
-    elif request.path.startswith(builtin.PREFIX):
-        yield InputFile(builtin.find_built_in(request.path.removeprefix(builtin.PREFIX)).file)
+    elif request.path.startswith(BUILT_IN_PREFIX):
+        yield InputFile(builtin.find_built_in(request.path.removeprefix(BUILT_IN_PREFIX)).file)
     else:
         yield InputFile(context.files.bring_path(request.path))
 
 
 @contextmanager
-def _fetched(request: ImportPrompts | ImportAnswered, context: Context) -> Iterator[InputFile]:
+def _fetched(request: ImportFile, context: Context) -> Iterator[InputFile]:
     """From the hub, each file when its turn comes; what is here after a break is kept for the next attempt."""
     token, place = context.settings.hf_token, context.dataset_folder(request.dataset_id)
     listing = look_up(Location.parse(request.path), token)
@@ -51,7 +51,7 @@ def _fetched(request: ImportPrompts | ImportAnswered, context: Context) -> Itera
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_upload(request: ImportPrompts | ImportAnswered, given: InputFile, context: Context) -> None:
+def remove_upload(request: ImportFile, given: InputFile, context: Context) -> None:
     """One that was uploaded is ours to remove, and so is what was brought here for this job."""
     if not isinstance(given.files, str):
         return

@@ -7,11 +7,11 @@ from corpus.import_answered import import_answered
 from models.base import load_tokenizer, read_eos_ids
 from tracking.tables import Base
 from training.masks import mask_conversation
-from workers.ask.requests import ImportAnswered
 from workers.child.context import Context
 from workers.child.work.given_files import given_files
 from workers.child.work.import_prompts import options, publish, readable
 from workers.child.work.previews import write_preview
+from workers.jobs.requests import ImportAnswered
 
 COUNTED = ("tokens", "answer_tokens", "cut_answers")
 

@@ -7,8 +7,8 @@ from typing import Any
 from formats.facts import Facts
 from formats.imports.run import TargetBase, import_draft
 from tracking.tables import Base
-from workers.ask.requests import ImportDraft
 from workers.child.context import Context
+from workers.jobs.requests import ImportDraft
 
 
 def run(request: ImportDraft, context: Context) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from models.hub_data import fetch, look_up_file
 from speculoos.errors import BadInput, OutOfMemory, SpeculoosError, Unavailable
 from speculoos.suites import SUITES
 from tracking.tables import Dataset
-from workers.ask.requests import ImportAnswered, ImportPrompts
 from workers.child.context import Context
 from workers.child.work.given_files import InputFile, given_files, remove_upload
+from workers.jobs.requests import ImportAnswered, ImportPrompts
 from workers.memory import IMPORT_HINT
 
 

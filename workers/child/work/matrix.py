@@ -9,13 +9,13 @@ from speculoos.errors import Cancelled
 from tracking import db
 from tracking.shards import Division, Shard
 from tracking.tables import Evaluation
-from workers.ask.estimates import most_passes, of_cells
-from workers.ask.matrix import cell_name, cells
-from workers.ask.requests import Evaluate, Matrix
-from workers.ask.sizes import questions
 from workers.child.context import Context
 from workers.child.work.divided import check_shards
 from workers.child.work.evaluate import brief
+from workers.jobs.estimates import of_cells
+from workers.jobs.matrix import cell_name, cells
+from workers.jobs.requests import Evaluate, Matrix
+from workers.jobs.sizes import questions
 
 
 def run(request: Matrix, context: Context) -> dict[str, Any] | Division:
@@ -40,7 +40,7 @@ def _shards(context: Context, planned: Sequence[Evaluate], found: Mapping[str, d
         return [
             Shard(
                 cell.to_json(),
-                questions(session, cell) * most_passes(cell),  # as the cell's own progress counts
+                questions(session, cell.dataset_id, cell.limit) * cell.most_passes,  # as the cell's own progress counts
                 found.get(cell.evaluation_id),
                 f"Evaluate {cell_name(session, cell)}"[:200],
                 guess.seconds,

@@ -4,10 +4,10 @@ from typing import Any
 
 from evaluation.costs import Costs
 from evaluation.planner import Choices, plan
-from workers.ask.requests import PlanRequest
 from workers.child.context import Context
 from workers.child.work.devices import load_models
 from workers.child.work.questions import asked_questions
+from workers.jobs.requests import PlanRequest
 
 
 def run(request: PlanRequest, context: Context) -> dict[str, Any]:

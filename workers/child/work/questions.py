@@ -4,8 +4,8 @@ from typing import Any
 
 from evaluation.questions import built_in, read_questions
 from tracking.tables import Dataset
-from workers.ask.requests import Evaluate, PlanRequest, Tune
 from workers.child.context import Context
+from workers.jobs.requests import Evaluate, PlanRequest, Tune
 
 
 def asked_questions(

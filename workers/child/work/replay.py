@@ -7,9 +7,9 @@ from evaluation.drafts import with_base
 from evaluation.replay import projected, replay, result, shown
 from tracking import queries, replays
 from tracking.tables import Dataset, Evaluation
-from workers.ask.requests import ReplayRequest
 from workers.child.context import Context
 from workers.child.work.devices import load_models
+from workers.jobs.requests import ReplayRequest
 
 
 def run(request: ReplayRequest, context: Context) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from tracking.tables import Base, Checkpoint, Dataset
 from training.hidden_states.connect import Elsewhere
 from training.loop import TrainResult, train
 from training.resume_points import latest_resume_point, read_facts, whole_resume_point
-from workers.ask.checks import fit_length, require_method
-from workers.ask.hidden_states import find_server, store_folder
-from workers.ask.requests import Train
 from workers.child.context import Context
 from workers.child.states import bring_states, drop_states, keeping_states
 from workers.child.trackers import mirrored
 from workers.child.work.devices import take_device
+from workers.jobs.hidden_states import find_server, store_folder
+from workers.jobs.train import Train, fit_length, require_method
 
 TUNING_NOTE = "looking for the tree that is fastest here"
 TUNING_QUESTIONS = 6

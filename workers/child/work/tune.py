@@ -9,10 +9,10 @@ from models.checkpoints import amend
 from speculoos.errors import Unsupported
 from speculoos.files import size_of
 from tracking.tables import Checkpoint, now
-from workers.ask.requests import Tune
 from workers.child.context import Context
 from workers.child.work.devices import load_models
 from workers.child.work.questions import asked_questions
+from workers.jobs.requests import Tune
 
 
 def run(request: Tune, context: Context) -> dict[str, Any]:

@@ -6,17 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from speculoos.errors import BadInput
+from speculoos.settings import CLONE
+from workers.jobs.import_prompts import BUILT_IN_PREFIX as PREFIX
+from workers.jobs.import_prompts import ImportPrompts
 
-from speculoos.errors import BadInput, Conflict
-from speculoos.settings import CLONE, Settings
-from tracking import db
-from tracking.names import taken
-from tracking.tables import Dataset, Job
-from workers.ask.requests import ImportPrompts
-
-PREFIX = "builtin:"
 PROMPTS, QUESTIONS = "quickstart-prompts", "built-in-questions"
 
 
@@ -59,29 +53,11 @@ BUILT_IN = {
 }
 
 
-@dataclass(frozen=True)
-class Added:
-    """The data set's id, and the job that makes it where nobody had asked for it before."""
-
-    dataset_id: str
-    job: Job | None = None
-
-
 def find_built_in(name: str) -> BuiltIn:
     """Raises BadInput, saying which there are."""
     if name not in BUILT_IN:
         raise BadInput(f"There is no built-in set {name!r}; there are {' and '.join(BUILT_IN)}.")
     return BUILT_IN[name]
-
-
-def here(session: Session) -> dict[str, str]:
-    """{name: data set's id} of the built-in sets that were added, under whichever name, and did not fail."""
-    columns = select(Dataset.id, Dataset.config).where(Dataset.kind == "prompts", Dataset.state != "failed")
-    found: dict[str, str] = {}
-    for row_id, config in session.execute(columns.order_by(Dataset.created_at.desc())):
-        if name := built_in_of(config):
-            found[name] = row_id
-    return found
 
 
 def built_in_of(config: Mapping[str, Any] | None) -> str:
@@ -95,27 +71,6 @@ def built_in_of(config: Mapping[str, Any] | None) -> str:
 def _is_of(built_in: BuiltIn, path: str) -> bool:
     """Whether an import read it: by its name, or, in rows of earlier versions, by its file in any clone."""
     return path == PREFIX + built_in.name or path.endswith(f"/{built_in.file.parent.name}/{built_in.file.name}")
-
-
-def add(name: str, *, experiment: str | None = None, user: str = "", settings: Settings) -> Added:
-    """Make a data set of built-in set `name`, once: where it is here, or on its way, that one is named. Raises BadInput
-    for an unknown name."""
-    from workers.ask.submit import submit  # which asks here what questions are called
-
-    built_in = find_built_in(name)
-    with db.reading(settings) as session:
-        known, other = here(session).get(name), taken(session, Dataset, name)
-    if known:
-        return Added(known)
-    common = {"experiment": experiment, "user": user, "settings": settings}
-    try:
-        job = submit(built_in.request(), name="" if other else name, like=name, **common)
-    except Conflict:  # somebody was faster by a moment
-        with db.reading(settings) as session:
-            if known := here(session).get(name):
-                return Added(known)
-        raise
-    return Added(job.request["dataset_id"], job)
 
 
 @cache

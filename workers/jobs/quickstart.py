@@ -15,9 +15,10 @@ from speculoos.settings import Settings
 from tracking import db, jobs, queries
 from tracking.names import STARTER
 from tracking.tables import Base, Checkpoint, Evaluation
-from workers.ask import builtin
-from workers.ask.requests import Evaluate, GenerateData, Train
-from workers.ask.submit import submit
+from workers.jobs import add_builtin
+from workers.jobs.builtin import PROMPTS
+from workers.jobs.requests import Evaluate, GenerateData, Train
+from workers.jobs.submit import submit
 
 RECIPE = "quickstart"
 HEADS_NAME = "quickstart"
@@ -49,7 +50,7 @@ def submit_quickstart(settings: Settings, base: str = STARTER, limit: int | None
     experiment = f"quickstart {datetime.now():%Y-%m-%d %H:%M:%S}"
     recipe = load_recipe(RECIPE)
     common: dict[str, Any] = {"experiment": experiment, "settings": settings, "user": user}
-    prompts = builtin.add(builtin.PROMPTS, **common)  # imported once, used by every later quickstart
+    prompts = add_builtin.add(PROMPTS, **common)  # imported once, used by every later quickstart
     answers = submit(GenerateData(source_id=prompts.dataset_id, base_id=row.id, limit=limit, **ANSWERS), **common)
     changes = {k: v for k, v in recipe.items() if k != "method"} | _fitting(row, recipe)
     changes["hidden_states_store"] = STORE

@@ -16,9 +16,15 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from models.methods.settings import TrainConfig
-from tracking.tables import Base, Dataset
-from workers.ask.requests import Evaluate
+from speculoos.errors import NotFound
+from tracking.names import WORDS
+from tracking.tables import Base, Dataset, Table
+from workers.jobs.request import Need
 
+BYTES_PER_TOKEN = 14
+"""Of a stored answer: a token's text and its id in JSON."""
+FORWARD_OPERATIONS = 3e8
+"""Operations in the time that a forward of a batch takes however small the base (3 ms at `pace.OPERATIONS`)."""
 PROMPT_TOKENS = 60
 """Tokens of a prompt where nobody counted."""
 COUNTED_ROWS, COUNTED_BYTES = 1000, 64 << 20
@@ -28,6 +34,19 @@ STEP_FIXED_BYTES = 2e7
 TUNING_STEPS = 250
 """Forwards and steps that a tuning takes besides its questions' (`decoding.tuning.measure_forward`: the wide ones take
 longer)."""
+
+
+def found(session: Session, table: type[Table], row_id: str) -> Any:
+    """The row. Raises NotFound."""
+    if row := session.get(table, row_id):
+        return row
+    raise NotFound(f"This {WORDS[table.__tablename__]} is gone; choose another.")
+
+
+def file_need(path: str) -> Need:
+    """Of reading files on this machine; nothing for what is not here."""
+    size = folder_bytes(path)
+    return Need(size, size)
 
 
 def turns(data: Dataset) -> float:
@@ -46,10 +65,10 @@ def expected_rows(session: Session, data: Dataset) -> int:
     return min(source.rows, (data.config or {}).get("limit") or source.rows) if source else 0
 
 
-def questions(session: Session, request: Evaluate) -> int:
-    """Rows that an evaluation asks; as many as it may where nobody counted them."""
-    data = session.get(Dataset, request.dataset_id) if request.dataset_id else None
-    return min(request.limit, expected_rows(session, data) if data else 0) or request.limit
+def questions(session: Session, dataset_id: str, limit: int) -> int:
+    """Questions of an evaluation: rows of the data set, at most `limit`, or `limit` where they are not counted yet."""
+    data = session.get(Dataset, dataset_id) if dataset_id else None
+    return min(limit, expected_rows(session, data) if data else 0) or limit
 
 
 def total_tokens(data: Dataset, count: int) -> float:

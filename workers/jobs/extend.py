@@ -1,16 +1,14 @@
 """More answers into a data set that there is: further prompts of its set, or further answers to each. No torch here."""
 
-from dataclasses import replace
-
 from sqlalchemy.orm import Session
 
 from speculoos.errors import BadInput
 from speculoos.settings import Settings, load
 from tracking import changes, db, jobs, queries
 from tracking.tables import Dataset, Job
-from workers.ask.deliver import deliver
-from workers.ask.requests import GenerateData, queue_of
-from workers.ask.submit import check_generation, send
+from workers.jobs.deliver import deliver
+from workers.jobs.requests import GenerateData
+from workers.jobs.submit import send
 
 
 def extend(
@@ -33,7 +31,7 @@ def extend(
     deliver(settings, request, (Dataset, dataset_id))
     with db.writing(settings) as session:
         request = _larger(session, dataset_id, samples, limit)
-        check_generation(request)
+        request.check_options()
         row = session.get_one(Dataset, dataset_id)
         job = _job(session, row, request, user)
         row.state, row.job_id = "pending", job.id
@@ -69,7 +67,7 @@ def _larger(session: Session, dataset_id: str, samples: int | None, limit: int |
     changes.must_be_idle(session, row)
     before = made_by(row)
     prompts = session.get_one(Dataset, row.source_id).rows
-    wanted = replace(before, samples=samples or before.samples, limit=limit or before.limit)
+    wanted = before.changed(samples=samples or before.samples, limit=limit or before.limit)
     counts = [(made.samples, min(made.limit or prompts, prompts)) for made in (before, wanted)]
     if any(new < old for old, new in zip(*counts, strict=True)) or (counts[0] == counts[1] and _complete(row)):
         had, of = counts[0]
@@ -84,5 +82,5 @@ def _complete(row: Dataset) -> bool:
 
 def _job(session: Session, row: Dataset, request: GenerateData, user: str) -> Job:
     queries.must_be_ready(session.get_one(Dataset, request.source_id))
-    asked = {"kind": request.kind, "queue": queue_of(request), "request": request.to_json()}
+    asked = {"kind": request.kind, "queue": request.runs_on, "request": request.to_json()}
     return jobs.create(session, **asked, name=f"Extend {row.name}", experiment_id=row.experiment_id, user=user)

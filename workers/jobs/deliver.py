@@ -1,5 +1,5 @@
-"""What a job reads and only this machine has goes to the store when the job is asked for, so that any machine may take
-it. What lies there already is not sent again; without a store nothing moves. No torch here."""
+"""Delivers the inputs of a new job that only this machine has to the store, so that any machine can take the job.
+Files in the store are not sent again; without a store nothing moves. No torch."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,12 +11,9 @@ from speculoos.settings import Settings
 from tracking import db, stored
 from tracking.stored import KINDS, UPLOADS, Files
 from tracking.tables import Base, Checkpoint, Dataset, Table
-from workers.ask.outputs import input_ids
-from workers.ask.requests import FetchModel, ImportAnswered, ImportDraft, ImportPrompts, Request, Train
+from workers.jobs.request import Request
 
 Named = Base | Dataset | Checkpoint
-ELSEWHERE = ("hub", "starter")
-"""Sources whose location is no path."""
 
 
 def deliver(settings: Settings, request: Request, *more: tuple[type[Table], str]) -> None:
@@ -26,28 +23,17 @@ def deliver(settings: Settings, request: Request, *more: tuple[type[Table], str]
         return
     with db.reading(settings) as session:
         rows = [row for row in _rows(session, request, more) if stored.of(session, row.id) is None]
-        paths = [path for path in paths_of(request) if _draft(session, path) is None]
+        paths = [path for path in request.paths() if _draft(session, path) is None]
     for row in rows:
         _put(settings, KINDS[type(row)], row.id, Files(settings).path(row))
     for path in map(Path, paths):
         _put(settings, UPLOADS, stored.path_id(settings, path), path)
 
 
-def paths_of(request: Request) -> list[str]:
-    """Files and folders that a request names itself, without a row."""
-    if isinstance(request, ImportPrompts | ImportAnswered):
-        return [request.path] if request.path else []  # a suite of the hub has none
-    if isinstance(request, ImportDraft | FetchModel):
-        return [request.location] if request.source not in ELSEWHERE else []
-    if isinstance(request, Train) and (path := request.settings.get("draft_path")):
-        return [str(path)]
-    return []
-
-
 def _rows(session: Session, request: Request, more: Iterable[tuple[type[Table], str]]) -> list[Named]:
     """Those that are ready and travel; what is still being made is delivered by its job."""
-    found = [session.get(table, row_id) for table, row_id in (*input_ids(request), *more)]
-    found += [_draft(session, path) for path in paths_of(request)]
+    found = [session.get(table, row_id) for table, row_id in (*request.inputs(), *more)]
+    found += [_draft(session, path) for path in request.paths()]
     return [row for row in found if row and row.state == "ready" and not stored.is_shipped(row)]
 
 

@@ -5,14 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.methods.recipes import config_for
-from models.methods.settings import STORED, TrainConfig, check_store_name
+from models.methods.settings import STORED, TrainConfig
 from speculoos.bounded import AS_IT_IS, read_whole
 from speculoos.errors import BadInput, Unavailable
 from speculoos.settings import Settings, StateServer
 from tracking.db import reading
 from tracking.tables import Base
-from workers.ask.requests import GenerateData, Request, Train
 
 SECONDS = 10.0
 LARGEST = 2**20
@@ -38,27 +36,16 @@ def store_folder(settings: Settings, name: str) -> Path | None:
     return settings.hidden_states_folder / name if name else None
 
 
-def check_server(settings: Settings, request: Request) -> None:
-    """Raise BadInput or Unavailable, in one sentence, where the server that a training names does not answer, or runs
-    another base; or where a store cannot be called so. Serving engines say nothing of their weights: the training
-    itself finds out by their tokens."""
-    if isinstance(request, GenerateData):
-        _check_store(request)
-    if not isinstance(request, Train):
-        return
-    server = find_server(settings, config_for(request.method, request.recipe, request.settings))
+def check_server(settings: Settings, config: TrainConfig, base_id: str) -> None:
+    """Raises BadInput or Unavailable where the server of hidden states that a training names does not answer, or runs
+    another base. Serving engines say nothing about their weights: the training compares their tokens."""
+    server = find_server(settings, config)
     if server is None:
         return
     with reading(settings) as session:
-        base = session.get(Base, request.base_id)
+        base = session.get(Base, base_id)
         known = (base.weights_sha256, base.card or {}) if base else ("", {})
     _compare(server.name, _facts(server), *known)
-
-
-def _check_store(request: GenerateData) -> None:
-    check_store_name(request.hidden_states_store)
-    if request.hidden_states_store and request.endpoint:
-        raise BadInput("hidden_states_store: an endpoint's answers come without hidden states; let a model answer.")
 
 
 def _facts(server: StateServer) -> dict[str, Any]:

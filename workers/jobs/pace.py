@@ -16,26 +16,11 @@ from sqlalchemy.orm import Session
 
 from tracking.states import JobState
 from tracking.tables import Base, Evaluation, Job
-from workers.ask import sizes
-from workers.ask.requests import (
-    Evaluate,
-    Export,
-    FetchModel,
-    GenerateData,
-    ImportAnswered,
-    ImportDraft,
-    ImportPrompts,
-    PlanRequest,
-    ReplayRequest,
-    Request,
-    Train,
-    Tune,
-)
+from workers.jobs import sizes
+from workers.jobs.request import FixedWork, Request
 
 START_SECONDS = {"gpu": 6.0, "io": 0.5}
-"""For the process to start and what it needs to load …"""
-LOADING = {ImportAnswered: 3.0, ImportDraft: 3.0, Export: 2.5}
-"""… and more where work on files needs torch or a tokenizer in processes of its own."""
+"""For the process to start and what it needs to load; `Rate.loading` comes on top of it."""
 LOOKED_AT = 200
 """Past jobs of a kind that are looked through."""
 COUNTED = 3
@@ -44,10 +29,8 @@ PROBE = "machine.json"
 """In the home; the inference server writes it at each of its starts (`models.runtime.speed`)."""
 OPERATIONS, MEMORY = 1e11, 2e10
 """A processor's operations a second in matrix products, and bytes it reads, where no probe has run yet."""
-SHARE = {Train: 1.1, GenerateData: 0.6, Evaluate: 1.0, PlanRequest: 1.0, ReplayRequest: 1.0, Tune: 0.4}
-"""Of what the probe reached: measured with the starter on two cores (docs/log.md)."""
-READS = (Evaluate, PlanRequest, ReplayRequest, Tune)
-"""Work that waits for memory: bytes of weights, not operations."""
+TUNING_SHARE = 0.4
+"""`Rate.share` of a tuning, measured like all shares with the starter on two cores (docs/log.md)."""
 LEAST_WORK = 0.1
 """Of a past job's time, its work at the least: where starting takes less here than START_SECONDS says."""
 START = "start_seconds"
@@ -58,20 +41,8 @@ SAME_BASE, OTHER_BASE = 30.0, 2.0
 """Factors by which the pace of past jobs may differ from the probe's: with the same base, with another one."""
 LIKE_SIZE = 4.0
 """Between the parameters of two bases, the factor up to which one says something about the other."""
-BYTES = {ImportPrompts: 4e6, ImportAnswered: 6.5e5, ImportDraft: 3e7, Export: 3e7, FetchModel: 2e7}
-"""Bytes a second of work that is files."""
 USUAL_SECONDS = 0.5
 """Of work at that speed, counted with what a past job of this kind did: a small file takes as long as its start."""
-
-
-@dataclass(frozen=True)
-class Aside:
-    """Bytes of weights that a training reads however long it is: by its tuning, and for its sample generations by the
-    base and by the draft."""
-
-    tuning: float = 0.0
-    base: float = 0.0
-    draft: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,18 +54,15 @@ class Pace:
     fixed: float
 
 
-def pace(session: Session, request: Request, home: Path, aside: Aside) -> Pace | None:
+def pace(session: Session, request: Request, home: Path, fixed_work: FixedWork) -> Pace | None:
     """The pace of a request's kind: of the latest jobs like it, else of the machine; None for an endpoint's first.
-    `aside`: what the request does besides its work."""
+    `fixed_work`: what the request does besides."""
     past = _past(session, request)
-    if not any(isinstance(request, kind) for kind in SHARE) or getattr(request, "endpoint", ""):
+    if not request.rate.share or getattr(request, "endpoint", ""):
         return _by_past_jobs(request, past)
     probe = _Probe.read(home)
-    speed = (
-        probe.reads if isinstance(request, READS) else probe.learns if isinstance(request, Train) else probe.multiplies
-    )
-    expected = next(share for kind, share in SHARE.items() if isinstance(request, kind)) * speed
-    besides = fixed_seconds(request, aside, home) - START_SECONDS[request.queue]
+    expected = request.rate.share * getattr(probe, request.rate.unit)
+    besides = fixed_seconds(request, fixed_work, home) - START_SECONDS[request.queue]
     told = [found for job in past if (found := _told(session, job, request, besides))]
     same = [each for each in told if each.same_base]
     starts = [each.start for each in same if each.measured][:COUNTED]
@@ -113,19 +81,19 @@ def pace(session: Session, request: Request, home: Path, aside: Aside) -> Pace |
 
 def _by_past_jobs(request: Request, past: list[Job]) -> Pace | None:
     """Of work that no probe measures: files, and endpoints."""
-    fixed = START_SECONDS[request.queue] + LOADING.get(type(request), 0.0)
+    fixed = START_SECONDS[request.queue] + request.rate.loading
     own = request.to_json()
     past = ([job for job in past if _same(job.request, own, ("base_id",))] or past)[:COUNTED]
     if past:
         taken = [_seconds(job) for job in past]
         fixed = min(fixed, (1 - LEAST_WORK) * min(taken))
-        usual, least = (USUAL_SECONDS * BYTES[type(request)], USUAL_SECONDS) if type(request) in BYTES else (0.0, 0.05)
+        usual, least = (USUAL_SECONDS * request.rate.bytes, USUAL_SECONDS) if request.rate.bytes else (0.0, 0.05)
         worked = [max(seconds - fixed, 0.0) for seconds in taken]
         rates = [(job.work + usual) / (seconds + least) for job, seconds in zip(past, worked, strict=True)]
         return Pace(statistics.median(rates), _basis(rates), fixed)
-    if getattr(request, "endpoint", ""):
+    if getattr(request, "endpoint", "") or not request.rate.bytes:
         return None
-    return Pace(BYTES[type(request)], "what such files usually take", fixed)
+    return Pace(request.rate.bytes, "what such files usually take", fixed)
 
 
 def _basis(rates: list[float]) -> str:
@@ -198,13 +166,14 @@ class _Probe:
         return cls(operations, memory, learns, lies, "a short probe of this machine", True)
 
 
-def fixed_seconds(request: Request, aside: Aside, home: Path) -> float:
-    """What does not grow with the work: before the first row, step or answer, and what a training does `aside`."""
-    start = START_SECONDS[request.queue] + LOADING.get(type(request), 0.0)
-    if aside == Aside():
+def fixed_seconds(request: Request, fixed_work: FixedWork, home: Path) -> float:
+    """What does not grow with the work: before the first row, step or answer, and `fixed_work`."""
+    start = START_SECONDS[request.queue] + request.rate.loading
+    if fixed_work == FixedWork():
         return start
     probe = _Probe.read(home)
-    return start + aside.tuning / (SHARE[Tune] * probe.reads) + aside.base / probe.reads + aside.draft / probe.lies
+    tuning = fixed_work.tuning / (TUNING_SHARE * probe.reads)
+    return start + tuning + fixed_work.base / probe.reads + fixed_work.draft / probe.lies
 
 
 def _past(session: Session, request: Request) -> list[Job]:

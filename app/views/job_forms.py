@@ -1,0 +1,61 @@
+"""Forms of the operator's own job kinds, made from their fields, on the jobs page."""
+
+from typing import Any
+
+import gradio as gr
+
+from app.links import leads
+from app.views.asking import form_end, started
+from app.widgets.elements import closed_accordion, on_typing
+from app.widgets.fields import one_line
+from app.widgets.problems import saying_errors
+from app.widgets.review import review
+from app.widgets.setting_fields import field_values, setting_control
+from ops.homes import names
+from speculoos.settings import Settings
+from tracking.db import reading
+from workers.jobs.command_line import command_for
+from workers.jobs.request import Request
+from workers.jobs.requests import own_kinds
+from workers.jobs.submit import check_and_estimate
+
+
+def own_kind_forms(settings: Settings) -> None:
+    """One form per kind, inside the current Blocks."""
+    for kind in own_kinds():
+        JobForm(settings, kind)
+
+
+class JobForm:
+    """A control for each field, the review and the start."""
+
+    def __init__(self, settings: Settings, kind: type[Request]):
+        self.settings, self.kind = settings, kind
+        prefix = f"new-{kind.kind.replace('_', '-')}"
+        with closed_accordion(kind.title, elem_id=prefix):
+            with gr.Row():
+                self.fields = {
+                    name: setting_control(setting, f"{prefix}-{name.replace('_', '-')}", min_width=230)
+                    for name, setting in kind.options().items()
+                }
+            self.name = one_line("Name (optional)", f"{prefix}-name", max_length=200)
+            self.review, self.message, self.start, self.target = form_end(prefix, "Start")
+        values = [self.name, *self.fields.values()]
+        on_typing(values, self.review_now, values, self.review)
+        leads(self.start.click, self.submit, values, self.message, self.target)
+
+    def request(self, *values: Any) -> Request:
+        """Raises BadInput with the label of the field."""
+        return self.kind(**field_values(self.kind, dict(zip(self.fields, values, strict=True))))
+
+    @saying_errors(tone="warn")
+    def review_now(self, name: str, *values: Any) -> str:
+        """The estimate and the command that does the same."""
+        request = self.request(*values)
+        estimate = check_and_estimate(self.settings, request)
+        with reading(self.settings) as session:
+            return review(estimate, command_for(request, names(session), name.strip()))
+
+    def submit(self, name: str, *values: Any) -> tuple[str, str]:
+        """Submit the job: (notice, where to go)."""
+        return started(self.settings, lambda: self.request(*values), name=name)

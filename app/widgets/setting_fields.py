@@ -1,0 +1,36 @@
+"""Form controls made from the fields of a job kind or of a training's settings, and their values read back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+
+from app.widgets.fields import one_line
+from models.methods.settings import Setting
+from workers.jobs.request import Request
+
+
+def setting_control(setting: Setting, elem_id: str, **options: Any) -> Any:
+    """The control for one field, with its label, help and default; `options` replace these, or go to Gradio."""
+    common = {"label": setting.label, "info": setting.help, **options}
+    default = common.pop("value", None if setting.required else setting.default)
+    if setting.kind is bool:
+        return gr.Checkbox(bool(default), elem_id=elem_id, **common)
+    if setting.choices:
+        return gr.Dropdown(list(setting.choices), value=default, elem_id=elem_id, **common)
+    if setting.kind in (int, float) and default is not None:
+        return gr.Number(default, precision=0 if setting.kind is int else None, elem_id=elem_id, **common)
+    if isinstance(default, dict) or default is None:
+        default = ""
+    return one_line(common.pop("label"), elem_id, value=box_value(default), **common)  # an empty gr.Number sends 0
+
+
+def box_value(value: Any) -> Any:
+    """A value as its control shows it: lists as `1, 14, 26`."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def field_values(kind: type[Request], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of controls as fields of a request: an empty control means the default, texts are stripped."""
+    filled = {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
+    return {name: value for name, value in filled.items() if name in kind.model_fields and value not in (None, "")}

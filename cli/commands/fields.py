@@ -1,0 +1,73 @@
+"""Command options made from the fields of a job kind, so that help, default and bounds stand in one place."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from cli.commands.estimating import EstimateOnly, show_estimate
+from cli.console import Json, Wait, figures, finish
+from models.methods.settings import Setting
+from workers.jobs.request import Request
+
+
+def request_options(kind: type[Request], *names: str, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """Decorator for a command: its `**options` become one option for each field in `names` (all by default)."""
+    settings = kind.options()
+    chosen = [settings[name] for name in names or settings if name not in skip]
+
+    def decorate(command: Any) -> Any:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        end = next((i for i, p in enumerate(own) if p.name in ("estimate", "wait", "as_json")), len(own))
+        parameters = [*own[:end], *map(_parameter, chosen), *own[end:]]
+        keyword_only = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+        command.__signature__ = signature.replace(parameters=keyword_only)
+        return command
+
+    return decorate
+
+
+def _parameter(setting: Setting) -> inspect.Parameter:
+    flag = f"--{setting.name.replace('_', '-')}"
+    default: Any = setting.default
+    if setting.kind is bool:
+        option = typer.Option(f"{flag}/--no-{flag[2:]}" if default else flag, help=setting.help)
+        annotation: Any = bool
+    elif setting.kind in (int, float):
+        option = typer.Option(flag, help=setting.help, min=setting.low, max=setting.high)
+        annotation = setting.kind | None if setting.is_open else setting.kind
+    else:  # text, also of lists: the field's class parses it
+        option = typer.Option(flag, help=setting.help)
+        annotation = str
+        default = ",".join(map(str, default)) if isinstance(default, list | tuple) else default or ""
+    parameter = inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[annotation, option]
+    )
+    return parameter if setting.required else parameter.replace(default=default)
+
+
+def kind_command(kind: type[Request]) -> Callable[..., None]:
+    """A command for a job kind that has none of its own: every field is an option."""
+
+    @request_options(kind)
+    def command(
+        name: Annotated[str, typer.Option(help="Name of what the job makes.")] = "",
+        estimate: EstimateOnly = False,
+        wait: Wait = False,
+        as_json: Json = False,
+        **options: Any,
+    ) -> None:
+        from cli.follow import run_request
+        from ops.homes import open_home
+
+        settings, request = open_home(), kind(**options)
+        if estimate:
+            return show_estimate(settings, request, as_json)
+        job = run_request(settings, request, name, wait)
+        result = {"job": job.id, "job_state": job.state, **(job.result or {})}
+        return finish(result, as_json, figures(result))
+
+    command.__doc__ = kind.__doc__
+    return command

@@ -1,0 +1,21 @@
+"""The `speculoos` command that does what a form is about to do, and the texts that forms and commands parse alike.
+No torch.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from workers.jobs.request import Request, named_ids
+from workers.jobs.words import Operand, joined, option
+
+
+def command_for(
+    request: Request, names: Mapping[str, str] | None = None, name: str = "", flags: Iterable[str] = ()
+) -> str:
+    """The shell command that submits `request`. `names` maps row ids to names (commands accept both); `name` is the
+    output's; `flags` are added at the end."""
+    return joined([*request.command(named_ids(names)), *option("name", name), *flags])
+
+
+def extend_command(name: str, limit: int) -> str:
+    """The shell command that answers further prompts into the data set called `name`."""
+    return joined(["data", "extend", Operand(name), "--limit", str(limit)])

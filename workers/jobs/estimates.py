@@ -1,0 +1,108 @@
+"""What a job will take, before it starts: time, steps, disk, memory. Rough, with its basis. No torch.
+
+A forward pass costs about 2 · parameters floating-point operations a token, a backward pass twice as much again
+(Kaplan et al. 2020, section 2.1); decoding one answer at a time reads all weights once a step. How much of that a
+machine does per second: `workers.jobs.pace`.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from speculoos.room import existing
+from workers.jobs.pace import Pace, fixed_seconds, pace
+from workers.jobs.request import FixedWork, Need, Request
+
+SPARE_DISK = 500 * 10**6
+UNKNOWN = "rows that are not made yet"
+UNASKED = "an endpoint that has not answered yet"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds (None: unknown), work as `workers.jobs.pace` counts it, bytes on disk and in memory, what the time is
+    based on, and the optimizer steps of a training, with their rhythm in words. `longest`: seconds where a busy
+    machine makes an evaluation repeat its questions; None where nothing is repeated."""
+
+    seconds: float | None
+    work: float
+    disk: float
+    memory: float
+    basis: str
+    free_disk: float
+    free_memory: float
+    steps: int = 0
+    rhythm: str = ""
+    longest: float | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What will not fit, one sentence each."""
+        sentences = []
+        if self.disk + SPARE_DISK > self.free_disk:
+            sentences.append("The disk of the home folder may not have room for this; free some space first.")
+        if self.memory > self.free_memory:
+            sentences.append(
+                "This may need more memory than the machine has free; take a smaller batch or a smaller base."
+            )
+        return sentences
+
+
+def estimate(session: Session, request: Request, home: Path) -> Estimate:
+    """Of any request. Raises NotFound where one of its rows is gone."""
+    cells = request.cells(session)
+    if cells is not None:
+        return _sum(of_cells(session, cells, home), home)
+    return _single(session, request, home, pace)
+
+
+def of_cells(session: Session, cells: Sequence[Request], home: Path) -> list[Estimate]:
+    """Of each cell of a matrix as a job alone. Past jobs are read once per base."""
+    paces: dict[tuple[str, str], Pace | None] = {}
+
+    def cached(session: Session, cell: Request, home: Path, fixed: FixedWork) -> Pace | None:
+        key = cell.base_id, cell.endpoint
+        if key not in paces:
+            paces[key] = pace(session, cell, home, fixed)
+        return paces[key]
+
+    return [_single(session, cell, home, cached) for cell in cells]
+
+
+def _sum(cells: Sequence[Estimate], home: Path) -> Estimate:
+    """Every cell one after the other, each in its own process."""
+    if not cells:
+        return _made(Need(), None, 0.0, home)
+    seconds = sum(cell.seconds or 0.0 for cell in cells) if all(cell.seconds for cell in cells) else None
+    repeats = any(cell.longest for cell in cells)
+    return replace(
+        cells[0],
+        seconds=seconds,
+        longest=sum(cell.longest or cell.seconds for cell in cells) if seconds and repeats else None,
+        work=sum(cell.work for cell in cells),
+        disk=sum(cell.disk for cell in cells),
+        memory=max(cell.memory for cell in cells),
+        basis=", ".join(dict.fromkeys(cell.basis for cell in cells)),
+    )
+
+
+def _single(session: Session, request: Request, home: Path, paced: Callable[..., Pace | None]) -> Estimate:
+    need = request.need(session)
+    start = fixed_seconds(request, need.fixed, home)
+    return _made(need, paced(session, request, home, need.fixed) if need.work else None, start, home)
+
+
+def _made(need: Need, pace: Pace | None, start: float, home: Path) -> Estimate:
+    import psutil
+
+    seconds = pace.fixed + need.work / pace.rate if pace and need.work else None
+    if need.minutes:
+        seconds = min(seconds or need.minutes * 60, need.minutes * 60 + start)
+    free = shutil.disk_usage(existing(home)).free, psutil.virtual_memory().available
+    basis = pace.basis if pace else UNASKED if need.work else UNKNOWN
+    repeats = pace is not None and bool(need.work) and need.repeated > 1
+    longest = pace.fixed + need.repeated * need.work / pace.rate if repeats else None
+    return Estimate(seconds, need.work, need.disk, need.memory, basis, *free, need.steps, need.rhythm, longest)

@@ -1,0 +1,164 @@
+"""Job kind `evaluate`: acceptance and speed on questions, of a base with a draft or of what an endpoint serves."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from sqlalchemy.orm import Session
+
+from models.methods import trees
+from models.methods.settings import setting
+from speculoos.errors import BadInput
+from speculoos.settings import DTYPES
+from speculoos.suites import BUILT_IN, OWN, title
+from tracking import queries
+from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Table
+from workers.jobs import sizes
+from workers.jobs.builtin import QUESTIONS, built_in_of
+from workers.jobs.request import Namer, Need, Rate, Request
+from workers.jobs.words import changed_options, option, pairs
+
+HOTTEST = 5.0
+STEPS_PER_TOKEN = 1.7
+"""Decoding steps per token: one plain step, and 0.7 drafted ones at τ 1.4."""
+REPEATED = 3
+"""An evaluation with drafting repeats its questions on a busy machine until it took this many times its first pass."""
+MOST_NUMBER = 100_000
+DTYPE_HELP = "Precision of base and draft; default SPECULOOS_DTYPE."
+SEED_HELP = "Seed of sampling."
+
+
+class Evaluate(Request):
+    """On the questions of a data set, or on the built-in ones when `dataset_id` is empty.
+
+    With `endpoint` that server is measured; `base_id` and `checkpoint_id` say what it serves, where that is known.
+    """
+
+    kind: ClassVar[str] = "evaluate"
+    title: ClassVar[str] = "Evaluate"
+    output: ClassVar = ("evaluation_id", Evaluation)
+    rate: ClassVar[Rate] = Rate(share=1.0, unit="reads")
+
+    base_id: str = ""
+    checkpoint_id: str = ""
+    dataset_id: str = ""
+    limit: int = setting(20, "Most questions.", 1, MOST_NUMBER, label="Questions at most")
+    max_tokens: int = setting(128, "Most new tokens per turn.", 1, MOST_NUMBER, label="Most tokens of a turn")
+    drafting: dict[str, Any] = {}  # options of decoding.drafters: tree, depth, …
+    temperature: float = setting(0.0, "0 is greedy.", 0, HOTTEST)
+    top_p: float = setting(1.0, "Sample from the most likely tokens with this total probability.", label="Top-p")
+    seed: int = setting(0, SEED_HELP)
+    dtype: str = setting("", DTYPE_HELP, label="Precision")
+    endpoint: str = setting("", "Endpoint of settings.toml to measure; the result is stored.", label="Server")
+    endpoint_model: str = setting(
+        "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model there"
+    )
+    plain_model: str = setting(
+        "",
+        "The endpoint's name for the same base without a draft, for a speedup.",
+        label="The same without a draft",
+    )
+    matrix_id: str = ""  # the matrix of which this is a cell
+    evaluation_id: str = ""
+
+    @property
+    def runs_on(self) -> str:
+        return "io" if self.endpoint else self.queue
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything drafts beside plain decoding."""
+        return bool(self.checkpoint_id) or self.drafting.get("drafter", "none") != "none"
+
+    @property
+    def most_passes(self) -> int:
+        """How many times its questions are answered at most."""
+        return REPEATED if self.drafts and not self.endpoint else 1
+
+    def inputs(self) -> list[tuple[type[Table], str]]:
+        return model_inputs(self, base_optional=bool(self.endpoint))
+
+    def check_options(self) -> None:
+        check_sampling([self.temperature], [self.top_p], [self.dtype])
+        if self.endpoint and (self.drafting or self.dtype):
+            raise BadInput("A server drafts as it was started; leave tree and precision out, or measure here.")
+        if not (self.endpoint or self.base_id):
+            raise BadInput("Name what to measure: a base model, or an endpoint.")
+
+    def default_name(self, session: Session) -> str:
+        """`starter@my-heads`; for an endpoint the model's name there, and the endpoint's."""
+        model = queries.model_name(session, self.base_id, self.checkpoint_id or None) if self.base_id else ""
+        if not self.endpoint:
+            return model
+        return f"{self.endpoint_model or model or 'its model'} at {self.endpoint}"
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        data = session.get(Dataset, self.dataset_id) if self.dataset_id else None
+        suite = suite_of(data)
+        return {
+            "base_id": self.base_id or None,
+            "checkpoint_id": self.checkpoint_id or None,
+            "config": self.to_json(),
+            "matrix_id": self.matrix_id or None,
+            "suite": suite,
+            "questions": (title(suite) or data.name if data else title(suite))[:200],
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "tree": trees.words(self.drafting),
+            "source": self.endpoint,
+        }
+
+    def need(self, session: Session) -> Need:
+        """Every question twice, plain and drafted; a step reads the weights once. Of a server, its answers' tokens."""
+        turns = 1.0
+        if self.dataset_id:
+            turns = sizes.turns(sizes.found(session, Dataset, self.dataset_id))
+        tokens = sizes.questions(session, self.dataset_id, self.limit) * turns * self.max_tokens
+        if self.endpoint:
+            return Need(tokens * (2 if self.plain_model else 1), 1e5)
+        base = sizes.found(session, Base, self.base_id)
+        work = tokens * (STEPS_PER_TOKEN if self.drafts else 1) * sizes.step_bytes(base)
+        return Need(work, 1e5, sizes.weights_bytes(base) * 1.3 + 5e8, repeated=self.most_passes)
+
+    def command(self, named: Namer) -> list[str]:
+        words = ["evaluate", *option("model", named(self.base_id)), *option("checkpoint", named(self.checkpoint_id))]
+        words += changed_options(self, "endpoint", "endpoint_model", "plain_model")
+        words += option("questions", named(self.dataset_id))
+        words += ["--limit", str(self.limit), "--max-tokens", str(self.max_tokens)]
+        shown = ("endpoint", "endpoint_model", "plain_model", "limit", "max_tokens")
+        words += changed_options(self, *(key for key in type(self).options() if key not in shown))
+        return [*words, *pairs("--draft", self.drafting)]
+
+
+def model_inputs(request: Any, *, base_optional: bool = False) -> list[tuple[type[Table], str]]:
+    """Base, checkpoint and data set of a request, those that it names; a base where it must name one."""
+    rows = [(Base, request.base_id), (Checkpoint, request.checkpoint_id), (Dataset, request.dataset_id)]
+    return [(table, row_id) for table, row_id in rows if row_id or (table is Base and not base_optional)]
+
+
+def check_sampling(temperatures: Sequence[float], top_ps: Sequence[float], dtypes: Sequence[str]) -> None:
+    """Raises BadInput for values that no evaluation can have."""
+    for temperature in temperatures:
+        if not 0 <= temperature <= HOTTEST:
+            raise BadInput(f"Temperature: expected 0 to {HOTTEST:g}, got {temperature:g}.")
+    for top_p in top_ps:
+        if not 0 < top_p <= 1:
+            raise BadInput(f"Top-p: expected more than 0 and at most 1, got {top_p:g}.")
+    for dtype in dtypes:
+        if dtype and dtype not in DTYPES:
+            raise BadInput(f"Precision {dtype!r}: expected one of {', '.join(DTYPES)}.")
+
+
+def suite_of(data: Dataset | None) -> str:
+    """The name of a question set on the leaderboard; the built-in questions have the same one as a data set."""
+    if data is None or built_in_of(data.config) == QUESTIONS:
+        return BUILT_IN
+    return (data.config or {}).get("suite") or OWN
+
+
+def longest_seconds(job: Job) -> float | None:
+    """What a running evaluation may take where a busy machine makes it repeat its questions; None for other jobs."""
+    if job.kind != Evaluate.kind or not job.estimated_seconds:
+        return None
+    known = {key: job.request[key] for key in ("checkpoint_id", "drafting", "endpoint") if key in (job.request or {})}
+    passes = Evaluate(**known).most_passes
+    return job.estimated_seconds * passes if passes > 1 else None

@@ -1,0 +1,56 @@
+"""Job kind `fetch_model`: a base model is fetched or converted, hashed and described."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from sqlalchemy.orm import Session
+
+from models.methods.settings import setting
+from speculoos.errors import Conflict
+from tracking.names import STARTER
+from tracking.tables import Base
+from workers.jobs import sizes
+from workers.jobs.request import Namer, Need, Rate, Request
+from workers.jobs.words import Operand
+
+NO_PATH = ("hub", "starter")
+"""Sources whose location is no path."""
+
+
+class FetchModel(Request):
+    """`location` is the hub id, the folder or the GGUF file."""
+
+    kind: ClassVar[str] = "fetch_model"
+    title: ClassVar[str] = "Fetch model"
+    queue: ClassVar[Literal["gpu", "io"]] = "io"
+    output: ClassVar = ("base_id", Base)
+    rate: ClassVar[Rate] = Rate(bytes=2e7)
+
+    source: str = setting(..., "hub, folder, gguf or starter; default: what the location looks like.")
+    location: str = setting(..., "Hub id, folder, GGUF file, or `starter`.")
+    base_id: str = ""
+
+    def paths(self) -> list[str]:
+        return [self.location] if self.source not in NO_PATH else []
+
+    def default_name(self, session: Session) -> str:
+        if self.source == STARTER:
+            return STARTER
+        location = self.location.rstrip("/")
+        return location if self.source == "hub" else Path(location).name.removesuffix(".gguf")
+
+    def check_name(self, name: str) -> None:
+        """Raises Conflict: the name `starter` means the same weights on every machine."""
+        if (self.source == STARTER) != (name.strip() == STARTER):
+            raise Conflict(f"The name {STARTER!r} belongs to the starter model, and the starter model to that name.")
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        return {"source": self.source, "location": self.location}
+
+    def need(self, session: Session) -> Need:
+        """Files on this machine; the size of what comes from the hub is not known yet."""
+        return sizes.file_need(self.location)
+
+    def command(self, named: Namer) -> list[str]:
+        location = [Operand(self.location)] if self.location else []
+        return ["models", "add", *location, "--source", self.source]

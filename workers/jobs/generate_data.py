@@ -1,0 +1,170 @@
+"""Job kind `generate_data`: a base model, or an endpoint, answers a prompt set."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import field_validator
+from sqlalchemy.orm import Session
+
+from models.methods.settings import check_store_name, setting
+from speculoos.errors import BadInput, Unsupported
+from speculoos.settings import Settings
+from tracking import queries
+from tracking.tables import Base, Dataset, Table
+from workers.jobs import sizes
+from workers.jobs.parsing import parse_numbers
+from workers.jobs.request import Namer, Need, Rate, Request
+from workers.jobs.words import changed_options, option
+
+SHARD_ROWS = 5000
+"""Prompts of a shard by default; smaller generations stay one job."""
+
+
+class GenerateData(Request):
+    """Answers to the prompts of `source_id` by base `base_id`, or by the endpoint named `endpoint` (several: `a,b`).
+
+    With both, the endpoint serves that base, and its token ids are requested and checked.
+    """
+
+    kind: ClassVar[str] = "generate_data"
+    title: ClassVar[str] = "Generate answers"
+    output: ClassVar = ("dataset_id", Dataset)
+    rate: ClassVar[Rate] = Rate(share=0.6)
+
+    source_id: str
+    base_id: str = ""
+    endpoint: str = setting("", "Endpoint of settings.toml that answers, in place of a model; several: a,b.")
+    endpoint_model: str = setting(
+        "", "Model name to request from that endpoint; empty: the one in settings.toml.", label="Model at the endpoint"
+    )
+    limit: int | None = setting(None, "Answer only the first prompts; empty: all.", 1, label="Prompts at most")
+    system_prompt: str = setting("", "System prompt put before each conversation.", label="System prompt (optional)")
+    max_tokens: int = setting(
+        256, "Most tokens of one answer; longer ones are cut.", 1, 100_000, label="Most tokens of an answer"
+    )
+    temperature: float = setting(0.0, "0 is greedy: always the most likely token.", 0, 5, label="Temperature")
+    top_p: float = setting(
+        1.0,
+        "Sample from the most likely tokens with this total probability; used above temperature 0.",
+        0,
+        1,
+        label="Top-p",
+    )
+    batch_size: int = setting(
+        16, "Prompts answered at once; more is faster and needs more memory.", 1, 4096, label="Answers at once"
+    )
+    seed: int = setting(0, "Seed of sampling.", label="Seed")
+    max_minutes: float | None = setting(
+        None, "Stop after this time and keep the finished answers.", 0, 10**6, label="Minutes at most"
+    )
+    samples: int = setting(
+        1, "Answers per prompt; more than one needs a temperature.", 1, 1000, label="Answers to each prompt"
+    )
+    shard_rows: int | None = setting(
+        None,
+        f"Prompts of a shard; larger generations are divided, and any worker can take a shard. Default: {SHARD_ROWS}.",
+        1,
+        label="Prompts per shard",
+    )
+    temperatures: tuple[float, ...] = setting(
+        (),
+        "Several temperatures in place of one, such as 0.0,0.3,0.7: prompts and samples are spread over them.",
+        label="Several temperatures",
+    )
+    replace_system: bool = setting(
+        False,
+        "Replace the prompts' own system prompts by the one above, or by none.",
+        label="Replace the prompts' own system prompts",
+    )
+    api: Literal["chat", "completions"] = setting(
+        "chat",
+        "API of the endpoint: chat, or completions with the base's chat template applied here.",
+        label="API of the endpoint",
+    )
+    drop_cut: bool = setting(False, "Leave out answers that are cut.", label="Leave out cut answers")
+    unique: bool = setting(False, "Leave out duplicate conversations.", label="Leave out duplicates")
+    hidden_states_store: str = setting(
+        "",
+        "Keep the model's last hidden states in the store of this name; trainings of Medusa heads that name it need "
+        "not run the model again.",
+        label="Store of hidden states",
+    )
+    dataset_id: str = ""
+
+    @field_validator("temperatures", mode="before")
+    @classmethod
+    def _parse_temperatures(cls, value: Any) -> Any:
+        return parse_numbers("Several temperatures", value) if isinstance(value, str) else value
+
+    @property
+    def runs_on(self) -> str:
+        return "io" if self.endpoint else self.queue
+
+    def inputs(self) -> list[tuple[type[Table], str]]:
+        return [(Dataset, self.source_id)] + ([(Base, self.base_id)] if self.base_id else [])
+
+    def check_settings(self, settings: Settings) -> None:
+        check_store_name(self.hidden_states_store)
+        if self.hidden_states_store and self.endpoint:
+            raise BadInput("hidden_states_store: an endpoint's answers come without hidden states; use a local model.")
+
+    def check(self, session: Session) -> None:
+        if self.base_id:
+            self._require_template(session.get_one(Base, self.base_id))
+
+    def check_options(self) -> None:
+        if not (self.endpoint or self.base_id):
+            raise BadInput("Name the model that answers: a base model, or an endpoint.")
+        if self.temperatures and self.temperature:
+            raise BadInput("Set one temperature or several, not both.")
+        if not all(0 <= temperature <= 5 for temperature in self.temperatures):
+            raise BadInput("Several temperatures: expected numbers from 0 to 5.")
+        if self.samples > 1 and self._repeats_greedy():
+            raise BadInput("Several answers to a prompt need temperatures above 0; at 0 they would be the same.")
+        if self.api == "completions" and not (self.endpoint and self.base_id):
+            raise BadInput(
+                "Plain completions need an endpoint and the base that it serves: the base's template is rendered here."
+            )
+        if self.shard_rows and self.max_minutes:
+            raise BadInput("A time limit is for a generation in one job; leave it out, or the prompts per shard.")
+
+    def _repeats_greedy(self) -> bool:
+        """Whether several answers to one prompt would be generated at temperature 0."""
+        temperatures = self.temperatures or (self.temperature,)
+        greedy = sum(temperature <= 0 for temperature in temperatures)
+        return greedy > 1 or (greedy == 1 and self.samples > len(temperatures))
+
+    def _require_template(self, base: Base) -> None:
+        """Raises Unsupported for a system prompt that a base without a chat template would have to render here."""
+        rendered_here = not self.endpoint or self.api == "completions"
+        if self.system_prompt and rendered_here and (base.card or {}).get("chat_template") is False:
+            raise Unsupported(
+                f"“{base.name}” has no chat template, so it cannot take a system prompt.",
+                "Leave the system prompt out, or choose an instruct model.",
+            )
+
+    def default_name(self, session: Session) -> str:
+        by = self.endpoint or queries.find_base(session, self.base_id).name
+        return f"{queries.find_dataset(session, self.source_id).name} by {by}"
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        links = {"source_id": self.source_id, "base_id": self.base_id or None}
+        return {"kind": "conversations", "config": self.to_json(), **links}
+
+    def need(self, session: Session) -> Need:
+        source = sizes.found(session, Dataset, self.source_id)
+        expected = sizes.expected_rows(session, source)
+        count = min(expected, self.limit or expected) * sizes.turns(source) * self.samples
+        tokens = count * self.max_tokens
+        disk = count * (self.max_tokens + sizes.PROMPT_TOKENS) * sizes.BYTES_PER_TOKEN
+        if self.endpoint:
+            return Need(tokens, disk, minutes=self.max_minutes)
+        base = sizes.found(session, Base, self.base_id)
+        length = sizes.PROMPT_TOKENS + self.max_tokens
+        memory = sizes.weights_bytes(base) * 1.2 + self.batch_size * length * sizes.cache_bytes(base)
+        forward = 2 * sizes.parameters(base) + sizes.FORWARD_OPERATIONS / self.batch_size
+        work = (tokens + count * sizes.PROMPT_TOKENS) * (forward if sizes.parameters(base) else 0.0)
+        return Need(work, disk, memory + 4e8, self.max_minutes)
+
+    def command(self, named: Namer) -> list[str]:
+        words = ["data", "generate", *option("prompts", named(self.source_id)), *option("model", named(self.base_id))]
+        return [*words, *changed_options(self, *type(self).options())]

@@ -1,0 +1,175 @@
+"""Job kind `matrix`: evaluations of every combination of models, suites, temperatures and trees, each a job. No torch.
+
+The same request gives the same cells in the same order with the same ids, so that planning again after a kill finds
+what was measured before.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import Any, ClassVar
+
+from sqlalchemy.orm import Session
+
+from models.methods import METHODS, trees
+from models.methods.settings import setting
+from speculoos.errors import BadInput, NotFound
+from speculoos.suites import BUILT_IN, title
+from tracking import queries
+from tracking.tables import Base, Checkpoint, Dataset, Table
+from workers.jobs.evaluate import DTYPE_HELP, MOST_NUMBER, SEED_HELP, Evaluate, check_sampling
+from workers.jobs.request import Namer, Request
+from workers.jobs.words import each, option
+
+MOST = 1000
+"""Cells of a matrix: each is a job, and a cell in the grid of its page."""
+MOST_COMBINED = 50 * MOST
+"""Combinations, including those that are left out: a form that is being filled in goes through all of them."""
+
+
+class Matrix(Request):
+    """`models` are {"base_id", "checkpoint_id"}, `suites` ids of data sets ("" for the built-in questions), `drafting`
+    options of drafters ({} for the checkpoint's own tree)."""
+
+    kind: ClassVar[str] = "matrix"
+    title: ClassVar[str] = "Evaluate in a matrix"
+    verb: ClassVar[str] = "Measure"
+
+    models: list[dict[str, str]]
+    suites: list[str] = [""]
+    temperatures: list[float] = setting([0.0], "0 is greedy; once for each.", label="Temperatures")
+    drafting: list[dict[str, Any]] = [{}]
+    top_ps: list[float] = setting([1.0], "Once for each; used above temperature 0.")
+    dtypes: list[str] = setting([""], f"Once for each. {DTYPE_HELP}")
+    limit: int = setting(20, "Most questions of a suite.", 1, MOST_NUMBER, label="Questions of a suite at most")
+    max_tokens: int = setting(128, "Most new tokens per turn.", 1, MOST_NUMBER, label="Most tokens of a turn")
+    seed: int = setting(0, SEED_HELP)
+
+    def inputs(self) -> list[tuple[type[Table], str]]:
+        rows = [(Base, model["base_id"]) for model in self.models]
+        rows += [(Checkpoint, model["checkpoint_id"]) for model in self.models if model.get("checkpoint_id")]
+        return [*dict.fromkeys([*rows, *((Dataset, suite) for suite in self.suites if suite)])]
+
+    def check_options(self) -> None:
+        check_sampling(self.temperatures, self.top_ps, self.dtypes)
+
+    def check(self, session: Session) -> None:
+        """Raises BadInput for a matrix without cells or with too many."""
+        if (combined := prod(map(len, self._axes()))) > MOST_COMBINED:
+            raise BadInput(f"These are {combined:,} combinations; at most {MOST_COMBINED:,} are allowed.")
+        count = len(cells(session, self))
+        if not count:
+            raise BadInput(
+                "There is nothing to measure: choose models, suites, temperatures and trees that fit together."
+            )
+        if count > MOST:
+            raise BadInput(f"This would be {count:,} evaluations; a matrix has {MOST:,} at most. Take fewer of each.")
+
+    def default_name(self, session: Session) -> str:
+        return f"{_many(len(self.models), 'model')} on {_many(len(self.suites), 'suite')}"
+
+    def cells(self, session: Session) -> list[Evaluate]:
+        return cells(session, self)
+
+    def command(self, named: Namer) -> list[str]:
+        words = ["matrix"]
+        for model in self.models:
+            base, checkpoint = named(model["base_id"]), model.get("checkpoint_id")
+            words += option("model", f"{base}@{named(checkpoint)}" if checkpoint else base)
+        words += [word for suite in self.suites for word in option("suite", named(suite) if suite else BUILT_IN)]
+        words += each("temperature", self.temperatures, [0.0]) + each("top-p", self.top_ps, [1.0])
+        words += each("dtype", self.dtypes, [""])
+        words += each("tree", [trees.typed(options) for options in self.drafting], [trees.OWN])
+        return [*words, "--limit", str(self.limit), "--max-tokens", str(self.max_tokens), *option("seed", self.seed, 0)]
+
+    def _axes(self) -> tuple[Sequence[Any], ...]:
+        return self.models, self.drafting, self.suites, self.temperatures, self.top_ps, self.dtypes
+
+
+def cells(session: Session, request: Matrix, matrix_id: str = "") -> list[Evaluate]:
+    """The evaluations of a matrix; with the id of its job each has the id of its row. Left out: what a checkpoint's
+    method cannot draft, trees for a base alone, and a top-p where nothing is sampled."""
+    made = {json.dumps(cell.to_json(), sort_keys=True): cell for cell in _combined(session, request)}
+    return [_identified(cell, key, matrix_id) for key, cell in made.items()]
+
+
+def left_out(session: Session, request: Matrix) -> int:
+    """How many combinations cannot be."""
+    asked = (request.models, request.suites, request.drafting, request.dtypes)
+    hot = sum(temperature > 0 for temperature in set(request.temperatures))
+    chances = hot * len(set(request.top_ps)) + (len(set(request.temperatures)) - hot)
+    others = prod(len({json.dumps(value, sort_keys=True) for value in values}) for values in asked)
+    return chances * others - len(cells(session, request))
+
+
+def cell_name(session: Session, cell: Evaluate) -> str:
+    """`starter@my-heads · GSM8K · T 0 · chain 4`."""
+    model = queries.model_name(session, cell.base_id, cell.checkpoint_id or None)
+    parts = [model, suite_name(session, cell.dataset_id), *setting_words(cell.to_json())]
+    return " · ".join(parts)[:200]
+
+
+def setting_words(cell: dict[str, Any]) -> Iterator[str]:
+    """Temperature, top-p and precision where they are not the usual ones, and the tree."""
+    yield f"T {cell.get('temperature', 0.0):g}"
+    if cell.get("top_p", 1.0) != 1:
+        yield f"top-p {cell['top_p']:g}"
+    if cell.get("dtype"):
+        yield cell["dtype"]
+    yield trees.words(cell.get("drafting") or {}) or "own tree"
+
+
+def suite_name(session: Session, dataset_id: str) -> str:
+    """The suite's title; of a prompt set of one's own, its name."""
+    if not dataset_id:
+        return title(BUILT_IN)
+    data = session.get(Dataset, dataset_id)
+    if data is None:
+        raise NotFound("A question set of this matrix is gone; choose another.")
+    return title((data.config or {}).get("suite") or "") or data.name
+
+
+def _combined(session: Session, request: Matrix) -> Iterator[Evaluate]:
+    methods = {model.get("checkpoint_id") or "": _method(session, model) for model in request.models}
+    for model, drafting, suite, temperature, top_p, dtype in product(*request._axes()):
+        checkpoint_id = model.get("checkpoint_id") or ""
+        method = methods[checkpoint_id]
+        if not trees.fits(drafting, method, METHODS[method].drafting if method in METHODS else ()):
+            continue
+        yield Evaluate(
+            base_id=model["base_id"],
+            checkpoint_id=checkpoint_id,
+            dataset_id=suite,
+            drafting=drafting,
+            temperature=temperature,
+            top_p=top_p if temperature else 1.0,
+            dtype=dtype,
+            limit=request.limit,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+        )
+
+
+def _method(session: Session, model: dict[str, str]) -> str:
+    """Of the checkpoint, "" for a base alone. Raises BadInput where the two do not belong together."""
+    if not model.get("checkpoint_id"):
+        return ""
+    checkpoint = session.get(Checkpoint, model["checkpoint_id"])
+    if checkpoint is None:
+        raise NotFound("A checkpoint of this matrix is gone; choose another.")
+    if checkpoint.base_id != model["base_id"]:
+        raise BadInput(f"The checkpoint “{checkpoint.name}” was not trained for that base.")
+    return checkpoint.method
+
+
+def _identified(cell: Evaluate, key: str, matrix_id: str) -> Evaluate:
+    if not matrix_id:
+        return cell
+    evaluation_id = hashlib.sha256(f"{matrix_id}/{key}".encode()).hexdigest()[:32]
+    return cell.changed(matrix_id=matrix_id, evaluation_id=evaluation_id)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

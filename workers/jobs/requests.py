@@ -1,0 +1,69 @@
+"""The registry of job kinds. A new kind is one module with a Request class, and its line in KINDS.
+
+An operator's own kinds: SPECULOOS_WORK_MODULES names modules that call `register` when they are imported. They get a
+command and a form made from their fields.
+"""
+
+import importlib
+import os
+from typing import Any
+
+from speculoos.errors import BadInput
+from workers.jobs.evaluate import Evaluate
+from workers.jobs.export import Export
+from workers.jobs.fetch_model import FetchModel
+from workers.jobs.generate_data import GenerateData
+from workers.jobs.generate_shard import GenerateShard
+from workers.jobs.import_answered import ImportAnswered
+from workers.jobs.import_draft import ImportDraft
+from workers.jobs.import_prompts import ImportPrompts
+from workers.jobs.matrix import Matrix
+from workers.jobs.plan import PlanRequest
+from workers.jobs.replay import ReplayRequest
+from workers.jobs.request import Request
+from workers.jobs.train import Train
+from workers.jobs.tune import Tune
+
+KINDS: tuple[type[Request], ...] = (
+    FetchModel,
+    ImportDraft,
+    ImportPrompts,
+    ImportAnswered,
+    GenerateData,
+    GenerateShard,
+    Train,
+    Evaluate,
+    Matrix,
+    PlanRequest,
+    ReplayRequest,
+    Tune,
+    Export,
+)
+REQUESTS: dict[str, type[Request]] = {kind.kind: kind for kind in KINDS}
+
+
+def register(kind: type[Request]) -> None:
+    """Add a job kind to those of the workbench."""
+    REQUESTS[kind.kind] = kind
+
+
+def own_kinds() -> list[type[Request]]:
+    """The operator's kinds."""
+    return [kind for kind in REQUESTS.values() if kind not in KINDS]
+
+
+def from_json(kind: str, data: dict[str, Any]) -> Request:
+    """The request of a job's row. Raises BadInput for an unknown kind or field."""
+    if kind not in REQUESTS:
+        raise BadInput(f"Unknown kind of job {kind!r}; known are {', '.join(REQUESTS)}.")
+    return REQUESTS[kind](**data)
+
+
+def kind_title(kind: str) -> str:
+    """`generate_data` → "Generate answers"."""
+    return REQUESTS[kind].title if kind in REQUESTS else kind.replace("_", " ").capitalize()
+
+
+for name in os.environ.get("SPECULOOS_WORK_MODULES", "").split(","):
+    if name.strip():
+        importlib.import_module(name.strip())

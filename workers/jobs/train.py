@@ -1,0 +1,205 @@
+"""Job kind `train`: a draft for a base model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sqlalchemy.orm import Session
+
+from models.methods import METHODS
+from models.methods.recipes import config_for
+from models.methods.record import DraftSize
+from models.methods.settings import TrainConfig, setting, too_long
+from speculoos.errors import BadInput, Conflict, Unsupported
+from speculoos.settings import Settings
+from tracking import queries
+from tracking.tables import Base, Checkpoint, Dataset, Job, Table
+from workers.jobs import sizes
+from workers.jobs.hidden_states import check_server
+from workers.jobs.request import FixedWork, Namer, Need, Rate, Request
+from workers.jobs.tune import Tune
+from workers.jobs.words import changed_options, option, pairs
+
+STEP_OPERATIONS = 1000
+"""An optimizer step's clipping and update of one parameter, which wait for memory, as operations of the same time."""
+FIXED_OPERATIONS = 2e9
+"""Operations in the time that an optimizer step takes however small the base (20 ms at `pace.OPERATIONS`). Without
+them and `sizes.FORWARD_OPERATIONS`, estimates for tiny bases are half of what the jobs take."""
+SAMPLED_TOKENS = 2 * 2 * 48
+"""Of a training's sample generations, at its first and its last measurement …"""
+SAMPLED_READS, SAMPLED_LEVELS = 1.5, 3
+"""… each of which reads the base this many times, since several rows are verified, and the draft once a level."""
+
+
+class Train(Request):
+    """Trains `models.methods.train_config(method, **settings)` on data set `dataset_id` together with
+    `more_dataset_ids`."""
+
+    kind: ClassVar[str] = "train"
+    title: ClassVar[str] = "Train draft"
+    output: ClassVar = ("checkpoint_id", Checkpoint)
+    output_in_base: ClassVar[bool] = True
+    rate: ClassVar[Rate] = Rate(share=1.1, unit="learns")
+
+    method: str
+    base_id: str
+    dataset_id: str
+    settings: dict[str, Any] = {}
+    recipe: str = setting("", "Recipe whose settings are the start, by name or file.")
+    checkpoint_id: str = ""
+    more_dataset_ids: list[str] = []
+
+    @property
+    def dataset_ids(self) -> list[str]:
+        """All of its data sets, each once."""
+        return list(dict.fromkeys([self.dataset_id, *self.more_dataset_ids]))
+
+    @property
+    def config(self) -> TrainConfig:
+        """Every setting: the recipe's, changed by `settings`. Raises BadInput."""
+        return config_for(self.method, self.recipe, self.settings)
+
+    def inputs(self) -> list[tuple[type[Table], str]]:
+        return [(Base, self.base_id), *((Dataset, row_id) for row_id in self.dataset_ids)]
+
+    def paths(self) -> list[str]:
+        path = self.settings.get("draft_path")
+        return [str(path)] if path else []
+
+    def check_settings(self, settings: Settings) -> None:
+        check_server(settings, self.config, self.base_id)
+
+    def check(self, session: Session) -> None:
+        base = session.get_one(Base, self.base_id)
+        require_method(base, self.method)
+        require_settings(base, self.config, self.settings)
+        sets = [session.get_one(Dataset, row_id) for row_id in self.dataset_ids]
+        for data in sets:
+            if data.state == "ready":
+                require_tokenizer(base, data)
+        jobs = dict.fromkeys(data.job_id for data in sets if data.state == "pending" and data.job_id)
+        if len(jobs) > 1:
+            waits = ", ".join(f"“{session.get_one(Job, job_id).name}”" for job_id in jobs)
+            raise Conflict(
+                f"Several of these data sets are still being made ({waits}); start when all but one are ready."
+            )
+
+    def default_name(self, session: Session) -> str:
+        return f"{self.method}-{queries.find_dataset(session, self.dataset_id).name}"
+
+    def columns(self, session: Session) -> dict[str, Any]:
+        base = queries.find_base(session, self.base_id)
+        links = {"base_id": base.id, "base_sha256": base.weights_sha256, "dataset_id": self.dataset_id}
+        return {"method": self.method, "config": self.to_json(), **links}
+
+    def need(self, session: Session) -> Need:
+        """The base runs once over what is cached, and in every epoch over the rest; the draft is measured on the
+        held-out part at each measurement."""
+        base = sizes.found(session, Base, self.base_id)
+        sets = [sizes.found(session, Dataset, row_id) for row_id in self.dataset_ids]
+        config = fit_length(self.config, self.settings, base)
+        vocabulary = max(sizes.draft_vocabulary(base, data, config) for data in sets)
+        draft = _draft_size(base, vocabulary, config)
+        counts = [sizes.expected_rows(session, data) for data in sets]
+        read_tokens = (min(sizes.total_tokens(d, n), n * config.max_length) for d, n in zip(sets, counts, strict=True))
+        count, stored = sum(counts), sum(read_tokens)
+        config = config.for_tokens(stored)
+        tokens = sizes.trained_tokens(config, stored)
+        features = stored * draft.features * sizes.hidden(base) * (4 if config.base_dtype == "float32" else 2)
+        in_memory = min(config.cache_features_mb * 1e6, features)
+        on_disk = min(config.cache_disk_gb * 1e9, features - in_memory)
+        cached = (in_memory + on_disk) / features if features else 0.0
+        forwarded = min(stored, tokens) * cached + tokens * (1 - cached)
+        remote = bool(config.hidden_states)
+        forwards = 0.0 if remote else forwarded * 2 * sizes.parameters(base)
+        steps = sizes.steps(config, tokens, stored / max(count, 1))
+        held_out = sizes.held_out_tokens(config, stored, count)
+        config = config.for_steps(steps if config.epochs or config.max_steps else 0, held_out / config.step_tokens)
+        measured = held_out * (1 + (steps // config.eval_every if config.eval_every else 0))
+        learned = (tokens * 6 * draft.passes + measured * 2 * draft.measured) * draft.multiplied
+        work = forwards + learned + steps * (STEP_OPERATIONS * draft.parameters + FIXED_OPERATIONS)
+        states = draft.parameters * 12 * config.keep_last
+        logits = 4 * 3 * min(config.batch_tokens, 1024) * vocabulary
+        base_bytes = sizes.frame_bytes(base) if remote else sizes.weights_bytes(base)
+        memory = base_bytes * 1.1 + draft.parameters * 16 + logits + in_memory + 4e8
+        disk = draft.parameters * 4 + states + on_disk + (features if config.hidden_states_store else 0)
+        fixed = FixedWork() if remote else _fixed_work(base, draft)
+        return Need(work if count else 0.0, disk, memory, config.max_minutes or None, steps, _rhythm(config), fixed)
+
+    def command(self, named: Namer) -> list[str]:
+        words = ["train", self.method, *option("model", named(self.base_id))]
+        words += [word for row_id in self.dataset_ids for word in option("data", named(row_id))]
+        return [*words, *changed_options(self, *type(self).options()), *pairs("--set", self.settings)]
+
+
+def require_method(base: Base, method: str) -> None:
+    """Raises Unsupported when the base's card says that it cannot have such a draft."""
+    if reason := ((base.card or {}).get("methods") or {}).get(method):
+        raise Unsupported(
+            f"{METHODS[method].title} cannot be trained for “{base.name}”: {reason}",
+            "Choose another base; a model's page says which drafts it can carry.",
+        )
+
+
+def require_tokenizer(base: Base, data: Dataset) -> None:
+    """Raises BadInput when the data set's token ids come from another tokenizer than the base's.
+
+    Text alone can be tokenised again, so only sets with token ids are refused. Files on another machine are checked
+    when the training begins (`training.batches.load_conversations`).
+    """
+    folder = Path(data.path)
+    try:
+        made_with = json.loads((folder / "dataset.json").read_text(encoding="utf-8")).get("tokenizer_sha256", "")
+        with open(min(folder.glob("shard-*.jsonl")), encoding="utf-8") as shard:
+            has_ids = bool(json.loads(shard.readline()).get("token_ids"))
+    except (OSError, ValueError, AttributeError):
+        return
+    if has_ids and made_with and base.tokenizer_sha256 and made_with != base.tokenizer_sha256:
+        raise BadInput(
+            f"The data set “{data.name}” was made with another tokenizer than that of “{base.name}”.",
+            "Generate the data with this base, or train the base that made the data.",
+        )
+
+
+def fit_length(config: TrainConfig, typed: Mapping[str, Any], base: Base) -> TrainConfig:
+    """The config with `max_length` cut to the base's positions where it is a default or a recipe's.
+
+    Raises BadInput when `typed`, the settings that the user chose, has a longer one. Does nothing for a base whose
+    card does not say how many positions it has; the training checks the loaded base.
+    """
+    longest = (base.card or {}).get("max_length")
+    if not longest or config.max_length <= longest:
+        return config
+    if "max_length" in typed:
+        raise too_long(longest, config.max_length)
+    return config.model_copy(update={"max_length": int(longest)})
+
+
+def require_settings(base: Base, config: TrainConfig, typed: Mapping[str, Any]) -> None:
+    """Raises BadInput for settings that do not fit the base."""
+    fit_length(config, typed, base)
+    if check := METHODS[config.method].check:
+        check(base.card or {}, config)
+
+
+def _fixed_work(base: Base, draft: DraftSize) -> FixedWork:
+    """Of a training that runs its base itself."""
+    sampled = SAMPLED_TOKENS * SAMPLED_READS * sizes.step_bytes(base)
+    drafted = SAMPLED_TOKENS * SAMPLED_LEVELS * 4 * draft.multiplied
+    options = Tune.options()
+    return FixedWork(
+        sizes.tuning_bytes(base, options["limit"].default, options["max_tokens"].default), sampled, drafted
+    )
+
+
+def _rhythm(config: TrainConfig) -> str:
+    measured = f"measured every {config.eval_every:,}" if config.eval_every else "measured at its end"
+    return f"of {config.step_tokens:,} tokens, {measured}"
+
+
+def _draft_size(base: Base, vocabulary: int, config: Any) -> DraftSize:
+    """Of a draft with `vocabulary` tokens, whichever setting decides that."""
+    if vocabulary and hasattr(config, "draft_vocab_size"):
+        config = config.model_copy(update={"draft_vocab_size": vocabulary, "draft_vocab_coverage": 0.0})
+    return METHODS[config.method].size(sizes.hidden(base), (base.card or {}).get("vocabulary") or 0, config)
