@@ -109,8 +109,8 @@ def test_a_job_that_takes_more_memory_than_it_may_is_ended_and_says_so(bench: Be
     greedy, modest = (order(bench, tmp_path / t, trick=t, steps=200 if t else 3) for t in ("hoard", ""))
     failed = bench.wait(greedy.id, "FAILED")
     assert failed.error_code == "out_of_memory" and "SPECULOOS_JOB_MEMORY_MB" in failed.hint
-    assert failed.error.startswith("The memory was not enough for this job: it took 0.")
-    assert failed.error.endswith("and may take 0.3 GB.")
+    assert failed.error.startswith("The memory was not enough for this job: it used 0.")
+    assert failed.error.endswith("the limit is 0.3 GB.")
     bench.wait(modest.id, "SUCCEEDED")
 
 
