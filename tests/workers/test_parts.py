@@ -299,7 +299,7 @@ def test_a_child_that_cannot_reach_the_database_for_a_lease_leaves(home: Setting
     with db.writing(home) as session:  # a writer that never lets go
         session.connection()
         assert child.wait(30) == EXIT_FENCED
-    assert b"could not be reached" in child.stderr.read()
+    assert b"was unreachable" in child.stderr.read()
 
 
 @pytest.mark.parametrize(
