@@ -136,7 +136,7 @@ def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: S
     with db.reading(home) as session:
         states = [jobs.get(session, job.id).state for job in (dead, silent, living, asked, worn)]
         assert states == ["INTERRUPTED", "INTERRUPTED", "RUNNING", "CANCELLED", "FAILED"]
-        assert "ended from outside" in reports.logs(session, dead.id)[0].message
+        assert "has died" in reports.logs(session, dead.id)[0].message
         assert "Given up after 5 attempts" in jobs.get(session, worn.id).error
 
 
