@@ -1,12 +1,11 @@
-"""Held-out acceptance of EAGLE-3 beside nvidia-modelopt and speculators: equal data, tokens, steps and settings.
+"""Compares held-out acceptance of EAGLE-3 with nvidia-modelopt and speculators: equal data, tokens, steps and settings.
 
     python -m benchmarks.acceptance --data FOLDER --modelopt VENV --speculators VENV --json FILE
 
-Every contender of `benchmarks.training` trains on the same conversations of the base's own answers in the same steps,
-with the same AdamW, learning rate and schedule, three unrolled steps, full vocabulary, head left to the base. Then each
-draft's tensors are loaded into the same module here and judged alike on conversations none has seen: top-1 by depth and
-the mean accepted length of a greedy chain of three (`training.acceptance`), fp32. What differs is how a draft starts
-and what its loss weighs.
+Every contender of `benchmarks.training` trains on the same conversations with the base model's answers in the same
+steps, with the same AdamW, learning rate and schedule, three unrolled steps, full vocabulary and the base model's LM
+head. Then each draft's tensors are loaded into our module and evaluated on held-out conversations in fp32: top-1 by
+depth and mean accepted length of a greedy chain of three (`training.acceptance`). Only initialisation and loss differ.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from training.eagle3 import Eagle3Method
 def trained(
     args: argparse.Namespace, contenders: Sequence[Contender], plan: BenchmarkPlan, out: Path
 ) -> dict[str, Any]:
-    """Each contender alone through the whole plan; its losses and versions. Drafts are left in out/NAME."""
+    """Train each contender alone; returns losses and versions. Drafts are written to out/NAME."""
     results: dict[str, Any] = {}
     for contender in contenders:
         with started([contender], "eagle3", args.base, plan, args.threads) as (runners, failed):
@@ -52,7 +51,7 @@ def trained(
 
 @torch.no_grad()
 def judged(base: Any, weights: Path, rows: list[TokenisedConversation], batch_tokens: int) -> dict[str, Any]:
-    """Top-1 by depth and mean accepted length of a greedy chain with these weights, on unseen conversations."""
+    """Top-1 by depth and mean accepted length of a greedy chain with these weights on held-out conversations."""
     draft = Eagle3Draft.from_base(base)
     missing, unexpected = draft.load_state_dict(load_file(weights), strict=False)
     if unexpected or set(missing) - {"lm_head.weight", "d2t", "t2d"}:
@@ -80,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows = conversations(args.base, args.data, args.max_length)
     if len(rows) < args.conversations + args.held_out:
         raise BadInput(
-            f"{args.data} has {len(rows)} conversations; {args.conversations + args.held_out} are asked for."
+            f"{args.data} has {len(rows)} conversations; {args.conversations + args.held_out} are requested."
         )
     seen, unseen = rows[: args.conversations], rows[-args.held_out :]
     settings = replace(BenchmarkSettings(), lr=args.lr, schedule="cosine", warmup_ratio=0.03)

@@ -1,8 +1,8 @@
-"""A data set of the base's own greedy answers, for benchmarks that train.
+"""Creates a data set of the base model's greedy responses, for training benchmarks.
 
     python -m benchmarks.answers --prompts FILE --out FOLDER --count 64 --max-tokens 192
 
-`count` prompts are drawn from FILE by the seed; answers go to FOLDER, as `speculoos generate` would make them.
+Samples `count` prompts from FILE with the seed and writes the responses to FOLDER, as `speculoos generate` does.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from speculoos.reporting import ConsoleReporter, Reporter, Silent
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """Which answers: how many prompts, how long, drawn by which seed; how many at once, and where."""
+    """Number of prompts, maximum tokens, seed, batch size and device."""
 
     count: int = 64
     max_tokens: int = 192
@@ -36,19 +36,19 @@ class AnswerRequest:
 def make_answers(
     base: Path, prompts: Path, out: Path, request: AnswerRequest, reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """Answer `request.count` prompts of `prompts` greedily with `base` into the data set folder `out`; the report.
+    """Answer `request.count` prompts greedily with `base` into the data set folder `out`; returns the report.
 
-    Raises BadInput when the file holds fewer prompts.
+    Raises BadInput if the file has fewer prompts.
     """
     lines = prompts.read_text(encoding="utf-8").splitlines()
     if len(lines) < request.count:
         raise BadInput(
-            f"{prompts} has {len(lines)} prompts, {request.count} are wanted; give a longer file or --count."
+            f"{prompts} has {len(lines)} prompts, {request.count} are needed; use a longer file or a smaller --count."
         )
-    chosen = random.Random(request.seed).sample(lines, request.count)
+    sample = random.Random(request.seed).sample(lines, request.count)
     with tempfile.TemporaryDirectory() as scratch:
         file, prompt_set = Path(scratch) / "prompts.jsonl", Path(scratch) / "prompts"
-        file.write_text("\n".join(chosen) + "\n", encoding="utf-8")
+        file.write_text("\n".join(sample) + "\n", encoding="utf-8")
         import_prompts(file, prompt_set, Silent(), original_name=prompts.name)
         options = GenerateOptions(max_tokens=request.max_tokens, batch_size=request.batch_size)
         loaded = load_base(base, dtype=generation_dtype(request.device), device=request.device)

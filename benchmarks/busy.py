@@ -1,7 +1,7 @@
-"""Tune, Plan and Evaluate beside processes that keep every core busy: `python -m benchmarks.busy --json FILE`.
+"""Tune, Plan and Evaluate while other processes use all cores: `python -m benchmarks.busy --json FILE`.
 
-Each must say that the machine was busy, and none may find more than its accepted tokens allow. The draft of a tiny base
-is the base itself, so that much is accepted. Ends with 1 where something is missing.
+Each must report that the machine was busy, and no speedup may exceed what its accepted tokens allow. The draft model is
+the tiny base model itself, so that the acceptance rate is high. Exits with 1 if a check fails.
 """
 
 import argparse
@@ -44,9 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextmanager
 def every_core_busy() -> Iterator[None]:
-    """A process for each core that only counts, ended at the end."""
-    counting = [sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(counting) for _ in range(os.cpu_count() or 1)]
+    """Run one busy process per core during the block."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     try:
         yield
     finally:
@@ -56,23 +56,23 @@ def every_core_busy() -> Iterator[None]:
 
 
 def measured(what: str, base: Any, draft: Any, max_tokens: int) -> dict[str, Any]:
-    """What it found: the warning, the other programs' share, and whether every speedup is at most what its τ allows."""
+    """The warning, the CPU share of other programs, and whether each speedup is at most the accepted length τ."""
     if what == "tune":
         tuned = tune(base, draft, built_in(3), Silent(), max_tokens=max_tokens)
-        found, pairs = tuned.finding(), [(size.speedup, size.expected_tau) for size in tuned.plan.sizes]
+        result, pairs = tuned.finding(), [(size.speedup, size.expected_tau) for size in tuned.plan.sizes]
     elif what == "plan":
-        found = plan(base, draft, built_in(3), Silent(), choices=Choices((1, 2), (), max_tokens=max_tokens))
-        pairs = [(shape["by_batch"]["1"]["speedup"], shape["tau"]) for shape in found["shapes"]]
+        result = plan(base, draft, built_in(3), Silent(), choices=Choices((1, 2), (), max_tokens=max_tokens))
+        pairs = [(shape["by_batch"]["1"]["speedup"], shape["tau"]) for shape in result["shapes"]]
     else:
         try:
-            found = evaluate(base, draft, built_in(3), Silent(), max_tokens=max_tokens)
-        except Unavailable as error:  # refused, so that nothing is stored
+            result = evaluate(base, draft, built_in(3), Silent(), max_tokens=max_tokens)
+        except Unavailable as error:  # refused: nothing is stored
             return {"what": what, "busy": str(error), "other_load": None, "possible": True, "highest": None}
-        pairs = [(found["speedup_interval"][0], found["mean_accepted_length_interval"][1])]
+        pairs = [(result["speedup_interval"][0], result["mean_accepted_length_interval"][1])]
     possible = all(speedup <= tau + 1e-3 for speedup, tau in pairs)
     highest = [round(value, 3) for value in max(pairs)]
-    told = {key: found[key] for key in ("busy", "other_load", "timing_noise")}
-    return {"what": what, **told, "possible": possible, "highest": highest}
+    values = {key: result[key] for key in ("busy", "other_load", "timing_noise")}
+    return {"what": what, **values, "possible": possible, "highest": highest}
 
 
 if __name__ == "__main__":

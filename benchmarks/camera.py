@@ -1,4 +1,4 @@
-"""Headless Chromium that takes pictures of pages, one pixel a pixel, while nothing moves in them."""
+"""Screenshots of pages with headless Chromium, without animations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,37 +14,37 @@ from tests.tools.browser import HELP, find, launch_options
 TIMEOUT_MS = 120_000
 COLOURS = 256
 HIGHEST = 12_000
-"""Pixels of a picture."""
+"""Maximum height of a screenshot in pixels."""
 
 
 class Camera:
-    """One page of the browser: open an address, do with `page` what a visitor would, then `shoot`."""
+    """One browser page: open a URL, interact with `page`, then `shoot`."""
 
     def __init__(self, page: Page):
         self.page = page
         page.set_default_timeout(TIMEOUT_MS)
 
     def open(self, url: str, width: int, height: int) -> None:
-        """Show `url` as somebody sees it whose window is as large and who prefers the light theme."""
+        """Open `url` in a window of this size with the light theme."""
         self.page.emulate_media(color_scheme="light")
         self.page.set_viewport_size({"width": width, "height": height})
         open_page(self.page, url)
 
     def scroll_to(self, selector: str) -> None:
-        """Bring a part of the page to the top of the window."""
+        """Scroll an element to the top of the window."""
         self.page.locator(selector).first.evaluate("node => node.scrollIntoView({block: 'start'})")
 
     def shoot(self, file: Path, *, whole: bool = False) -> None:
-        """Write the window, or the `whole` page, as a PNG of few colours: a third of the bytes, the same to the eye."""
+        """Write a screenshot of the window or the `whole` page as a PNG with 256 colours, a third of the size."""
         if whole:
             self._grow()
-        taken = self.page.screenshot(animations="disabled", caret="hide")
-        few = Image.open(BytesIO(taken)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        data = self.page.screenshot(animations="disabled", caret="hide")
+        image = Image.open(BytesIO(data)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
         file.parent.mkdir(parents=True, exist_ok=True)
-        few.save(file, optimize=True)
+        image.save(file, optimize=True)
 
     def _grow(self) -> None:
-        """Make the window as high as the page, so that what sticks to its end is at the page's end too."""
+        """Make the window as high as the page, so that elements fixed to its bottom are at the end of the page."""
         size = self.page.viewport_size or {"width": 0, "height": 0}
         height = self.page.evaluate("document.documentElement.scrollHeight")
         self.page.set_viewport_size({**size, "height": max(size["height"], min(height, HIGHEST))})
@@ -52,7 +52,7 @@ class Camera:
 
 @contextmanager
 def camera() -> Iterator[Camera]:
-    """A browser for the block. Raises SystemExit where none starts."""
+    """A browser for the block. Raises SystemExit if none is found."""
     path = find()
     if path is None:
         raise SystemExit(HELP)

@@ -1,13 +1,12 @@
-"""Decoding of two commits, side by side in one run: plain and with the starter's head, tokens a second and memory.
+"""Compares decoding of two commits: plain and with the starter's head, tokens per second and memory.
 
     python -m benchmarks.commits --before ../older --questions MT_BENCH --json OUT
 
-Greedy, batch 1, one tree for both. Every prompt is answered by both commits with both drafters before the next prompt,
-who begins changing each time. Each commit is a process of its own for each precision, started anew `--starts` times:
-where a process's memory comes to lie makes the same code up to 10 % faster or slower for as long as it lives. A ratio
-is that of the medians over all answers; its 95 % interval comes of a bootstrap over the starts of either side. Training
-of two commits is compared by
-`python -m benchmarks.training --before`, generation of data by `python -m benchmarks.datagen --before`.
+Greedy, batch 1, the same tree for both. Both commits answer every prompt with both drafters before the next prompt, in
+alternating order. Each commit runs in its own process per dtype, restarted `--starts` times, as the memory layout of a
+process changes its speed by up to 10 %. Ratios are ratios of medians over all answers; their 95 % intervals are from a
+bootstrap over the starts of each side. To compare training, use `python -m benchmarks.training --before`; to compare
+data generation, `python -m benchmarks.datagen --before`.
 """
 
 import argparse
@@ -30,18 +29,18 @@ from models.starter import HEAD, starter_path
 SIDE = Path(__file__).with_name("commits_side.py")
 DRAFTERS = ("plain", "head")
 WARM_UP = 1
-"""Prompts of each start that do not count."""
+"""Prompts of each start that are not measured."""
 LEAST_SPEED, MOST_MEMORY = 0.98, 1.02
 
 SIDES = ("before", "now")
 Answer = dict[str, dict[str, Any]]
-"""To one prompt with one drafter: by commit, what its side reported."""
+"""{commit: report} for one prompt and drafter."""
 Answers = list[dict[str, Answer]]
-"""A prompt an entry: its answers by drafter."""
+"""One entry per prompt: {drafter: answer}."""
 
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
-    """Both commits on all prompts; figures by drafter, and the peaks of memory."""
+    """Run both commits on all prompts; returns figures by drafter, and peak memory."""
     starts = [of_start(args, dtype, prompts, range(first, count, args.starts)) for first in range(args.starts)]
     last = starts[-1][-1][DRAFTERS[-1]]
     memory = {who: round(last[who]["peak_memory_mb"]) for who in SIDES}
@@ -53,14 +52,14 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
 
 
 def of_start(args: argparse.Namespace, dtype: str, prompts: Path, numbers: range) -> Answers:
-    """What a fresh process of each commit answers to some of the prompts."""
-    given = {"model": str(args.model), "dtype": dtype, "prompts": str(prompts), "checkpoint": str(args.checkpoint)}
-    given |= {"tokens": args.tokens, "threads": args.threads}
+    """Answers of a new process of each commit to some of the prompts."""
+    options = {"model": str(args.model), "dtype": dtype, "prompts": str(prompts), "checkpoint": str(args.checkpoint)}
+    options |= {"tokens": args.tokens, "threads": args.threads}
     answers: Answers = []
-    with Side(SIDE, given) as now, Side(SIDE, given, args.before.resolve()) as before:
+    with Side(SIDE, options) as now, Side(SIDE, options, args.before.resolve()) as before:
         sides = {"now": now, "before": before}
-        for place, number in enumerate(numbers):
-            order = SIDES if place % 2 else SIDES[::-1]
+        for i, number in enumerate(numbers):
+            order = SIDES if i % 2 else SIDES[::-1]
             prompt = {"prompt": number}
             answers.append({d: {who: sides[who].ask(prompt | {"drafter": d}) for who in order} for d in DRAFTERS})
     print(f"{dtype}: start {numbers.start + 1}/{numbers.step}", file=sys.stderr)
@@ -68,7 +67,7 @@ def of_start(args: argparse.Namespace, dtype: str, prompts: Path, numbers: range
 
 
 def figures(starts: list[list[Answer]]) -> dict[str, Any]:
-    """Medians of one drafter, how many times as fast it is now, and how many answers are the same."""
+    """Median speeds of one drafter, the speed ratio, and the number of equal answers."""
     answers = [answer for one in starts for answer in one]
     speeds = {who: [[each[who]["tokens"] / each[who]["seconds"] for each in one] for one in starts] for who in SIDES}
     whole = {who: np.concatenate(values) for who, values in speeds.items()}
@@ -83,7 +82,7 @@ def figures(starts: list[list[Answer]]) -> dict[str, Any]:
 
 
 def _interval(speeds: dict[str, list[list[float]]]) -> list[float]:
-    """Of the ratio of medians; starts of either side are drawn by themselves, as their processes began."""
+    """Bootstrap interval of the ratio of medians; the starts of each side are resampled independently."""
     random = np.random.default_rng(0)
 
     def median(who: str) -> float:
@@ -112,7 +111,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def wanted(result: dict[str, Any]) -> dict[str, bool]:
-    """Which of what was wanted holds."""
+    """{goal: whether it is met}"""
     met = {}
     for dtype, part in result["dtypes"].items():
         for drafter, f in part["drafters"].items():

@@ -1,6 +1,6 @@
-"""One commit's decoding, started by benchmarks.commits: answers the prompt it is told with the drafter it is told.
+"""Decoding with one commit, started by benchmarks.commits: answers the requested prompt with the requested drafter.
 
-Runs with the modules of the tree it is started in, so it uses only what old and new trees have.
+Uses the modules of the tree it is started in, so it may use only what old and new commits share.
 """
 
 import hashlib
@@ -13,20 +13,20 @@ from typing import Any
 import torch
 
 TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
-"""Said here, since what an untuned tree is may differ between commits."""
+"""Fixed here, since the default tree may differ between commits."""
 
 
 def fast_target(base: Any) -> Any:
     try:
         from decoding.target import fast_target
-    except ImportError:  # before there was a runtime
+    except ImportError:  # older commits
         from decoding.fast import fast_target
     return fast_target(base, 2048)
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    torch.set_num_threads(given["threads"])
+    arguments = json.loads(sys.argv[1])
+    torch.set_num_threads(arguments["threads"])
 
     from benchmarks.peers.common import peak_memory_mb
     from decoding.config import GenerateConfig
@@ -35,12 +35,12 @@ def main() -> None:
     from models.base import load_base
     from models.checkpoints import load_draft
 
-    base = load_base(given["model"], dtype=given["dtype"])
-    draft = load_draft(given["checkpoint"], base)
+    base = load_base(arguments["model"], dtype=arguments["dtype"])
+    draft = load_draft(arguments["checkpoint"], base)
     target = fast_target(base)
     drafters = {"plain": make_drafter(target, None, {}), "head": make_drafter(target, draft, {"tree": TREE})}
-    prompts = json.loads(Path(given["prompts"]).read_text())
-    config = GenerateConfig(given["tokens"])
+    prompts = json.loads(Path(arguments["prompts"]).read_text())
+    config = GenerateConfig(arguments["tokens"])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)

@@ -1,10 +1,10 @@
-"""Generation of training data, side by side in one run: ours, transformers.generate, and an older commit of ours.
+"""Compares generation of training data: ours, transformers.generate, and an older commit of ours.
 
     python -m benchmarks.datagen --prompts FILE --before ../older --json OUT
 
-Greedy, every answer at its full length. In each round every contender answers all prompts before the next round, so
-that a disturbance hits all alike; ratios are medians over rounds of times taken side by side. Each side is a process
-of its own. transformers.generate and the older commit count at their best batch sizes.
+Greedy, with answers of full length. In each round all contenders answer all prompts, so that disturbances affect all;
+ratios are medians over rounds. Each contender runs in its own process. transformers.generate and the older commit use
+their best batch sizes.
 """
 
 import argparse
@@ -30,11 +30,11 @@ WANTED = {"transformers": 2.0, "before": 1.3}
 BUILT_IN = CLONE / "corpus" / "quickstart_prompts.jsonl"
 SIDE = Path(__file__).with_name("datagen_side.py")
 LONGEST = 512
-"""Tokens; longer prompts are cut."""
+"""Maximum prompt length in tokens; longer prompts are truncated."""
 
 
 def read_prompts(model: Path, file: Path, limit: int) -> list[list[int]]:
-    """Token ids of the first user turns of a file's first `limit` rows, chat template applied."""
+    """Token ids of the first user turns of a file's first `limit` rows, with chat template."""
     tokenizer = load_tokenizer(model)
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:limit]]
     return [render(tokenizer, [{"role": "user", "content": _first_turn(row)}])[:LONGEST] for row in rows]
@@ -47,13 +47,13 @@ def _first_turn(row: dict[str, Any]) -> str:
 
 
 def side(args: argparse.Namespace, name: str, dtype: str, prompts: Path, tree: Path = CLONE) -> Side:
-    """A contender, not yet started."""
-    given = {"side": name, "model": str(args.model), "dtype": dtype, "prompts": str(prompts)}
-    return Side(SIDE, {**given, "tokens": args.tokens, "threads": args.threads}, tree)
+    """A contender; enter it to wait until it is ready."""
+    options = {"side": name, "model": str(args.model), "dtype": dtype, "prompts": str(prompts)}
+    return Side(SIDE, {**options, "tokens": args.tokens, "threads": args.threads}, tree)
 
 
 def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dict[str, Any]:
-    """Every contender in every round; medians, ratios, and whether the answers are those of before."""
+    """Run all contenders in all rounds; returns medians, ratios, and the number of equal answers."""
     with ExitStack() as stack:
         sides = {name: side(args, name, dtype, prompts) for name in ("ours", "transformers")}
         if args.before:
@@ -72,7 +72,7 @@ def race(args: argparse.Namespace, dtype: str, prompts: Path, count: int) -> dic
 
 
 def figures(rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
-    """Medians over the rounds; ours against the others, side by side."""
+    """Medians over the rounds, and our speed relative to the others."""
     speeds = {name: statistics.median(tokens / taken[name]["seconds"] for taken in rounds) for name in rounds[0]}
     sizes = {peer: [name for name in speeds if name.startswith(peer)] for peer in WANTED}
     peers = {peer: max(names, key=speeds.get) for peer, names in sizes.items() if names}

@@ -1,8 +1,8 @@
-"""One side of a generation race, started by benchmarks.datagen: this tree's local generation, or transformers.generate.
+"""One side of the generation benchmark, started by benchmarks.datagen: our local generation or transformers.generate.
 
-Runs with the modules of the tree it is started in, which may be an older commit. `prompts` of its argument is a file, a
-JSON list of lists of token ids. Reads one JSON command a line, `{"batch": 32}`, answers every prompt of the file and
-writes `{"seconds", "cpu_seconds", "digest", "peak_memory_mb"}`.
+Uses the modules of the tree it is started in, possibly an older commit. `prompts` in its argument is a file with a JSON
+list of lists of token ids. For each JSON line `{"batch": 32}` it answers all prompts and writes
+`{"seconds", "cpu_seconds", "digest", "peak_memory_mb"}`.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ import torch
 
 
 def ours(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list[list[int]]:
-    """Continuous batches, longest prompts first, as `corpus.generate_local` has them."""
+    """Continuous batching, longest prompts first, as in `corpus.generate_local`."""
     from corpus.batch import BatchAnswer, answer_all
 
-    base.eos_ids = frozenset()  # every answer has its full length
+    base.eos_ids = frozenset()  # generate the full length
     answers = [BatchAnswer(prompt, tokens, random.Random(0)) for prompt in prompts]
     waiting = sorted(answers, key=lambda answer: -len(answer.prompt))
 
     def source(count: int) -> list[BatchAnswer]:
-        taken = waiting[:count]
+        group = waiting[:count]
         del waiting[:count]
-        return taken
+        return group
 
     for _ in answer_all(base, source, batch):
         pass
@@ -36,7 +36,7 @@ def ours(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list[l
 
 
 def theirs(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list[list[int]]:
-    """transformers.generate on batches of prompts of like length, padded on the left."""
+    """transformers.generate on batches of prompts with similar lengths, left-padded."""
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     answers: dict[int, list[int]] = {}
     for start in range(0, len(order), batch):
@@ -50,11 +50,11 @@ def theirs(base: Any, prompts: list[list[int]], tokens: int, batch: int) -> list
     return [answers[i] for i in range(len(prompts))]
 
 
-def load(given: dict[str, Any]) -> Any:
+def load(arguments: dict[str, Any]) -> Any:
     from models.base import load_base
 
-    base = load_base(given["model"], dtype=given["dtype"])
-    if given["side"] == "ours" and Path("decoding/fast_layers.py").exists():  # before there was a runtime
+    base = load_base(arguments["model"], dtype=arguments["dtype"])
+    if arguments["side"] == "ours" and Path("decoding/fast_layers.py").exists():  # older commits
         from decoding.fast_layers import pack_known
 
         pack_known(base)
@@ -62,18 +62,18 @@ def load(given: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    torch.set_num_threads(given["threads"])
-    prompts, base = json.loads(Path(given["prompts"]).read_text()), load(given)
-    run = ours if given["side"] == "ours" else theirs
-    run(base, prompts[:2], 2, 2)  # kernels are picked, weights taken over
+    arguments = json.loads(sys.argv[1])
+    torch.set_num_threads(arguments["threads"])
+    prompts, base = json.loads(Path(arguments["prompts"]).read_text()), load(arguments)
+    run = ours if arguments["side"] == "ours" else theirs
+    run(base, prompts[:2], 2, 2)  # warm-up: kernel selection and weight packing
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        began, spent = time.perf_counter(), time.process_time()
-        answers = run(base, prompts, given["tokens"], json.loads(line)["batch"])
+        began, cpu_began = time.perf_counter(), time.process_time()
+        answers = run(base, prompts, arguments["tokens"], json.loads(line)["batch"])
         report = {
             "seconds": time.perf_counter() - began,
-            "cpu_seconds": time.process_time() - spent,
+            "cpu_seconds": time.process_time() - cpu_began,
             "digest": [hashlib.sha256(json.dumps(answer).encode()).hexdigest()[:12] for answer in answers],
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         }

@@ -1,10 +1,9 @@
-"""Decoding speed, side by side in one run: transformers.generate, its prompt lookup, our plain path, our drafters.
+"""Compares decoding speed: transformers.generate, its prompt lookup, our plain decoding, and our drafters.
 
     python -m benchmarks.decode --model FOLDER --questions FILE --limit 10 --max-tokens 128 --json OUT
 
-Batch 1, greedy. Every prompt is answered by every contender before the next prompt, so that a disturbance hits all
-alike; a contender's figure is the median over prompts of tokens per second, prefill included. Peak memory is measured
-in a process of its own for each side.
+Batch 1, greedy. All contenders answer a prompt before the next prompt, so that disturbances affect all; figures are
+medians over prompts of tokens per second, prefill included. Peak memory is measured in a separate process per side.
 """
 
 import argparse
@@ -39,7 +38,7 @@ from models.runtime.transformers import TransformersForward
 from models.starter import starter_path
 
 CONTEXT = 200
-"""Tokens in the cache while forwards are measured by node count."""
+"""Tokens in the KV cache while the forward pass is measured by node count."""
 DRAFT_VOCABULARY = 8192
 TREE_OF_8 = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 
@@ -48,13 +47,13 @@ Answer = tuple[int, float, float]
 
 
 def prompts_of(tokenizer: Any, questions: Path, limit: int) -> list[list[int]]:
-    """Token ids of the first turns, chat template applied."""
+    """Token ids of the first turns, with chat template."""
     rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()[:limit]]
     return [render(tokenizer, [{"role": "user", "content": row["turns"][0]}]) for row in rows]
 
 
 def reference(base: LoadedBase, max_tokens: int, **options: Any) -> Callable[[list[int]], Answer]:
-    """transformers.generate, greedy, on its own forward."""
+    """transformers.generate, greedy, with its own forward pass."""
 
     def run(prompt: list[int]) -> Answer:
         ids = torch.tensor([prompt], device=base.device)
@@ -68,7 +67,7 @@ def reference(base: LoadedBase, max_tokens: int, **options: Any) -> Callable[[li
 
 
 def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -> Callable[[list[int]], Answer]:
-    """Our loop with one drafter. The cache is emptied first: no prefix is reused."""
+    """Our decoding loop with one drafter. The KV cache is emptied first, so no prefix is reused."""
     drafter = make_drafter(target, draft, options)
 
     def run(prompt: list[int]) -> Answer:
@@ -85,8 +84,8 @@ def ours(target: Target, draft: Any, options: dict[str, Any], max_tokens: int) -
 def contenders(
     args: argparse.Namespace, dtype: str
 ) -> tuple[dict[str, Callable[[list[int]], Answer]], LoadedBase, Target, Eagle3Draft]:
-    """Everything that takes part, by name; the transformers base, our target (two loads of one folder), and a module
-    to time steps with, made while the base still has its weights."""
+    """(contenders by name, the base model for transformers, our target, an EAGLE-3 module to time steps with). The
+    module is created before `fast_target` takes over the base model's weights."""
     theirs, own = (load_base(args.model, dtype=dtype, device=args.device) for _ in range(2))
     drafts = {folder.name: load_draft(folder, own) for folder in args.checkpoint}
     module = fresh_module(own)
@@ -102,7 +101,7 @@ def contenders(
 
 
 def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
-    """All contenders on all prompts, in turn; medians, ratios to the first, and the cost of a forward by nodes."""
+    """Run all contenders on all prompts in turn; returns medians, ratios, and forward pass costs by node count."""
     runs, theirs, target, module = contenders(args, dtype)
     prompts = prompts_of(theirs.tokenizer, args.questions, args.limit)
     for prompt in warm_up(prompts, theirs.device):
@@ -125,19 +124,19 @@ def race(args: argparse.Namespace, dtype: str) -> dict[str, Any]:
 
 
 def warm_up(prompts: list[list[int]], device: torch.device) -> list[list[int]]:
-    """What is answered before anything is timed: on a GPU whole prompts, so that most graphs have been captured."""
+    """Prompts to answer before timing: on a GPU whole prompts, so that most CUDA graphs are captured."""
     return prompts[:2] if device.type == "cuda" else [prompts[0][:32]]
 
 
 def fresh_module(base: LoadedBase) -> Eagle3Draft:
-    """An untrained EAGLE-3 module with the draft vocabulary of the starter head: what it guesses does not change how
-    long a step takes."""
+    """An untrained EAGLE-3 module with the draft vocabulary size of the starter head; step times do not depend on
+    training."""
     torch.manual_seed(0)
     return Eagle3Draft.from_base(base, torch.arange(min(DRAFT_VOCABULARY, base.vocab_size)))
 
 
 def _step_costs(target: Target, module: Eagle3Draft, prompts: list[list[int]]) -> dict[str, Any]:
-    """Median milliseconds of a plain step and of a step with an EAGLE-3 module and a tree of 8 nodes, in turn."""
+    """Median milliseconds of a plain step, and of a step with an EAGLE-3 module and a tree of 8 nodes."""
     drafters = {"plain": make_drafter(target), "eagle3": make_drafter(target, module, {"tree": TREE_OF_8})}
     spent: dict[str, list[float]] = {name: [] for name in drafters}
     drafting: list[float] = []
@@ -163,7 +162,7 @@ def _figures(answers: list[Answer]) -> dict[str, Any]:
 
 
 def _forward_costs(theirs: LoadedBase, target: Target, prompts: list[list[int]]) -> dict[str, dict[int, float]]:
-    """Median milliseconds by node count with 200 tokens in the cache, ours and transformers' in turn."""
+    """Median milliseconds of our and transformers' forward pass by node count, with 200 tokens in the cache."""
     slow = Target(theirs, target.max_length, TransformersForward(theirs))
     costs: dict[str, dict[int, list[float]]] = {"ours": {}, "transformers": {}}
     for one in (slow, target):
@@ -176,7 +175,7 @@ def _forward_costs(theirs: LoadedBase, target: Target, prompts: list[list[int]])
 
 
 def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
-    """Peak resident MiB of a process that answers one prompt, for each side."""
+    """Peak resident memory in MiB of a process that answers one prompt, for each side."""
     peaks = {}
     for side in ("transformers", "ours"):
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
@@ -186,7 +185,7 @@ def peak_memory(args: argparse.Namespace, dtype: str) -> dict[str, float]:
 
 
 def memory_of(args: argparse.Namespace, dtype: str, side: str) -> int:
-    """Answer one prompt on one side; this process's peak resident MiB."""
+    """Answer one prompt on one side; returns this process's peak resident memory in MiB."""
     base = load_base(args.model, dtype=dtype, device=args.device)
     prompt = prompts_of(base.tokenizer, args.questions, 1)[0]
     if side == "transformers":

@@ -1,4 +1,4 @@
-"""Virtual environments for the peers of the training race, each with the same torch as here."""
+"""Virtual environments for the compared libraries, with the same torch version as this environment."""
 
 import subprocess
 import sys
@@ -17,18 +17,18 @@ STEPS: dict[str, list[Sequence[str]]] = {
         ("--no-deps", "speculators==0.9.0", "hs-connectors==0.9.0"),
     ],
 }
-"""What pip installs, one call each. speculators asks for torchaudio and torchvision, which the race does not need and
-which would bring another torch along; so its other dependencies are named here."""
+"""Packages of each pip call. speculators depends on torchaudio and torchvision, which are not needed here and would
+install another torch, so its other dependencies are listed explicitly."""
 
 
 def make_environment(peer: str, folder: Path) -> Path:
-    """The virtual environment `folder`/`peer`, made unless it is there; takes the network, minutes and some GB."""
+    """Create the virtual environment `folder`/`peer` if missing; needs network, minutes and some GB."""
     environment = folder / peer
-    whole = environment / ".whole"
-    if whole.exists():
+    complete = environment / ".whole"
+    if complete.exists():
         return environment
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     for packages in STEPS[peer]:
         subprocess.run([str(environment / "bin" / "python"), "-m", "pip", "install", "-q", *packages], check=True)
-    whole.touch()
+    complete.touch()
     return environment

@@ -1,13 +1,13 @@
-"""Whether estimates hold: every kind of job in a fresh home, what was said before it began beside what it took.
+"""Checks job time estimates: estimated and actual times of every kind of job in an empty home folder.
 
     python -m benchmarks.estimates --json FILE [--part fresh|tiny-first|tiny-last]
 
-`speculoos up` in an empty home; when it has probed the machine, every job of the first round, one after the other, then
-a second round with other amounts, for which the first is the past. Claimed is a factor of at most 2 at first, and of
-at most 1.3 after one job of a kind. The same must hold in a home of its own after ten jobs on a tiny base
-(`tiny-first`), and for these ten after the starter's (`tiny-last`). An evaluation whose step times varied runs its
-questions again: it may then take up to what was shown as its longest. Nothing else may run on the machine; about
-twenty minutes a part, all of them unless one is named. Needs a clone: it uses the tests' tools.
+Starts `speculoos up` in an empty home folder, waits for the machine probe, runs all jobs of the first round one by one,
+then a second round with other sizes, whose estimates use the first. The goal is a factor of at most 2 in the first
+round and 1.3 in the second. The same must hold after ten jobs on a tiny base model (`tiny-first`) and for these ten
+jobs after the starter's (`tiny-last`), each in its own home folder. An evaluation repeats its questions if step times
+vary; it may then take up to its longest estimate. Nothing else may run on the machine. About twenty minutes per part;
+all parts by default. Needs a git clone, as it uses test tools.
 """
 
 import argparse
@@ -56,9 +56,9 @@ from workers.jobs.submit import submit
 
 PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
 ALLOWED = (2.0, 1.3)
-"""Factors between estimate and time in the first and the second round."""
+"""Allowed factors between estimated and actual time in the first and the second round."""
 PARTS = ("fresh", "tiny-first", "tiny-last")
-"""The starter alone; after jobs on a tiny base; before them. Each in a home of its own."""
+"""The starter alone; after jobs on a tiny base model; before them."""
 JOB_SECONDS = 1800.0
 SMALL = {"draft_vocab_size": 8192, "epochs": 1, "held_out": 0.05, "max_held_out": 4}
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -70,7 +70,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 
 class Home:
-    """A running workbench and the ids of what its jobs made."""
+    """A running workbench with the ids of its base model and head."""
 
     def __init__(self, settings: Settings, folder: Path):
         self.settings, self.folder = settings, folder
@@ -79,7 +79,7 @@ class Home:
             self.head = queries.checkpoints(session, self.base, ready_only=True)[0].id
 
     def do(self, kind: str, request: Request) -> dict[str, Any]:
-        """One job to its end: its row of the table."""
+        """Run one job; returns its row of the table."""
         with db.reading(self.settings) as session:
             longest = estimate(session, request, self.settings.home).longest
         job = submit(request, settings=self.settings)
@@ -95,7 +95,7 @@ class Home:
         return {**row, "longest": longest} if self._repeated(job) else row
 
     def _repeated(self, job: Job) -> bool:
-        """Whether an evaluation, or one of a matrix, ran its questions more than once."""
+        """Whether an evaluation, or one of a matrix, repeated its questions."""
         own = job.request.get("evaluation_id") or ""
         of_this = (Evaluation.id == own) | (Evaluation.matrix_id == job.id)
         with db.reading(self.settings) as session:
@@ -105,8 +105,7 @@ class Home:
 
 
 def do_round(home: Home, number: int, do: Callable[[str, Request], dict[str, Any]]) -> None:
-    """Every kind of job of round `number`, 1 or 2. `do(kind, request)` gives the request with the ids of what the job
-    made."""
+    """Run every kind of job in round `number` (1 or 2). `do(kind, request)` returns the request with the output ids."""
     prompts = do("import prompts", ImportPrompts(path=str(prompt_file(home.folder, 20_000 * number))))
     wanted = {"limit": 40 + 40 * number, "max_tokens": 64 + 32 * number, "batch_size": 32}
     made = do("generate data", GenerateData(source_id=prompts["dataset_id"], base_id=home.base, **wanted))
@@ -128,7 +127,7 @@ def do_round(home: Home, number: int, do: Callable[[str, Request], dict[str, Any
 
 
 def do_tiny(home: Home, do: Callable[[int, str, Request], dict[str, Any]]) -> None:
-    """Ten jobs on a tiny base: four generations, three trainings, three evaluations; the first of a kind is round 1."""
+    """Ten jobs on a tiny base model: 4 generations, 3 trainings, 3 evaluations; the first of each kind is round 1."""
     folder = make_tiny_base(home.folder / "tiny")
     base = home.do("fetch", FetchModel("folder", str(folder)))["request"]["base_id"]
     file = str(prompt_file(home.folder, 200))
@@ -144,7 +143,7 @@ def do_tiny(home: Home, do: Callable[[int, str, Request], dict[str, Any]]) -> No
 
 
 def prompt_file(folder: Path, rows: int) -> Path:
-    """The built-in prompts, again and again with a number, so that none is a duplicate."""
+    """The built-in prompts, repeated with numbers to avoid duplicates."""
     prompts = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     file = folder / f"prompts-{rows}.jsonl"
     with file.open("w", encoding="utf-8") as out:
@@ -156,7 +155,7 @@ def prompt_file(folder: Path, rows: int) -> Path:
 
 
 def conversation_file(folder: Path, settings: Settings, dataset_id: str, rows: int) -> Path:
-    """Answers that a job made, as a file of `rows` conversations of another tool."""
+    """A file of `rows` conversations from a job's answers, in the format of another tool."""
     from corpus.shards import read_rows
     from tracking.tables import Dataset
 
@@ -174,13 +173,13 @@ def conversation_file(folder: Path, settings: Settings, dataset_id: str, rows: i
 
 @contextmanager
 def workbench(folder: Path) -> Iterator[Home]:
-    """`speculoos up` in an empty home with the starter and all cores, probed; ended at the end."""
+    """Run `speculoos up` in an empty home folder with the starter and all cores, after its machine probe."""
     own = {"SPECULOOS_STARTER": str(starter_path()), "OMP_NUM_THREADS": str(os.cpu_count())}
     up = Up(folder / "home", **own)
     try:
         up.start()
         wait_for((up.home / PROBE).exists, "the probe of the machine")
-        time.sleep(sum(WAITS) + len(WAITS))  # it goes on, and the best counts
+        time.sleep(sum(WAITS) + len(WAITS))  # the probe repeats and keeps the best result
         yield Home(up.settings, folder)
     finally:
         up.end()
@@ -188,7 +187,7 @@ def workbench(folder: Path) -> Iterator[Home]:
 
 
 def factor(row: dict[str, Any]) -> float:
-    """How far the estimate was off, either way; none counts as never."""
+    """Factor between estimate and actual time, at least 1; infinite without an estimate."""
     estimated, took = row["estimated"], row["took"]
     if estimated and took > estimated:
         estimated = min(took, row.get("longest") or estimated)
@@ -202,7 +201,7 @@ def measure(home: Home, part: str) -> list[dict[str, Any]]:
         row = {"part": part, "round": number, **home.do(kind, request)}
         made = row.pop("request")
         rows.append({**row, "factor": round(factor(row), 2)})
-        print(f"{number} {kind}: {row['estimated']} s said, {row['took']} s taken", file=sys.stderr)
+        print(f"{number} {kind}: {row['estimated']} s estimated, {row['took']} s taken", file=sys.stderr)
         return made
 
     if part == "tiny-first":
@@ -221,8 +220,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             continue
         kind = f"{row['part']}: {row['kind']}"
         longest = f" to {row['longest']:.1f}" if row.get("longest") else ""
-        said = f"{row['estimated'] or 0:.1f}{longest} s, {row['took']:.1f} s"
-        cells.setdefault(kind, [kind]).extend((said, f"{row['factor']:.2f}"))
+        times = f"{row['estimated'] or 0:.1f}{longest} s, {row['took']:.1f} s"
+        cells.setdefault(kind, [kind]).extend((times, f"{row['factor']:.2f}"))
     head = "| job | first: said, took | factor | second: said, took | factor |"
     return "\n".join(table_lines(head, cells.values()))
 

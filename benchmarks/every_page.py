@@ -1,6 +1,6 @@
-"""Pictures of every page and of one thing of each kind, light and dark, at three widths, with what can be unfolded.
+"""Screenshots of every page and of one object of each kind, light and dark, at three widths, with expanded sections.
 
-They show rows made for tests, whose figures are made up: for people to look at, not for docs.
+They show test rows with invented figures: for review, not for docs.
 """
 
 import tempfile
@@ -28,15 +28,15 @@ FOLDED = ", ".join(
 TABS = '.sp-page button[role="tab"]:visible'
 SETTLED_MS = 250
 LAYERS = 2
-"""What can be unfolded may be folded in something."""
+"""Depth of nested collapsible sections."""
 
 
 def take(folder: Path) -> None:
-    """Write `folder`/PAGE-WIDTH-THEME.png, and index.html that shows them side by side."""
-    with tempfile.TemporaryDirectory() as place, camera() as eye:
-        made = furnish(Path(place) / "home")
+    """Write `folder`/PAGE-WIDTH-THEME.png and an index.html that shows all."""
+    with tempfile.TemporaryDirectory() as scratch, camera() as browser:
+        made = furnish(Path(scratch) / "home")
         try:
-            names = [name for label, url in addresses(made).items() for name in look(eye, url, label, folder)]
+            names = [name for label, url in addresses(made).items() for name in look(browser, url, label, folder)]
         finally:
             made.bench.stop()
     (folder / "index.html").write_text(index(names), encoding="utf-8")
@@ -44,44 +44,44 @@ def take(folder: Path) -> None:
 
 
 def addresses(made: Furnished) -> dict[str, str]:
-    """What there is to look at: name → address."""
+    """{name: URL} of all pages and objects."""
     return {label: made.url + path for label, path in (*NAV, *BESIDE, *made.things.items())}
 
 
-def look(eye: Camera, url: str, label: str, folder: Path, widths: Sequence[int] = WIDTHS) -> list[str]:
-    """Take the pictures of one address; their names without width and theme."""
+def look(browser: Camera, url: str, label: str, folder: Path, widths: Sequence[int] = WIDTHS) -> list[str]:
+    """Take the screenshots of one URL; returns their names without width and theme."""
     names = []
     for width in widths:
-        eye.open(url, width, HEIGHT)
-        names += _views(eye, label.lower().replace(" ", "-"), width, folder)
+        browser.open(url, width, HEIGHT)
+        names += _views(browser, label.lower().replace(" ", "-"), width, folder)
     return list(dict.fromkeys(names))
 
 
-def _views(eye: Camera, name: str, width: int, folder: Path) -> list[str]:
-    """As it opens, each of its other tabs, and all unfolded."""
-    _both(eye, name, width, folder)
+def _views(browser: Camera, name: str, width: int, folder: Path) -> list[str]:
+    """The page as it opens, each of its other tabs, and all sections expanded."""
+    _both(browser, name, width, folder)
     names = [name]
-    for number in range(1, eye.page.locator(TABS).count()):
-        eye.page.locator(TABS).nth(number).click()
+    for number in range(1, browser.page.locator(TABS).count()):
+        browser.page.locator(TABS).nth(number).click()
         names.append(f"{name}-tab-{number + 1}")
-        _both(eye, names[-1], width, folder)
-    if unfold(eye.page):
+        _both(browser, names[-1], width, folder)
+    if unfold(browser.page):
         names.append(f"{name}-unfolded")
-        _both(eye, names[-1], width, folder)
+        _both(browser, names[-1], width, folder)
     return names
 
 
-def _both(eye: Camera, name: str, width: int, folder: Path) -> None:
-    eye.page.set_viewport_size({"width": width, "height": HEIGHT})
+def _both(browser: Camera, name: str, width: int, folder: Path) -> None:
+    browser.page.set_viewport_size({"width": width, "height": HEIGHT})
     for theme in THEMES:
-        eye.page.emulate_media(color_scheme=theme)
-        eye.page.wait_for_timeout(SETTLED_MS)
-        eye.shoot(folder / f"{name}-{width}-{theme}.png", whole=True)
-    eye.page.emulate_media(color_scheme=THEMES[0])
+        browser.page.emulate_media(color_scheme=theme)
+        browser.page.wait_for_timeout(SETTLED_MS)
+        browser.shoot(folder / f"{name}-{width}-{theme}.png", whole=True)
+    browser.page.emulate_media(color_scheme=THEMES[0])
 
 
 def unfold(page: Page) -> int:
-    """Open whatever is folded; how many there were."""
+    """Expand all collapsed sections; returns their number."""
     opened = 0
     for _ in range(LAYERS):
         for part in page.locator(FOLDED).element_handles():
@@ -92,7 +92,7 @@ def unfold(page: Page) -> int:
 
 
 def index(names: Sequence[str]) -> str:
-    """All pictures of a name in a row."""
+    """HTML page with the screenshots of each name in a row."""
     rows = [f"<h2>{escape(name)}</h2><p>{_pictures(name)}</p>" for name in names]
     return f'<!doctype html><meta charset="utf-8"><title>Every page</title>{"".join(rows)}'
 

@@ -1,10 +1,10 @@
-"""Is the output the same? Our greedy tokens against transformers.generate's, token for token, in fp32.
+"""Compares our greedy output with transformers.generate, token by token, in fp32.
 
     python -m benchmarks.exactness --questions FILE --limit 80 --max-tokens 128 [--checkpoint FOLDER …] [--json OUT]
 
-The one honest exception is a tie: where the two differ first, the reference's two best logits lie within 1e-3 and our
-token is one of those two. Ties are printed, and the comparison goes on from the reference's prefix. More than one tie
-in 5,000 tokens, or any other difference, fails. Reference tokens are kept under the hash of the weights.
+The only allowed difference is a tie: at the first difference, the reference's two best logits are within 1e-3 and our
+token is one of the two. Ties are printed, and the comparison continues from the reference's prefix. More than one tie
+in 5,000 tokens, or any other difference, fails. Reference tokens are cached by the hash of the weights.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TIES_ALLOWED = 1 / 5000
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers.generate says after `prompt`, and at each token its runner-up and the gap of their logits."""
+    """Tokens of transformers.generate after `prompt`, with the second-best token and the logit gap at each position."""
 
     prompt: list[int]
     tokens: list[int]
@@ -48,7 +48,7 @@ class Reference:
 
 @dataclass
 class ExactnessOutcome:
-    """One prompt compared: ties by index, the first difference that is none (ours, theirs, gap), and our steps."""
+    """Comparison of one prompt: indices of ties, the first other difference (ours, theirs, gap), and our steps."""
 
     tokens: int
     ties: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class ExactnessOutcome:
 
 
 def reference(base: LoadedBase, prompt: Sequence[int], max_tokens: int) -> Reference:
-    """Greedy decoding by transformers, ended by any of the base's end tokens. `base` must run transformers' forward."""
+    """Greedy decoding with transformers until an EOS token. `base` must use transformers' forward pass."""
     ids = torch.tensor([prompt], device=base.device)
     ends = sorted(base.eos_ids) or None
     out = base.model.generate(
@@ -77,8 +77,8 @@ def reference(base: LoadedBase, prompt: Sequence[int], max_tokens: int) -> Refer
 
 
 def guided(target: Target, drafter: Drafter, expected: Reference) -> Iterator[tuple[list[Step], int, int | None]]:
-    """Run our loop on the reference's prompt, and after each token that differs again from the reference's prefix: the
-    steps, where they differ first (the reference's length: nowhere), and our token there, None for an early end."""
+    """Decode from the reference's prompt, and again from the reference's prefix after each difference. Yields (steps,
+    index of the first difference or the reference's length, our token there or None for an early end)."""
     start = 0
     while start < len(expected.tokens):
         prompt = expected.prompt + expected.tokens[:start]
@@ -90,7 +90,7 @@ def guided(target: Target, drafter: Drafter, expected: Reference) -> Iterator[tu
 
 
 def compare(target: Target, drafter: Drafter, expected: Reference) -> ExactnessOutcome:
-    """Our tokens beside the reference's, up to the first difference that is no tie."""
+    """Compare our tokens with the reference, up to the first difference that is not a tie."""
     outcome = ExactnessOutcome(len(expected.tokens))
     for steps, at, token in guided(target, drafter, expected):
         outcome.steps += steps
@@ -106,7 +106,7 @@ def compare(target: Target, drafter: Drafter, expected: Reference) -> ExactnessO
 def references(
     folder: Path, prompts: Sequence[list[int]], max_tokens: int, device: str, store: Path
 ) -> list[Reference]:
-    """The references of all prompts, those kept in `store` read, the others made and kept."""
+    """References of all prompts, cached in `store`."""
     weights = read_card(folder)["weights_sha256"]
     base: LoadedBase | None = None
     results = []
@@ -123,7 +123,7 @@ def references(
 
 
 def verdict(outcomes: Sequence[ExactnessOutcome]) -> dict[str, Any]:
-    """Totals of one drafter. `exact`: no difference but ties, and few enough of those."""
+    """Totals of one drafter. `exact`: no differences except few enough ties."""
     tokens, ties = sum(o.tokens for o in outcomes), sum(len(o.ties) for o in outcomes)
     differences = [{"prompt": i} | o.difference for i, o in enumerate(outcomes) if o.difference]
     return {
@@ -137,7 +137,7 @@ def verdict(outcomes: Sequence[ExactnessOutcome]) -> dict[str, Any]:
 
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare every drafter with the references."""
+    """Compare all drafters with the references."""
     base = load_base(args.model, device=args.device)
     prompts = prompts_of(base.tokenizer, args.questions, args.limit)
     expected = references(args.model, prompts, args.max_tokens, args.device, args.store)

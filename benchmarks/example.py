@@ -1,6 +1,6 @@
-"""The answer that the page Words shows: the starter with the head that comes with it, decoded and stored as it was.
+"""Regenerates app/example.json, the example on the page Words: an answer of the starter with its head.
 
-`python -m benchmarks.example` writes app/example.json again.
+python -m benchmarks.example
 """
 
 import sys
@@ -27,7 +27,7 @@ MOST_TOKENS = 72
 
 
 def answer(prompt: str) -> dict[str, Any]:
-    """Question, model, records and figures. Times are left out: they are of the machine that made the file."""
+    """Prompt, model, records and figures. Times are omitted, as they depend on the machine."""
     base = load_base(str(starter_path()))
     target = Target(base, max_length=512)
     drafter = make_drafter(target, load_draft(HEAD, base), {})

@@ -1,11 +1,11 @@
-"""What this project claims of NVIDIA GPUs, measured on one in ten minutes: exact, quick, small enough.
+"""Checks this project's claims about NVIDIA GPUs in ten minutes: exactness, speed and memory.
 
     python -m benchmarks.gpu_check --json FILE
 
-Parts run one after the other, the most important first; one that fails is reported as a claim that does not hold, and
-the others go on. Prints a table, names each claim that does not hold and writes the section "GPU" of
-docs/benchmarks.md. Exit status: 0 all hold, 1 some do not (or not all parts were run in time), 2 no GPU.
---dry-run runs the same parts on the processor with tiny shapes: exactness is judged, speed is not, no page is written.
+Parts run in order of importance; a part that fails is reported as a failed claim, and the others continue. Prints a
+table and the failed claims, and writes the section "GPU" of docs/benchmarks.md. Exit status: 0 all claims hold, 1 some
+do not (or not all parts ran in time), 2 no GPU. --dry-run runs the same parts on the CPU with tiny shapes: exactness is
+judged, speed is not, and no page is written.
 """
 
 import argparse
@@ -52,7 +52,7 @@ VERDICTS = {True: "yes", False: "**no**", None: "not judged"}
 
 @dataclass
 class GpuReport:
-    """One part: how long it took, its peak of memory in MiB, what it found. `ran`: it was not stopped by the clock."""
+    """Report of one part: seconds, peak memory in MiB, findings. `ran`: it was not stopped by the time limit."""
 
     name: str
     seconds: float = 0.0
@@ -62,7 +62,7 @@ class GpuReport:
 
 
 def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[GpuReport]:
-    """Every part in turn; those whose turn comes after the deadline are not run."""
+    """Run all parts; those after the deadline are skipped."""
     reports = []
     for name, part in (parts or PARTS).items():
         reports.append(attempt(bench, name, part))
@@ -71,7 +71,7 @@ def check(bench: Bench, parts: dict[str, Part] | None = None) -> list[GpuReport]
 
 
 def attempt(bench: Bench, name: str, part: Part) -> GpuReport:
-    """Run one part. Its error becomes a claim that does not hold."""
+    """Run one part. An exception becomes a failed claim."""
     report, began = GpuReport(name), time.monotonic()
     try:
         bench.check_time()
@@ -86,7 +86,7 @@ def attempt(bench: Bench, name: str, part: Part) -> GpuReport:
 
 
 def clear(device: torch.device) -> None:
-    """What an earlier part left: memory, its peak, the precision of products."""
+    """Free memory of earlier parts; reset peak statistics and matmul precision."""
     gc.collect()
     exact_products(device)
     if device.type == "cuda":
@@ -95,12 +95,12 @@ def clear(device: torch.device) -> None:
 
 
 def peak_mib(device: torch.device) -> int:
-    """Most GPU memory held in tensors since `clear`; without a GPU this process's most resident memory ever."""
+    """Peak GPU memory of tensors since `clear`; without a GPU, the peak resident memory of this process."""
     return torch.cuda.max_memory_allocated(device) // 2**20 if device.type == "cuda" else peak_memory_mb()
 
 
 def in_time(reports: list[GpuReport], seconds: float, minutes: float) -> Claim:
-    """The claim that everything was tried."""
+    """The claim that all parts ran in time."""
     late = [report.name for report in reports if not report.ran]
     figure = f"{len(reports) - len(late)} of {len(reports)} in {seconds / 60:.1f} minutes"
     figure += f"; not: {', '.join(late)}" if late else ""
@@ -108,7 +108,7 @@ def in_time(reports: list[GpuReport], seconds: float, minutes: float) -> Claim:
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Everything, as JSON holds it."""
+    """Run all parts; returns the result as JSON."""
     began, load = time.monotonic(), load_average()
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(device, Path(scratch), began + args.minutes * 60, args.dry_run)
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result as Markdown: machine, claims, then what else each part measured."""
+    """The result as Markdown: machine, claims, and further figures of each part."""
     machine = result["machine"]
     where = f"{machine['gpu']}, {machine['processor']}" if "gpu" in machine else machine["processor"]
     lines = [
@@ -150,7 +150,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def spoken(figure: Any) -> str:
-    """A figure, or several by name, in words."""
+    """A figure, or several by name, as text."""
     if isinstance(figure, dict):
         return ", ".join(f"{name}: {one}" for name, one in figure.items())
     return str(figure)

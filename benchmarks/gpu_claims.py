@@ -1,4 +1,4 @@
-"""What the parts of benchmarks.gpu_check share: where they run and how large, and what they claim."""
+"""Shared by the parts of benchmarks.gpu_check: device, sizes and claims."""
 
 import time
 from collections.abc import Callable
@@ -36,12 +36,12 @@ SMALL_SHAPE = LLAMA_8B | {
 
 
 class OutOfTime(Exception):
-    """The minutes are over; a part stops where it is."""
+    """The time limit is reached; the part stops."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything: tokens, prompts, rows of data, MiB copied."""
+    """Sizes of the parts: tokens, prompts, rows of data, MiB copied."""
 
     tokens: int = 48
     prompts: int = 2
@@ -77,7 +77,7 @@ DRY = Sizes(
 
 @dataclass
 class Claim:
-    """Something this project says of GPUs: what is wanted, what was found. `holds` None: not judged here."""
+    """A claim about GPUs: its goal and the measured figure. `holds` None: not judged."""
 
     name: str
     goal: str
@@ -87,7 +87,7 @@ class Claim:
 
 @dataclass
 class Findings:
-    """What a part found: its claims, and figures that no claim is about, by name."""
+    """Result of a part: its claims, and further figures by name."""
 
     claims: list[Claim] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class Findings:
 
 @dataclass
 class Bench:
-    """Where the parts run. `dry`: on a processor, with tiny shapes, so that speed says nothing. `scratch` is a folder
-    of theirs, `deadline` the value of time.monotonic() when they must have ended."""
+    """Environment of the parts. `dry`: on the CPU with tiny shapes, where speed is not judged. `scratch`: temporary
+    folder. `deadline`: value of time.monotonic() at which they must have ended."""
 
     device: torch.device
     scratch: Path
@@ -121,18 +121,18 @@ class Bench:
 
     @cached_property
     def starter(self) -> Path:
-        """Folder of the starter base; of a tiny one in a dry run."""
+        """Folder of the starter base model; of a tiny one in a dry run."""
         return make_tiny_base(self.scratch / "starter") if self.dry else starter_path()
 
     @cached_property
     def head(self) -> Path:
-        """Folder of the draft that comes with the starter; of an untrained one in a dry run."""
+        """Folder of the starter's draft model; of an untrained one in a dry run."""
         if not self.dry:
             return HEAD
         return save_draft(self.scratch / "starter_head", Eagle3Draft.from_base(load_base(self.starter)), {})
 
     def gpu_claim(self, name: str, goal: str, figure: str, met: bool) -> Claim:
-        """A claim about speed, or about what only a GPU does: not judged in a dry run."""
+        """A claim about speed or a GPU-only feature: not judged in a dry run."""
         return Claim(name, goal, figure, None if self.dry else met)
 
 
@@ -141,5 +141,5 @@ Part = Callable[[Bench], Findings]
 
 def first_line(error: BaseException) -> str:
     """An error in one line of at most 200 characters."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {said}"[:200].rstrip(": ").replace("|", "/")  # it stands in a table
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:200].rstrip(": ").replace("|", "/")  # for a table cell

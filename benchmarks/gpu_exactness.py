@@ -1,7 +1,7 @@
-"""Parts of benchmarks.gpu_check: is the output that of transformers, whatever drafts, and do graphs change nothing?
+"""Parts of benchmarks.gpu_check: compare every drafter's output with transformers, and CUDA graphs with eager mode.
 
-Every family of tiny random bases, and the starter where it is installed, with every drafter: fp32 token for token
-(ties aside, as benchmarks.exactness counts them), bf16 as the share of tokens that agree.
+Uses a tiny random base model of every family, and the starter if installed, with every drafter: fp32 must match token
+by token (except ties as in benchmarks.exactness), for bf16 the share of equal tokens counts.
 """
 
 from collections import defaultdict
@@ -37,22 +37,22 @@ DYNAMIC = {"depth": 3, "top_k": 3, "nodes": 10}
 TEXTS = ("1 2 3 + 1 2 3 +", "the quick brown fox")
 STARTER = "starter"
 CONTEXT = 256
-"""Tokens the cache of a tiny base is made for."""
+"""Size of a tiny base model's KV cache in tokens."""
 STARTER_CONTEXT = 1024
 NOISE = 0.02
+# The scored trees start in the first bucket of cache rows (256) and end in the second; each is used several times.
 GRAPH_CONTEXT, GRAPH_PROMPT, TREES = 700, 235, 8
-"""The trees scored begin in the first bucket of cache rows (256) and end in the second, each used several times."""
 CLOSE = 1e-3
-"""Largest difference of logits, fp32, between a graph's replay and the forward without one."""
+"""Allowed fp32 logit difference between a graph replay and the eager forward pass."""
 
 Judge = Callable[[Target, Drafter, Reference], Any]
 Results = dict[str, dict[str, list[Any] | str]]
-"""By drafter, then by base: what a judge said of each prompt, or the error in one line."""
+"""{drafter: {base: results of the judge per prompt, or a one-line error}}"""
 
 
 @dataclass
 class Subject:
-    """A base with what transformers says after some prompts, and drafters for it by name."""
+    """A base model with reference outputs for some prompts, and drafters by name."""
 
     name: str
     target: Target
@@ -62,37 +62,37 @@ class Subject:
 
 @dataclass
 class GuidedRun:
-    """One prompt on which we were led along the reference: its tokens, and where ours was another, by how much the
-    reference preferred its own to the next (logits)."""
+    """One prompt decoded along the reference: its number of tokens, and the reference's logit gap at each differing
+    token."""
 
     tokens: int
     gaps: list[float] = field(default_factory=list)
 
 
 def exactness(bench: Bench) -> Findings:
-    """fp32: every drafter's output is transformers', token for token."""
+    """fp32: the output of every drafter equals transformers, token by token."""
     return Findings([_exact(name, by_base) for name, by_base in swept(bench, "float32", compare).items()])
 
 
 def agreement(bench: Bench) -> Findings:
-    """bf16: every drafter's output follows transformers' but where rounding decides."""
+    """bf16: the output of every drafter equals transformers except for rounding."""
     return Findings([_agrees(name, by_base) for name, by_base in swept(bench, "bfloat16", follow_reference).items()])
 
 
 def follow_reference(target: Target, drafter: Drafter, expected: Reference) -> GuidedRun:
-    """Our tokens beside the reference's; after each that differs the reference's text goes on."""
+    """Compare our tokens with the reference; after each difference, continue with the reference's text."""
     length = len(expected.tokens)
     return GuidedRun(length, [expected.gaps[at] for _, at, _ in guided(target, drafter, expected) if at < length])
 
 
 def swept(bench: Bench, dtype: str, judge: Judge) -> Results:
-    """`judge` on every prompt of every base with every drafter. Raises OutOfTime between two of them."""
+    """Apply `judge` to every prompt, base model and drafter. Raises OutOfTime at the deadline."""
     results: Results = defaultdict(dict)
     for name in (*FAMILIES, *([STARTER] if not bench.dry and (bench.starter / "config.json").exists() else [])):
         bench.check_time()
         try:
             subject = starter(bench, dtype) if name == STARTER else tiny(bench, name, dtype)
-        except Exception as error:  # one family that cannot be loaded is no reason to skip the others
+        except Exception as error:  # continue with the other families
             results["every drafter"][name] = first_line(error)
             continue
         for drafter, make in subject.drafters.items():
@@ -109,14 +109,14 @@ def _judged(subject: Subject, make: Callable[[Reference], Drafter], judge: Judge
 
 
 def tiny(bench: Bench, family: str, dtype: str) -> Subject:
-    """A tiny random base of a family, which nothing but the length ends, with every kind of drafter."""
+    """A tiny random base model of a family, without EOS tokens, with every kind of drafter."""
     kind, overrides = FAMILIES[family]
     folder = bench.scratch / family
     if not folder.exists():
         make_tiny_base(folder, kind, num_hidden_layers=2, **overrides)
     theirs, own = (endless(load_base(folder, dtype, str(bench.device))) for _ in range(2))
     prompts = [own.tokenizer(text)["input_ids"] for text in TEXTS[: bench.sizes.prompts]]
-    drafts = untrained(own)  # before the weights they start from are taken over
+    drafts = untrained(own)  # before `fast_target` takes over the weights they start from
     target = fast_target(own, CONTEXT)
     expected = [reference(theirs, prompt, bench.sizes.tokens) for prompt in prompts]
     return Subject(family, target, expected, drafters(target, drafts))
@@ -134,13 +134,13 @@ def starter(bench: Bench, dtype: str) -> Subject:
 
 
 def endless(base: LoadedBase) -> LoadedBase:
-    """`base` without end tokens, so that every answer has its full length."""
+    """`base` without EOS tokens, so that every answer has full length."""
     base.eos_ids = frozenset()
     return base
 
 
 def untrained(base: LoadedBase) -> dict[str, Any]:
-    """A draft network of every method. The standalone one is the base with noise, so that it is right now and then."""
+    """An untrained draft model of every method. The standalone one is the base model with noise."""
     torch.manual_seed(0)
     return {
         "medusa": MedusaHeads.from_base(MedusaConfig(base.hidden_size, base.vocab_size, 4), base),
@@ -152,7 +152,7 @@ def untrained(base: LoadedBase) -> dict[str, Any]:
 
 @torch.no_grad()
 def noisy(base: LoadedBase) -> StandaloneDraft:
-    """The whole base as a standalone draft, its weights moved a little."""
+    """The base model as a standalone draft model, with noise on its weights."""
     draft = StandaloneDraft.from_base(base, base.num_layers).requires_grad_(False)
     draft.eval()
     for weight in draft.parameters():
@@ -161,7 +161,7 @@ def noisy(base: LoadedBase) -> StandaloneDraft:
 
 
 def drafters(target: Target, drafts: dict[str, Any]) -> dict[str, Callable[[Reference], Drafter]]:
-    """Makers of drafters by name; `replayed` drafts the right tokens, on one path of a tree after the other."""
+    """Factories of drafters by name; `replayed` drafts the reference tokens, on varying paths of a tree."""
     choices = {
         "plain": (None, {}),
         "n-gram": (None, {"drafter": "ngram", "width": 3, "depth": 4}),
@@ -215,8 +215,8 @@ def _errors(by_base: dict[str, list[Any] | str]) -> Iterator[str]:
 
 
 def graphs(bench: Bench) -> Findings:
-    """Graphs are captured and replayed, and say what the forward says without them; on another GPU than the current
-    one too, where there are two."""
+    """CUDA graphs are captured and replayed with the same results as eager mode; also on a GPU that is not current, if
+    there are two."""
     findings = on_device(bench, bench.device)
     if bench.dry or torch.cuda.device_count() < 2:
         return findings + Findings([Claim("graphs on a GPU that is not the current one", "as above", "one GPU here")])
@@ -225,7 +225,7 @@ def graphs(bench: Bench) -> Findings:
 
 
 def on_device(bench: Bench, device: torch.device) -> Findings:
-    """Both claims for one device, and milliseconds of a forward of 1 and 8 nodes with and without graphs."""
+    """Both claims for one device, and milliseconds of a forward pass of 1 and 8 nodes with and without graphs."""
     target, eager = two_targets(bench.scratch / "graphs", device)
     own = target.base.forward.graphs or GraphedForward(target.base.forward, capture=False)
     prompt = [3 + 7 * i % 300 for i in range(GRAPH_PROMPT)]
@@ -249,7 +249,7 @@ def on_device(bench: Bench, device: torch.device) -> Findings:
 
 
 def two_targets(folder: Path, device: torch.device) -> tuple[Target, Target]:
-    """Two targets of one tiny base on `device`, their caches reserved and zero, as graphs need them."""
+    """Two targets of one tiny base model on `device`, with reserved and zeroed caches, as graphs need them."""
     base = load_base(folder if folder.exists() else make_tiny_base(folder), device=str(device))
     targets = fast_target(base, GRAPH_CONTEXT), fast_target(base, GRAPH_CONTEXT)
     heads = targets[0].forward.heads
@@ -260,7 +260,7 @@ def two_targets(folder: Path, device: torch.device) -> tuple[Target, Target]:
 
 
 def one_tree(target: Target, eager: Target, own: GraphedForward) -> float:
-    """Score one tree with graphs and without, keep a path of it in both; the largest difference of their results."""
+    """Score one tree with and without graphs and commit a path in both; returns the largest difference."""
     shape = shape_from_choices(CHOICES)
     first = 20 + len(target.ids) % 200
     tree, layers = DraftTree(tuple(range(first, first + len(shape))), shape), (0, 2)

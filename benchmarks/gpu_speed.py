@@ -1,5 +1,5 @@
-"""Parts of benchmarks.gpu_check: tokens a second beside transformers.generate, a large shape beside the device's memory
-bandwidth, and what more tree nodes cost."""
+"""Parts of benchmarks.gpu_check: tokens per second compared with transformers.generate, a large model compared with the
+device's memory bandwidth, and the cost of tree nodes."""
 
 import statistics
 import time
@@ -19,16 +19,16 @@ from models.base import LoadedBase, wrap_model
 from models.tiny import tiny_tokenizer
 
 CONTEXT = 512
-"""Tokens the caches are made for: the longest built-in question with its answer."""
+"""Size of the KV caches in tokens: the longest built-in question with its answer."""
 KEPT_FREE = 5 * 2**30
-"""Bytes left for the cache, for joined weights and for other processes, when the large shape is cut to what fits."""
+"""Bytes reserved for KV cache, fused weights and other processes when the large model is cut to fit."""
 COPIES = 9
 WARM_UP_STEPS = 4
 
 
 def race(bench: Bench, dtype: str) -> Findings:
-    """Plain, prompt lookup and the starter's head against transformers.generate, batch 1, greedy; and the cost of a
-    verification of 1 … 64 nodes relative to one."""
+    """Plain decoding, prompt lookup and the starter's head compared with transformers.generate, batch 1, greedy; and
+    the cost of verifying 1 … 64 nodes relative to one."""
     results = decode.race(decode.parse(arguments(bench)), dtype)
     ratio = results["contenders"]["ours plain"]["ratio_to_transformers"]
     claim = bench.gpu_claim(
@@ -44,7 +44,7 @@ def race(bench: Bench, dtype: str) -> Findings:
 
 
 def arguments(bench: Bench) -> list[str]:
-    """What benchmarks.decode is told."""
+    """Command line of benchmarks.decode."""
     sizes = bench.sizes
     words = ["--model", str(bench.starter), "--questions", str(BUILT_IN), "--checkpoint", str(bench.head)]
     words += ["--limit", str(sizes.questions), "--max-tokens", str(sizes.answer_tokens)]
@@ -52,7 +52,7 @@ def arguments(bench: Bench) -> list[str]:
 
 
 def speeds(contenders: dict[str, dict[str, Any]], dtype: str) -> dict[str, str]:
-    """Each contender's figures in words."""
+    """Each contender's figures as text."""
     return {
         f"{dtype}, {name}": f"{one['tokens_per_second']:g} tokens/s ({one['ratio_to_transformers']:g} × transformers, "
         f"{one['ratio_to_our_plain']:g} × our plain, τ {one['tau']:g})"
@@ -61,14 +61,14 @@ def speeds(contenders: dict[str, dict[str, Any]], dtype: str) -> dict[str, str]:
 
 
 def relative(costs: dict[int, float]) -> dict[str, Any]:
-    """Milliseconds of one node, and the multiple of that of every other number of nodes."""
+    """Milliseconds of one node, and the cost of other node counts as multiples of it."""
     one = costs[1]
     return {"1": f"{one:g} ms"} | {str(n): f"{ms / max(one, 1e-9):.2f} ×" for n, ms in costs.items() if n > 1}
 
 
 def large_shape(bench: Bench) -> Findings:
-    """Plain decoding with the shape of Llama-3-8B in bf16, its weights random and made on the device: bytes of weights
-    read a second, beside what a large copy moves."""
+    """Plain decoding with the shape of Llama-3-8B in bf16 and random weights: bytes of weights read per second,
+    compared with the bandwidth of a large copy."""
     moved = bandwidth(bench.device, bench.sizes.copied_mib)
     base = random_base(bench)
     read, layers = bytes_per_token(base), base.num_layers
@@ -90,16 +90,16 @@ def large_shape(bench: Bench) -> Findings:
 
 
 def bandwidth(device: torch.device, mib: int) -> float:
-    """Bytes a second, read and written, that copying `mib` MiB moves; the median of some copies."""
+    """Memory bandwidth in bytes per second (reads and writes) of copying `mib` MiB; median of several copies."""
     source = torch.zeros(mib * 2**20, dtype=torch.uint8, device=device)
-    copy, taken = torch.empty_like(source), []
+    copy, seconds = torch.empty_like(source), []
     for _ in range(COPIES + 2):
         wait(device)
         began = time.perf_counter()
         copy.copy_(source)
         wait(device)
-        taken.append(time.perf_counter() - began)
-    return 2 * source.nbytes / statistics.median(taken[2:])
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.nbytes / statistics.median(seconds[2:])
 
 
 def wait(device: torch.device) -> None:
@@ -108,7 +108,7 @@ def wait(device: torch.device) -> None:
 
 
 def random_base(bench: Bench) -> LoadedBase:
-    """A Llama of the wanted shape with as many layers as memory has room for, weights as transformers draws them."""
+    """A randomly initialised Llama of the requested shape with as many layers as fit into memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = {**bench.sizes.shape, "num_hidden_layers": fitting_layers(bench)}
@@ -120,26 +120,26 @@ def random_base(bench: Bench) -> LoadedBase:
 
 
 def fitting_layers(bench: Bench) -> int:
-    """Layers of the wanted shape that fit into the device's free memory, at least one."""
+    """Number of layers of the requested shape that fit into the device's free memory, at least one."""
     shape = bench.sizes.shape
     if bench.device.type != "cuda":
         return shape["num_hidden_layers"]
     width, inner = shape["hidden_size"], shape["intermediate_size"]
     keys = shape["num_key_value_heads"] * (width // shape["num_attention_heads"])
     layer = 2 * width * (2 * width + 2 * keys + 3 * inner)
-    torch.cuda.empty_cache()  # what was copied counts as free
+    torch.cuda.empty_cache()  # free cached blocks of the copies
     free = torch.cuda.mem_get_info(bench.device)[0] - KEPT_FREE - 2 * 2 * width * shape["vocab_size"]
     return max(1, min(shape["num_hidden_layers"], free // layer))
 
 
 def bytes_per_token(base: LoadedBase) -> int:
-    """Bytes of weights that one token's forward reads: all but the embedding table, of which it takes a row."""
+    """Bytes of weights read by the forward pass of one token: all but the embedding table."""
     table = base.embed_tokens.weight
     return sum(weight.nbytes for weight in base.model.parameters()) - table.nbytes
 
 
 def step_seconds(target: Target, tokens: int) -> float:
-    """Median seconds of a plain step, from the last token to the next one known here."""
+    """Median seconds of a plain decoding step."""
     config = GenerateConfig(max_tokens=tokens + WARM_UP_STEPS, eos_ids=frozenset())
     steps = list(generate(target, make_drafter(target), list(range(100, 132)), config))[1 + WARM_UP_STEPS :]
     return statistics.median(map(milliseconds, steps)) / 1e3

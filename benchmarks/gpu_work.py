@@ -23,16 +23,16 @@ from training.loop import train
 
 PROMPTS = CLONE / "corpus" / "quickstart_prompts.jsonl"
 METHODS = {"eagle3": {"train_lm_head": False}, "medusa": {"medusa_num_heads": 2}}
-"""The settings that benchmarks.training races with."""
+"""The settings of benchmarks.training."""
 BATCHED = ("llama", "mistral", "phi", "qwen3")
+# Copies of each prompt, and batch size: rows of the batch are freed and refilled while others continue.
 COPIES, AT_ONCE = 3, 4
-"""Each prompt's copies, and answers at once: places are freed and filled while others go on."""
 WARM_UP_STEPS = 2
 JOBS = 2
 
 
 class KeptResult(Silent):
-    """Keeps every step's metrics."""
+    """Stores the metrics of every step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -42,7 +42,7 @@ class KeptResult(Silent):
 
 
 def training(bench: Bench) -> Findings:
-    """Real tokens a second of EAGLE-3 and Medusa on the starter, the frozen base running in every step."""
+    """Tokens per second of EAGLE-3 and Medusa training on the starter; the frozen base model runs in every step."""
     sizes, findings = bench.sizes, Findings()
     data = write_answers(bench.scratch / "rows", sizes.rows, sizes.row_tokens)
     for method, settings in METHODS.items():
@@ -57,7 +57,7 @@ def training(bench: Bench) -> Findings:
 
 
 def trained(bench: Bench, method: str, data: Path, settings: dict[str, Any]) -> list[dict[str, float]]:
-    """Every step's metrics. Features are not kept; the base runs in the precision `auto` picks."""
+    """Train and return the metrics of every step, without feature cache; the base model's dtype is `auto`."""
     sizes, reporter = bench.sizes, KeptResult()
     config = train_config(
         method=method,
@@ -79,7 +79,7 @@ def trained(bench: Bench, method: str, data: Path, settings: dict[str, Any]) -> 
 
 
 def generation(bench: Bench) -> Findings:
-    """Tokens a second of batched answers, as `speculoos generate` makes them; and are batches exact?"""
+    """Tokens per second of batched generation as in `speculoos generate`, and its exactness."""
     sizes = bench.sizes
     request = AnswerRequest(sizes.answers, sizes.answer_tokens, batch_size=sizes.batch, device=str(bench.device))
     report = make_answers(bench.starter, PROMPTS, bench.scratch / "answers", request, Silent())
@@ -90,7 +90,7 @@ def generation(bench: Bench) -> Findings:
 
 
 def batches(bench: Bench) -> Claim:
-    """fp32, tiny bases: answers made side by side are transformers' own, up to a first tie."""
+    """fp32, tiny base models: batched answers equal transformers up to the first tie."""
     wrong, answers = [], 0
     for family in BATCHED:
         bench.check_time()
@@ -107,7 +107,7 @@ def batches(bench: Bench) -> Claim:
 
 
 def two_jobs(bench: Bench) -> Findings:
-    """Two processes on one device, both comparing with transformers.generate in fp32: both end, both are exact."""
+    """Two processes on one device, each comparing with transformers.generate in fp32: both must finish and be exact."""
     files = [bench.scratch / f"job-{number}.json" for number in range(JOBS)]
     running = [started(bench, out) for out in files]
     try:
@@ -123,19 +123,20 @@ def two_jobs(bench: Bench) -> Findings:
 
 
 def started(bench: Bench, out: Path) -> subprocess.Popen[str]:
-    """A process that compares plain decoding, prompt lookup and the head with transformers.generate; into `out`."""
+    """Start a process that compares plain decoding, prompt lookup and the head with transformers.generate."""
     sizes = bench.sizes
     command = [sys.executable, "-m", "benchmarks.exactness", "--model", str(bench.starter), "--questions"]
     command += [str(BUILT_IN), "--limit", str(sizes.prompts), "--max-tokens", str(sizes.answer_tokens)]
     command += ["--device", str(bench.device), "--checkpoint", str(bench.head), "--context", "512"]
     command += ["--store", str(out.with_suffix("")), "--json", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(CLONE)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=CLONE, env=environment, **pipes)
+    return subprocess.Popen(
+        command, cwd=CLONE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def _job(number: int, out: Path, output: str, status: int) -> Claim:
-    """What one process found. Raises Unavailable with its last words where it found nothing."""
+    """The claim of one process. Raises Unavailable with its last output line if it has no result."""
     if not out.exists():
         raise Unavailable(f"job {number} ended with status {status}: {(output.strip().splitlines() or ['silent'])[-1]}")
     outcomes = json.loads(out.read_text())

@@ -1,5 +1,5 @@
-"""Exports read by packages that install on a processor: transformers, which is here anyway, and each in an environment
-of its own speculators and ModelOpt, whose own export is read here in turn. Parts of benchmarks.server_loaders."""
+"""Loads exports with packages that can be installed without a GPU: transformers, and in their own environments
+speculators and ModelOpt, whose own export is also imported here. Used by benchmarks.server_loaders."""
 
 import subprocess
 import tempfile
@@ -30,7 +30,7 @@ PEERS = Path(__file__).parent / "peers"
 
 @dataclass
 class InstalledModel:
-    """One export in one class. `difference`: of the largest logit, None where the class was not run."""
+    """One export loaded by one class. `difference`: relative to the largest logit; None if the class was not run."""
 
     server: str
     draft: str
@@ -39,7 +39,7 @@ class InstalledModel:
     unset: list[str]
     difference: float | None
     same_answers: bool | None = None
-    """Whether answers drafted with it are those of plain decoding, where some were asked for."""
+    """Whether answers with this draft model equal plain decoding; None if not tested."""
 
     @property
     def good(self) -> bool:
@@ -48,82 +48,83 @@ class InstalledModel:
 
 
 def speculators(environments: Path, scratch: Path) -> list[InstalledModel]:
-    """The starter's head, exported here, read by speculators' `from_pretrained`."""
+    """The exported starter head, loaded with speculators' `from_pretrained`."""
     base = load_base(starter_path())
     draft = load_draft(HEAD, base)
     build(HEAD, base, "speculators", scratch / "speculators")
-    ours = logits(draft, given(draft, base, scratch))
-    found, said = read_there("speculators", environments, scratch / "speculators", scratch)
-    counts = (said["tensors"], said["left_over"], said["unset"])
-    return [InstalledModel(said["version"], "the starter's head", *counts, apart(ours, found["logits"]))]
+    ours = logits(draft, example_states(draft, base, scratch))
+    tensors, report = run_in_environment("speculators", environments, scratch / "speculators", scratch)
+    counts = (report["tensors"], report["left_over"], report["unset"])
+    return [InstalledModel(report["version"], "the starter's head", *counts, apart(ours, tensors["logits"]))]
 
 
 def modelopt(environments: Path, scratch: Path) -> list[InstalledModel]:
-    """A head for the starter in the shape that ModelOpt has, exported here and loaded into the module of its `convert`;
-    and a head that its exporter wrote, imported here. Every weight is random, those of norms too.
+    """A random head in ModelOpt's layout, exported here and loaded into the module of its `convert`; and a random head
+    written by its exporter, imported here.
 
-    Since 0.41 that module norms the features twice, which no server does: drafts of ours are compared with it where its
-    decoder layer's own norm lets the features pass, drafts of its own in both ways."""
+    Since 0.41 that module normalises the features twice, which no server does: our drafts are compared with the second
+    norm disabled, its own drafts both ways.
+    """
     base = load_base(starter_path())
     draft = random_head(base)
     save_draft(scratch / "head", draft, {"base": "starter"})
     build(scratch / "head", base, "modelopt", scratch / "modelopt")
-    states = given(draft, base, scratch)
-    found, said = read_there("modelopt", environments, scratch / "modelopt", scratch, base.path)
-    counts = (said["tensors"], said["left_over"], said["unset"])
+    states = example_states(draft, base, scratch)
+    tensors, report = run_in_environment("modelopt", environments, scratch / "modelopt", scratch, base.path)
+    counts = (report["tensors"], report["left_over"], report["unset"])
     once, twice = (imported(scratch / "exported", base, layout) for layout in ("", TWICE))
     ours, own, trained = (logits(one, states) for one in (draft, once, twice))
-    told = said["version"]
+    version = report["version"]
     return [
         InstalledModel(
-            told, "our export, in its module, features normed once", *counts, apart(ours, found["ours_once"])
+            version, "our export, in its module, features normed once", *counts, apart(ours, tensors["ours_once"])
         ),
-        InstalledModel(told, "its export, imported as servers read it", *counts, apart(own, found["own_once"])),
-        InstalledModel(told, f"its export, imported as {TWICE}", *counts, apart(trained, found["own"])),
+        InstalledModel(version, "its export, imported as servers read it", *counts, apart(own, tensors["own_once"])),
+        InstalledModel(version, f"its export, imported as {TWICE}", *counts, apart(trained, tensors["own"])),
     ]
 
 
 @torch.no_grad()
 def transformers(scratch: Path) -> list[InstalledModel]:
-    """A standalone draft of eleven of the starter's thirty layers, exported, given to `generate` as `assistant_model`:
-    greedy answers to three questions beside those without it, 48 tokens each."""
+    """An exported standalone draft model (11 of the starter's 30 layers) as `assistant_model` of `generate`: compares
+    greedy answers to three questions, 48 tokens each, with those without it."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 
     base = load_base(starter_path())
     ours = StandaloneDraft.from_base(base, 11)
     save_draft(scratch / "draft", ours, {"base": "starter"})
     build(scratch / "draft", base, "huggingface", scratch / "huggingface")
-    read = {"dtype": torch.float32, "output_loading_info": True}
-    draft, found = AutoModelForCausalLM.from_pretrained(scratch / "huggingface", **read)
+    load_options = {"dtype": torch.float32, "output_loading_info": True}
+    draft, info = AutoModelForCausalLM.from_pretrained(scratch / "huggingface", **load_options)
     tokenizer, same, apart_most = AutoTokenizer.from_pretrained(scratch / "huggingface"), True, 0.0
     for question in PROMPTS:
         chat = [{"role": "user", "content": question}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        asked = {**ids, "do_sample": False, "max_new_tokens": 48}
-        same &= torch.equal(base.model.generate(**asked), base.model.generate(**asked, assistant_model=draft))
+        options = {**ids, "do_sample": False, "max_new_tokens": 48}
+        same &= torch.equal(base.model.generate(**options), base.model.generate(**options, assistant_model=draft))
         apart_most = max(apart_most, apart(ours.model(**ids).logits, draft(**ids).logits))
     name = f"transformers {__version__} generate(assistant_model=…)"
-    counts = (len(draft.state_dict()), sorted(found["unexpected_keys"]), sorted(found["missing_keys"]))
+    counts = (len(draft.state_dict()), sorted(info["unexpected_keys"]), sorted(info["missing_keys"]))
     return [InstalledModel(name, "11 of the starter's layers", *counts, apart_most, same)]
 
 
 def random_head(base: LoadedBase) -> Eagle3Draft:
-    """EAGLE-3 over every sixth token."""
+    """An EAGLE-3 draft with every sixth token in its vocabulary and random weights."""
     draft = Eagle3Draft.from_base(base, torch.arange(3, base.vocab_size, 6))
     randomise(draft, 7, 0.05)
     return draft
 
 
 def randomise(module: torch.nn.Module, seed: int, width: float) -> None:
-    """Random weights, norms too; matrices `width` wide, so that every part has a say in the logits."""
+    """Random weights, norms too; `width`: standard deviation of matrices, so that every part affects the logits."""
     generator = torch.Generator().manual_seed(seed)
     for value in module.parameters():
         noise = torch.randn(value.shape, generator=generator)
         value.data = noise * width if value.dim() > 1 else 1 + noise * 0.2
 
 
-def given(draft: Any, base: LoadedBase, scratch: Path) -> dict[str, Tensor]:
-    """Hidden states of the base in one answer, side by side [n, 3H], its embeddings of the tokens after them [n, H] and
+def example_states(draft: Any, base: LoadedBase, scratch: Path) -> dict[str, Tensor]:
+    """Concatenated hidden states of the base model on one answer [n, 3H], embeddings of the next tokens [n, H] and
     these tokens [n]; the first two are written to scratch/states.safetensors."""
     passage = next(passages(base, draft.layers_wanted))
     ids = torch.tensor(passage.ids[1:])
@@ -136,16 +137,16 @@ def given(draft: Any, base: LoadedBase, scratch: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def logits(draft: Any, states: dict[str, Tensor]) -> Tensor:
-    """The draft's own [n, V']."""
+    """Logits [n, V'] of our draft model."""
     features = draft.fuse(states["embedded"][None], tuple(part[None] for part in states["aux"].chunk(3, -1)))
     ids = states["ids"][None]
     return draft.logits(draft(features, ids, torch.arange(ids.shape[1])[None]))[0]
 
 
-def read_there(
+def run_in_environment(
     peer: str, environments: Path, export: Path, scratch: Path, *before: Path
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What benchmarks/peers/PEER_reads.py found in the environment of the peer: tensors, and what it said."""
+    """Run benchmarks/peers/PEER_reads.py in the peer's environment; returns its tensors and its report."""
     python = make_environment(peer, environments) / "bin" / "python"
     words = [*before, export, scratch / "states.safetensors", scratch]
     subprocess.run([python, PEERS / f"{peer}_reads.py", *words], check=True)
@@ -153,12 +154,12 @@ def read_there(
 
 
 def imported(folder: Path, base: LoadedBase, layout: str = "") -> Any:
-    """The draft in `folder` as ours."""
+    """Import the draft in `folder`."""
     with tempfile.TemporaryDirectory() as scratch:
         convert(asdict(Conversion(str(folder), scratch, str(base.path), folder.name, layout=layout)))
         return load_draft(Path(scratch) / "draft", base)
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference of a logit, of the largest one."""
+    """Largest absolute difference of logits, relative to the largest logit."""
     return float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1.0))

@@ -1,14 +1,14 @@
-"""A workbench under the load of a team: open pages that poll, clicks, live streams, a real browser, a long queue.
+"""Load test of a workbench: polling pages, clicks, live streams, a real browser, a long queue.
 
     python -m benchmarks.load --seconds 1200 --json FILE
 
-Starts its own workbench (`speculoos up`, a tiny model, a temporary home, loopback only) and measures it in three parts:
-1. `--clients` idle Jobs pages: what polling costs, as CPU time of the web process over wall time.
-2. For `--seconds`: as many clients that open pages, stay a while and click; `--streams` answers read as they come, each
-   compared with the stored run token by token; now and then an import; one Chromium that does what a visitor does.
-   Latency of every action, CPU share and memory of every process.
-3. `--jobs` queued jobs: how long each page takes to open.
-Needs a clone (it uses the tests' tools). The clients' own work is on the same cores and counts against the figures.
+Starts its own workbench (`speculoos up`, a tiny model, a temporary home folder, loopback only). Three parts:
+1. `--clients` idle Jobs pages: cost of polling, as CPU time of the web process over wall time.
+2. For `--seconds`: as many clients that open pages, wait and click; `--streams` streamed answers, each compared with
+   the stored run token by token; periodic imports; one Chromium. Measures latency of every action, and CPU share and
+   memory of every process.
+3. `--jobs` queued jobs: time to open each page.
+Needs a git clone, as it uses test tools. The clients run on the same cores, which affects the figures.
 """
 
 import argparse
@@ -50,20 +50,20 @@ MEASURED = ("web", "inference", "worker-gpu", "worker-io", "reconciler", "broker
 MOST_CLIENTS, MOST_SECONDS = 200, 3600
 SAMPLE_SECONDS = 5.0
 STAY_SECONDS = (4.0, 12.0)
-"""How long a visitor looks at a page."""
+"""Time that a simulated visitor stays on a page."""
 LOOK_SECONDS = 4.0
-"""How long the one at the Chromium looks at a page."""
+"""Time that the Chromium stays on a page."""
 IMPORT_SECONDS = 15.0
 SETTLE_SECONDS = 30.0
-"""After which a page that nobody touches has come to its slowest pace."""
+"""Time until an idle page polls at its slowest rate."""
 MODEL = "tiny@heads"
 WARM_UP = 0.25
-"""The share of the time after which memory is compared: caches have been filled by then."""
+"""Share of the run after which memory is compared, when caches are filled."""
 
 
 @dataclass
 class LoadTarget:
-    """The workbench that is measured, and what its actions took (seconds by name)."""
+    """The measured workbench, with action durations (seconds by name)."""
 
     url: str
     settings: Settings
@@ -79,7 +79,7 @@ class LoadTarget:
 
 @contextmanager
 def workbench(folder: Path) -> Iterator[LoadTarget]:
-    """A running one with a tiny base and heads for it."""
+    """A running workbench with a tiny base model and Medusa heads."""
     up = Up(folder / "home")
     try:
         up.start()
@@ -91,7 +91,7 @@ def workbench(folder: Path) -> Iterator[LoadTarget]:
 
 
 def processes(settings: Settings) -> dict[str, psutil.Process]:
-    """Those under the supervisor of this home."""
+    """Processes under the supervisor of this home folder."""
     states = program_states(settings)
     return {name: psutil.Process(states[name]["pid"]) for name in MEASURED if name in states}
 
@@ -101,12 +101,12 @@ def cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
 
 
 def shares(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
-    """Of one core, by process."""
+    """CPU share of one core, by process."""
     return {name: round((after[name] - before[name]) / seconds, 3) for name in before}
 
 
 async def idle(target: LoadTarget, clients: int, seconds: float, settle: float = 0.0) -> dict[str, Any]:
-    """So many Jobs pages, open and touched by nobody; counted once they have been open for `settle` seconds."""
+    """Idle Jobs pages; measured after they have been open for `settle` seconds."""
     async with _clients(target, clients) as connections:
         pages = [PageClient(client, "/jobs", target.note) for client in connections]
         for page in pages:
@@ -130,13 +130,13 @@ async def idle(target: LoadTarget, clients: int, seconds: float, settle: float =
 
 @asynccontextmanager
 async def _clients(target: LoadTarget, count: int) -> AsyncIterator[list[httpx.AsyncClient]]:
-    """A client for each visitor, as each has a browser."""
+    """One HTTP client per visitor."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(target.client()) for _ in range(count)]
 
 
 async def visitor(target: LoadTarget, client: httpx.AsyncClient, number: int, until: float) -> None:
-    """Opens pages, looks at each for a while and clicks on something where there is something."""
+    """Open random pages, stay on each for a while, and click on jobs."""
     chance = random.Random(number)
     await asyncio.sleep(chance.uniform(0, STAY_SECONDS[1]))
     while time.monotonic() < until:
@@ -149,7 +149,7 @@ async def visitor(target: LoadTarget, client: httpx.AsyncClient, number: int, un
 
 
 async def click_through_jobs(target: LoadTarget, page: PageClient, chance: random.Random) -> None:
-    """Another filter, then a job."""
+    """Change the filter, then select a job."""
     await page.act("jobs-filter", "change", chance.choice(["All", "Active", "Done"]))
     with db.reading(target.settings) as session:
         ids = list(session.scalars(select(Job.id).order_by(Job.created_at.desc()).limit(10)))
@@ -159,7 +159,7 @@ async def click_through_jobs(target: LoadTarget, page: PageClient, chance: rando
 
 @dataclass
 class Streams:
-    """What the streams were: runs read, tokens, runs whose tokens were other than those stored."""
+    """Counts of streams: runs, tokens, runs whose tokens differ from the stored ones (`dropped`), reconnections."""
 
     runs: int = 0
     tokens: int = 0
@@ -167,7 +167,7 @@ class Streams:
     reconnected: int = 0
 
     async def read(self, target: LoadTarget, client: httpx.AsyncClient, number: int, until: float) -> None:
-        """One answer after another, as the Playground asks and reads."""
+        """Request and read one answer after another, like the Playground."""
         while time.monotonic() < until:
             question = f"Stream {number}, answer {self.runs}: tell me a story."
             sampling = turns.TurnSampling(max_tokens=120)
@@ -185,7 +185,7 @@ class Streams:
 
 
 async def importer(target: LoadTarget, folder: Path, until: float) -> int:
-    """A small import now and then, so that a worker works; how many were submitted."""
+    """Submit a small import periodically; returns the number of imports."""
     count = 0
     while time.monotonic() < until:
         file = folder / f"prompts-{count}.jsonl"
@@ -199,7 +199,7 @@ async def importer(target: LoadTarget, folder: Path, until: float) -> int:
 
 
 async def sampler(programs: dict[str, psutil.Process], until: float) -> dict[str, list[tuple[float, float]]]:
-    """(seconds, MB) of each process, every few seconds."""
+    """(seconds, MB) samples of each process."""
     samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
     began = time.monotonic()
     while time.monotonic() < until:
@@ -210,7 +210,7 @@ async def sampler(programs: dict[str, psutil.Process], until: float) -> dict[str
 
 
 def memory(samples: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str, float]]:
-    """MB at the start, after the warm-up and at the end, and the slope since the warm-up (MB a minute)."""
+    """MB at the start, after warm-up and at the end, and the slope since warm-up in MB per minute."""
     figures = {}
     for name, taken in samples.items():
         late = taken[int(len(taken) * WARM_UP) :]
@@ -226,7 +226,7 @@ def memory(samples: dict[str, list[tuple[float, float]]]) -> dict[str, dict[str,
 
 
 async def browser(target: LoadTarget, path: str | None, until: float) -> int:
-    """A Chromium that opens pages, filters and picks a job, as someone at a screen; how many rounds it made."""
+    """A Chromium that opens pages and selects a job; returns the number of rounds."""
     from playwright.async_api import async_playwright
 
     from tests.tools.browser import launch_options
@@ -271,7 +271,7 @@ async def _back(page: Any) -> None:
 
 
 async def busy(target: LoadTarget, options: argparse.Namespace, folder: Path, chromium: str | None) -> dict[str, Any]:
-    """The second part."""
+    """Part 2: the workbench under load."""
     streams, programs = Streams(), processes(target.settings)
     before, began = cpu_seconds(programs), time.monotonic()
     until = began + options.seconds
@@ -298,7 +298,7 @@ async def busy(target: LoadTarget, options: argparse.Namespace, folder: Path, ch
 
 
 def queue_jobs(settings: Settings, count: int) -> None:
-    """Rows that wait. Their message counts as just sent, so that nobody sends one and no worker begins them."""
+    """Create queued jobs. Their message counts as just sent, so that no worker starts them."""
     with db.writing(settings) as session:
         for number in range(count):
             job = jobs.create(session, kind="train", queue="gpu", request={}, name=f"queued {number}")
@@ -306,7 +306,7 @@ def queue_jobs(settings: Settings, count: int) -> None:
 
 
 async def long_queue(target: LoadTarget, count: int, times: int) -> dict[str, Any]:
-    """How long each page takes to open, and a Jobs page to poll and to be filtered, while so many jobs wait."""
+    """Part 3: time to open each page, and to filter the Jobs page, with `count` queued jobs."""
     queue_jobs(target.settings, count)
     taken: dict[str, list[float]] = defaultdict(list)
     async with _clients(target, 1) as (client,):
@@ -324,12 +324,12 @@ def milliseconds(taken: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def is_action(name: str) -> bool:
-    """What a visitor waits for: opening and clicking. Nobody waits for polls; the browser's own drawing is apart."""
+    """Whether visitors wait for this action: opening and clicking, not polls or Chromium rendering."""
     return not name.startswith(("poll", "chromium"))
 
 
 async def measure(options: argparse.Namespace, folder: Path, chromium: str | None) -> dict[str, Any]:
-    """All three parts."""
+    """Run all three parts."""
     load = [round(os.getloadavg()[0], 1)]
     with workbench(folder) as target:
         polling = await idle(target, options.clients, options.idle_seconds, SETTLE_SECONDS)

@@ -1,4 +1,4 @@
-"""This project as a contender of a training race: `python -m benchmarks.ours`, started by benchmarks.training."""
+"""This project as a contender of the training benchmark; started by benchmarks.training."""
 
 import argparse
 import importlib.metadata
@@ -15,7 +15,7 @@ from training.method import make_method
 
 
 class OurSide:
-    """The method as `training.loop` drives it, on one micro-batch a step."""
+    """The training method as `training.loop` runs it, with one micro-batch per step."""
 
     def __init__(self, arguments: argparse.Namespace, plan: dict[str, Any]):
         settings = plan["settings"]

@@ -1,9 +1,8 @@
-"""A page of the workbench as a browser sees it, without drawing it: opened, polled by its own timers, clicked.
+"""A headless client of a workbench page: opens it, polls with its timers and sends clicks.
 
-Follows Gradio's own client: the page brings its configuration (components, events), what it shows is kept as the
-components' values, and every event is one POST to `run/predict` with the values of its inputs. A page is kept fresh by
-static/changes.js, whose questions and pauses `Changes` imitates, and by timers of Gradio's where it has some.
-`follow` reads a run's event stream as `EventSource` does.
+Follows Gradio's client: the page contains its configuration (components, events), component values are stored, and each
+event is one POST to `run/predict` with the values of its inputs. `Changes` imitates the polling of static/changes.js;
+Gradio timers are supported too. `follow` reads a run's event stream like `EventSource`.
 """
 
 import asyncio
@@ -19,17 +18,17 @@ import httpx
 
 CONFIG = re.compile(r"window\.gradio_config = (\{.*?\});\s*</script>", re.DOTALL)
 AGAIN_SECONDS = 1.0
-"""Pause before a lost event stream is asked for again; browsers take a few seconds, which only makes a test longer."""
+"""Delay before reconnecting a lost event stream; browsers wait a few seconds."""
+# Delays of static/changes.js: the first one, and its growth factor while nothing changes.
 FIRST_SECONDS, GROWTH = 1.0, 1.5
-"""Pauses of static/changes.js: the first one, and how much longer the next one is while nothing changes."""
 DRAWN = " # "
-"""app/widgets/list_page.py: what stands between a signature and what was drawn for it."""
+"""Separator between a signature and its content, as in app/widgets/list_page.py."""
 Noted = Callable[[str, float], None]
 
 
 @dataclass
 class PageClient:
-    """One open page. `noted(action, seconds)` hears how long each opening, poll and click took."""
+    """One open page. `noted(action, seconds)` is called with the duration of each opening, poll and click."""
 
     client: httpx.AsyncClient
     path: str
@@ -41,11 +40,11 @@ class PageClient:
     changes: "Changes" = field(init=False)
 
     async def open(self) -> float:
-        """The document, the events it loads itself with and the strip; seconds until all are there."""
+        """Load the document, its load events and the status strip; returns the seconds until all are loaded."""
         began = time.perf_counter()
-        answer = await self.client.get(self.path)
-        answer.raise_for_status()
-        self._read(json.loads(CONFIG.search(answer.text).group(1)))
+        response = await self.client.get(self.path)
+        response.raise_for_status()
+        self._read(json.loads(CONFIG.search(response.text).group(1)))
         self.changes = Changes.of(self)
         await asyncio.gather(*(self.run(event) for event in self._on("load")), self.changes.look())
         taken = time.perf_counter() - began
@@ -53,12 +52,12 @@ class PageClient:
         return taken
 
     async def stay(self, until: float) -> None:
-        """Keep the page open to this moment of `time.monotonic`, its timers ticking."""
+        """Keep the page open, with its timers, until this value of `time.monotonic`."""
         ticks = [self._tick(event, until) for event in self._on("tick")]
         await asyncio.gather(*ticks, self.changes.keep_asking(until))
 
     async def act(self, elem_id: str, trigger: str, value: Any = None, about: dict[str, Any] | None = None) -> float:
-        """What a choice (`value`) or a click (`about` says at what) at a component does. Seconds it took."""
+        """Set a component to `value` or click it (`about`: event data); returns the seconds."""
         component = self.find(elem_id)
         if value is not None:
             self.values[component] = value
@@ -71,25 +70,25 @@ class PageClient:
         return taken
 
     def find(self, elem_id: str) -> int:
-        """The component with this id of the document."""
+        """The component with this element id."""
         return next(number for number, props in self.props.items() if props.get("elem_id") == elem_id)
 
     async def pick(self, elem_id: str, row_id: str) -> float:
-        """A click on a row: the address changes, then the list says so. Seconds it took."""
+        """Click a row: changes the URL and sends the event; returns the seconds."""
         self.path = f"{self.path.partition('?')[0]}?id={row_id}"
         return await self.act(elem_id, "pick", about={"id": row_id})
 
     def value(self, elem_id: str) -> Any:
-        """What that component shows now."""
+        """Current value of a component."""
         return self.values[self.find(elem_id)]
 
     @property
     def strip(self) -> str:
-        """The strip on top, as HTML."""
+        """The status strip as HTML."""
         return self.changes.strip
 
     async def run(self, event: dict[str, Any], about: dict[str, Any] | None = None) -> None:
-        """One event: its inputs sent, what comes back kept. The address' query goes along, as in the browser."""
+        """Send one event with its inputs and the URL's query, and store the returned values."""
         if not event["backend_fn"]:
             return
         data = [self.values.get(number) for number in event["inputs"]]
@@ -98,9 +97,9 @@ class PageClient:
         if data and "location.search" in str(event.get("js") or ""):
             data[0] = f"?{query}" if query else ""
         address = f"/gradio_api/run/predict{'?' if query else ''}{query}"
-        answer = await self.client.post(address, json={**body, "trigger_id": event["targets"][0][0]})
-        answer.raise_for_status()
-        for number, fresh in zip(event["outputs"], answer.json().get("data", []), strict=False):
+        response = await self.client.post(address, json={**body, "trigger_id": event["targets"][0][0]})
+        response.raise_for_status()
+        for number, fresh in zip(event["outputs"], response.json().get("data", []), strict=False):
             self._show(number, fresh)
 
     def _read(self, config: dict[str, Any]) -> None:
@@ -123,7 +122,7 @@ class PageClient:
             self.values[number] = fresh
 
     async def _tick(self, event: dict[str, Any], until: float) -> None:
-        """As the browser's timer: at a steady pace, and not again while an answer is still out."""
+        """A timer as in the browser: regular, but only one request at a time."""
         timer, due = event["targets"][0][0], time.monotonic()
         while (due := max(due + float(self.values[timer] or 1.0), time.monotonic())) < until:
             await asyncio.sleep(due - time.monotonic())
@@ -135,7 +134,7 @@ class PageClient:
 
 @dataclass
 class Changes:
-    """What static/changes.js does for a page: ask what rows say, have Gradio draw what is no longer true."""
+    """The polling of static/changes.js: checks for changed rows and triggers their update."""
 
     page: PageClient
     mark: dict[str, str]
@@ -146,19 +145,19 @@ class Changes:
 
     @classmethod
     def of(cls, page: PageClient) -> "Changes":
-        """The page's; of one without rows the strip alone."""
+        """Read the configuration from a page; pages without rows only update the status strip."""
         for number, value in page.values.items():
             if isinstance(value, str) and 'data-sp="changes"' in value:
                 return cls(page, dict(re.findall(r'data-(page|chosen|seen)="([^"]*)"', value)), number)
         return cls(page, {}, -1)
 
     async def look(self) -> None:
-        """One question, and what follows from its answer."""
+        """Poll once and run the update events if the page is stale."""
         row = self._field("chosen")
         query = {"page": self.mark.get("page", ""), "id": row, "strip": self.tag}
-        answer = await self.page.client.get("/api/changes", params=query)
-        answer.raise_for_status()
-        body = answer.json()
+        response = await self.page.client.get("/api/changes", params=query)
+        response.raise_for_status()
+        body = response.json()
         if "strip" in body:
             self.tag, self.strip = body["strip"]["tag"], body["strip"]["html"]
         stale = self._is_stale(body["page"], row)
@@ -168,7 +167,7 @@ class Changes:
         self.pause = FIRST_SECONDS if stale else min(self.pause * GROWTH, float(body["wait"]))
 
     async def keep_asking(self, until: float) -> None:
-        """For as long as the page is open and seen."""
+        """Poll until this value of `time.monotonic`."""
         while time.monotonic() + self.pause < until:
             await asyncio.sleep(self.pause)
             began = time.perf_counter()
@@ -186,13 +185,13 @@ class Changes:
 
 @dataclass
 class StreamResult:
-    """What came through a run's stream: records by index in the order they came, and how it ended."""
+    """Events of a run's stream: its records in order, and its end."""
 
     records: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] = field(default_factory=dict)
     reconnected: int = 0
     gaps: list[float] = field(default_factory=list)
-    """Seconds between the loss of each connection and the first word of the next."""
+    """Seconds between each lost connection and the first event of the next one."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -202,9 +201,9 @@ class StreamResult:
 async def follow(
     client: httpx.AsyncClient, run_id: str, seconds: float = 300.0, begun: Callable[[], None] = lambda: None
 ) -> StreamResult:
-    """Read a run's events to its end, asking again after the last one seen whenever the connection is lost.
+    """Read a run's events to its end, reconnecting after the last event when the connection is lost.
 
-    `begun` is called when the first record is here.
+    `begun` is called before the first record is stored.
     """
     result, last, lost_at = StreamResult(), "", 0.0
     deadline = time.monotonic() + seconds
@@ -213,9 +212,9 @@ async def follow(
             raise TimeoutError(f"run {run_id} did not end; {len(result.records)} records came")
         try:
             headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last else {})}
-            async with client.stream("GET", f"/api/runs/{run_id}/events", headers=headers) as answer:
-                answer.raise_for_status()
-                async for name, number, data in _events(answer):
+            async with client.stream("GET", f"/api/runs/{run_id}/events", headers=headers) as response:
+                response.raise_for_status()
+                async for name, number, data in _events(response):
                     if lost_at:
                         result.gaps.append(time.monotonic() - lost_at)
                         lost_at = 0.0
@@ -235,10 +234,10 @@ async def follow(
     return result
 
 
-async def _events(answer: httpx.Response) -> Any:
-    """(name, id, data) of every whole event; half of one, cut off by a lost connection, does not count."""
+async def _events(response: httpx.Response) -> Any:
+    """Yields (name, id, data) of every complete event."""
     event: dict[str, str] = {}
-    async for line in answer.aiter_lines():
+    async for line in response.aiter_lines():
         if not line:
             if event.get("event") and event.get("data"):
                 yield event["event"], event.get("id", ""), json.loads(event["data"])

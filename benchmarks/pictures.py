@@ -1,12 +1,11 @@
-"""The pictures of README and docs, taken of a workbench that did the work they show; or of every page, to be looked at.
+"""Takes the screenshots of README and docs from a running workbench, or of every page for review.
 
     python -m benchmarks.pictures [NAME …]                  docs/images/NAME.png, all of them without a NAME
     python -m benchmarks.pictures --every-page FOLDER       every page, light and dark, 400, 1024 and 1920 pixels wide
 
-The first starts `speculoos up` in an empty home and has it do what the pictures need: answer questions and prompts.
-Some minutes on two cores, with nothing else running, since the figures in them are measured. Texts are greedy, so the
-same; speeds are of the machine. The second looks at rows made for tests, whose figures are made up, so its pictures are
-for nobody's docs. Both need a clone: they use the tests' tools.
+The first starts `speculoos up` in an empty home folder and runs the required jobs, which takes some minutes on two
+otherwise idle cores. Texts are greedy and reproducible; speeds are measured. The second shows test rows with invented
+figures and is not for docs. Both need a git clone, as they use test tools.
 """
 
 import argparse
@@ -29,7 +28,7 @@ MODEL = "starter@starter"
 
 
 class Scene:
-    """What the pictures show: rows that jobs of a running workbench made, each when it is first asked for."""
+    """Rows that the screenshots show; jobs of a running workbench create them on first access."""
 
     def __init__(self, home: Home):
         self.home = home
@@ -37,14 +36,14 @@ class Scene:
 
     @cached_property
     def answers(self) -> str:
-        """A data set that the starter answered."""
+        """Id of a data set with answers of the starter."""
         prompts = self.home.do("import", BUILT_IN[PROMPTS].request())["request"]["dataset_id"]
         wanted = GenerateData(prompts, self.home.base, limit=120, max_tokens=96, batch_size=32)
         return self.home.do("generate", wanted)["request"]["dataset_id"]
 
 
 def playground(scene: Scene, camera: Camera) -> None:
-    """A question is asked, plain decoding of it measured, and a step opened."""
+    """Ask a question, measure plain decoding, and open a step."""
     page = camera.page
     camera.open(f"{scene.url}/playground?model={MODEL}", WIDTH, 960)
     page.locator("#prompt textarea").fill(QUESTION)
@@ -58,13 +57,13 @@ def playground(scene: Scene, camera: Camera) -> None:
 
 
 def train(scene: Scene, camera: Camera) -> None:
-    """The form, filled in, with what it comes to beside it."""
+    """The filled-in form with its review."""
     camera.open(f"{scene.url}/train?data={scene.answers}&base={scene.home.base}", WIDTH, 900)
     camera.page.locator("#train-review .sp-command").wait_for()
 
 
 def loss_mask(scene: Scene, camera: Camera) -> None:
-    """Rows of a data set, with the tokens that a draft learns."""
+    """Rows of a data set with their loss masks."""
     camera.open(f"{scene.url}/data?id={scene.answers}", WIDTH, 320)
     camera.page.locator("#dataset-preview .sp-in-loss").first.wait_for()
     camera.scroll_to("#dataset-preview")
@@ -78,12 +77,12 @@ PICTURES: dict[str, Callable[[Scene, Camera], None]] = {
 
 
 def take(names: list[str], folder: Path) -> None:
-    """Write `folder`/NAME.png for each of the names."""
-    with tempfile.TemporaryDirectory() as place, workbench(Path(place)) as home, camera() as eye:
+    """Write `folder`/NAME.png for each name."""
+    with tempfile.TemporaryDirectory() as scratch, workbench(Path(scratch)) as home, camera() as browser:
         scene = Scene(home)
         for name in names:
-            PICTURES[name](scene, eye)
-            eye.shoot(folder / f"{name}.png")
+            PICTURES[name](scene, browser)
+            browser.shoot(folder / f"{name}.png")
             print(folder / f"{name}.png")
 
 

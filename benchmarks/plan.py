@@ -1,4 +1,4 @@
-"""What every contender of a training race does: which conversations in which step, and with which settings."""
+"""Plan of a training benchmark: the conversations of each step, and the settings."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from training.schedule import lr_factor
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """The same for all sides."""
+    """Training settings, equal for all contenders."""
 
     seed: int = 0
     ttt_steps: int = 3
@@ -29,7 +29,7 @@ class BenchmarkSettings:
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """`rows` are conversations, `steps` lists of their numbers: one micro-batch, one optimizer step each."""
+    """`rows`: conversations; `steps`: lists of row indices, one micro-batch and optimizer step each."""
 
     rows: list[TokenisedConversation]
     steps: list[list[int]]
@@ -39,41 +39,41 @@ class BenchmarkPlan:
     def make(
         cls, rows: list[TokenisedConversation], batch_tokens: int, epochs: int, settings: BenchmarkSettings
     ) -> "BenchmarkPlan":
-        """Rows of like length share a step, as our own loop puts them; the order of steps is shuffled each epoch."""
+        """Batch rows of similar length, as in our training loop; shuffle the steps each epoch."""
         groups = make_batches(rows, batch_tokens, settings.seed)
         orders = [epoch_order(len(groups), epoch, settings.seed) for epoch in range(epochs)]
         return cls(rows, [groups[i] for order in orders for i in order], settings)
 
     def tokens(self, step: int) -> int:
-        """Real tokens of a step."""
+        """Tokens of a step without padding."""
         return sum(len(self.rows[i]) for i in self.steps[step])
 
     def lr(self, step: int) -> float:
-        """Learning rate of a step: that of the middle of its part of the run, as in our loop."""
+        """Learning rate of a step, at its midpoint in the schedule, as in our training loop."""
         s = self.settings
         return s.lr * lr_factor((step + 0.5) / len(self.steps), s.warmup_ratio, s.schedule)
 
     def facts(self) -> dict[str, Any]:
-        """Counts, for the report."""
-        places = sum(len(step) * max(len(self.rows[i]) for i in step) for step in self.steps)
+        """Counts for the report."""
+        positions = sum(len(step) * max(len(self.rows[i]) for i in step) for step in self.steps)
         tokens = sum(self.tokens(i) for i in range(len(self.steps)))
         return {
             "conversations": len(self.rows),
             "tokens": sum(len(row) for row in self.rows),
             "answer_tokens": sum(int(row.mask.sum()) for row in self.rows),
             "steps": len(self.steps),
-            "padding": round(1 - tokens / places, 3),
+            "padding": round(1 - tokens / positions, 3),
             "settings": asdict(self.settings),
         }
 
     def write(self, path: Path) -> Path:
-        """The file contenders read."""
+        """Write the JSON file that contenders read."""
         rows = [{"ids": row.token_ids.tolist(), "mask": row.mask.int().tolist()} for row in self.rows]
         path.write_text(json.dumps({"rows": rows, "steps": self.steps, "settings": asdict(self.settings)}))
         return path
 
 
 def conversations(base: Path, data: Path, max_length: int) -> list[TokenisedConversation]:
-    """The data set's conversations, masked and cut for this base."""
+    """The data set's conversations, tokenised, masked and truncated for this base model."""
     tokenizer = load_tokenizer(base)
     return load_conversations(data, tokenizer, max_length, eos_ids=sorted(read_eos_ids(base, tokenizer)))[0]

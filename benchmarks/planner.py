@@ -1,15 +1,15 @@
-"""Whether the planner's predictions hold: predicted against measured throughput of the starter's head.
+"""Checks the planner: predicted and measured throughput of the starter's head.
 
     python -m benchmarks.planner --json FILE [--questions FILE]
     python -m benchmarks.planner --draw FILE docs/images/planner.svg
 
-Acceptance is read off every second question of a category, throughput is measured on the others, since what holds for
-the questions that were asked is no prediction. `--questions`: a file of MT-Bench's form in place of the built-in ones;
-few questions differ more from each other than the planner errs. Measured are plain decoding, chains of 1 to 5,
-trees of 4 to 16 nodes, and standalone drafts of 2, 4 and 8 of the base's layers, untrained. Every question is answered
-by every contender in turn, and between two questions the planner measures its costs once more, so that both meet the
-same weather. A contender's throughput is all its tokens over verifications times the median step of each question.
-Claimed is an error of at most 15 % for the head's shapes, and the right order of the standalone drafts.
+Acceptance is measured on every second question of a category, throughput on the others, so that predictions are for
+unseen questions. `--questions`: a file in MT-Bench format instead of the built-in questions; with few questions, their
+differences exceed the planner's error. Contenders are plain decoding, chains of 1 to 5, trees of 4 to 16 nodes, and
+untrained standalone drafts of 2, 4 and 8 layers of the base model. All contenders answer each question in turn, and the
+planner measures its costs again between questions, under the same machine load. A contender's throughput is its tokens
+divided by verifications times the median step time of each question. The goals are an error of at most 15 % for the
+head's shapes, and the correct order of the standalone drafts.
 """
 
 import argparse
@@ -47,17 +47,17 @@ from models.tiny import make_tiny_base
 from speculoos.reporting import Silent
 
 ALLOWED = 0.15
-"""Relative error of a prediction."""
+"""Allowed relative error of a prediction."""
 DEPTHS = (1, 3)
-"""Of the standalone drafts' chains."""
+"""Chain depths of the standalone drafts."""
 STANDALONE_TOKENS = 24
-"""Of an answer with one of them: untrained, they only cost."""
+"""Maximum tokens of their answers: untrained, only their cost matters."""
 STANDALONE = "standalone"
 
 
 @dataclass
 class PlannerContender:
-    """One way to answer. `layers` and `depth` are those of a standalone draft, 0 otherwise."""
+    """One decoding configuration. `layers` and `depth` are for a standalone draft, else 0."""
 
     name: str
     draft: Any
@@ -69,7 +69,7 @@ class PlannerContender:
     answers: list[list[Step]] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """What was measured."""
+        """Measured throughput, accepted length τ and step time."""
         counted = [[step for step in answer if step.counted] for answer in self.answers]
         whole = [steps for steps in counted if steps]
         medians = [statistics.median(map(milliseconds, steps)) for steps in whole]
@@ -86,24 +86,24 @@ class PlannerContender:
 def contenders(
     target: Target, head: Any, cuts: dict[int, Any], prompts: Sequence[Sequence[int]], args: argparse.Namespace
 ) -> list[PlannerContender]:
-    """Everything that takes part, with the τ that the planner expects."""
+    """All contenders, with the τ that the planner predicts."""
     progress = Progress(Silent(), 1)
     curves = measure_curves(target, head, space_of(head), prompts, args.max_tokens, progress)
     shapes = [*curves.chains(), *_longest(curves.trees())]
-    found = [PlannerContender("plain", None, {"drafter": "none"}, 1.0, shape=DraftShape("plain"))]
-    found += [PlannerContender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
+    result = [PlannerContender("plain", None, {"drafter": "none"}, 1.0, shape=DraftShape("plain"))]
+    result += [PlannerContender(shape.name, head, shape.options, shape.tau, shape=shape) for shape in shapes]
     for layers, draft in cuts.items():
         steps = steps_of(target, draft, {"depth": max(DEPTHS)}, prompts[:4], STANDALONE_TOKENS, progress)
         shares = chain_shares(steps, max(DEPTHS))
         for depth in DEPTHS:
             tau = 1 + sum(shares[:depth])
             name = f"{layers} layers, chain {depth}"
-            found.append(PlannerContender(name, draft, {"depth": depth}, tau, layers, depth))
-    return found
+            result.append(PlannerContender(name, draft, {"depth": depth}, tau, layers, depth))
+    return result
 
 
 def _longest(trees: list[DraftShape]) -> list[DraftShape]:
-    """Of each size the tree with the highest expected τ; what is fastest is known only after costs are."""
+    """The tree with the highest predicted τ of each size; the fastest is known only after measuring costs."""
     best: dict[int, DraftShape] = {}
     for shape in sorted(trees, key=lambda shape: -shape.tau):
         best.setdefault(shape.nodes, shape)
@@ -111,7 +111,7 @@ def _longest(trees: list[DraftShape]) -> list[DraftShape]:
 
 
 def race(base: LoadedBase, head: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and predict."""
+    """Measure and predict all contenders."""
     before = load_average()
     layers = [count for count in args.layers if count < base.num_layers]
     cuts = {count: StandaloneDraft.from_base(base, count).eval() for count in layers}
@@ -139,7 +139,7 @@ def race(base: LoadedBase, head: Any, args: argparse.Namespace) -> dict[str, Any
 
 
 def compared(entry: PlannerContender, costs: Costs) -> dict[str, Any]:
-    """A contender's prediction beside what was measured."""
+    """Prediction, measurement and errors of a contender."""
     measured = entry.figures()
     step = costs.step(entry.shape) if entry.shape else costs.standalone_step(entry.layers, entry.depth)
     speed = entry.tau * 1e3 / step
@@ -156,14 +156,14 @@ def compared(entry: PlannerContender, costs: Costs) -> dict[str, Any]:
 
 
 def verdict(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Whether what is claimed holds."""
+    """Whether the goals are met."""
     worst = max(abs(row["error"]) for row in results if row["kind"] != STANDALONE)
     right = all(_order(results, depth, "predicted") == _order(results, depth, "measured") for depth in DEPTHS)
     return {"worst_error": worst, "within": worst <= ALLOWED, "order_right": right}
 
 
 def _order(results: Sequence[dict[str, Any]], depth: int, which: str) -> list[int]:
-    """Layers of the standalone drafts, the fastest first."""
+    """Layer counts of the standalone drafts, fastest first."""
     rows = [row for row in results if row["kind"] == STANDALONE and row["depth"] == depth]
     return [row["layers"] for row in sorted(rows, key=lambda row: -row[which]["tokens_per_second"])]
 
@@ -205,7 +205,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tiny", action="store_true", help="a random base: whether this runs, not what it says")
+    parser.add_argument("--tiny", action="store_true", help="use a random base model, to test this script")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--draw", type=Path, nargs=2, metavar=("FILE", "PICTURE"), help="a chart of an earlier --json")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Contenders of a training race as processes, and rounds in which each takes the same step in turn."""
+"""Training benchmark: contenders as processes, and rounds in which each runs the same step in turn."""
 
 import argparse
 import json
@@ -21,31 +21,31 @@ from speculoos.settings import CLONE
 
 HERE = Path(__file__).parent
 PEERS = {"modelopt": ("eagle3", "medusa"), "speculators": ("eagle3",)}
-"""What each peer trains."""
+"""Draft methods that each compared library can train."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A name and the command that starts it; `serve` in peers/common.py says what it answers."""
+    """A name and a start command; see `serve` in peers/common.py for the protocol."""
 
     name: str
     command: tuple[str, ...]
     tree: Path = CLONE
-    """Whose modules it runs with, where they are this project's."""
+    """Source tree whose modules it uses, for versions of this project."""
 
 
 def ours(name: str, base_dtype: str, tree: Path = CLONE) -> Contender:
-    """This project, or another commit of it in `tree`, its frozen base in `base_dtype`."""
+    """This project, or another commit of it in `tree`, with the frozen base model in `base_dtype`."""
     return Contender(name, (sys.executable, "-m", "benchmarks.ours", "--base-dtype", base_dtype), tree)
 
 
 def peer(name: str, environment: Path) -> Contender:
-    """A peer, run by the interpreter of its own virtual environment."""
+    """A compared library, run in its own virtual environment."""
     return Contender(name, (str(environment / "bin" / "python"), str(HERE / "peers" / f"{name}_side.py")))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What every race asks for: base and data, the peers' environments, threads, precision, a file for the result."""
+    """Add the common options: base, data, peers' environments, threads, dtype, result file."""
     parser.add_argument("--base", type=Path, default=starter_path(), help="Hugging Face folder of the base model")
     parser.add_argument("--data", type=Path, required=True, help="data set folder of the base's own answers")
     parser.add_argument("--max-length", type=int, default=512, help="longer conversations are cut")
@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Runner:
-    """A started contender. Raises Unavailable with its last words when it ends before its time."""
+    """A running contender. Raises Unavailable with its last log line if it ends early."""
 
     def __init__(self, contender: Contender, method: str, base: Path, plan: Path, threads: int):
         self.name = contender.name
@@ -82,29 +82,29 @@ class Runner:
         self.facts = self._answer()
 
     def step(self, number: int, lr: float) -> dict[str, float]:
-        """Take step `number`: its loss, seconds and processor seconds."""
+        """Run step `number`; returns loss, seconds and CPU seconds."""
         return self._ask({"step": number, "lr": lr})
 
     def save(self, folder: Path) -> None:
-        """Write the draft as it is now to folder/draft.safetensors."""
+        """Write the current draft model to folder/draft.safetensors."""
         self._ask({"save": str(folder)})
 
     def finish(self) -> int:
-        """End it; its peak resident memory in MiB."""
+        """End the process; returns its peak resident memory in MiB."""
         self._process.stdin.close()
         peak = self._answer()["peak_memory_mb"]
         self._process.wait(60)
         return peak
 
     def close(self) -> None:
-        """End it whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
         self._process.stdin.close()
         self._answers.close()
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        with suppress(BrokenPipeError):  # why it ended is said below
+        with suppress(BrokenPipeError):  # `_answer` reports the reason
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         return self._answer()
@@ -113,16 +113,16 @@ class Runner:
         if line := self._answers.readline():
             return json.loads(line)
         self._process.wait()
-        last = self._log.read_text(errors="replace").split("\n")
-        words = next((text.strip() for text in reversed(last) if text.strip()), "it said nothing")
-        raise Unavailable(f"{self.name} ended with status {self._process.returncode}: {words}")
+        lines = self._log.read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+        raise Unavailable(f"{self.name} ended with status {self._process.returncode}: {last}")
 
 
 @contextmanager
 def started(
     contenders: Sequence[Contender], method: str, base: Path, plan: BenchmarkPlan, threads: int
 ) -> Iterator[tuple[list[Runner], dict[str, str]]]:
-    """All contenders that start, ready for their first step, and why the others did not."""
+    """Yields (started contenders, {name: reason} of those that failed to start)."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         file, runners, missing = plan.write(folder / "plan.json"), [], {}
@@ -138,7 +138,7 @@ def started(
 
 
 def in_turn(runners: Sequence[Runner], number: int, plan: BenchmarkPlan) -> dict[str, dict[str, float]]:
-    """One round: every contender takes step `number`; who begins changes from round to round."""
+    """One round: every contender runs step `number`; the order rotates from round to round."""
     first = number % max(len(runners), 1)
     order = [*runners[first:], *runners[:first]]
     return {runner.name: runner.step(number, plan.lr(number)) for runner in order}
@@ -147,5 +147,5 @@ def in_turn(runners: Sequence[Runner], number: int, plan: BenchmarkPlan) -> dict
 def _environment(threads: int, tree: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     paths = {"PYTHONPATH": str(tree)} if "PYTHONPATH" in os.environ or tree != CLONE else {}
-    quiet = {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
-    return {**inherited, **paths, **quiet, "OMP_NUM_THREADS": str(threads)}
+    fixed = {"HF_HUB_OFFLINE": "1", "WANDB_DISABLED": "true", "TOKENIZERS_PARALLELISM": "false"}
+    return {**inherited, **paths, **fixed, "OMP_NUM_THREADS": str(threads)}

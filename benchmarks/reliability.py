@@ -1,4 +1,4 @@
-"""The figures of `make drills` as the tables of docs/reliability.md, put between its two marks.
+"""Writes the figures of `make drills` as tables into docs/reliability.md, between its two marks.
 
 python -m benchmarks.reliability drills.json
 """
@@ -18,24 +18,24 @@ MADE = (
     "its row."
 )
 WHEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}, [0-9.]+ to [0-9.]+(?=\)| \|)")
-"""Day and load, where no machine stands behind them yet."""
+"""Date and load of a row without a machine."""
 LOAD = "load"
 OUTCOME = ("kills", "jobs", "lost", "doubled")
-"""Columns of the first table; what else a drill counted is written in words."""
+"""Columns of the first table; other counts of a drill are written in its column `also`."""
 APART = (*OUTCOME, "date", "seconds", "load", "recovery")
-"""What has a place of its own."""
+"""Keys with their own columns or tables."""
 SPREAD = ("count", "median", "p95", "max")
 MEMORY = ("start_mb", "warm_mb", "end_mb", "mb_per_minute")
 
 
 def page(text: str, figures: dict[str, Any]) -> str:
-    """The page's text with these figures in the place of the old ones; those of other drills stay."""
+    """The page's text with these figures; figures of other drills stay."""
     return between(text, BEGIN, END, tables(figures, text.partition(BEGIN)[2].partition(END)[0].strip()))
 
 
 def tables(figures: dict[str, Any], before: str = "") -> str:
-    """Machine, what each drill counted, how long recovery took, and the load. Drills without figures stay as they are
-    in `before`, with its machine where that was another."""
+    """Machine, counts of each drill, recovery times, and load. Rows of other drills are kept from `before`, with their
+    machine if it differs."""
     machine, drills = figures["machine"], figures["drills"]
     here = f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}"
     there, made, _ = before.partition(MADE)
@@ -53,7 +53,7 @@ def tables(figures: dict[str, Any], before: str = "") -> str:
 
 
 def kept(before: str, drills: dict[str, Any], table: list[str]) -> list[str]:
-    """The table, begun with the rows that it had before for other drills."""
+    """The table, starting with the rows of other drills in `before`."""
     head, rule, *rows = table
     old = before.partition(f"{head}\n{rule}\n")[2].partition("\n\n")[0].splitlines()
     fresh = {words(name) for name in drills}
@@ -61,12 +61,12 @@ def kept(before: str, drills: dict[str, Any], table: list[str]) -> list[str]:
 
 
 def drill_of(row: str) -> str:
-    """The drill of a row: its first cell, or what stands there in brackets."""
+    """The drill of a row: its first cell, or the text in parentheses there."""
     return row.split(" | ")[0].removeprefix("| ").rpartition("(")[2].removesuffix(")")
 
 
 def counted(drills: dict[str, Any]) -> list[str]:
-    """One row a drill."""
+    """Table with one row per drill."""
     rows = []
     for name, one in drills.items():
         also = [f"{words(key)} {plain(value)}" for key, value in one.items() if key not in APART]
@@ -76,7 +76,7 @@ def counted(drills: dict[str, Any]) -> list[str]:
 
 
 def recovered(drills: dict[str, Any]) -> list[str]:
-    """Seconds until everything went on, by what was broken."""
+    """Table of recovery seconds by failed part."""
     rows = [
         [f"{part} ({words(name)})", *(taken.get(key, "") for key in SPREAD)]
         for name, one in drills.items()
@@ -86,7 +86,7 @@ def recovered(drills: dict[str, Any]) -> list[str]:
 
 
 def under_load(one: dict[str, Any]) -> list[str]:
-    """The three parts of benchmarks/load.py."""
+    """Text and tables of the three parts of benchmarks/load.py."""
     busy, polling, queue = one["busy"], one["polling"], one["queue"]
     streams = busy["streams"]
     acted = {name: taken for name, taken in busy["actions_ms"].items() if name != "poll"}
@@ -119,7 +119,7 @@ def words(name: str) -> str:
 
 
 def plain(value: Any) -> str:
-    """A figure, a spread as its median and largest, or several of them by name."""
+    """Text of a figure, of a spread, or of several by name."""
     if isinstance(value, dict) and "median" in value:
         return f"{value['median']} (95 % {value.get('p95', '')}, most {value['max']})"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What every benchmark says beside its figures, and where it leaves them."""
+"""Metadata and output shared by all benchmarks."""
 
 import json
 import os
@@ -12,18 +12,18 @@ from evaluation.machine import describe_machine
 
 
 def load_average() -> float:
-    """Of the last minute; taken before a race, since the race itself raises it."""
+    """Load average of the last minute. Call it before the benchmark, which raises it."""
     return round(os.getloadavg()[0], 1)
 
 
 def conditions(before: float, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Day and machine of a race that ends now, and the load `before` it and after."""
+    """Date, machine and load average before and after a benchmark that ends now."""
     machine = describe_machine(torch.device(device))
     return {"date": date.today().isoformat(), "machine": machine, "load": [before, load_average()]}
 
 
 def finish(result: dict[str, Any], table: str, file: Path | None) -> None:
-    """Print the table; put the result into `file`, if one was asked for."""
+    """Print the table; write the result to `file` as JSON, if set."""
     print(table)
     if file:
         file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

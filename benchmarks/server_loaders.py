@@ -1,15 +1,15 @@
-"""Do vLLM, SGLang, transformers, speculators and ModelOpt load our exports? Their own code, as it was released.
+"""Checks that the released code of vLLM, SGLang, transformers, speculators and ModelOpt loads our exports.
 
     python -m benchmarks.server_loaders --wheels FOLDER [--environments FOLDER] [--json OUT]
 
-The wheels are taken from the folder, or downloaded into it first (`pip download --no-deps`, 0.7 GB; nothing of them is
-installed or copied). Each class is run over stand-ins for the server's layers (benchmarks/peers/serving_parts.py),
-loads an export by its own map of names, and, where it can run so, gives draft logits. With --environments, speculators
-and nvidia-modelopt are installed into environments of their own there (benchmarks/installed_loaders.py): the one reads
-the export of the starter's head by `from_pretrained`, the other is given a head of ours and gives one of its own.
+Wheels are read from the folder, or downloaded into it (`pip download --no-deps`, 0.7 GB; nothing is installed or
+copied). Each draft model class runs with stand-ins for the server's layers (benchmarks/peers/serving_parts.py), loads
+an export with its own name mapping, and, if possible, computes draft logits. With --environments, speculators and
+nvidia-modelopt are installed into their own environments there (benchmarks/installed_loaders.py): speculators loads the
+exported starter head with `from_pretrained`, ModelOpt loads a head of ours and exports its own.
 
-Fails when a tensor we wrote reaches no parameter, when a parameter stays unset that the target does not fill, or when
-logits differ by more than 1e-4 of the largest, or greedy answers that were drafted with it from those that were not.
+Fails if an exported tensor is not loaded, if a parameter that the target does not provide stays unset, if logits differ
+by more than 1e-4 of the largest one, or if greedy answers with and without the draft model differ.
 """
 
 import argparse
@@ -52,7 +52,7 @@ FROM_TARGET = ("embed_tokens.weight", "model.embed_tokens.weight")
 
 
 def source(folder: Path, wheel: str, module: str) -> str | None:
-    """The text of a module in a wheel; None where the wheel has none of that name."""
+    """Source code of a module in a wheel; None if the wheel has no such module."""
     name, version = wheel.split()
     file = f"{name}-{version}-*.whl"
     if not [*folder.glob(file)]:
@@ -64,7 +64,7 @@ def source(folder: Path, wheel: str, module: str) -> str | None:
 
 
 def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBase) -> Any:
-    """The draft class as its server makes it."""
+    """Instantiate the draft model class like its server."""
     if server == "sglang":
         return getattr(module, name)(config)
     target = SimpleNamespace(
@@ -82,7 +82,7 @@ def build_draft(server: str, module: Any, name: str, config: Any, base: LoadedBa
 
 
 def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) -> InstalledModel | None:
-    """One draft: exported, loaded by the server's class, run. None where server or format has no such drafts."""
+    """Export one draft, load it with the server's class and run it. None if server or format do not support it."""
     server = WHEELS[wheel]
     checkpoint = scratch / kind
     if not checkpoint.exists():
@@ -105,30 +105,30 @@ def check(wheel: str, folder: Path, kind: str, base: LoadedBase, scratch: Path) 
 
 
 def left_over(tensors: dict[str, torch.Tensor], model: Any) -> list[str]:
-    """Tensors that reached no parameter; maps of the vocabulary are kept or passed over by name."""
+    """Tensors that were not loaded into a parameter, except known vocabulary maps."""
     maps = {"t2d"} | ({"d2t"} if getattr(model, "hot_token_id", None) is not None else set())
     maps |= {"token_map"} if getattr(model, "token_map", None) is not None else set()
     return sorted(name for name, tensor in tensors.items() if id(tensor) not in parts.reached and name not in maps)
 
 
 def unset(model: Any, kind: str) -> list[str]:
-    """Parameters that nothing was loaded into and that the target does not fill: embeddings, and EAGLE-1's head."""
+    """Parameters that were not loaded, except those from the target: embeddings, and EAGLE-1's LM head."""
     filled = (*FROM_TARGET, *(("lm_head.weight",) if kind.startswith("eagle-") or kind == "eagle" else ()))
-    unused = ".hidden_norm.weight" if kind == "eagle3-deep" else "?"  # vLLM makes one in every layer, uses the first's
+    unused = ".hidden_norm.weight" if kind == "eagle3-deep" else "?"  # vLLM creates one per layer, uses the first
     names = [name for name, param in model.named_parameters() if param.is_floating_point() and not_loaded(param)]
     return [name for name in names if name not in filled and not (unused in name and ".0." not in name)]
 
 
 def not_loaded(param: torch.nn.Parameter) -> bool:
-    """Whether nothing was copied into it, or not into all of it."""
+    """Whether a parameter was not loaded, or only partly."""
     return id(param) not in parts.reached or bool(param.isnan().any())
 
 
 @torch.no_grad()
 def compare(server: str, model: Any, draft: Any, base: LoadedBase) -> float | None:
-    """The largest difference of the class's logits from the draft's, of the largest logit."""
+    """Largest difference between the class's and our logits, relative to the largest logit; None if it cannot run."""
     if draft.method == "eagle" and server == "sglang":
-        return None  # its layers hand their residual on by a mechanism of the server's own
+        return None  # its layers pass the residual through a server mechanism
     worst = 0.0
     for passage in passages(base, getattr(draft, "layers_wanted", ())):
         off = apart(*logits(server, model, draft, base, passage))
@@ -139,40 +139,40 @@ def compare(server: str, model: Any, draft: Any, base: LoadedBase) -> float | No
 def logits(
     server: str, model: Any, draft: Any, base: LoadedBase, passage: Passage
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ours and theirs at all places of a passage."""
+    """(our, their) logits at all positions of a passage."""
     n = len(passage.ids) - 1
     if draft.method == "medusa":
         hidden = passage.hidden
         ours = draft(hidden).flatten(0, 1)
         theirs = torch.cat(model.compute_logits(model(hidden)))
         return ours, theirs[:, draft.draft_ids]
-    ids, places = torch.tensor(passage.ids[1:]), torch.arange(n)
+    ids, positions = torch.tensor(passage.ids[1:]), torch.arange(n)
     aux = tuple(passage.outputs[layer][None, :n] for layer in draft.layers_wanted)
     features = draft.fuse(passage.hidden[None, :n], aux)
-    ours = draft.logits(draft(features, ids[None], places[None]))[0]
+    ours = draft.logits(draft(features, ids[None], positions[None]))[0]
     if model.model.embed_tokens.weight.isnan().any():
         model.model.embed_tokens.weight.data = base.embed_tokens.weight.data
-    given = torch.cat([state[0] for state in aux], -1) if aux else passage.hidden[:n]
+    states = torch.cat([state[0] for state in aux], -1) if aux else passage.hidden[:n]
     if server == "sglang":
-        return ours, F.linear(sglang_hidden(model, ids, places, given), model.lm_head.weight)
+        return ours, F.linear(sglang_hidden(model, ids, positions, states), model.lm_head.weight)
     if draft.method == "eagle":
-        return ours, base.logits(model(ids, places, given)[0])
-    hidden, _ = model(ids, places, model.combine_hidden_states(given))
+        return ours, base.logits(model(ids, positions, states)[0])
+    hidden, _ = model(ids, positions, model.combine_hidden_states(states))
     return ours, model.compute_logits(hidden)[:, draft.draft_ids]
 
 
-def sglang_hidden(model: Any, ids: torch.Tensor, places: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """What SGLang multiplies with the head."""
+def sglang_hidden(model: Any, ids: torch.Tensor, positions: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Hidden states that SGLang multiplies with the LM head."""
     batch = SimpleNamespace(
         mm_input_embeds=None,
         forward_mode=SimpleNamespace(is_extend=lambda: False),
-        spec_info=SimpleNamespace(hidden_states=given),
+        spec_info=SimpleNamespace(hidden_states=states),
     )
-    return model.model(ids, places, batch)[0]
+    return model.model(ids, positions, batch)[0]
 
 
 def installed(environments: Path | None, scratch: Path) -> Iterator[InstalledModel]:
-    """What whole packages find: transformers, and those of `environments` where there is such a folder."""
+    """Results of installed packages: transformers, and those in `environments` if set."""
     for peer in (transformers, speculators, modelopt):
         own = scratch / f"in-{peer.__name__}"
         own.mkdir()

@@ -1,4 +1,4 @@
-"""One contender of a race as a process of its own, which may run an older commit's modules."""
+"""One side of a benchmark in its own process, possibly with the code of another commit."""
 
 import json
 import os
@@ -12,8 +12,10 @@ from speculoos.settings import CLONE
 
 
 class Side:
-    """A started script that answers one line of JSON with one line of JSON; its first line says that it is ready.
-    `given` is its one argument, as JSON. `stderr` None: what it writes there is shown."""
+    """A script that answers each JSON line with a JSON line, after a first line when it is ready.
+
+    `given` is its only argument, as JSON. `stderr` None: its stderr is shown.
+    """
 
     def __init__(
         self,
@@ -24,9 +26,10 @@ class Side:
         stderr: int | None = subprocess.DEVNULL,
     ):
         command = [sys.executable, "-P", str(script), json.dumps(given)]
-        own = {**environment, "PYTHONPATH": str(tree)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
-        self.process = subprocess.Popen(command, cwd=tree, env=own, text=True, **pipes)
+        env = {**environment, "PYTHONPATH": str(tree)}
+        self.process = subprocess.Popen(
+            command, cwd=tree, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+        )
 
     def __enter__(self) -> "Side":
         self._read()
@@ -34,11 +37,11 @@ class Side:
 
     def __exit__(self, *_: object) -> None:
         self.process.stdin.close()
-        self.process.kill()  # it may wait for a server that stands still
+        self.process.kill()  # it may be blocked by a server
         self.process.wait()
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What it answers. Raises SystemExit where it ended instead."""
+        """Send a command and return the response. Raises SystemExit if the process ended."""
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
         return self._read()

@@ -1,7 +1,8 @@
-"""The starter head's training data: prompts given, made from templates and written by the base; the base answers all.
+"""Training data of the starter head: prompts from a file, from templates and written by the base model, which answers
+all of them.
 
-`python -m benchmarks.starter_data --prompts FILE --out DIR` goes on where it stopped. With `--part i/n` a process
-answers every n-th prompt, so that n of them with one thread each keep n cores busy without waiting for each other.
+`python -m benchmarks.starter_data --prompts FILE --out DIR` resumes an interrupted run. With `--part i/n` a process
+answers every n-th prompt, so that n single-threaded processes use n cores.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from models.base import LoadedBase, load_base
 from models.starter import starter_path
 from speculoos.reporting import ConsoleReporter
 
-LONGEST = 900  # characters of a given prompt
+LONGEST = 900  # maximum characters of a prompt from the file
 
 
 def main() -> None:
@@ -41,9 +42,9 @@ def main() -> None:
 
 
 def _prompts(base: LoadedBase, args: argparse.Namespace, number: int, parts: int) -> list[dict]:
-    """This part's rows, shuffled: kinds are mixed, so that a run cut short still has some of each."""
-    given = _given(args.prompts, args.given)
-    prompts = [("given", text) for text in given] + varied_prompts()
+    """Rows of this part, shuffled, so that an interrupted run has some of each kind."""
+    texts = _file_prompts(args.prompts, args.given)
+    prompts = [("given", text) for text in texts] + varied_prompts()
     rows = [{"category": kind, "text": text} for kind, text in prompts][number::parts]
     count = args.self_written // parts
     rows += [
@@ -54,8 +55,8 @@ def _prompts(base: LoadedBase, args: argparse.Namespace, number: int, parts: int
     return rows
 
 
-def _given(path: Path, count: int) -> list[str]:
-    """A seeded choice of the file's first user turns, none longer than LONGEST characters."""
+def _file_prompts(path: Path, count: int) -> list[str]:
+    """A seeded sample of the file's first user turns of at most LONGEST characters."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     texts = [row["conversations"][0]["value"] for row in rows]
     texts = [text for text in dict.fromkeys(texts) if len(text) <= LONGEST]

@@ -1,9 +1,9 @@
-"""The starter head, from data to shipped checkpoint: `python -m benchmarks.starter_head --data DIR --out DIR`.
+"""Trains the shipped starter head: `python -m benchmarks.starter_head --data DIR --out DIR`.
 
-DIR is what `python -m benchmarks.starter_data` made. Trains by the recipe eagle3-starter (going on from OUT's last
-state; `draft_path=FOLDER` begins with an earlier head), tunes the tree on the built-in questions and leaves the
-checkpoint, with its card, in OUT/final. Further words (`max_minutes=120`) change settings of the recipe. What the head
-reaches is measured by `--questions`, `python -m benchmarks.decode --checkpoint` and `benchmarks.exactness`.
+DIR is the output of `python -m benchmarks.starter_data`. Trains with the recipe eagle3-starter (resuming from the last
+checkpoint in OUT; `draft_path=FOLDER` starts from an earlier head), tunes the tree on the built-in questions and writes
+the checkpoint with its card to OUT/final. Further arguments (`max_minutes=120`) override settings of the recipe.
+Evaluate the head with `--questions`, `python -m benchmarks.decode --checkpoint` and `benchmarks.exactness`.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def begun(draft_path: str) -> str:
-    """What the draft that this one begins with had learnt before; nothing without one."""
+    """Note on the training of the draft model that this one starts from; "" without one."""
     if not draft_path:
         return ""
     training = read_config(draft_path)["training"]
@@ -76,7 +76,7 @@ def begun(draft_path: str) -> str:
 
 
 def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
-    """All parts' answers as one data set `folder` (made once); its rows, generated tokens and prompts by kind."""
+    """Merge the answers of all parts into the data set `folder`; returns rows, generated tokens and prompts by kind."""
     kinds: Counter[str] = Counter()
     ways: Counter[str] = Counter()
     tokens = 0
@@ -89,15 +89,15 @@ def merge(parts: Path, folder: Path, card: dict[str, Any]) -> dict[str, Any]:
         ways[row["id"].split("-")[0]] += 1
         tokens += sum(end - start for start, end in row["loss_spans"])
     write_summary(folder, kind="conversations", tokenizer_sha256=card["tokenizer_sha256"], rows=sum(kinds.values()))
-    return {"rows": sum(kinds.values()), "tokens": tokens, "kinds": _said(kinds), "ways": _said(ways)}
+    return {"rows": sum(kinds.values()), "tokens": tokens, "kinds": _counts_text(kinds), "ways": _counts_text(ways)}
 
 
-def _said(counts: Counter[str]) -> str:
+def _counts_text(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.most_common())
 
 
 def keep_tree(folder: Path) -> dict[str, Any]:
-    """Tune the tree for this machine on built-in questions and keep it with the checkpoint."""
+    """Tune the tree for this machine on built-in questions and store it in the checkpoint."""
     base = load_base(starter_path())
     tuned = tune(base, load_draft(folder, base), built_in()[-16:], ConsoleReporter(), max_tokens=MAX_TOKENS)
     amend(folder, drafting=tuned.drafting, tuning=tuned.plan.to_json())
@@ -105,7 +105,7 @@ def keep_tree(folder: Path) -> dict[str, Any]:
 
 
 def measure(folder: Path, questions: Path) -> dict[str, Any]:
-    """Acceptance and speed beside plain decoding on first turns; kept with the checkpoint's figures."""
+    """Measure acceptance and speedup on first turns and store them in the checkpoint."""
     base = load_base(starter_path())
     rows = [{**row, "messages": first_turn(row["messages"])} for row in read_questions(questions)]
     result = evaluate(base, load_draft(folder, base), rows, ConsoleReporter(), max_tokens=MAX_TOKENS)
@@ -117,7 +117,7 @@ def measure(folder: Path, questions: Path) -> dict[str, Any]:
 
 
 def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Up to and with the first user's message."""
+    """Messages up to and including the first user message."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     return messages[: users[0] + 1] if users else messages
 

@@ -1,6 +1,6 @@
-"""Prompts for the starter head beyond the given file: code, letters, extraction, explanations, roles, reasoning.
+"""Additional prompts for the starter head: code, letters, extraction, explanations, roles, reasoning.
 
-Forms with slots (starter_prompts.yaml), filled by a seeded draw, so that everyone makes the same list.
+Templates with slots (starter_prompts.yaml), filled with a seeded random generator, so the list is reproducible.
 """
 
 import random

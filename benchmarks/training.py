@@ -1,15 +1,15 @@
-"""Training side by side with nvidia-modelopt 0.47 and speculators 0.9: real tokens a second and peak memory.
+"""Compares training with nvidia-modelopt 0.47 and speculators 0.9: tokens per second and peak memory.
 
     python -m benchmarks.training --data FOLDER --modelopt VENV --speculators VENV --json FILE
 
-EAGLE-3 (three unrolled steps, full vocabulary, head left to the base) and Medusa (two heads of one layer with their
-own matrices) on the same conversations of the base's own answers in the same batches, with the same AdamW. All sides
-run the frozen base in every step. In each round every contender takes the same step in turn, so that a disturbance
-hits all alike; figures are medians over rounds, ratios medians of each round's ratio. Ours runs the frozen base (and
-its head) in bfloat16, and once more all in fp32; peers run in fp32.
+EAGLE-3 (three unrolled steps, full vocabulary, LM head of the base model) and Medusa (two heads of one layer with their
+own matrices) on the same conversations with the base model's answers, in the same batches, with the same AdamW. All
+contenders run the frozen base model in every step. In each round all contenders run the same step in turn, so that
+disturbances affect all; speeds are medians over rounds, ratios are medians of the rounds' ratios. Our base model and LM
+head run in bfloat16, and in a second run everything in fp32; the other libraries run in fp32.
 
---data is a data set folder; with --prompts it is made there first, if missing. --make-peers DIR makes the peers'
-environments (minutes, some GB). A peer without an environment is reported as not raced.
+--data is a data set folder; with --prompts it is created if missing. --make-peers DIR creates the libraries'
+environments (minutes, some GB). A library without an environment is reported as not raced.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from benchmarks.tables import table_lines, wishes
 
 OURS, OURS_FP32, BEFORE = "ours", "ours, all fp32", "before"
 WANTED = {"eagle3": 1.5, "medusa": 2.0}
-"""How many times faster than the fastest peer ours is meant to be."""
+"""Goal of our speedup over the fastest other library."""
 
 
 def race(args: argparse.Namespace, method: str, plan: BenchmarkPlan) -> dict[str, Any]:
-    """All rounds of one method; figures of each contender, and ours against the peers."""
+    """Run all rounds of one method; returns figures of each contender, and comparisons."""
     contenders, missing = entries(args, method)
     with started(contenders, method, args.base, plan, args.threads) as (runners, failed):
         facts = {runner.name: runner.facts for runner in runners}
@@ -52,7 +52,7 @@ def race(args: argparse.Namespace, method: str, plan: BenchmarkPlan) -> dict[str
 
 
 def entries(args: argparse.Namespace, method: str) -> tuple[list[Contender], dict[str, str]]:
-    """Who takes part, ours and a peer alternating; and which peers do not, with the reason."""
+    """(contenders, alternating between ours and others; {library: reason} of missing ones)."""
     own = [ours(OURS, args.base_dtype), ours(OURS_FP32, "float32")]
     own += [ours(BEFORE, args.base_dtype, args.before.resolve())] if args.before else []
     peers, missing = [], {}
@@ -82,7 +82,7 @@ def contender_figures(name: str, rounds: list[dict[str, Any]], plan: BenchmarkPl
 
 
 def against(rounds: list[dict[str, Any]], figures: dict[str, Any], method: str, warm_up: int) -> dict[str, Any]:
-    """Ours against each peer, side by side; what was wanted; how far bfloat16 moves our losses."""
+    """Speed ratios to each library, goals, and the loss difference between bfloat16 and fp32."""
     peers = [name for name in figures if name in PEERS or name == BEFORE]
     ratios = {
         mine: {name: round(_ratio(rounds[warm_up:], mine, name), 3) for name in peers}

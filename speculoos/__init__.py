@@ -1,4 +1,4 @@
-"""Speculoos as a library; docs/library.md has examples. Importing this loads nothing else."""
+"""Speculoos as a library; docs/library.md has examples. Importing this package imports nothing else."""
 
 from importlib import import_module
 from pathlib import Path
@@ -6,6 +6,6 @@ from typing import Any
 
 
 def load(folder: str | Path, **options: Any) -> Any:
-    """Restore a draft with its base from a folder, to generate and to train further: a
-    `training.convert.TrainableDraft`. Options are those of `training.convert.load`."""
+    """Load a draft model with its base model from a folder, for generation and further training. Returns a
+    `training.convert.TrainableDraft`; takes the options of `training.convert.load`."""
     return import_module("training.convert").load(folder, **options)

@@ -1,18 +1,17 @@
-"""Answers of foreign servers, read no further than they can rightly go: one that never ends would fill the memory."""
+"""Reads responses of other servers up to a size limit, so that an endless one cannot fill the memory."""
 
 from typing import Any
 
 AS_IT_IS = {"Accept-Encoding": "identity"}
-"""Header of such a question: what is packed could unpack to any size."""
+"""Request header that disables compression: a compressed response can expand to any size."""
 
 
 def read_whole(answer: Any, most: int) -> bytes | None:
-    """The bytes of an answer that httpx streams, as they travelled; None, and no more of it read, where there are
-    more than `most`."""
-    parts, read = [], 0
+    """The raw bytes of a streamed httpx response; None, without reading further, if it has more than `most` bytes."""
+    parts, size = [], 0
     for part in answer.iter_raw():
-        read += len(part)
-        if read > most:
+        size += len(part)
+        if size > most:
             return None
         parts.append(part)
     return b"".join(parts)

@@ -1,5 +1,5 @@
-"""A connection that sends its request too slowly, headers without end, or many requests without waiting for answers is
-closed: uvicorn itself would wait for ever and keep what comes, before anybody is asked for a token.
+"""Closes connections with slow requests, endless headers or too many pipelined requests. uvicorn itself has no such
+limits and would buffer the data before any authentication.
 """
 
 import resource
@@ -9,47 +9,47 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 REQUEST_SECONDS = 60.0
-"""From the first byte of a request (or the connection's start) to the last byte of its body."""
+"""Timeout from the first byte of a request (or the connection's start) to the last byte of its body."""
 BYTES_PER_SECOND = 1000.0
-"""Each so many bytes of the body give it a second more: a large upload over a slow line is no attack."""
+"""Minimum body rate: every so many bytes extend the timeout by a second, for large uploads over slow lines."""
 HEAD_BYTES = 2**19
-"""Of the request line and headers, and of trailers; more than uvicorn hands over at once."""
+"""Maximum size of request line and headers, and of trailers; larger than one read of uvicorn."""
 HEADERS = 200
-"""Of a request, trailers included: small ones take forty times their size."""
+"""Maximum number of headers and trailers: small ones take forty times their size in memory."""
 AHEAD = 8
-"""Requests that may wait for the answer to an earlier one. Browsers and proxies send none ahead."""
+"""Maximum number of pipelined requests. Browsers and proxies send none."""
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's own protocol with a time limit for each request, and limits for its headers and for requests ahead."""
+    """uvicorn's HTTP protocol with a timeout per request and limits for headers and pipelined requests."""
 
     _timer: TimerHandle | None = None
     _deadline = 0.0
     _in_head = False
     _head_bytes = 0
-    _answered: RequestResponseCycle | None = None
-    """What is being answered; uvicorn itself remembers only the request that came last."""
+    _current_cycle: RequestResponseCycle | None = None
+    """The request in progress; uvicorn itself stores only the last one received."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._begin()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
-        self._leave()
+        self._stop_timer()
+        self._disconnect()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         super().send_400_response(msg)
-        self._leave()
+        self._disconnect()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answered = cycle
+        self._current_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._begin()  # what comes now may be no request: uvicorn waits no longer for one to begin
+            self._start_timer()  # uvicorn stops its keep-alive timer on any data, even if no request begins
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
@@ -60,8 +60,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= AHEAD:
-            raise ValueError("too many requests ahead")
-        self._begin()
+            raise ValueError("too many pipelined requests")
+        self._start_timer()
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
@@ -75,7 +75,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        """After the last one come trailers."""
+        """Trailers follow the last chunk header and count as headers."""
         self._in_head, self._head_bytes = True, 0
 
     def on_body(self, body: bytes) -> None:
@@ -84,21 +84,21 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head = False
-        self._end()
+        self._stop_timer()
         super().on_message_complete()
 
-    def _leave(self) -> None:
-        """The answer is for nobody: writing it to a closed connection would be an error."""
-        if self._answered is not None:
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+    def _disconnect(self) -> None:
+        """Mark the response as disconnected: writing to a closed connection would be an error."""
+        if self._current_cycle is not None:
+            self._current_cycle.disconnected = True
+            self._current_cycle.message_event.set()
 
-    def _begin(self) -> None:
-        self._end()
+    def _start_timer(self) -> None:
+        self._stop_timer()
         self._deadline = self.loop.time() + REQUEST_SECONDS
         self._timer = self.loop.call_at(self._deadline, self._too_slow)
 
-    def _end(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -111,6 +111,6 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def allow_connections() -> None:
-    """As many open files, and so connections, as this account may have: the usual 1,024 are soon taken by slow ones."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Raise the limit of open files (connections) to the hard limit: slow clients soon use up the usual 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

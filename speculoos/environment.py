@@ -1,7 +1,7 @@
-"""Settings out of environment variables. NAME_FILE in place of NAME holds the path of a file with the value.
+"""Reads settings from environment variables. NAME_FILE instead of NAME holds the path of a file with the value, such as
+a container secret.
 
-What reads one takes the environment, the name and what holds where nothing is set, and raises BadInput naming the
-variable that is wrong.
+Every read function takes the environment, the variable's name and a default, and raises BadInput for an invalid value.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ Read = Callable[[Env, str, Any], Any]
 
 
 def read_text(env: Env, name: str, default: str = "") -> str:
-    """The value as it stands, without space around it."""
+    """The value without surrounding whitespace."""
     if not (file := env.get(f"{name}_FILE")):
         return env.get(name, "").strip() or default
     try:
@@ -25,54 +25,54 @@ def read_text(env: Env, name: str, default: str = "") -> str:
 
 
 def read_list(env: Env, name: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """What stands between commas."""
+    """A comma-separated list."""
     return tuple(part.strip() for part in read_text(env, name).split(",") if part.strip()) or default
 
 
 def read_number(env: Env, name: str, default: int | None) -> int | None:
     """A whole number."""
-    given = read_text(env, name)
+    text = read_text(env, name)
     try:
-        return int(given) if given else default
+        return int(text) if text else default
     except ValueError:
-        raise BadInput(f"{name}: expected a whole number, got {given!r}.") from None
+        raise BadInput(f"{name}: expected a whole number, got {text!r}.") from None
 
 
 def read_count(env: Env, name: str, default: int | None) -> int | None:
     """A whole number, 0 or more."""
-    found = read_number(env, name, default)
-    if found is not None and found < 0:
+    number = read_number(env, name, default)
+    if number is not None and number < 0:
         raise BadInput(f"{name}: expected a whole number, 0 or more, got {read_text(env, name)!r}.")
-    return found
+    return number
 
 
 def read_port(env: Env, name: str, default: int) -> int:
-    """A port that can be listened on."""
-    found = read_number(env, name, default)
-    if read_text(env, name) and not 0 < found < 2**16:
-        raise BadInput(f"{name}: expected a port from 1 to 65535, got {found}.")
-    return found
+    """A port from 1 to 65535; the default may be 0."""
+    port = read_number(env, name, default)
+    if read_text(env, name) and not 0 < port < 2**16:
+        raise BadInput(f"{name}: expected a port from 1 to 65535, got {port}.")
+    return port
 
 
 def one_of(*known: str) -> Read:
-    """Reads one of these words."""
+    """A reader that accepts one of these words."""
 
     def read(env: Env, name: str, default: str) -> str:
-        if (given := read_text(env, name, default)) not in known:
-            words = " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
-            raise BadInput(f"{name}: expected {words}, got {given!r}.")
-        return given
+        if (word := read_text(env, name, default)) not in known:
+            expected = " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
+            raise BadInput(f"{name}: expected {expected}, got {word!r}.")
+        return word
 
     return read
 
 
 def some_of(*known: str) -> Read:
-    """Reads some of these words, comma-separated, each once."""
+    """A reader that accepts a comma-separated list of these words, without duplicates."""
 
     def read(env: Env, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(read_list(env, name, default)))
-        if wrong := [word for word in found if word not in known]:
-            raise BadInput(f"{name}: expected some of {', '.join(known)}, got {wrong[0]!r}.")
-        return found
+        words = tuple(dict.fromkeys(read_list(env, name, default)))
+        if unknown := [word for word in words if word not in known]:
+            raise BadInput(f"{name}: expected some of {', '.join(known)}, got {unknown[0]!r}.")
+        return words
 
     return read

@@ -1,24 +1,24 @@
-"""Errors a user can meet. Each message is one sentence that says what, where and how to mend it.
+"""Errors shown to users. Each message is one sentence that says what is wrong, where, and how to fix it.
 
 SpeculoosError
-├── BadInput          the user's file, field or flag is wrong
-├── NotFound          a name or id that is in no table and no folder
-├── Conflict          the thing exists already, or something depends on it
-├── Unsupported       this base or draft cannot do that, and why
-├── Unavailable       a service, endpoint, disk or memory that is not there now
-│   └── OutOfMemory   the work needs more memory than there is, or than it may take
-├── Damaged           a file of ours is not what was written; verify names all such files
-├── Cancelled         the user asked the work to stop
-├── JobFailed         a job that was waited for failed, and how
-├── Unexpected        an error nobody foresaw, at the edge
-└── Fenced            another attempt owns the job now; leave at once
+├── BadInput          an invalid file, field or option
+├── NotFound          an unknown name or id
+├── Conflict          the object exists already, or others depend on it
+├── Unsupported       the base or draft model does not support the operation
+├── Unavailable       a service, endpoint, disk or memory is not available now
+│   └── OutOfMemory   the work needs more memory than exists or is allowed
+├── Damaged           a stored file has changed; `speculoos verify` lists all such files
+├── Cancelled         the user stopped the work
+├── JobFailed         a job that the caller waited for failed
+├── Unexpected        an unhandled exception, reported by the command line
+└── Fenced            another attempt owns the job; exit without writing
 
-Code below the edges raises these; the edges (command line, pages, servers, jobs) translate them once.
+Library code raises these; the command line, the pages, the servers and the jobs translate them into their own form.
 """
 
 
 class SpeculoosError(Exception):
-    """Base of every error whose message may be shown as it is. `hint` says what to change, if the message does not."""
+    """Base class of errors whose message may be shown to users. `hint` says how to fix it if the message does not."""
 
     exit_code = 1
 
@@ -28,51 +28,51 @@ class SpeculoosError(Exception):
 
     @property
     def code(self) -> str:
-        """Short machine-readable name, such as `bad_input`."""
+        """Machine-readable name, such as `bad_input`."""
         name = type(self).__name__
         return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
 class BadInput(SpeculoosError):
-    """The user's file, field or flag is wrong."""
+    """An invalid file, field or option."""
 
     exit_code = 2
 
 
 class NotFound(SpeculoosError):
-    """A name or id that is in no table and no folder."""
+    """An unknown name or id."""
 
     exit_code = 2
 
 
 class Conflict(SpeculoosError):
-    """The thing exists already, or something depends on it."""
+    """The object exists already, or others depend on it."""
 
 
 class Unsupported(SpeculoosError):
-    """This base or draft cannot do that; the message says why."""
+    """The base or draft model does not support the operation; the message says why."""
 
 
 class Unavailable(SpeculoosError):
-    """A service, endpoint, disk or memory that is not there now."""
+    """A service, endpoint, disk or memory is not available now."""
 
 
 class OutOfMemory(Unavailable):
-    """The work needs more memory than there is, or than it may take."""
+    """The work needs more memory than exists or is allowed."""
 
 
 class Damaged(SpeculoosError):
-    """A file is missing, cut or changed since its sum was taken; the message names it and says how to mend it."""
+    """A file is missing, truncated or changed since its checksum was stored; the message names it."""
 
 
 class Cancelled(SpeculoosError):
-    """The user asked the work to stop."""
+    """The user stopped the work."""
 
     exit_code = 130
 
 
 class JobFailed(SpeculoosError):
-    """A job that was waited for, or a shard of one, failed; `code` is its own."""
+    """A job that the caller waited for, or one of its shards, failed; `code` is the error code of that job."""
 
     def __init__(self, code: str, message: str, hint: str = ""):
         super().__init__(message, hint)
@@ -84,10 +84,10 @@ class JobFailed(SpeculoosError):
 
 
 class Unexpected(SpeculoosError):
-    """An error nobody foresaw, as the command line reports it."""
+    """An unhandled exception, reported by the command line."""
 
     exit_code = 70
 
 
 class Fenced(SpeculoosError):
-    """Another attempt owns the job now; this process must leave without writing."""
+    """Another attempt owns the job; this process must exit without writing."""

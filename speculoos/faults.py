@@ -1,4 +1,4 @@
-"""Is this error the machine's: no memory, or no room on the disk? Libraries say so in many ways."""
+"""Detects out-of-memory and full-disk errors, which libraries report in many ways."""
 
 import errno
 
@@ -7,23 +7,23 @@ MEMORY_SIGNS = (
     *("memory allocation", "bad allocation", "bad_alloc", "failed to map segment"),
     "could not create a primitive",  # oneDNN
 )
-DISK_SIGNS = ("no space left", "disk quota exceeded", "file too large", "disk is full", "is full; make room")
+DISK_SIGNS = ("no space left", "disk quota exceeded", "file too large", "disk is full", "is full; make room", "is full; free")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True for MemoryError, ENOMEM, torch's OutOfMemoryError, and what libraries raise with only a text."""
+    """True for MemoryError, ENOMEM, torch's OutOfMemoryError, and errors whose message is about missing memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return getattr(error, "errno", None) == errno.ENOMEM or says_no_memory(str(error))
 
 
 def disk_full(error: BaseException) -> bool:
-    """True for a full disk, a used-up quota, and a file longer than its disk or the system allows."""
+    """True for a full disk, an exceeded quota, and a file larger than the file system or the system allows."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or _says(str(error), DISK_SIGNS)
 
 
 def says_no_memory(text: str) -> bool:
-    """True for a message, or the last words of a process, about memory that could not be had."""
+    """True for an error message, or the last line of a process' output, about missing memory."""
     return _says(text, MEMORY_SIGNS)
 
 

@@ -1,4 +1,4 @@
-"""Writing so that a reader sees a whole file or folder, or none: temporary name, fsync, rename. Secrets too."""
+"""Atomic writes of files, folders and secrets: temporary name, fsync, rename."""
 
 import contextlib
 import json
@@ -14,15 +14,15 @@ from speculoos.private import allowed
 
 
 def plain_name(name: str) -> str:
-    """What of a name every system takes as the name of a file, other signs as dashes; "" where nothing is left."""
+    """A portable file name: other characters become dashes; "" if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
 
 
 @contextlib.contextmanager
 def new_folder(target: str | Path, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `target` that takes its name when the block ends well, and goes when it does not.
+    """Yield a temporary folder beside `target` that is renamed to `target` on success and deleted on error.
 
-    With `replace`, an older `target` gives way; without, one that appeared meanwhile is kept.
+    With `replace`, an existing `target` is replaced; otherwise a `target` that was created meanwhile is kept.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -30,20 +30,20 @@ def new_folder(target: str | Path, replace: bool = False) -> Iterator[Path]:
     old = building.with_name(f"{building.name}.old")
     try:
         yield building
-        building.chmod(allowed(0o777))  # mkdtemp made it for its owner alone, whatever the umask says
-        _settle(building)
+        building.chmod(allowed(0o777))  # mkdtemp ignores the umask
+        _sync_folder(building)
         if replace and target.exists():
             target.rename(old)
         if not target.exists():
             building.rename(target)
     finally:
-        for left in (building, old):
-            shutil.rmtree(left, ignore_errors=True)
+        for path in (building, old):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def new_path(target: str | Path) -> Iterator[Path]:
-    """A temporary name beside `target` for a file that becomes `target` when the block ends well."""
+    """Yield a temporary path beside `target` whose file is renamed to `target` on success."""
     target = Path(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -56,26 +56,26 @@ def new_path(target: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(target: str | Path) -> Iterator[IO[str]]:
-    """A text file that becomes `target` when the block ends well."""
+    """Yield an open text file that is renamed to `target` on success."""
     with new_path(target) as temporary, open(temporary, "w", encoding="utf-8") as handle:
         yield handle
 
 
 @contextlib.contextmanager
 def new_private_file(target: str | Path) -> Iterator[IO[bytes]]:
-    """A file for its owner alone that becomes `target` when the block ends well."""
-    with new_path(target) as temporary, open(temporary, "wb", opener=_private) as handle:
+    """Yield an open binary file with mode 0600 that is renamed to `target` on success."""
+    with new_path(target) as temporary, open(temporary, "wb", opener=_open_private) as handle:
         yield handle
 
 
 def secret(path: Path, new: Callable[[], str]) -> str:
-    """The secret in `path`; `new` makes one for its owner alone where there is none yet, and who is first wins."""
+    """Read the secret in `path`, created by `new` with mode 0600 if missing; of concurrent calls, the first wins."""
     if not (path.exists() and path.read_text().strip()):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # an empty one
+        path.unlink(missing_ok=True)  # it may exist but be empty
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with open(temporary, "w", opener=_private) as handle:
+            with open(temporary, "w", opener=_open_private) as handle:
                 handle.write(new() + "\n")
             sync(temporary)
             with contextlib.suppress(FileExistsError):
@@ -86,8 +86,8 @@ def secret(path: Path, new: Callable[[], str]) -> str:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """`target` is whole or not there, and shares the room of `source` where the disk knows links: neither may be
-    written into afterwards, only replaced."""
+    """Hard-link `source` to `target` atomically, or copy it if the file system has no links. Linked files share their
+    content: replace them, do not write into them."""
     with new_path(target) as temporary:
         try:
             os.link(source, temporary)
@@ -97,30 +97,29 @@ def link_or_copy(source: Path, target: Path) -> None:
             shutil.copyfile(source, temporary)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as JSON in one go."""
+    """Write `value` as JSON, atomically."""
     with new_file(path) as handle:
         json.dump(value, handle, ensure_ascii=False, indent=1)
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has a file that a library wrote: a folder renamed into place must not outlive its weights."""
+    """fsync a file that a library wrote, so that its folder is not renamed before its content is on disk."""
     with open(path, "rb") as handle:
         os.fsync(handle.fileno())
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; what is not there, or vanishes meanwhile, counts nothing. Links
-    are not followed."""
+    """Bytes of a file or of all files below a folder. Missing files count 0; symbolic links are not followed."""
     return sum(entry.st_size for entry in stats_of(path))
 
 
 def stats_of(path: Path) -> Iterator[os.stat_result]:
-    """Of every file below, without following links. Quick: one look at a file."""
+    """Stat results of all files below `path`; symbolic links are not followed. One stat call per file."""
     try:
         if not path.is_dir() or path.is_symlink():
             yield path.lstat()
@@ -135,8 +134,8 @@ def stats_of(path: Path) -> Iterator[os.stat_result]:
         return
 
 
-def _settle(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            path.chmod(allowed(0o666))  # safetensors writes for its owner alone; an image's other users must read it
+            path.chmod(allowed(0o666))  # safetensors uses mode 0600; container images have other users
             sync(path)

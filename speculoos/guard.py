@@ -1,7 +1,7 @@
-"""Who may talk to our servers: pure ASGI middleware around the pages (Gradio's routes included) and the inference API.
+"""ASGI middleware for the pages (including Gradio's routes) and the inference API: checks Host and Origin headers.
 
 Any web page can make a browser send requests to loopback, and DNS rebinding can make such a page look same-origin.
-So every request must name a known Host, and a browser's Origin must be ours. Knows nothing of passwords and tokens.
+So every request must have a known Host, and its Origin, if any, must be ours. Does not check passwords or tokens.
 """
 
 import json
@@ -33,18 +33,18 @@ PAGES_POLICY = "; ".join(
         "frame-ancestors 'self'",
     )
 )
-"""Content-Security-Policy for the pages: nothing is loaded from, or sent to, any other site."""
+"""Content-Security-Policy of the pages: no requests to other sites."""
 
 API_POLICY = "default-src 'none'; frame-ancestors 'self'"
-"""Content-Security-Policy for servers that answer JSON only."""
+"""Content-Security-Policy of servers that return only JSON."""
 
 
 class Guard:
-    """Refuses requests from foreign hosts and origins, bounds bodies and adds security headers.
+    """Rejects requests with unknown hosts or origins, limits body sizes and adds security headers.
 
-    `port`: where the server listens; loopback names are accepted with this port only. `allowed_hosts`: further
-    names, with a port (`box.lan:8080`) or without (any port). `max_body_bytes`: larger bodies get 413.
-    `any_host`: names are not looked at, for a server that asks for a token, which no web page has.
+    `port`: the port of the server; loopback names are accepted with this port only. `allowed_hosts`: further names,
+    with a port (`box.lan:8080`) or without (any port). `max_body_bytes`: larger bodies get status 413. `any_host`:
+    accept any Host, for a server with a token, which no web page has.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Guard:
         self._headers = [
             (b"content-security-policy", policy.encode()),
             (b"x-content-type-options", b"nosniff"),
-            (b"referrer-policy", b"same-origin"),  # with no-referrer a browser posts our own forms as Origin: null
+            (b"referrer-policy", b"same-origin"),  # with no-referrer our own forms have Origin: null
             (b"x-frame-options", b"SAMEORIGIN"),
             (b"cross-origin-resource-policy", b"same-origin"),
         ]
@@ -76,22 +76,22 @@ class Guard:
         if scope["type"] == "websocket":
             await (_refuse_websocket(receive, send) if refusal else self.app(scope, receive, send))
         elif refusal:
-            await _answer(self._with_headers(send), *refusal)
+            await _respond(self._with_headers(send), *refusal)
         else:
-            await self._bounded(scope, receive, self._with_headers(send))
+            await self._serve(scope, receive, self._with_headers(send))
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and sentence when this request must not be served, else None."""
+        """(status, message) if the request must be rejected, else None."""
         headers = _headers(scope)
         hosts = headers.get("host", [])
         if len(hosts) != 1 or not self._host_allowed(hosts[0], scope):
             return 403, (
-                f"Host {_shown(hosts)} is not served here; use the address that was printed at the start, "
+                f"Host {_quoted(hosts)} is not accepted; use the address that was printed at startup, "
                 "or add the name to SPECULOOS_ALLOWED_HOSTS (a container's published port: SPECULOOS_PUBLISH_PORT)."
             )
         origins = headers.get("origin", [])
         if any(not self._origin_allowed(origin, hosts[0]) for origin in origins):
-            return 403, f"Requests from the web page {_shown(origins)} are refused; use the workbench's own pages."
+            return 403, f"Requests from the web page {_quoted(origins)} are refused; use the workbench's own pages."
         if not origins and _is_cross_site(scope, headers):
             return 403, "Requests from another web page are refused; use the workbench's own pages."
         if self.max_body_bytes is not None and _declared_length(headers) > self.max_body_bytes:
@@ -110,28 +110,28 @@ class Guard:
         except ValueError:  # http://[::1
             return False
         if parts.scheme not in DEFAULT_PORTS or not parts.netloc:
-            return False  # `null`, file:, extensions
+            return False  # `null`, file:, browser extensions
         name, port = _split(parts.netloc, DEFAULT_PORTS[parts.scheme])
         own = _split(host, DEFAULT_PORTS[parts.scheme])
-        named = (name, port) in self._hosts
-        by_proxy = port == DEFAULT_PORTS[parts.scheme] and (name, None) in self._hosts  # one that rewrites Host
-        return (name, port) == own or named or by_proxy
+        allowed = (name, port) in self._hosts
+        by_proxy = port == DEFAULT_PORTS[parts.scheme] and (name, None) in self._hosts  # a proxy that rewrites Host
+        return (name, port) == own or allowed or by_proxy
 
     def _too_large(self) -> str:
-        return f"The request is larger than {(self.max_body_bytes or 0) / 2**20:.0f} MB; send less at once."
+        return f"The request is larger than {(self.max_body_bytes or 0) / 2**20:.0f} MB; send less data per request."
 
     def _with_headers(self, send: Send) -> Send:
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message.get("headers", [])}
-                extra = [(name, value) for name, value in self._headers if name not in given]
+                present = {name.lower() for name, _ in message.get("headers", [])}
+                extra = [(name, value) for name, value in self._headers if name not in present]
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
 
         return add
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request; a body that grows past the bound (no Content-Length) ends it with 413."""
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; a body without Content-Length that exceeds the limit is answered with status 413."""
         if self.max_body_bytes is None or scope["method"] in ("GET", "HEAD"):
             await self.app(scope, receive, send)
             return
@@ -139,20 +139,20 @@ class Guard:
         try:
             await self.app(scope, body.receive, body.send)
         except ClientDisconnect:
-            pass  # nobody waits for an answer
+            pass  # the client is gone
         except Exception:
             if not body.exceeded:
                 raise
-        if body.exceeded and not body.answered:
-            await _answer(send, 413, self._too_large())
+        if body.exceeded and not body.response_started:
+            await _respond(send, 413, self._too_large())
 
 
 class _CountedBody:
-    """Counts what is received; past the bound the app sees a disconnect and its own answer is dropped."""
+    """Counts received bytes; beyond the limit the app sees a disconnect, and a response not yet started is dropped."""
 
     def __init__(self, receive: Receive, send: Send, limit: int):
         self._receive, self._send, self._left = receive, send, limit
-        self.exceeded = self.answered = False
+        self.exceeded = self.response_started = False
 
     async def receive(self) -> Message:
         if self.exceeded:
@@ -165,9 +165,9 @@ class _CountedBody:
         return message
 
     async def send(self, message: Message) -> None:
-        if self.exceeded and not self.answered:
+        if self.exceeded and not self.response_started:
             return
-        self.answered = True
+        self.response_started = True
         await self._send(message)
 
 
@@ -179,19 +179,19 @@ def _headers(scope: Scope) -> dict[str, list[str]]:
 
 
 def _split(host: str, default_port: int | None) -> tuple[str, int | None]:
-    """`name:port` → (name in lower case without brackets and final dot, port); nothing matches a malformed one."""
+    """`name:port` → (lower-case name without brackets and trailing dot, port); ("", None) if malformed."""
     try:
         parts = urlsplit("//" + host)
         port = parts.port
     except ValueError:
         return "", None
-    if any(mark in host for mark in "@/?#") or host.count("]") > 1:  # [::1]] is taken for [::1]
+    if any(mark in host for mark in "@/?#") or host.count("]") > 1:  # urlsplit accepts [::1]] as [::1]
         return "", None
     return (parts.hostname or "").lower().rstrip("."), port if port is not None else default_port
 
 
 def _is_cross_site(scope: Scope, headers: dict[str, list[str]]) -> bool:
-    """True when the browser says that another site's page asked, other than by following a link to us."""
+    """True if Sec-Fetch headers show a request from another site that is not a navigation to our page."""
     site = headers.get("sec-fetch-site", ["none"])[0]
     followed_link = scope.get("method") in SAFE_METHODS and headers.get("sec-fetch-mode", [""])[0] == "navigate"
     return site in ("cross-site", "same-site") and not followed_link
@@ -202,11 +202,11 @@ def _declared_length(headers: dict[str, list[str]]) -> int:
     return int(text[:20]) if text.isascii() and text.isdigit() else 0
 
 
-def _shown(values: list[str]) -> str:
+def _quoted(values: list[str]) -> str:
     return repr(values[0][:100]) if values else "(none given)"
 
 
-async def _answer(send: Send, status: int, message: str) -> None:
+async def _respond(send: Send, status: int, message: str) -> None:
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": "refused"}
     body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -1,4 +1,4 @@
-"""The token that programs of this home show the inference server."""
+"""The token with which programs of this home folder authenticate at the inference server."""
 
 import secrets
 
@@ -7,5 +7,5 @@ from speculoos.settings import Settings
 
 
 def make_token(settings: Settings) -> str:
-    """The token in home/secrets/inference-token, made at the first start, readable by its owner only."""
+    """The token in home/secrets/inference-token, created at the first call with mode 0600."""
     return secret(settings.inference_token_file, lambda: secrets.token_urlsafe(32))

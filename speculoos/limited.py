@@ -1,9 +1,9 @@
-"""Foreign work in a child process with limits: a call of C or Rust code cannot be interrupted in a thread, but a
-process can be ended.
+"""Run untrusted work in a child process with limits: C or Rust code cannot be interrupted in a thread, but a process
+can be killed.
 
-`LimitedChild` keeps a process that has its imports done and forks a copy of itself for the work. A copy that takes too
-long is ended by the kernel's own timer, one that takes too much memory by its limit; the next call finds a fresh copy
-at once. Arguments and results travel as JSON, so nothing a child sends can run here. Imports no room.
+`LimitedChild` keeps a process that has done its imports and forks a copy of itself for the work. A kernel timer ends a
+copy that takes too long, a resource limit one that uses too much memory; the next call gets a new copy at once.
+Arguments and results are JSON, so nothing a child sends can execute in the parent. Imports no other package.
 """
 
 import importlib
@@ -26,15 +26,15 @@ from speculoos.errors import SpeculoosError, Unavailable
 from speculoos.settings import CLONE
 
 START_SECONDS = 120.0
-"""For starting Python and importing; nothing foreign runs then."""
+"""Timeout for starting Python and importing, before any untrusted work."""
 GRACE_SECONDS = 5.0
-"""What a copy has beyond its time, on a machine too busy to end it in time, before its whole child is killed."""
+"""Time beyond a call's timeout, in case a busy machine is late to end the copy, before the whole child is killed."""
 SECRETS = ("TOKEN", "KEY", "PASSWORD", "SECRET", "DATABASE_URL", "REDIS_URL", "SPECULOOS_STORE")
-"""Environment variables with these words in their names are kept from children."""
+"""Children do not inherit environment variables whose names contain one of these words."""
 
 
 class Overrun(SpeculoosError):
-    """Work in a child was ended: `reason` is time, memory or crash."""
+    """Work in a child was terminated: `reason` is time, memory or crash."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -42,7 +42,7 @@ class Overrun(SpeculoosError):
 
 
 class ChildError(SpeculoosError):
-    """Work in a child raised something that is no SpeculoosError; `kind` is the name of its class."""
+    """Work in a child raised another exception than a SpeculoosError; `kind` is its class name."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
@@ -50,20 +50,20 @@ class ChildError(SpeculoosError):
 
 
 def run_limited(function: str, *arguments: Any, seconds: float, memory: int) -> Any:
-    """Call `function` ("package.module:name") once, in a child of its own. Arguments and result are JSON values.
+    """Call `function` ("package.module:name") once in a new child. Arguments and result are JSON values.
 
-    `seconds` for the call (START_SECONDS for the imports of its module are apart), `memory` bytes for the child in
-    all. Raises Overrun, the SpeculoosError that the function raised, or ChildError.
+    `seconds`: timeout of the call, without the import of its module (START_SECONDS). `memory`: limit in bytes for the
+    whole child. Raises Overrun, the SpeculoosError that the function raised, or ChildError.
     """
     with LimitedChild(memory, (function.partition(":")[0],)) as child:
         return child.call(function, *arguments, seconds=seconds)
 
 
 class LimitedChild:
-    """A long-lived child for calls one at a time; any thread may call. Started by `start` or the first call."""
+    """A long-lived child that runs one call at a time; thread-safe. Started by `start` or the first call."""
 
     def __init__(self, memory: int, imports: Sequence[str] = ()):
-        """`memory` bytes that a copy may write to, libraries' own included. `imports`: modules loaded beforehand."""
+        """`memory`: limit in bytes of a copy's data, libraries included. `imports`: modules to import at start."""
         self.memory, self.imports = memory, tuple(imports)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,12 +78,12 @@ class LimitedChild:
         self.close()
 
     def start(self) -> None:
-        """Import now rather than at the first call. Raises Unavailable."""
+        """Start the child now rather than at the first call. Raises Unavailable."""
         with self._lock:
             self._ensure()
 
     def call(self, function: str, *arguments: Any, seconds: float) -> Any:
-        """As `run_limited`. What `function` keeps in its module is there at the next call, unless it was ended."""
+        """As `run_limited`. Module state of `function` persists between calls until a copy is terminated."""
         with self._lock:
             self._ensure()
             self._calls += 1
@@ -91,7 +91,7 @@ class LimitedChild:
             return _result(self._exchange(request, seconds + GRACE_SECONDS), seconds, self.memory)
 
     def close(self) -> None:
-        """End the child, and with it a call in progress. A later call starts another."""
+        """Kill the child and any call in progress. A later call starts a new child."""
         if (process := self._process) is not None and process.poll() is None:
             _kill_group(process.pid)
         with self._lock:
@@ -101,28 +101,28 @@ class LimitedChild:
         if self._process is not None and self._process.poll() is None:
             return
         self._end()
-        self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(self.memory), *self.imports]
-        with theirs:
+        self._socket, child_end = socket.socketpair()
+        command = [sys.executable, "-m", __name__, str(child_end.fileno()), str(self.memory), *self.imports]
+        with child_end:
             self._process = subprocess.Popen(
-                command, cwd=CLONE, env=_environment(), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                command, cwd=CLONE, env=_environment(), stdin=subprocess.DEVNULL, pass_fds=[child_end.fileno()]
             )
         self._lines = self._socket.makefile("rb")
         if "ready" not in self._exchange({}, START_SECONDS):
             self._end()
-            raise Unavailable("A helper process could not be started; the log of this program says why.")
+            raise Unavailable("A helper process could not be started; see the log of this program for the reason.")
 
     def _exchange(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send (an empty dict: nothing) and wait for the answer to it; without one the child is ended."""
+        """Send a request (an empty dict sends nothing) and wait for its response; without one the child is killed."""
         assert self._socket is not None
         try:
             self._socket.settimeout(timeout)
             if request:
                 self._socket.sendall(json.dumps(request).encode() + b"\n")
             while line := self._lines.readline():
-                answer = json.loads(line)
-                if answer.get("id") == request.get("id"):
-                    return answer
+                response = json.loads(line)
+                if response.get("id") == request.get("id"):
+                    return response
         except TimeoutError:
             self._end()
             return {"signal": signal.SIGALRM}
@@ -132,9 +132,9 @@ class LimitedChild:
         return {}
 
     def _end(self) -> None:
-        for end in (self._lines, self._socket):
-            if end is not None:
-                end.close()
+        for stream in (self._lines, self._socket):
+            if stream is not None:
+                stream.close()
         self._lines = self._socket = None
         if self._process is not None:
             _kill_group(self._process.pid)
@@ -143,7 +143,7 @@ class LimitedChild:
 
 
 def _kill_group(pid: int) -> None:
-    """The child is in a process group of its own together with its copy (`main`), unless it had no time for that."""
+    """The child leads a process group with its copy (see `main`), unless it is killed before creating the group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):
@@ -151,52 +151,52 @@ def _kill_group(pid: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without secrets; libraries stay off the network and single-threaded."""
+    """This process' environment without secrets; libraries are offline and single-threaded."""
     inherited = {name: value for name, value in os.environ.items() if not any(word in name.upper() for word in SECRETS)}
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    return {**inherited, **quiet}
+    fixed = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    return {**inherited, **fixed}
 
 
-def _result(answer: dict[str, Any], seconds: float, memory: int) -> Any:
-    if "result" in answer:
-        return answer["result"]
-    if "type" in answer:
-        kind = getattr(errors, answer["type"], None)
-        if isinstance(kind, type) and issubclass(kind, SpeculoosError):
-            raise kind(answer["message"], answer["hint"])
-        if answer["type"] != "MemoryError":
-            raise ChildError(answer["type"], answer["message"])
+def _result(response: dict[str, Any], seconds: float, memory: int) -> Any:
+    if "result" in response:
+        return response["result"]
+    if "type" in response:
+        error = getattr(errors, response["type"], None)
+        if isinstance(error, type) and issubclass(error, SpeculoosError):
+            raise error(response["message"], response["hint"])
+        if response["type"] != "MemoryError":
+            raise ChildError(response["type"], response["message"])
         raise Overrun("memory", f"The work needed more than {memory / 2**20:.0f} MB of memory.")
-    if answer.get("signal") == signal.SIGALRM:
+    if response.get("signal") == signal.SIGALRM:
         raise Overrun("time", f"The work took longer than {seconds:g} s and was ended.")
-    raise Overrun("crash", "The work ended its process: it crashed, or there was no memory for it.")
+    raise Overrun("crash", "The process of the work ended: it crashed, or memory ran out.")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The child: import, then keep one copy of this process at work until the other end closes."""
+    """Entry point of the child: import, then keep one forked copy running until the parent closes its end."""
     channel, memory = socket.socket(fileno=int(arguments[0])), int(arguments[1])
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that asks
-    os.dup2(2, 1)  # what libraries print goes to the log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    os.dup2(2, 1)  # stdout of libraries goes to the log
     for name in arguments[2:]:
         importlib.import_module(name)
     channel.sendall(b'{"ready": true}\n')
-    outstanding = memoryview(mmap.mmap(-1, 8)).cast("q")  # of one number: the call a copy works at, seen by both
+    outstanding = memoryview(mmap.mmap(-1, 8)).cast("q")  # id of the current call, shared with the copy
     while True:
         if not (copy := os.fork()):
             _work(channel, memory, outstanding)
-            os._exit(0)  # the other end closed
+            os._exit(0)  # the parent closed its end
         status = os.waitpid(copy, 0)[1]
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
             return 0
         if call := outstanding[0]:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-            with suppress(OSError):  # the next copy sees that the other end closed
+            with suppress(OSError):  # the next copy sees that the parent closed its end
                 channel.sendall(json.dumps({"id": call, "signal": number}).encode() + b"\n")
 
 
 def _work(channel: socket.socket, memory: int, outstanding: memoryview) -> None:
-    """The copy: answer calls until the other end closes."""
+    """Main loop of the copy: run calls until the parent closes its end."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     lines = channel.makefile("rb")
@@ -204,15 +204,15 @@ def _work(channel: socket.socket, memory: int, outstanding: memoryview) -> None:
     while line := lines.readline():
         request = json.loads(line)
         outstanding[0] = request["id"]
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # unhandled SIGALRM: the kernel ends us, come what may
-        answer = _attempt(request["function"], request["arguments"])
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"])  # unhandled: the kernel kills this process
+        response = _call(request["function"], request["arguments"])
         signal.setitimer(signal.ITIMER_REAL, 0)
-        channel.sendall(json.dumps({"id": request["id"], **answer}).encode() + b"\n")
+        channel.sendall(json.dumps({"id": request["id"], **response}).encode() + b"\n")
         outstanding[0] = 0
 
 
-def _attempt(function: str, arguments: list[Any]) -> dict[str, Any]:
-    """The result or the error, as JSON; a panic of Rust code is a BaseException."""
+def _call(function: str, arguments: list[Any]) -> dict[str, Any]:
+    """The result or the error as a JSON object; a Rust panic is a BaseException."""
     try:
         result = pkgutil.resolve_name(function)(*arguments)
         json.dumps(result)

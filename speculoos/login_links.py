@@ -1,7 +1,7 @@
-"""Links that let a browser in once, as `up` and `speculoos login-link` print them.
+"""One-time login links, printed by `up` and `speculoos login-link`.
 
-A link's token lies in the home as a file named by its digest, so whoever may write there may make one, and the pages
-take it by removing the file. Nothing here needs the database or a running process.
+Each token is an empty file in the home folder, named by the token's sha256. Anyone who can write there can create a
+link; using it deletes the file. Neither the database nor a running process is needed.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from urllib.parse import urlencode
 from speculoos.settings import Settings
 
 SECONDS = 24 * 3600
-"""How long a link that nobody used stays good."""
+"""Lifetime of an unused link."""
 
 
 def make_link(settings: Settings, url: str) -> str:
-    """An address below `url` that lets one browser in."""
+    """A URL below `url` that logs one browser in."""
     folder = _folder(settings)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_old(folder)
@@ -28,7 +28,7 @@ def make_link(settings: Settings, url: str) -> str:
 
 
 def use(settings: Settings, token: str) -> bool:
-    """Whether `token` is that of a good link; it is none afterwards."""
+    """Whether `token` belongs to a valid link. The link is deleted and cannot be used again."""
     file = _folder(settings) / _name(token)
     try:
         fresh = _is_fresh(file)
@@ -52,6 +52,6 @@ def _is_fresh(file: Path) -> bool:
 
 def _remove_old(folder: Path) -> None:
     for file in folder.iterdir():
-        with suppress(OSError):  # another process was quicker
+        with suppress(OSError):  # another process deleted it first
             if not _is_fresh(file):
                 file.unlink()

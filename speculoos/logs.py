@@ -1,7 +1,7 @@
-"""One way to log for all our processes: a line has its time, level, process, and the job, attempt or run it is about.
+"""Logging of all processes: each line has time, level, process, logger and context such as the job and attempt.
 
-Plain text by default, one JSON object a line with SPECULOOS_LOG_FORMAT=json. Secrets are hidden in both. Lines go to
-standard error or output; a line that cannot be written is dropped, since nothing may end because of its own log.
+Plain text by default, one JSON object per line with SPECULOOS_LOG_FORMAT=json; both mask secrets. Lines go to standard
+error or output; write errors are ignored, so that no process ends because of its log.
 """
 
 import json
@@ -18,19 +18,19 @@ from typing import Any, TextIO
 from speculoos.redaction import RedactingStream, redact, secrets
 from speculoos.settings import Settings
 
-_about: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))
+_context: ContextVar[Mapping[str, Any]] = ContextVar("log_context", default=MappingProxyType({}))
 HEAD = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ [A-Z]+ \S+ \S+( \[[^\]]*\])? ")
-_everywhere: dict[str, Any] = {}
-"""What every line of this process is about: a job's child has no other subject, whichever thread speaks."""
+_process_context: dict[str, Any] = {}
+"""Context of all lines of this process, in every thread: a job's child works for one job only."""
 
 
 def configure(settings: Settings, process: str, stream: TextIO | None = None, **everywhere: Any) -> None:
-    """Send this process's log lines to `stream` (standard error), in the form the settings name.
+    """Log to `stream` (default: standard error) in the format of the settings; replaces an earlier configuration.
 
-    `everywhere`: subjects of all its lines (job=…, attempt=…). What was configured before is replaced.
+    `everywhere`: context of all lines (job=…, attempt=…).
     """
-    _everywhere.clear()
-    _everywhere.update(everywhere)
+    _process_context.clear()
+    _process_context.update(everywhere)
     known = secrets(settings)
     out = stream or sys.stderr
     handler = logging.StreamHandler(out if isinstance(out, RedactingStream) else RedactingStream(out, known))
@@ -43,21 +43,21 @@ def configure(settings: Settings, process: str, stream: TextIO | None = None, **
 
 @contextmanager
 def about(**subjects: Any) -> Iterator[None]:
-    """Lines logged inside are about these: `with about(job=job_id, attempt=2): …`."""
-    token = _about.set({**_about.get(), **subjects})
+    """Add context to lines logged in the block: `with about(job=job_id, attempt=2): …`."""
+    token = _context.set({**_context.get(), **subjects})
     try:
         yield
     finally:
-        _about.reset(token)
+        _context.reset(token)
 
 
 def subjects() -> dict[str, Any]:
-    """What a line logged now is about."""
-    return {**_everywhere, **_about.get()}
+    """Context of a line logged now."""
+    return {**_process_context, **_context.get()}
 
 
 def message_of(line: str) -> str:
-    """What a line of ours says, without its time, level and subjects; any other line as it is."""
+    """The message of a log line without time, level and context; other lines unchanged."""
     if line.startswith('{"time"'):
         with suppress(ValueError, KeyError, TypeError):
             return str(json.loads(line)["message"])
@@ -72,14 +72,14 @@ class Text(logging.Formatter):
         self.process, self.known = process, known
 
     def format(self, record: logging.LogRecord) -> str:
-        words = " ".join(f"{name}={value}" for name, value in subjects().items())
-        record.subjects = f" [{words}]" if words else ""
+        context = " ".join(f"{name}={value}" for name, value in subjects().items())
+        record.subjects = f" [{context}]" if context else ""
         record.process_name = self.process
         return redact(super().format(record), self.known)
 
 
 class Lines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, process, logger, subjects, message, and the traceback if any."""
+    """One JSON object per line: time (UTC), level, process, logger, context, message, and the traceback if any."""
 
     def __init__(self, process: str, known: list[str]):
         super().__init__()

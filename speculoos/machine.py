@@ -1,6 +1,5 @@
-"""Which machine this is, for rows that several machines share. A host's name does not tell: containers and network
-namespaces may have equal ones, and disk images bring the same /etc/machine-id. So an id at random, kept in the home
-folder, stands beside what the system says.
+"""Identifies this machine in a database shared by several machines. Host names are not unique (containers, network
+namespaces), and disk images share /etc/machine-id, so a random id in the home folder is included.
 """
 
 import functools
@@ -15,27 +14,27 @@ from speculoos.files import secret
 from speculoos.settings import home_of
 
 FILE = "machine-id"
-"""In the home: the id at random. Backups leave it out; a home that was copied is told apart by the rest."""
+"""File with the random id in the home folder. Backups exclude it; copied home folders differ in the other parts."""
 SYSTEM = Path("/etc/machine-id")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 NAME = 40
-"""Characters of a host's name that are kept."""
+"""Maximum length of the host name."""
 
 
 def host(home: Path | None = None) -> str:
-    """`name~12345678`: where a process number names one process. Another home, container or machine has another."""
+    """`name~12345678`: the scope in which a pid is unique; differs by home folder, container and machine."""
     return f"{socket.gethostname()[:NAME]}~{_tag(_read(SYSTEM), _home_id(home), _namespace())}"
 
 
 def device(name: str, home: Path | None = None) -> str:
-    """`cuda:0@12345678`: a device of this machine, as its leases know it. Containers that share machine and home share
-    their devices; after a new start of the machine they have new names."""
+    """`cuda:0@12345678`: key of a device's lease. Containers with the same machine and home folder share it; it
+    changes when the machine reboots."""
     return f"{name}@{_tag(_read(SYSTEM), _read(BOOT), _home_id(home))}"
 
 
 def boot_id() -> str:
-    """Changes with every start of the machine; empty elsewhere than on Linux."""
+    """Changes at every boot of the machine; "" on systems other than Linux."""
     return _read(BOOT)
 
 
@@ -44,16 +43,16 @@ def _tag(*parts: str) -> str:
 
 
 def _home_id(home: Path | None) -> str:
-    """Made by the first who asks; "" while there is no home."""
+    """The random id, created at the first call; "" if the home folder does not exist."""
     home = home or home_of(os.environ)
-    return _kept(home) if home.is_dir() else ""
+    return _stored_id(home) if home.is_dir() else ""
 
 
 @functools.cache
-def _kept(home: Path) -> str:
+def _stored_id(home: Path) -> str:
     try:
         return secret(home / FILE, lambda: uuid.uuid4().hex)
-    except OSError:  # a disk without room: the system's id must do
+    except OSError:  # full disk: use the system's id only
         return ""
 
 

@@ -1,6 +1,6 @@
-"""Text of people and of files as Markdown that shows it and does nothing else: no heading, link, HTML, formula or end
-of a code block comes out of a name. Rules: CommonMark (https://spec.commonmark.org, backslash escapes, code spans,
-fences) and GitHub's tables and formulas.
+"""Escapes user text for Markdown, so that it cannot create headings, links, HTML, formulas or end code blocks.
+
+Follows CommonMark (https://spec.commonmark.org: backslash escapes, code spans, fences) and GitHub's tables and math.
 """
 
 import json
@@ -8,25 +8,25 @@ import re
 from typing import Any
 
 SIGNS = re.compile(r"[\\`*{}\[\]<>#|~$&]|(?<![^\W_])_|_(?![^\W_])")
-"""What means something wherever it stands; an underscore within a word means nothing."""
+"""Characters with a meaning at any position; underscores within words have none."""
 START = re.compile(r"^(\d*)([-+=.)])")
-"""What makes a list, a rule or a heading at the beginning of a line."""
+"""Line starts that create a list, a rule or a heading."""
 WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
-"""What YAML takes for something else than a text."""
+"""Words that YAML does not parse as strings."""
 
 
 def one_line(value: Any) -> str:
-    """Its words with single spaces, without signs that cannot be seen (they may turn the direction of reading)."""
+    """The text on one line with single spaces, without non-printable characters (some change the text direction)."""
     return "".join(sign for sign in " ".join(str(value).split()) if sign.isprintable())
 
 
 def text(value: Any) -> str:
-    """One line of words, also for a cell of a table or a heading."""
-    return SIGNS.sub(lambda found: f"\\{found[0]}", one_line(value))
+    """One line of escaped text, also for a table cell or a heading."""
+    return SIGNS.sub(lambda match: f"\\{match[0]}", one_line(value))
 
 
 def quotation(value: Any) -> str:
-    """Several lines of words, as a block quotation."""
+    """Several lines of escaped text as a block quotation."""
     lines = (START.sub(r"\1\\\2", text(line), count=1) for line in str(value).strip().splitlines())
     return "\n".join(f"> {line}".rstrip() for line in lines)
 
@@ -40,20 +40,20 @@ def code(value: Any) -> str:
 
 
 def section(title: str, content: Any) -> list[str]:
-    """A heading with a table, or with a line of words; nothing where there is no content."""
+    """Lines of a heading with a table or one line of text; [] without content."""
     if not content:
         return []
     return [f"## {title}\n", table(content) if isinstance(content, dict) else text(content) + "\n"]
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Two columns; rows whose value is empty are left out."""
+    """A table with two columns; rows with an empty value are omitted."""
     lines = [f"| {text(key)} | {_cell(value)} |" for key, value in rows.items() if value not in (None, "", {}, [])]
     return "\n".join(["| | |\n| --- | --- |", *lines, ""])
 
 
 def _cell(value: Any) -> str:
-    """Lists and objects as JSON, as code where no bar would end the cell."""
+    """Lists and dicts as JSON, formatted as code unless a `|` would end the cell."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if not isinstance(value, dict | list):
@@ -63,13 +63,13 @@ def _cell(value: Any) -> str:
 
 
 def block(content: str, language: str = "") -> str:
-    """Lines as a code block, which ends where they end."""
+    """A fenced code block whose fence is longer than any run of backticks in it."""
     fence = "`" * max(_longest_run(content) + 1, 3)
     return f"{fence}{language}\n{content.rstrip(chr(10))}\n{fence}\n"
 
 
 def scalar(value: str) -> str:
-    """A text as YAML, plain where YAML reads it as a text anyway; JSON's texts are YAML's too."""
+    """A string as a YAML scalar: plain if YAML parses it as a string, else JSON, which is valid YAML."""
     plain = re.fullmatch(r"(?:\./)?[A-Za-z][\w./-]*", value, re.ASCII) and value.lower() not in WORDS
     return value if plain else json.dumps(value)
 

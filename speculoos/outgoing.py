@@ -1,8 +1,7 @@
-"""A POST to an address that somebody typed into a page: it must not become a way into this machine's own network.
+"""POST to a URL that a user entered, protected against server-side request forgery (SSRF).
 
-Every address behind the name must be a public one, and the connection goes to an address that was looked at: a name
-server cannot answer differently the second time. No redirect is followed and no answer is read. Hosts that the operator
-names may be internal ones.
+All addresses of the host must be public, and the connection uses a checked address, so that DNS cannot return another
+one the second time. Redirects are not followed and the response is not read. The operator can allow internal hosts.
 """
 
 import ipaddress
@@ -17,29 +16,29 @@ from speculoos.errors import BadInput, Unavailable
 TIMEOUT_SECONDS = 10.0
 LONGEST_URL = 2000
 TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
-"""IPv6 addresses that stand for IPv4 ones (RFC 6052)."""
+"""IPv6 addresses that embed IPv4 addresses (RFC 6052)."""
 INSIDE = (ipaddress.ip_network("64:ff9b:1::/48"), ipaddress.ip_network("fec0::/10"))
-"""Addresses of a network's own that are called global: where it translates IPv6 itself (RFC 8215), and a site's."""
+"""Internal addresses that `ipaddress` treats as global: local IPv4/IPv6 translation (RFC 8215) and site-local."""
 
 
 def check_url(url: str, own_hosts: Collection[str] = ()) -> httpx.URL:
-    """`url` taken apart. Raises BadInput for what is no https address of a host; http only to `own_hosts`."""
+    """Parse `url`. Raises BadInput unless it is an https URL with a host; http is allowed for `own_hosts`."""
     try:
         parts = httpx.URL(url.strip())
     except (httpx.InvalidURL, TypeError, ValueError):
-        raise BadInput("This is not an address; one begins with https:// and a host.") from None
+        raise BadInput("This is not a valid URL; it must begin with https:// and a host.") from None
     if len(url) > LONGEST_URL:
-        raise BadInput(f"The address is longer than {LONGEST_URL} characters.")
+        raise BadInput(f"The URL is longer than {LONGEST_URL} characters.")
     if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo:
-        raise BadInput("The address must begin with https:// and a host, without a name or password before it.")
+        raise BadInput("The URL must begin with https:// and a host, without a user name or password.")
     if parts.scheme == "http" and not _is_own(parts, own_hosts):
-        raise BadInput("The address must begin with https://, so that nobody on the way reads it.")
+        raise BadInput("The URL must begin with https://, so that the connection is encrypted.")
     return parts
 
 
 def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) -> None:
-    """POST `content` as JSON once. Raises BadInput or Unavailable with a sentence that names the host, and no more of
-    the address: the rest may be a secret."""
+    """POST `content` as JSON once. Raises BadInput or Unavailable. Messages contain only the host: the rest of the URL
+    may be a secret."""
     parts = check_url(url, own_hosts)
     address = reachable(parts, own_hosts)
     try:
@@ -47,39 +46,39 @@ def post(url: str, content: Mapping[str, Any], own_hosts: Collection[str] = ()) 
     except httpx.HTTPError as error:
         raise Unavailable(f"{parts.host} could not be reached ({type(error).__name__}).") from None
     if not 200 <= status < 300:
-        raise Unavailable(f"{parts.host} answered {status} instead of taking the message.")
+        raise Unavailable(f"{parts.host} did not accept the message (HTTP status {status}).")
 
 
 def _post(parts: httpx.URL, address: str, content: Mapping[str, Any]) -> int:
-    """The status of the answer. To `address`, under the name and with the certificate of the host."""
+    """Connect to `address`, verify the certificate of the host, and return the HTTP status."""
     headers = {"Host": parts.netloc.decode("ascii")}
-    name = {"sni_hostname": parts.raw_host.decode("ascii")}
+    extensions = {"sni_hostname": parts.raw_host.decode("ascii")}
     with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
         direct = parts.copy_with(host=address)
-        request = client.build_request("POST", direct, json=content, headers=headers, extensions=name)
-        answer = client.send(request, stream=True, follow_redirects=False)
-        answer.close()
-        return answer.status_code
+        request = client.build_request("POST", direct, json=content, headers=headers, extensions=extensions)
+        response = client.send(request, stream=True, follow_redirects=False)
+        response.close()
+        return response.status_code
 
 
 def reachable(parts: httpx.URL, own_hosts: Collection[str] = ()) -> str:
-    """The address to connect to. Raises BadInput where the host has an internal one, Unavailable where it has none."""
+    """Resolve the host to an address. Raises BadInput if one is internal, Unavailable if there is none."""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        found = socket.getaddrinfo(parts.host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(parts.host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise Unavailable(f"The host {parts.host} is not known.") from None
-    addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
+        raise Unavailable(f"The host {parts.host} cannot be resolved.") from None
+    addresses = [str(entry[4][0]).partition("%")[0] for entry in entries]
     if not _is_own(parts, own_hosts) and not all(map(is_public, addresses)):
         raise BadInput(
-            f"{parts.host} is inside this network, where pages send nothing; "
-            "whoever runs the server can allow it with SPECULOOS_WEBHOOK_HOSTS."
+            f"{parts.host} is inside this network, which webhooks must not reach; "
+            "the operator of the server can allow it with SPECULOOS_WEBHOOK_HOSTS."
         )
     return addresses[0]
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the internet, also where it stands for another one."""
+    """Whether an IP address, or the IPv4 address embedded in it, is public."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
         if any(ip in network for network in INSIDE):

@@ -1,4 +1,4 @@
-"""Who else uses this machine, and who we are on it: loopback is open to every account."""
+"""Current user and other users of this machine: loopback ports are open to every account."""
 
 import getpass
 import os
@@ -10,17 +10,17 @@ import psutil
 from speculoos.settings import Settings
 
 LONGEST = 80
-"""Characters of a name that a job keeps."""
+"""Maximum length of a stored user name."""
 FIRST = 500 if sys.platform == "darwin" else 1000
-"""User ids of people begin here."""
+"""First user id of human users."""
 SHOWN = 5
 NOBODY = 65534
 CLOSED = ("nologin", "false", "sync", "shutdown", "halt")
-"""Names of shells that let nobody in."""
+"""Login shells of accounts that cannot log in."""
 
 
 def account() -> str:
-    """The name of this process' user; "" where the system knows none (a container with a bare user id)."""
+    """The user name of this process; "" if its user id has no name (in containers)."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -29,18 +29,18 @@ def account() -> str:
 
 
 def access_warning(settings: Settings) -> str:
-    """One sentence when other people of this machine can open the pages and need not; "" when all is well."""
+    """A warning if other users of this machine can open the pages without login, else ""."""
     if settings.asks_login or not (names := others()):
         return ""
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     return (
-        f"Other people of this machine ({shown}) can open these pages and do all that you can; "
-        "set SPECULOOS_LOGIN=token to let in only who has a link."
+        f"Other users of this machine ({shown}) can open these pages and do everything you can; "
+        "set SPECULOOS_LOGIN=token to require a login link."
     )
 
 
 def others() -> list[str]:
-    """Names of the other people with an account here, or with a process, in alphabetical order."""
+    """Sorted names of other users with an account or a process on this machine."""
     accounts = {entry.pw_name for entry in pwd.getpwall() if _is_other(entry.pw_uid) and _has_shell(entry.pw_shell)}
     return sorted(accounts | _with_processes())
 
@@ -54,7 +54,7 @@ def _has_shell(shell: str) -> bool:
 
 
 def _with_processes() -> set[str]:
-    """People known elsewhere only (a directory server) show by what they run."""
+    """Users of a directory server are not in the passwd file; they are detected by their processes."""
     names = set()
     for process in psutil.process_iter(["uids", "username"]):
         uids, name = process.info["uids"], process.info["username"]

@@ -1,15 +1,15 @@
-"""Who goes first where the pages and the model share processors."""
+"""CPU priority of model threads below that of the pages."""
 
 import os
 
 NICE = 5
-"""Steps below the pages: a third of their share, and all that they leave."""
+"""Niceness of threads that compute: about a third of the pages' CPU share when both are busy."""
 
 
 def give_way(device: str) -> None:
-    """Let the calling thread, and those it starts, come after the pages when it computes on the processor itself.
+    """Lower the priority of the calling thread, and of threads it starts, if it computes on the CPU.
 
-    Opening a page takes many short turns, and each would wait for the end of a turn of every thread that computes.
+    Serving a page takes many short time slices, each of which would wait for the slices of all computing threads.
     """
     if device == "cpu":
         os.nice(NICE)

@@ -1,7 +1,6 @@
-"""Whose files these are: nothing of a home may be read by other users of the machine.
+"""File permissions: other users of the machine must not read the home folder (prompts, responses, logs, secrets).
 
-Prompts, answers, logs and secrets lie in it. Every process of ours that writes calls `keep_private` first; a home that
-was made before that is tightened once, at the start.
+Every process that writes calls `keep_private` first; home folders with wider permissions are restricted at start.
 """
 
 import contextlib
@@ -21,37 +20,39 @@ OTHERS = 0o077
 
 
 def keep_private() -> None:
-    """From now on this process, and those it starts, make files and folders for their owner alone."""
+    """Make this process and its children create files and folders that only their owner can access."""
     os.umask(UMASK)
 
 
 def allowed(mode: int) -> int:
-    """`mode` less what the umask of this process takes away: for files whose library chose their permissions itself."""
+    """`mode` without the bits of this process' umask, for files whose library set permissions itself."""
     mask = os.umask(UMASK)
     os.umask(mask)
     return mode & ~mask
 
 
 def tighten(settings: Settings) -> None:
-    """Take a home that others may enter away from them, every file and folder, itself last: cut off half-way, it is
-    done again. A database file outside of the home too. What belongs to someone else is warned of."""
+    """Remove other users' access to the home folder, its contents and a SQLite database outside of it.
+
+    The home folder itself comes last, so an interrupted run is repeated. Logs a warning for files of another owner.
+    """
     try:
         if settings.home.is_dir() and settings.home.stat().st_mode & OTHERS:
             for path in (*_below(settings.home), settings.home):
-                _take(path)
+                _restrict(path)
         for path in _database_files(settings):
-            _take(path)
+            _restrict(path)
     except PermissionError as error:
         log.warning(
-            "%s can be read by other users of this machine and belongs to another one than this process runs as; "
-            "its owner can change that with: chmod -R go-rwx %s",
+            "%s is readable by other users of this machine and is not owned by the user of this process; "
+            "its owner can fix that with: chmod -R go-rwx %s",
             *(error.filename or settings.home, settings.home),
         )
 
 
 def private_folder(folder: Path) -> Path:
-    """A folder in a place where everyone may write (/tmp), ours and readable by nobody else; made if new. Raises
-    Unavailable when someone else made it first, or a link in its place."""
+    """Create a folder with mode 0700 where everyone may write (/tmp), or reuse it. Raises Unavailable if another user
+    owns it or it is a symbolic link."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
     status = folder.lstat()
@@ -63,12 +64,12 @@ def private_folder(folder: Path) -> Path:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
-        yield from (Path(place, name) for name in (*folders, *files))
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
-def _take(path: Path) -> None:
-    """Links are left alone: what they lead to may be someone's own folder."""
+def _restrict(path: Path) -> None:
+    """Symbolic links are skipped: their target may be outside of the home folder."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if mode & OTHERS and not stat.S_ISLNK(mode):
@@ -78,4 +79,4 @@ def _take(path: Path) -> None:
 def _database_files(settings: Settings) -> Iterator[Path]:
     if settings.database_url.startswith("sqlite:///"):
         path = settings.database_url.removeprefix("sqlite:///").partition("?")[0]
-        yield from (Path(path + end) for end in ("", "-wal", "-shm"))
+        yield from (Path(path + suffix) for suffix in ("", "-wal", "-shm"))

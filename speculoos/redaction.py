@@ -1,4 +1,4 @@
-"""Keeping secrets out of rows and log files: known values are replaced before anything is written."""
+"""Removes known secret values from database rows and log files before they are written."""
 
 import os
 import re
@@ -12,16 +12,16 @@ from speculoos.settings import Settings
 
 MASK = "•••"
 SHORTEST = 6
-"""Shorter values are no secrets, and would mask ordinary words."""
+"""Minimum length of a secret: shorter values would mask ordinary words."""
 OF_THE_STORE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-"""What S3's libraries read from the environment."""
+"""Environment variables of S3 clients."""
 OF_TRACKERS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "TRACKIO_WRITE_TOKEN")
-"""What the trackers' libraries read from it."""
+"""Environment variables of the experiment trackers."""
 LOOKS_SECRET = re.compile(r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=://)([^/\s:@]+:[^/\s@]+)(?=@)")
 
 
 def secrets(settings: Settings) -> list[str]:
-    """Every secret value this process knows, longest first."""
+    """All secret values of this process, longest first."""
     known = {settings.hf_token, settings.inference_token, settings.features_token, settings.password}
     known |= {settings.metrics_token}
     known |= {server.key for server in (*settings.endpoints.values(), *settings.state_servers.values())}
@@ -31,21 +31,21 @@ def secrets(settings: Settings) -> list[str]:
 
 
 def redact(text: str, known: list[str]) -> str:
-    """The text without known secrets, and without what looks like a token or a password in a URL."""
+    """The text with known secrets, Hugging Face and OpenAI tokens, and passwords in URLs masked."""
     for secret in known:
         text = text.replace(secret, MASK)
     return LOOKS_SECRET.sub(MASK, text)
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or its whole words within `most` characters: the beginning of a secret is masked by nothing."""
+    """The text cut to whole words within `most` characters: part of a secret would not be masked."""
     return text if len(text) <= most else f"{text[:most].rpartition(' ')[0]} …"
 
 
 class RedactingStream:
-    """A text stream that hides secrets from what libraries print; everything else is the wrapped stream's.
+    """A wrapper of a text stream that masks secrets.
 
-    What cannot be written (a full disk, a reader that is gone) is dropped: no work fails for a line it printed.
+    Write errors (full disk, closed pipe) are ignored, so that work does not fail because of its output.
     """
 
     def __init__(self, stream: TextIO, known: list[str]):

@@ -1,7 +1,7 @@
-"""How long work reports itself: one small protocol, known to every room, that knows neither database nor web.
+"""Progress reports of long-running work: a small protocol without database or web.
 
-Libraries (`corpus`, `training`, `evaluation`) take a Reporter; jobs pass one that writes rows
-(`workers.child.reporter.JobReporter`), the command line and tests pass `ConsoleReporter` or `Silent`.
+Libraries (`corpus`, `training`, `evaluation`) take a Reporter. Jobs pass `workers.child.reporter.JobReporter`, which
+writes database rows; the command line and tests pass `ConsoleReporter` or `Silent`.
 """
 
 import sys
@@ -15,39 +15,39 @@ from speculoos.errors import Cancelled
 
 
 class Reporter(Protocol):
-    """What a long function may say. Every call is cheap; implementations throttle what they store."""
+    """Callbacks of a long-running function. Calls are cheap; implementations throttle what they store."""
 
     def begin(self) -> None:
-        """The models are loaded and the work begins."""
+        """The models are loaded and the actual work starts."""
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
-        """`done` of `total` units (`rows`, `steps`, `bytes`); `note` is a few words for people."""
+        """`done` of `total` units (`rows`, `steps`, `bytes`); `note` is a short text for users."""
 
     def metrics(self, step: int, values: dict[str, float]) -> None:
-        """Numbers to chart against `step`, such as {"train/loss": 2.1, "eval/top1_head1": 0.43}."""
+        """Metrics at `step`, such as {"train/loss": 2.1, "eval/top1_head1": 0.43}."""
 
     def log(self, message: str, level: str = "info") -> None:
-        """One line for the job's log; `level` is info, warning or error."""
+        """Write one line to the job's log; `level` is info, warning or error."""
 
     def sample(self, step: int, record: dict[str, Any]) -> None:
-        """A JSON-able record to keep with the run, such as a coloured sample generation."""
+        """Store a JSON-serialisable record with the run, such as a coloured sample generation."""
 
     def keep(self) -> bool:
-        """Store what was reported so far; whether it is stored. Called before a state is saved: a resumed run repeats
-        only later steps, so a state must not be newer than what is stored."""
+        """Store all reports so far; returns whether that succeeded. Called before a checkpoint for resuming is saved:
+        a resumed run repeats only later steps, so the checkpoint must not be newer than the stored reports."""
         return True
 
     def stop_requested(self) -> bool:
-        """True once the user asked to stop; the caller saves what it has and raises Cancelled."""
+        """True once the user asked to stop; the caller saves its results and raises Cancelled."""
         return False
 
 
 class Silent(Reporter):
-    """Reports nothing and never stops, as the methods of the protocol do by themselves. Base of the others."""
+    """Reports nothing and never stops. Base class of the others."""
 
 
 class ConsoleReporter(Silent):
-    """Progress, metrics and log lines on standard error, at most one progress line a second."""
+    """Progress, metrics and log lines on standard error, at most one progress line per second."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -67,26 +67,26 @@ class ConsoleReporter(Silent):
 
 
 def check_stop(reporter: Reporter) -> None:
-    """Raise Cancelled if the user asked to stop. Call where everything worth keeping is saved."""
+    """Raise Cancelled if the user asked to stop. Call it when all finished work is saved."""
     if reporter.stop_requested():
         raise Cancelled("Stopped at your request; what was finished is kept.")
 
 
-_heeded: ContextVar[Reporter | None] = ContextVar("heeded", default=None)
+_current_reporter: ContextVar[Reporter | None] = ContextVar("current_reporter", default=None)
 
 
 @contextmanager
 def heeding(reporter: Reporter) -> Iterator[None]:
-    """While open, `heed` in whatever is called here looks for this reporter's stop."""
-    before = _heeded.set(reporter)
+    """Make `heed` check this reporter for a stop request inside the block."""
+    token = _current_reporter.set(reporter)
     try:
         yield
     finally:
-        _heeded.reset(before)
+        _current_reporter.reset(token)
 
 
 def heed() -> None:
-    """As `check_stop`, for code too deep to be handed a reporter, such as a forward that reads its weights; does
-    nothing where none is heeded."""
-    if (reporter := _heeded.get()) is not None:
+    """As `check_stop`, for code that gets no reporter, such as a forward pass that loads weights. Does nothing outside
+    of `heeding`."""
+    if (reporter := _current_reporter.get()) is not None:
         check_stop(reporter)

@@ -1,7 +1,6 @@
-"""Settings: one frozen dataclass read from the environment and from `settings.toml` in the home folder.
+"""Settings: one frozen dataclass read from environment variables and `settings.toml` in the home folder.
 
-Nothing here has a side effect: folders are made by whoever writes to them.
-Every setting may also be given as a file, such as secrets in containers (`speculoos.environment`).
+Loading has no side effects. Every setting can also be read from a file (see `speculoos.environment`).
 """
 
 import hashlib
@@ -25,12 +24,12 @@ INFERENCE_TOKEN = Path("secrets") / "inference-token"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOGINS = ("open", "token")
 TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "mlflow": "MLflow", "trackio": "trackio"}
-"""Where a training's metrics can go: what accelerate calls them, what people do."""
+"""Experiment trackers for training metrics: {name in accelerate: display name}."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server named by the operator (or several equal ones); pages choose the name, never a URL."""
+    """An OpenAI-compatible server, or several equal ones, configured by the operator. Pages select it by name only."""
 
     name: str
     url: str | list[str]
@@ -43,7 +42,7 @@ class Endpoint:
 
     @property
     def urls(self) -> list[str]:
-        """Its base URLs; each takes `concurrency` requests at once."""
+        """Base URLs; each handles `concurrency` concurrent requests."""
         return [self.url] if isinstance(self.url, str) else list(dict.fromkeys(self.url))
 
     @property
@@ -57,22 +56,22 @@ STATE_SERVERS = ("speculoos", "vllm", "sglang")
 
 @dataclass(frozen=True)
 class StateServer:
-    """A server of a base's hidden states named by the operator; trainings choose the name, never a URL."""
+    """A server of a base model's hidden states, configured by the operator. Trainings select it by name only."""
 
     name: str
     url: str
     kind: str = "speculoos"
-    """Whose protocol it speaks: one of STATE_SERVERS."""
+    """Protocol of the server: one of STATE_SERVERS."""
     key_env: str = ""
     model: str = ""
-    """What vLLM calls the model; empty: the first one it lists."""
+    """Model name in vLLM; empty: the first model it lists."""
     concurrency: int = 8
-    """Rows asked at once of a server that takes one row a request."""
+    """Concurrent requests to a server that takes one row per request."""
     timeout: float = 300.0
 
     @property
     def root(self) -> str:
-        """The url without the `/v1` that OpenAI's clients want."""
+        """The URL without the `/v1` that OpenAI clients need."""
         return self.url.rstrip("/").removesuffix("/v1")
 
     @property
@@ -82,11 +81,11 @@ class StateServer:
 
 
 def _setting(read: Read, default: Any, secret: bool = False) -> Any:
-    """A field that `load` reads by `read` from the environment variable SPECULOOS_ and the field's name."""
+    """A field that `load` reads with `read` from the environment variable SPECULOOS_<FIELD NAME>."""
     return field(default=default, repr=not secret, metadata={"read": read})
 
 
-def _store(env: Env, name: str, default: str) -> str:
+def _read_store_url(env: Env, name: str, default: str) -> str:
     url = read_text(env, name, default).rstrip("/")
     if url and not re.match(r"[a-z][a-z0-9+.-]*://.", url):
         raise BadInput(f"{name}: expected a URL such as s3://bucket/folder or file:///folder, got {url!r}.")
@@ -95,83 +94,83 @@ def _store(env: Env, name: str, default: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be set from outside. `load()` makes one."""
+    """All settings. Created by `load()`."""
 
     home: Path
-    """Where rows, data sets, checkpoints and logs live (SPECULOOS_HOME)."""
+    """SPECULOOS_HOME: folder of the database, data sets, checkpoints and logs."""
     database_url: str
     """DATABASE_URL; default SQLite in the home folder."""
     redis_url: str
-    """REDIS_URL; default the embedded server's private socket."""
-    store: str = _setting(_store, "")
-    """SPECULOOS_STORE: where files lie that several machines need, as fsspec writes it (`s3://bucket/folder`)."""
+    """REDIS_URL; default: the private socket of the embedded server."""
+    store: str = _setting(_read_store_url, "")
+    """SPECULOOS_STORE: fsspec URL of the store for files shared by several machines (`s3://bucket/folder`)."""
     host: str = _setting(read_text, "127.0.0.1")
-    """SPECULOOS_HOST: where the pages listen. Other than loopback needs a password."""
+    """SPECULOOS_HOST: listen address of the pages. Addresses other than loopback need a password."""
     port: int = _setting(read_port, 7860)
-    """SPECULOOS_PORT."""
+    """SPECULOOS_PORT: port of the pages."""
     inference_host: str = _setting(read_text, "127.0.0.1")
-    """SPECULOOS_INFERENCE_HOST: where the inference server listens."""
+    """SPECULOOS_INFERENCE_HOST: listen address of the inference server."""
     inference_port: int = _setting(read_port, 7861)
-    """SPECULOOS_INFERENCE_PORT."""
+    """SPECULOOS_INFERENCE_PORT: port of the inference server."""
     inference_url: str = ""
-    """SPECULOOS_INFERENCE_URL: how the pages reach the inference server; default its loopback address."""
+    """SPECULOOS_INFERENCE_URL: URL of the inference server for the pages; default: its loopback address."""
     inference_token: str = field(default="", repr=False)
-    """SPECULOOS_INFERENCE_TOKEN; default the one `up` made in home/secrets."""
+    """SPECULOOS_INFERENCE_TOKEN; default: the token that `up` created in home/secrets."""
     password: str = _setting(read_text, "", secret=True)
-    """SPECULOOS_PASSWORD: asked for by the pages when set."""
+    """SPECULOOS_PASSWORD: password of the pages, if any."""
     login: str = _setting(one_of(*LOGINS), "open")
-    """SPECULOOS_LOGIN: without a password, `open` lets in whoever reaches the address, `token` asks for a link."""
+    """SPECULOOS_LOGIN: without a password, `open` needs no login, `token` needs a login link."""
     allowed_hosts: tuple[str, ...] = _setting(read_list, ())
-    """SPECULOOS_ALLOWED_HOSTS: further Host headers to accept, comma-separated; loopback always is."""
+    """SPECULOOS_ALLOWED_HOSTS: accepted Host headers besides loopback, comma-separated."""
     publish_address: str = _setting(read_text, "")
-    """SPECULOOS_PUBLISH_ADDRESS: where browsers reach a server that is published elsewhere (containers)."""
+    """SPECULOOS_PUBLISH_ADDRESS: address under which browsers reach a published container."""
     publish_port: int = _setting(read_port, 0)
-    """SPECULOOS_PUBLISH_PORT: the port there; 0 when it is `port`."""
+    """SPECULOOS_PUBLISH_PORT: published port of the pages; 0: same as `port`."""
     publish_inference_port: int = _setting(read_port, 0)
-    """SPECULOOS_PUBLISH_INFERENCE_PORT: the same for the inference server."""
+    """SPECULOOS_PUBLISH_INFERENCE_PORT: published port of the inference server."""
     hf_token: str = field(default="", repr=False)
-    """HF_TOKEN: for gated models on the hub."""
+    """HF_TOKEN: access token for gated models on the Hugging Face Hub."""
     device: str = _setting(read_text, "auto")
     """SPECULOOS_DEVICE: auto, cpu, cuda or cuda:N."""
     dtype: str = _setting(one_of(*DTYPES), "auto")
-    """SPECULOOS_DTYPE: in which precision bases answer and are measured; auto: float32 on CPUs, bfloat16 on GPUs."""
+    """SPECULOOS_DTYPE: dtype of base models for inference and evaluation; auto: float32 on CPU, bfloat16 on GPU."""
     max_upload_mb: int = _setting(read_number, 200)
-    """SPECULOOS_MAX_UPLOAD_MB: largest prompt file accepted by the pages."""
+    """SPECULOOS_MAX_UPLOAD_MB: largest prompt file that the pages accept."""
     max_rows: int = _setting(read_number, 1_000_000)
-    """SPECULOOS_MAX_ROWS: most rows read from one prompt file."""
+    """SPECULOOS_MAX_ROWS: maximum rows read from one prompt file."""
     stuck_seconds: int = _setting(read_count, 120)
-    """SPECULOOS_STUCK_SECONDS: how long the inference server's device may give no sign of life within one step before
-    the server ends itself to be started again; loading and long prompts get more. 0: for ever."""
+    """SPECULOOS_STUCK_SECONDS: timeout of one device step, after which the inference server exits to be restarted;
+    loading and long prompts get more time. 0: no timeout."""
     metrics_token: str = _setting(read_text, "", secret=True)
-    """SPECULOOS_METRICS_TOKEN: with it `/metrics` is read without logging in (`Authorization: Bearer …`)."""
+    """SPECULOOS_METRICS_TOKEN: gives access to `/metrics` without login (`Authorization: Bearer …`)."""
     features_token: str = _setting(read_text, "", secret=True)
-    """SPECULOOS_FEATURES_TOKEN: asked for by `speculoos features serve`, which listens on loopback only without."""
+    """SPECULOOS_FEATURES_TOKEN: token of `speculoos features serve`; without it the server accepts loopback only."""
     webhook_hosts: tuple[str, ...] = _setting(read_list, ())
-    """SPECULOOS_WEBHOOK_HOSTS: hosts inside this network, comma-separated, that may be told of ended jobs."""
+    """SPECULOOS_WEBHOOK_HOSTS: hosts of the internal network that webhooks may use, comma-separated."""
     trackers: tuple[str, ...] = _setting(some_of(*TRACKERS), ())
-    """SPECULOOS_TRACKERS: where metrics of trainings go too, comma-separated: some of TRACKERS."""
+    """SPECULOOS_TRACKERS: experiment trackers for training metrics, comma-separated: some of TRACKERS."""
     keep_runs_days: int = _setting(read_count, 90)
-    """SPECULOOS_KEEP_RUNS_DAYS: chats and comparisons with their steps; 0 keeps them for ever (as in all below)."""
+    """SPECULOOS_KEEP_RUNS_DAYS: retention of chats and comparisons with their steps; 0: forever (also below)."""
     keep_logs_days: int = _setting(read_count, 90)
-    """SPECULOOS_KEEP_LOGS_DAYS: log lines and log files of jobs that have ended."""
+    """SPECULOOS_KEEP_LOGS_DAYS: retention of log lines and log files of ended jobs."""
     keep_logs_mb: int = _setting(read_count, 1000)
-    """SPECULOOS_KEEP_LOGS_MB: all log files of ended jobs together; the oldest go first."""
+    """SPECULOOS_KEEP_LOGS_MB: maximum total size of ended jobs' log files; the oldest are deleted first."""
     keep_uploads_days: int = _setting(read_count, 2)
-    """SPECULOOS_KEEP_UPLOADS_DAYS: files given to the pages that no job needs any more."""
+    """SPECULOOS_KEEP_UPLOADS_DAYS: retention of uploaded files that no job needs any more."""
     keep_exports_days: int = _setting(read_count, 7)
-    """SPECULOOS_KEEP_EXPORTS_DAYS: zips made for download; they are made again when someone asks."""
+    """SPECULOOS_KEEP_EXPORTS_DAYS: retention of zip files for download, which are recreated on request."""
     keep_states_days: int = _setting(read_count, 14)
-    """SPECULOOS_KEEP_STATES_DAYS: states of failed and cancelled trainings, from which a retry goes on."""
+    """SPECULOOS_KEEP_STATES_DAYS: retention of the checkpoints from which failed or cancelled trainings resume."""
     keep_copies: int = _setting(read_count, 5)
-    """SPECULOOS_KEEP_COPIES: how many automatic copies of the database are kept."""
+    """SPECULOOS_KEEP_COPIES: number of automatic database backups to keep."""
     min_disk_mb: int | None = _setting(read_count, None)
-    """SPECULOOS_MIN_DISK_MB: free space below which jobs pause; None for the default (see speculoos.room)."""
+    """SPECULOOS_MIN_DISK_MB: free disk space below which jobs pause; None: the default (see speculoos.room)."""
     min_memory_mb: int | None = _setting(read_count, None)
-    """SPECULOOS_MIN_MEMORY_MB: available memory below which jobs pause; None for the default."""
+    """SPECULOOS_MIN_MEMORY_MB: available memory below which jobs pause; None: the default."""
     job_memory_mb: int = _setting(read_count, 0)
-    """SPECULOOS_JOB_MEMORY_MB: most memory the processes of one job may take; 0 for what the machine has."""
+    """SPECULOOS_JOB_MEMORY_MB: memory limit for all processes of a job; 0: no limit."""
     log_format: str = _setting(one_of("text", "json"), "text")
-    """SPECULOOS_LOG_FORMAT: text or json, one line each."""
+    """SPECULOOS_LOG_FORMAT: text, or json with one object per line."""
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     """[endpoints.NAME] tables of settings.toml."""
     state_servers: Mapping[str, StateServer] = field(default_factory=dict)
@@ -179,12 +178,12 @@ class Settings:
 
     @property
     def embedded_broker(self) -> bool:
-        """True when no REDIS_URL was given and `up` runs its own server."""
+        """True if REDIS_URL is not set and `up` starts its own Redis server."""
         return self.redis_url.startswith("redis+socket://") and str(self.run_dir) in self.redis_url
 
     @property
     def run_dir(self) -> Path:
-        """Private folder for sockets, short enough for a Unix socket path, the same from every shell of this user."""
+        """Private folder for Unix sockets: a short path that is the same in every shell of this user."""
         return _run_dir(self.home)
 
     @property
@@ -193,12 +192,12 @@ class Settings:
 
     @property
     def hidden_states_folder(self) -> Path:
-        """Where trainings keep hidden states, a folder for each store."""
+        """Hidden states that trainings store, one folder per store."""
         return self.home / "hidden-states"
 
     @property
     def trackers_folder(self) -> Path:
-        """Where trackers write that are not told another place, and notes on their runs."""
+        """Default output folder of trackers, and the metadata of their runs."""
         return self.home / "trackers"
 
     @property
@@ -207,43 +206,43 @@ class Settings:
 
     @property
     def asks_login(self) -> bool:
-        """True when the pages open only to who logs in."""
+        """True if the pages require a login."""
         return bool(self.password) or self.login == "token"
 
     @property
     def is_shared(self) -> bool:
-        """True when people may come in who cannot read this user's files anyway."""
+        """True if people other than this user may have access to the pages."""
         return bool(self.password) or bool(self.allowed_hosts) or not self.is_loopback
 
     @property
     def url(self) -> str:
-        """Where browsers find the pages."""
+        """URL of the pages for browsers."""
         host = self.publish_address if self.publish_port else self.host
         host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.publish_port or self.port}"
 
     @property
     def page_hosts(self) -> tuple[str, ...]:
-        """Further Host headers the pages accept: the allowed ones, and where they are published."""
-        return (*self.allowed_hosts, *_published(self.publish_address, self.publish_port))
+        """Host headers that the pages accept besides loopback: allowed hosts and the published address."""
+        return (*self.allowed_hosts, *_published_hosts(self.publish_address, self.publish_port))
 
     @property
     def inference_hosts(self) -> tuple[str, ...]:
-        """Further Host headers the inference server accepts."""
-        return (*self.allowed_hosts, *_published(self.publish_address, self.publish_inference_port))
+        """Host headers that the inference server accepts besides loopback."""
+        return (*self.allowed_hosts, *_published_hosts(self.publish_address, self.publish_inference_port))
 
 
 def load(env: Mapping[str, str] | None = None) -> Settings:
-    """Read settings from `env` (default the process environment) and home/settings.toml.
+    """Read settings from `env` (default: the process environment) and home/settings.toml.
 
-    Raises BadInput with the name of the setting that is wrong.
+    Raises BadInput with the name of the invalid setting.
     """
     env = os.environ if env is None else env
     home = home_of(env)
     read = {
-        each.name: each.metadata["read"](env, f"SPECULOOS_{each.name.upper()}", each.default)
-        for each in fields(Settings)
-        if "read" in each.metadata
+        item.name: item.metadata["read"](env, f"SPECULOOS_{item.name.upper()}", item.default)
+        for item in fields(Settings)
+        if "read" in item.metadata
     }
     inference_url = f"http://127.0.0.1:{read['inference_port']}"
     return Settings(
@@ -251,7 +250,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         database_url=read_text(env, "DATABASE_URL", f"sqlite:///{home / 'speculoos.db'}"),
         redis_url=read_text(env, "REDIS_URL", f"redis+socket://{_run_dir(home) / 'redis.sock'}"),
         inference_url=read_text(env, "SPECULOOS_INFERENCE_URL", inference_url),
-        inference_token=read_text(env, "SPECULOOS_INFERENCE_TOKEN") or _kept_token(home),
+        inference_token=read_text(env, "SPECULOOS_INFERENCE_TOKEN") or _stored_token(home),
         hf_token=read_text(env, "HF_TOKEN"),
         endpoints=_records(home / "settings.toml", "endpoints", Endpoint, check_endpoint),
         state_servers=_records(home / "settings.toml", "hidden_states", StateServer, _check_state_server),
@@ -260,12 +259,12 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
 
 
 def home_of(env: Mapping[str, str]) -> Path:
-    """The home folder that `env` names, or the default one."""
+    """The home folder from SPECULOOS_HOME, or the default."""
     return Path(read_text(env, "SPECULOOS_HOME") or default_home()).expanduser().resolve()
 
 
 def default_home() -> Path:
-    """The clone's `data/` when running from one, else the user's data folder."""
+    """`data/` of the git clone if running from one, else the user's data folder."""
     if (CLONE / "pyproject.toml").exists():
         return CLONE / "data"
     return Path(platformdirs.user_data_dir("speculoos"))
@@ -276,15 +275,15 @@ def _run_dir(home: Path) -> Path:
     return Path("/tmp") / f"speculoos-{os.getuid()}-{tag}"
 
 
-def _kept_token(home: Path) -> str:
+def _stored_token(home: Path) -> str:
     try:
         return (home / INFERENCE_TOKEN).read_text().strip()
     except OSError:
         return ""
 
 
-def _published(address: str, port: int) -> list[str]:
-    """Host headers of browsers that come by a published port. `0.0.0.0` and `::` name no host."""
+def _published_hosts(address: str, port: int) -> list[str]:
+    """Host headers of requests to a published port. `0.0.0.0` and `::` are not host names."""
     if not port:
         return []
     names = dict.fromkeys((*LOOPBACK, *([address] if address.strip("0.:") else [])))
@@ -292,14 +291,14 @@ def _published(address: str, port: int) -> list[str]:
 
 
 def _records(path: Path, section: str, kind: Any, check: Callable[[Any, str], None]) -> dict[str, Any]:
-    """The [section.NAME] tables of a TOML file, each as `kind`, looked at; none where there is no file."""
+    """The validated [section.NAME] tables of a TOML file as `kind` objects; {} if the file does not exist."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8")).get(section, {})
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}).") from None
-    except ValueError as error:  # TOML's own, and bytes that are not UTF-8
+    except ValueError as error:  # invalid TOML or UTF-8
         raise BadInput(f"{path}: {error}.") from None
     if not isinstance(tables, dict):
         raise BadInput(f"{path}: {section}: expected [{section}.NAME] tables, each with its url.")
@@ -316,7 +315,7 @@ def _records(path: Path, section: str, kind: Any, check: Callable[[Any, str], No
 
 
 def check_endpoint(endpoint: Endpoint, where: str) -> None:
-    """Raise BadInput, beginning with `where`, for an endpoint that cannot be."""
+    """Raise BadInput for an invalid endpoint; `where` is the start of the message."""
     _check_texts(endpoint, where)
     urls = [endpoint.url] if isinstance(endpoint.url, str) else endpoint.url
     if not isinstance(urls, list) or not urls or not all(isinstance(url, str) for url in urls):
@@ -334,7 +333,7 @@ def _check_state_server(server: StateServer, where: str) -> None:
     if server.kind not in STATE_SERVERS:
         raise BadInput(f"{where} kind: expected one of {', '.join(STATE_SERVERS)}, got {server.kind!r}.")
     if server.name == "stored":
-        raise BadInput(f"{where}: “stored” means the store alone, without a server; choose another name.")
+        raise BadInput(f"{where}: “stored” is reserved for stored hidden states without a server; choose another name.")
     _check_numbers(server, where, ("concurrency", 1))
 
 

@@ -1,4 +1,4 @@
-"""Suites of questions by name: what they are called, in which files people have them, and where the hub has them."""
+"""Evaluation suites: names, titles, file formats and locations on the Hugging Face Hub."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ BUILT_IN, OWN = "built_in", "own"
 
 @dataclass(frozen=True)
 class Suite:
-    """One suite. `form` says which file it is read from; `hub` is (data set, file) there, None where it has none."""
+    """One suite. `form` describes its file; `hub` is (data set, file) on the Hub, or None."""
 
     name: str
     title: str
@@ -40,11 +40,11 @@ KNOWN = (
     ),
 )
 SUITES = {suite.name: suite for suite in KNOWN}
-"""Those that are imported from a file. The built-in questions and any prompt set are suites too."""
+"""Suites that are imported from a file. The built-in questions and any prompt set can be used as suites too."""
 
 
 def title(name: str) -> str:
-    """`mt_bench` → "MT-Bench"; of a prompt set of one's own, "" (it has a name)."""
+    """`mt_bench` → "MT-Bench"; "" for a user's own prompt set, which has a name."""
     if name == BUILT_IN:
         return "Built-in questions"
     return SUITES[name].title if name in SUITES else ""

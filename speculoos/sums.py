@@ -1,7 +1,7 @@
-"""sha256 sums of files: taken once, remembered by size, time and inode, and compared with the SHA256SUMS of a folder.
+"""sha256 checksums of files, cached by size, modification time and inode, and compared with a folder's SHA256SUMS file.
 
-A file that was changed by anything that writes has another time, so its sum is taken again. What a dying disk changes
-in silence keeps its time: `speculoos verify` takes every sum anew.
+Any write changes the modification time, so the checksum is computed again. Silent corruption by a failing disk does not
+change it; `speculoos verify` therefore recomputes every checksum.
 """
 
 import hashlib
@@ -18,36 +18,36 @@ from speculoos.settings import Settings
 
 SUMS = "SHA256SUMS"
 FILE = "sums.json"
-"""In the home: the sums that were taken, each with the stamps of its files."""
+"""Cache file in the home folder: {key: checksum with size, mtime and inode of its files}."""
 
 
 _memory: dict[str, Any] = {}
 
 
 class Sums:
-    """Sums remembered in `file` (None: by this process). With `anew` every sum is taken, and remembered, anew."""
+    """Checksums cached in `file` (None: in this process). With `anew` every checksum is recomputed and stored."""
 
     def __init__(self, file: Path | None = None, anew: bool = False):
         self.file, self.anew = file, anew
 
     @classmethod
     def of(cls, settings: Settings, anew: bool = False) -> "Sums":
-        """Those of a home."""
+        """The cache of a home folder."""
         return cls(settings.home / FILE, anew)
 
     def of_file(self, path: Path) -> str:
-        """sha256 of a file's bytes. Raises OSError when it cannot be read."""
+        """sha256 of a file's bytes. Raises OSError if it cannot be read."""
         return self.remembered(f"file:{path.absolute()}", [path], lambda: file_sha256(path))
 
     def remembered(self, key: str, files: Sequence[Path], take: Callable[[], str]) -> str:
-        """What `take()` gave when `files` were last as they are now; taken when they never were."""
+        """The cached result of `take()` for `files` if they are unchanged, else a new one, which is cached."""
         stamps = [_stamp(path) for path in files]
-        known = self._read().get(key)
-        if not self.anew and isinstance(known, dict) and known.get("stamps") == stamps:
-            return str(known.get("sum"))
-        taken = take()
-        self._write(key, {"stamps": stamps, "files": [str(path.absolute()) for path in files], "sum": taken})
-        return taken
+        entry = self._read().get(key)
+        if not self.anew and isinstance(entry, dict) and entry.get("stamps") == stamps:
+            return str(entry.get("sum"))
+        checksum = take()
+        self._write(key, {"stamps": stamps, "files": [str(path.absolute()) for path in files], "sum": checksum})
+        return checksum
 
     def _read(self) -> dict[str, Any]:
         if self.file is None:
@@ -59,12 +59,11 @@ class Sums:
         return entries if isinstance(entries, dict) else {}
 
     def _write(self, key: str, entry: dict[str, Any]) -> None:
-        """Keep it, best effort: without a disk that takes it the sum is only taken again. Two writers at once may
-        lose one entry, which costs as little."""
+        """Store an entry, best effort: one that is not written, or lost by concurrent writers, is recomputed later."""
         if self.file is None:
             _memory[key] = entry
             return
-        entries = {k: v for k, v in self._read().items() if _there(v)}
+        entries = {k: v for k, v in self._read().items() if _files_exist(v)}
         with suppress(OSError), new_file(self.file) as out:
             json.dump({**entries, key: entry}, out, indent=0)
 
@@ -76,7 +75,7 @@ def file_sha256(path: str | Path) -> str:
 
 
 def listed(folder: str | Path) -> dict[str, str]:
-    """{file name: sha256} from a folder's SHA256SUMS, {} when it has none. Raises Damaged when that cannot be read."""
+    """{file name: sha256} from a folder's SHA256SUMS, {} without one. Raises Damaged if that file is unreadable."""
     path = Path(folder) / SUMS
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -95,33 +94,33 @@ def listed(folder: str | Path) -> dict[str, str]:
 
 
 def differing(folder: str | Path, sums: Sums | None = None) -> dict[str, str]:
-    """{file name: what is wrong with it} of the files in a folder's SHA256SUMS; empty when all is well."""
+    """{file name: problem} of the files listed in a folder's SHA256SUMS; empty if all files match."""
     folder, sums = Path(folder), sums or Sums()
     try:
         expected = listed(folder)
     except Damaged as error:
         return {SUMS: str(error).removeprefix(f"{folder}/{SUMS}").strip(" .,")}
-    differences = {name: _wrong(folder / name, digest, sums) for name, digest in expected.items()}
-    return {name: wrong for name, wrong in differences.items() if wrong}
+    problems = {name: _problem(folder / name, digest, sums) for name, digest in expected.items()}
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 def check(folder: str | Path, mend: str, sums: Sums | None = None) -> None:
-    """Raise Damaged, naming the first file that is not as SHA256SUMS says; `mend` says what to do about it."""
-    for name, wrong in differing(folder, sums).items():
-        raise Damaged(f"{Path(folder) / name} {wrong}.", mend)
+    """Raise Damaged for the first file that does not match SHA256SUMS; `mend` is the hint how to fix it."""
+    for name, problem in differing(folder, sums).items():
+        raise Damaged(f"{Path(folder) / name} {problem}.", mend)
 
 
 def lines(sums: dict[str, str]) -> str:
-    """The text of a SHA256SUMS, as `sha256sum -c` takes it."""
+    """Text of a SHA256SUMS file that `sha256sum -c` accepts, from {file name: sha256}."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
 
 
 def of_files(files: Iterable[Path]) -> str:
-    """The text of a SHA256SUMS of these files, taken now."""
+    """Text of a SHA256SUMS file for these files; recomputes their checksums."""
     return lines({path.name: file_sha256(path) for path in files})
 
 
-def _wrong(path: Path, digest: str, sums: Sums) -> str:
+def _problem(path: Path, digest: str, sums: Sums) -> str:
     try:
         return "" if sums.of_file(path) == digest else f"is damaged (its sha256 differs from {SUMS})"
     except FileNotFoundError:
@@ -135,5 +134,5 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _there(entry: Any) -> bool:
+def _files_exist(entry: Any) -> bool:
     return isinstance(entry, dict) and all(os.path.exists(path) for path in entry.get("files", ()))

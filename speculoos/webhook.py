@@ -1,5 +1,5 @@
-"""Where people want to hear of jobs that have ended: one address of a home, kept like a password, since such addresses
-often hold a token."""
+"""The webhook that is notified of ended jobs: one URL per home folder, stored like a password because such URLs often
+contain a token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ def file_of(settings: Settings) -> Path:
 
 
 def address(settings: Settings) -> str:
-    """The address, "" while there is none."""
+    """The webhook's URL, "" if none is set."""
     try:
         return file_of(settings).read_text().strip()
     except OSError:
@@ -24,13 +24,13 @@ def address(settings: Settings) -> str:
 
 
 def host(settings: Settings) -> str:
-    """The part of it that may be shown."""
+    """The host name of the webhook: the only part of the URL that pages may show."""
     url = address(settings)
     return outgoing.check_url(url, settings.webhook_hosts).host if url else ""
 
 
 def keep(settings: Settings, url: str) -> None:
-    """Store the address. Raises BadInput, or Unavailable for a host that nobody knows."""
+    """Store the URL. Raises BadInput for an invalid one, Unavailable for an unknown host."""
     parts = outgoing.check_url(url, settings.webhook_hosts)
     outgoing.reachable(parts, settings.webhook_hosts)
     path = file_of(settings)
@@ -44,7 +44,7 @@ def forget(settings: Settings) -> None:
 
 
 def send(settings: Settings, content: Mapping[str, Any]) -> None:
-    """POST `content` there. Raises NotFound while there is no address, else what `outgoing.post` does."""
+    """POST `content` to the webhook. Raises NotFound if none is set, and the errors of `outgoing.post`."""
     if not (url := address(settings)):
-        raise NotFound("No address for messages is kept yet; enter one first.")
+        raise NotFound("No webhook address is set; enter one first.")
     outgoing.post(url, content, settings.webhook_hosts)

@@ -1,8 +1,7 @@
-"""The Celery application: a doorbell that carries job ids. What a job is and whether it runs is in the database.
+"""The Celery application. Messages contain only job ids; the database holds the jobs and their states.
 
-A message is acknowledged when its task begins, and none is fetched before a thread is free. Nothing is lost with it:
-what a dead worker held is in its row, and the reconciler rings again. (Held until the end of a long job, as
-`acks_late` does, messages made Celery 5.7 workers stop for good when the broker was restarted.)
+Messages are acknowledged when the task starts and fetched only when a thread is free. No job is lost: after a worker
+dies, the reconciler sends a new message. With `acks_late`, Celery 5.7 workers stopped for good after a broker restart.
 """
 
 import functools
@@ -14,13 +13,13 @@ from speculoos.settings import load
 QUEUES = ("gpu", "io")
 TASK = "workers.run_job"
 VISIBILITY_SECONDS = 12 * 3600
-"""How long the broker waits before it delivers an unacknowledged message again; longer than most jobs run."""
+"""Time until the broker redelivers an unacknowledged message; longer than most jobs run."""
 CONNECT_SECONDS = 2
 
 
 @functools.cache
 def make_app(redis_url: str) -> Celery:
-    """The application on this broker. Makes no connection."""
+    """The application for a broker. Does not connect."""
     app = Celery("speculoos", broker=redis_url, include=["workers.supervise.tasks"], set_as_current=False)
     app.conf.update(
         task_acks_late=False,
@@ -29,7 +28,7 @@ def make_app(redis_url: str) -> Celery:
         task_default_queue="gpu",
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
-        worker_cancel_long_running_tasks_on_connection_loss=True,  # only those not acknowledged: none of ours
+        worker_cancel_long_running_tasks_on_connection_loss=True,  # unacknowledged tasks only: none here
         task_serializer="json",
         accept_content=["json"],
         broker_connection_retry_on_startup=True,

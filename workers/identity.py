@@ -1,7 +1,6 @@
-"""Which process is which: machine, boot, pid and start together name one process for ever; a pid alone does not.
+"""Identifies processes by machine, boot id, pid and start time, which is unique; a pid alone is reused.
 
-On Linux the start is counted in clock ticks since the machine's start, which no change of its clock touches. (Times of
-day do change with it: a step of one second would make every living process another one.)
+On Linux the start time is in clock ticks since boot, which do not change when the system clock is set, unlike dates.
 """
 
 import contextlib
@@ -16,29 +15,28 @@ import psutil
 from speculoos import machine
 
 ATTEMPT = "SPECULOOS_ATTEMPT"
-"""Environment variable that names job and attempt (`id/number`) in a child and in everything it starts."""
-ZOMBIE, STATE, START = "Z", 0, 19
-"""Places in /proc/PID/stat, counted after the name in brackets."""
-LAST_PATIENCE = 10.0
-"""Seconds in which even a busy machine ends what was killed."""
+"""Environment variable with job and attempt (`id/number`), set in a child and inherited by its children."""
+ZOMBIE = "Z"
+STATE, START = 0, 19  # indices in /proc/PID/stat, counted after the process name in parentheses
+KILL_TIMEOUT = 10.0
+"""Seconds to wait for killed processes to disappear, also on a busy machine."""
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """What `is_alive` needs to recognise this process again; elsewhere than on Linux its start is a date. Raises
-    psutil.NoSuchProcess."""
+    """The identity of a process for `is_alive`. Raises psutil.NoSuchProcess."""
     boot = machine.boot_id()
     name, start = ("ticks", _stat(pid)[START]) if boot else ("started", _start_date(pid))
     return {"host": machine.host(), "boot_id": boot, "pid": pid, name: start}
 
 
 def owner(pid: int | None = None) -> str:
-    """One line that names a worker process in a job's row: machine/boot/pid/start."""
+    """The identity of a worker process as stored in a job's row: machine/boot/pid/start."""
     who = identity(pid or os.getpid())
     return f"{who['host']}/{who['boot_id']}/{who['pid']}/{who.get('ticks', who.get('started'))}"
 
 
 def owner_is_dead(text: str) -> bool:
-    """True only when the named worker ran on this machine and is certainly gone; others are judged by their lease."""
+    """True only if the worker ran on this machine and has ended; other workers are checked by their leases."""
     try:
         name, boot, pid, start = text.rsplit("/", 3)
         started = {"ticks": start} if start.isdigit() else {"started": float(start)}
@@ -49,23 +47,23 @@ def owner_is_dead(text: str) -> bool:
 
 
 def is_alive(who: dict[str, Any]) -> bool:
-    """Whether exactly this process still runs on this machine: host, boot id, pid and start must all match."""
+    """Whether this process still runs on this machine: host, boot id, pid and start time must match."""
     if who.get("host") != machine.host() or who.get("boot_id") != machine.boot_id():
         return False
     try:
         if "ticks" in who:
             stat = _stat(who["pid"])
             return stat[START] == str(who["ticks"]) and stat[STATE] != ZOMBIE
-        same = abs(_start_date(who["pid"]) - who["started"]) < 0.05  # rows of versions that kept dates, other systems
+        same = abs(_start_date(who["pid"]) - who["started"]) < 0.05  # old rows and systems other than Linux
         return same and psutil.Process(who["pid"]).status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, KeyError):
         return False
 
 
 def end_group(who: dict[str, Any], patience: float) -> bool:
-    """End a process and its group, gently and after `patience` seconds by force; False when it was gone already.
+    """End a process and its group: SIGTERM, then SIGKILL after `patience` seconds. False if it had already ended.
 
-    The process leads its own group and session, so nothing but its own children is touched.
+    The process leads its own group and session, so only its own children are affected.
     """
     if not is_alive(who):
         return False
@@ -74,32 +72,32 @@ def end_group(who: dict[str, Any], patience: float) -> bool:
     while is_alive(who) and time.monotonic() < deadline:
         time.sleep(0.05)
     signal_group(who["pid"], signal.SIGKILL)
-    while is_alive(who) and time.monotonic() < deadline + LAST_PATIENCE:
+    while is_alive(who) and time.monotonic() < deadline + KILL_TIMEOUT:
         time.sleep(0.05)
     return True
 
 
 def end_attempts(job_id: str, until: int, patience: float) -> list[int]:
-    """End every process on this machine that works for attempts of the job up to number `until`, also one that left
-    its group, or that no row names. Gently and after `patience` seconds by force. Returns the pids of those that even
-    so live on (they wait in the kernel, for a disk perhaps)."""
-    processes = _working_for(job_id, until)
+    """End all processes on this machine of the job's attempts up to number `until`, also those outside of their group
+    or without a row: SIGTERM, then SIGKILL after `patience` seconds. Returns the pids of processes that survive this
+    (blocked in the kernel, for example on a disk)."""
+    processes = _processes_of(job_id, until)
     _signal(processes, signal.SIGTERM)
     psutil.wait_procs(processes, patience)
-    deadline = time.monotonic() + LAST_PATIENCE
-    while processes and (processes := _working_for(job_id, until)) and time.monotonic() < deadline:
+    deadline = time.monotonic() + KILL_TIMEOUT
+    while processes and (processes := _processes_of(job_id, until)) and time.monotonic() < deadline:
         _signal(processes, signal.SIGKILL)
         psutil.wait_procs(processes, 0.5)
     return [process.pid for process in processes]
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to the group led by `pid`; no error when it is gone."""
+    """Send a signal to the process group of `pid`; no error if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
-def _working_for(job_id: str, until: int) -> list[psutil.Process]:
+def _processes_of(job_id: str, until: int) -> list[psutil.Process]:
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, ValueError):
@@ -116,7 +114,7 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name, which may hold anything. Raises psutil.NoSuchProcess."""
+    """Fields of /proc/PID/stat after the process name (any text). Raises psutil.NoSuchProcess."""
     try:
         return Path(f"/proc/{int(pid)}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,8 +1,7 @@
-"""The log file of a job: everything its processes print, in home/logs/<job>.log, bounded however much that is.
+"""The log file of a job: the output of its processes in home/logs/<job>.log, with rotation.
 
-The child writes to the file itself, so nothing it said last is lost with its worker, and no pipe breaks under it. The
-worker looks at the size while it watches: a file that is full becomes <job>.log.1 and is emptied in place, where the
-child (which only appends) goes on.
+The child writes to the file directly, so its last lines survive a crash of the worker, and no pipe can break. The
+worker checks the size: a full file is copied to <job>.log.1 and truncated in place; the child continues to append.
 """
 
 import os
@@ -15,35 +14,35 @@ from speculoos.logs import message_of
 from speculoos.settings import Settings
 
 MAX_BYTES = 10 * 2**20
-"""Bytes of a log file, and of the older one that is kept."""
+"""Maximum size of the log file, and of the older file."""
 TAIL_BYTES = 8192
 LONGEST = 300
-"""Characters of a last line."""
+"""Maximum length of a last line."""
 
 
 def path(settings: Settings, job_id: str) -> Path:
-    """Where everything a job's processes print is kept."""
+    """The log file of a job."""
     return settings.home / "logs" / f"{job_id}.log"
 
 
 def older(log: Path) -> Path:
-    """What was in the log before it was full."""
+    """The rotated file of a log."""
     return log.with_name(log.name + ".1")
 
 
 def begin(log: Path, attempt: int) -> IO[bytes]:
-    """The file for an attempt's output, open for appending. Raises OSError when it cannot be made."""
+    """Open the log file for an attempt's output, appending. Raises OSError if that fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     out = log.open("ab", buffering=0)
-    with suppress(OSError):  # the title of a log that has no room is not worth a job
+    with suppress(OSError):  # a job must not fail because of a header line
         out.write(f"--- attempt {attempt} ---\n".encode())
     return out
 
 
 def bound(log: Path, most: int | None = None) -> bool:
-    """Rotate a log that has grown over `most` bytes (MAX_BYTES); whether it had.
+    """Rotate a log larger than `most` bytes (MAX_BYTES); returns whether it was.
 
-    Between copy and cut a few lines may be lost; of a flood that outran the worker the last bytes are kept.
+    Lines written between copy and truncation are lost. If the log grew past the limit, its last bytes are kept.
     """
     most = most or MAX_BYTES
     try:
@@ -52,7 +51,7 @@ def bound(log: Path, most: int | None = None) -> bool:
             if size <= most:
                 return False
             file.seek(max(0, size - most))
-            _keep(file, older(log))
+            _copy_rest(file, older(log))
             file.truncate(0)
         return True
     except OSError:
@@ -60,10 +59,10 @@ def bound(log: Path, most: int | None = None) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """The last non-empty line of a log that was not written by the supervisor."""
+    """The last non-empty line of a log, without the supervisor's header lines; "" if there is none."""
     lines = _tail(older(log)) + _tail(log)
-    said = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
-    return message_of(said[-1])[:LONGEST] if said else ""
+    output = [line.strip() for line in lines if line.strip() and not line.startswith("--- attempt")]
+    return message_of(output[-1])[:LONGEST] if output else ""
 
 
 def _tail(file: Path) -> list[str]:
@@ -75,13 +74,13 @@ def _tail(file: Path) -> list[str]:
         return []
 
 
-def _keep(file: IO[bytes], target: Path) -> None:
-    """Copy the rest of `file` in place of `target`; on a full disk the older log is given up."""
+def _copy_rest(file: IO[bytes], target: Path) -> None:
+    """Replace `target` by the rest of `file`; on a full disk, delete `target`."""
     new = target.with_name(target.name + ".new")
     try:
         with new.open("wb") as out:
             shutil.copyfileobj(file, out, 1 << 20)
         new.replace(target)
     except OSError:
-        for left in (new, target):
-            left.unlink(missing_ok=True)
+        for path in (new, target):
+            path.unlink(missing_ok=True)

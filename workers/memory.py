@@ -1,9 +1,8 @@
-"""How much memory a job may take, and whom the system ends first when it has none left.
+"""Memory limits of jobs.
 
-Two means, because one does not fit all. An import reads foreign files and loads no device library: the system itself
-refuses it more (RLIMIT_DATA), so it ends by an ordinary MemoryError before anyone else suffers. Work on a device maps
-far more than it uses (CUDA reserves address space by the hundred gigabytes), so its worker looks at what its processes
-really hold (resident memory) and ends them.
+Imports read untrusted files without CUDA: RLIMIT_DATA makes them fail with an ordinary MemoryError. Other jobs may map
+far more memory than they use (CUDA reserves hundreds of gigabytes of address space), so the worker checks their
+resident memory and ends them.
 """
 
 import os
@@ -18,43 +17,42 @@ from speculoos.settings import Settings
 
 IMPORT_MB = 2048
 READERS = ("import_prompts", "import_answered")
-"""Kinds of jobs that read foreign files and are bounded always."""
+"""Job kinds that read untrusted files and always have a limit."""
 OOM_SCORE = 500
-"""Of 1000: the system's choice when memory is out falls on a job, never on the pages or the database."""
+"""oom_score_adj of jobs (maximum 1000): the OOM killer prefers them to the pages and the database."""
 HINT = (
-    "Use a smaller batch or a shorter length, or raise what one job may take (on the Settings page, or "
+    "Use a smaller batch or a shorter length, or raise the memory limit of a job (Settings page or "
     "SPECULOOS_JOB_MEMORY_MB)."
 )
-IMPORT_HINT = "Its rows mean far more than the file holds; give a smaller part of it, or save it as JSONL."
+IMPORT_HINT = "Its rows expand to far more data than the file; import a smaller part of it, or save it as JSONL."
 
 
 def bound_child(kind: str, settings: Settings) -> None:
-    """Called in the child before its work: the system's limit for readers, and the first place when memory is out."""
+    """Set the child's OOM score, and RLIMIT_DATA for READERS. Called before the work starts."""
     if sys.platform == "linux":
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     if kind in READERS:
-        os.environ.setdefault(
-            "ARROW_DEFAULT_MEMORY_POOL", "system"
-        )  # its own one takes a gigabyte of addresses at once
-        most = min(filter(None, (IMPORT_MB, settings.job_memory_mb))) * 2**20
-        with suppress(ValueError, OSError):  # a lower limit was set from outside
-            resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        # Arrow's default pool reserves a gigabyte of address space.
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+        limit = min(filter(None, (IMPORT_MB, settings.job_memory_mb))) * 2**20
+        with suppress(ValueError, OSError):  # a lower hard limit is set
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def too_much(settings: Settings, pid: int) -> str:
-    """A sentence when the processes of a job hold more memory than one may; "" while they do not."""
-    most = settings.job_memory_mb * 2**20
-    if not most or (held := resident(pid)) <= most:
+    """An error message if the processes of a job exceed the memory limit, else ""."""
+    limit = settings.job_memory_mb * 2**20
+    if not limit or (used := resident(pid)) <= limit:
         return ""
-    return f"The memory was not enough for this job: it took {held / 1e9:.1f} GB, and may take {most / 1e9:.1f} GB."
+    return f"The memory was not enough for this job: it used {used / 1e9:.1f} GB, the limit is {limit / 1e9:.1f} GB."
 
 
 def resident(pid: int) -> int:
-    """Bytes that a process and those it started hold in memory."""
-    held = 0
+    """Resident memory of a process and its descendants in bytes."""
+    total = 0
     with suppress(psutil.Error):
         for process in (leader := psutil.Process(pid), *leader.children(recursive=True)):
             with suppress(psutil.Error):
-                held += process.memory_info().rss
-    return held
+                total += process.memory_info().rss
+    return total

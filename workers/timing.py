@@ -1,4 +1,4 @@
-"""How often workers look, renew and give up; each number has an environment variable (tests use small ones)."""
+"""Intervals and timeouts of workers; each has an environment variable (tests use small values)."""
 
 import os
 from dataclasses import dataclass, fields
@@ -8,26 +8,26 @@ from speculoos.errors import BadInput
 
 @dataclass(frozen=True)
 class JobTiming:
-    """Seconds. The variable of `lease_seconds` is SPECULOOS_LEASE_SECONDS, and so on."""
+    """All values in seconds. The environment variable of `lease_seconds` is SPECULOOS_LEASE_SECONDS, and so on."""
 
     lease_seconds: float = 30.0
-    """A worker that has not renewed a job's lease for this long has lost it."""
+    """A worker loses a job whose lease it has not renewed for this long."""
     poll_seconds: float = 0.5
-    """How often a supervisor looks at its child, and how often a child writes its report."""
+    """Interval at which a supervisor checks its child, and a child writes its reports."""
     grace_seconds: float = 60.0
-    """How long a child may take to stop by itself once the user asked; then it is ended by force."""
+    """Time for a child to stop after the user's request, before it is terminated."""
     stop_seconds: float = 8.0
-    """The same when the worker itself was told to stop."""
+    """The same if the worker itself stops."""
     kill_seconds: float = 3.0
-    """Between asking the process group to end (TERM) and ending it (KILL)."""
+    """Time between SIGTERM and SIGKILL to the process group."""
     reconcile_seconds: float = 5.0
-    """How often the reconciler looks for rows that nobody works on."""
+    """Interval at which the reconciler looks for jobs without a worker."""
     republish_seconds: float = 30.0
-    """A waiting job whose message was sent this long ago, while workers are idle, gets another one."""
+    """A waiting job gets a new message this long after the last one if workers are idle."""
 
 
 def timing() -> JobTiming:
-    """Timing from the environment. Raises BadInput naming the variable that is wrong."""
+    """Timing from the environment. Raises BadInput for an invalid variable."""
     return JobTiming(**{f.name: _seconds(f"SPECULOOS_{f.name.upper()}", float(f.default)) for f in fields(JobTiming)})
 
 

@@ -1,14 +1,14 @@
-"""What every contender of a training race does alike, ours and the peers': read a plan, take steps when told, report.
+"""Shared code of all contenders of the training benchmark: reads a plan, runs steps on command, reports.
 
-Runs under the peer's own interpreter: standard library and torch only, nothing of this project.
-A contender is a process. It writes one line of JSON when it is ready and one for each command it reads from standard
-input, to a pipe of their own (--answers), since libraries print what they like:
+Runs under the library's own interpreter, so it imports only the standard library and torch. A contender is a process.
+It writes one JSON line when it is ready and one per command from standard input. The lines go to a separate pipe
+(--answers), since libraries print to standard output:
 
     {"step": 3, "lr": 0.001}  →  {"step": 3, "loss": 4.2, "seconds": 1.7, "cpu_seconds": 3.3}
     {"save": FOLDER}          →  {"saved": FOLDER}
     end of input              →  {"peak_memory_mb": 1234}
 
-The plan is a JSON file: `rows` ({"ids", "mask"}), `steps` (lists of row numbers) and `settings`.
+The plan is a JSON file: `rows` ({"ids", "mask"}), `steps` (lists of row indices) and `settings`.
 """
 
 import argparse
@@ -25,39 +25,39 @@ import torch
 
 
 class PeerTrainer(Protocol):
-    """One side's model, loss and optimizer."""
+    """Model and loss of one contender."""
 
     versions: dict[str, str]
     parameters: list[torch.nn.Parameter]
-    """What learns."""
+    """Trainable parameters."""
 
     def loss(self, rows: list[dict[str, list[int]]]) -> torch.Tensor:
-        """The loss of one step on these rows, base forward included."""
+        """The loss of one step on these rows, including the base model's forward pass."""
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The draft's tensors under the names this project stores them by."""
+        """The draft model's tensors under this project's names."""
 
 
 def serve(make: Callable[[argparse.Namespace, dict[str, Any]], PeerTrainer]) -> None:
-    """Be a contender: `make(arguments, plan)` builds the trainer, then commands from standard input are obeyed."""
+    """Run a contender: `make(arguments, plan)` builds the trainer, then commands from standard input are executed."""
     arguments = parse()
-    say = _sayer(arguments.answers)
+    send = _sender(arguments.answers)
     plan = json.loads(arguments.plan.read_text())
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(plan["settings"]["seed"])
     trainer = make(arguments, plan)
     optimizer = make_optimizer(trainer, plan["settings"])
     trainable = sum(p.numel() for p in trainer.parameters)
-    say({"ready": True, "trainable": trainable, "versions": {"torch": torch.__version__, **trainer.versions}})
+    send({"ready": True, "trainable": trainable, "versions": {"torch": torch.__version__, **trainer.versions}})
     for line in sys.stdin:
         command = json.loads(line)
         if "save" in command:
             save(trainer, Path(command["save"]))
-            say({"saved": command["save"]})
+            send({"saved": command["save"]})
         else:
             rows = [plan["rows"][i] for i in plan["steps"][command["step"]]]
-            say({"step": command["step"], **take_step(trainer, optimizer, rows, command["lr"], plan["settings"])})
-    say({"peak_memory_mb": peak_memory_mb()})
+            send({"step": command["step"], **take_step(trainer, optimizer, rows, command["lr"], plan["settings"])})
+    send({"peak_memory_mb": peak_memory_mb()})
 
 
 def parse() -> argparse.Namespace:
@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
 
 
 def make_optimizer(trainer: PeerTrainer, settings: dict[str, Any]) -> torch.optim.Optimizer:
-    """The same for all: torch's fused AdamW."""
+    """torch's fused AdamW, for all contenders."""
     return torch.optim.AdamW(
         trainer.parameters, lr=0.0, betas=settings["betas"], weight_decay=settings["weight_decay"], fused=True
     )
@@ -81,7 +81,7 @@ def make_optimizer(trainer: PeerTrainer, settings: dict[str, Any]) -> torch.opti
 def take_step(
     trainer: PeerTrainer, optimizer: torch.optim.Optimizer, rows: list[Any], lr: float, settings: dict[str, Any]
 ) -> dict[str, float]:
-    """One optimizer step, timed from token lists to updated weights."""
+    """One optimizer step, timed from token lists to updated weights; returns loss, seconds and CPU seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -95,7 +95,7 @@ def take_step(
 
 
 def padded(rows: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids, answer mask and attention mask, int64 and bool [B, longest]; padding on the right, with id 0."""
+    """Token ids (int64), answer mask and attention mask (bool), all [B, longest], right-padded with id 0."""
     width = max(len(row["ids"]) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     answer, real = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
@@ -108,9 +108,9 @@ def padded(rows: list[dict[str, list[int]]]) -> tuple[torch.Tensor, torch.Tensor
 
 
 def read_in_answer(answer: torch.Tensor) -> torch.Tensor:
-    """bool like `answer`: this token and the next are both in an answer.
+    """bool [B, L] like `answer`: both this token and the next are in an answer.
 
-    Peers count the place whose *read* token is marked; so marked, their first step counts the places ours does.
+    Other libraries mask the loss by the input token of a position; this mask makes them count our positions.
     """
     both = torch.zeros_like(answer)
     both[..., :-1] = answer[..., :-1] & answer[..., 1:]
@@ -126,7 +126,7 @@ def save(trainer: PeerTrainer, folder: Path) -> None:
 
 
 def peak_memory_mb() -> int:
-    """Most resident memory this process ever had. `ru_maxrss` alone would count its parent's before it was started."""
+    """Peak resident memory in MiB. `ru_maxrss` would include the memory of the parent before the fork."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
@@ -134,6 +134,6 @@ def peak_memory_mb() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
-def _sayer(descriptor: int) -> Callable[[dict[str, Any]], None]:
+def _sender(descriptor: int) -> Callable[[dict[str, Any]], None]:
     out = os.fdopen(descriptor, "w")
     return lambda line: print(json.dumps(line), file=out, flush=True)

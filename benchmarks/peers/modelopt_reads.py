@@ -1,12 +1,11 @@
-"""In nvidia-modelopt's own environment: load an export into the module that its `convert` makes, run it over given
-hidden states; then fill that module with other weights, export it with its own exporter, and run it again.
+"""Runs in nvidia-modelopt's environment: loads an export into the module that `convert` creates and runs it on hidden
+states; then sets random weights, exports the module with ModelOpt's exporter, and runs it again.
 
     python modelopt_reads.py BASE EXPORT STATES OUT
 
-STATES holds `aux` [n, 3H], hidden states side by side, and `embedded` [n, H], embeddings of the tokens after them.
-Writes OUT/logits.safetensors (`ours`, `own` [n, V'], both by the module as it is released, and `ours_once`, `own_once`
-with the first layer's input norm kept to the embeddings), OUT/exported and OUT/said.json. Knows nothing of the
-workbench.
+STATES contains `aux` [n, 3H], concatenated hidden states, and `embedded` [n, H], embeddings of the next tokens.
+Writes OUT/logits.safetensors (`ours`, `own` [n, V'] from the released module; `ours_once`, `own_once` with the first
+layer's input norm applied to the embeddings only), OUT/exported and OUT/said.json. Does not import this project.
 """
 
 import copy
@@ -28,7 +27,7 @@ COUNTS = ("num_hidden_layers", "draft_vocab_size")
 
 
 def architecture(config: dict[str, Any]) -> dict[str, Any]:
-    """ModelOpt's EAGLE-3 preset in the sizes that the export's config.json says."""
+    """ModelOpt's EAGLE-3 preset with the sizes of the export's config.json."""
     preset = copy.deepcopy(eagle3_default_config)
     preset.update({name: config[name] for name in (*SIZES, *COUNTS)})
     rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
@@ -38,7 +37,7 @@ def architecture(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class OfEmbeddings(nn.Module):
-    """A norm that lets the features pass: what the decoder layer gives it first."""
+    """A norm that returns the features unchanged, to skip their second normalisation in the decoder layer."""
 
     def __init__(self, norm: nn.Module, features: Tensor):
         super().__init__()
@@ -48,23 +47,23 @@ class OfEmbeddings(nn.Module):
         return x if x.data_ptr() == self.features else self.norm(x)
 
 
-def logits(model: Any, given: dict[str, Tensor], once: bool) -> Tensor:
-    """[n, V'] by the module's own forward."""
+def logits(model: Any, inputs: dict[str, Tensor], once: bool) -> Tensor:
+    """Logits [n, V'] of the module's own forward pass."""
     module = model.eagle_module
-    features = module.fc(given["aux"])[None]
+    features = module.fc(inputs["aux"])[None]
     module._maybe_init_rope(device=features.device)
     shape = features.shape[:2]
     mask = model._prepare_decoder_attention_mask(None, shape, 0, features.device, features.dtype)
     layer, norm = module.layers[0], module.layers[0].input_layernorm
     layer.input_layernorm = OfEmbeddings(norm, features) if once else norm
     try:
-        return model._eagle_forward(features, given["embedded"][None], mask, None)[2][0].contiguous()
+        return model._eagle_forward(features, inputs["embedded"][None], mask, None)[2][0].contiguous()
     finally:
         layer.input_layernorm = norm
 
 
 def randomise(module: nn.Module) -> None:
-    """Weights wide enough that every part has a say in the logits, norms too."""
+    """Random weights, large enough that every part affects the logits; norms too."""
     generator = torch.Generator().manual_seed(11)
     for value in module.parameters():
         noise = torch.randn(value.shape, generator=generator)
@@ -74,25 +73,25 @@ def randomise(module: nn.Module) -> None:
 @torch.no_grad()
 def main(base: Path, export: Path, states: Path, out: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    stored, given = load_file(export / "model.safetensors"), load_file(states)
+    stored, inputs = load_file(export / "model.safetensors"), load_file(states)
     config = json.loads((export / "config.json").read_text())
     options = {"eagle_architecture_config": architecture(config), "eagle_use_torch_compile": False}
-    options["eagle_export_rope_scaling"] = {}  # else its exporter writes another rope than the module has
+    options["eagle_export_rope_scaling"] = {}  # otherwise the exported RoPE config differs from the module
     mtsp.convert(model, [("eagle", options)])
     module = model.eval().eagle_module
-    wrong = module.load_state_dict(stored, strict=False)
-    made = {f"ours{end}": logits(model, given, bool(end)) for end in ("", "_once")}
+    keys = module.load_state_dict(stored, strict=False)
+    made = {f"ours{end}": logits(model, inputs, bool(end)) for end in ("", "_once")}
     randomise(module)
-    made |= {f"own{end}": logits(model, given, bool(end)) for end in ("", "_once")}
+    made |= {f"own{end}": logits(model, inputs, bool(end)) for end in ("", "_once")}
     model.get_exporter().export(out / "exported")
     save_file(made, out / "logits.safetensors")
-    said = {
+    report = {
         "version": f"nvidia-modelopt {version('nvidia-modelopt')}, transformers {version('transformers')}",
         "tensors": len(stored),
-        "left_over": sorted(wrong.unexpected_keys),
-        "unset": sorted(wrong.missing_keys),
+        "left_over": sorted(keys.unexpected_keys),
+        "unset": sorted(keys.missing_keys),
     }
-    (out / "said.json").write_text(json.dumps(said))
+    (out / "said.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """nvidia-modelopt as a contender: `modelopt.torch.speculative.convert` and its own loss, on a CPU.
 
-What is set apart from its defaults, and why: the draft layer's sizes and rotary base are the base model's; the last
-norm is on, as its own EAGLE-3 preset has it; torch.compile is off (it compiles anew for each batch width); Medusa's
-base is frozen, which `convert` leaves undone. Batches are padded to their longest row only: ModelOpt's own collator
-pads all to one length, and so it may keep one mask for each unrolled step; with widths that differ it must forget them.
+Differences from its defaults: the draft layer has the sizes and the rotary base of the base model; the last norm is on,
+as in its EAGLE-3 preset; torch.compile is off (it recompiles for each batch width); the base model is frozen for
+Medusa, which `convert` does not do. Batches are padded to their longest row. ModelOpt's collator pads all batches to
+one length and caches one mask per unrolled step, so this cache is cleared here.
 """
 
 import argparse
@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 class ModelOptSide:
-    """A converted model; only what ModelOpt added learns."""
+    """A converted model; only the modules that ModelOpt adds are trained."""
 
     def __init__(self, arguments: argparse.Namespace, plan: dict[str, Any]):
         settings = plan["settings"]
@@ -47,7 +47,7 @@ class ModelOptSide:
             mask = read_in_answer(answer)
             return self.model(input_ids=ids, attention_mask=real.long(), loss_mask=mask.long()).loss
         labels = torch.full_like(ids, IGNORED)
-        labels[:, :-1] = torch.where(answer[:, 1:], ids[:, 1:], IGNORED)  # shifted, as its collator gives them
+        labels[:, :-1] = torch.where(answer[:, 1:], ids[:, 1:], IGNORED)  # shifted, as in its collator
         return self.model(input_ids=ids, attention_mask=real.long(), labels=labels).loss
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ class ModelOptSide:
 
 
 def eagle_config(base: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """ModelOpt's EAGLE-3 preset in the sizes of `base`."""
+    """ModelOpt's EAGLE-3 preset with the sizes of `base`."""
     theta = base.rope_parameters["rope_theta"]
     preset = copy.deepcopy(eagle3_default_config)
     preset.update(

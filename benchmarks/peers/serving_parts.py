@@ -1,6 +1,6 @@
-"""Stand-ins for what vLLM's and SGLang's draft classes are built of, in plain torch: enough that the classes
-themselves, taken from a wheel, are made, load weights by their own maps and run. Parameters start as NaN, so that what
-is never loaded is seen; every tensor that reaches a parameter is remembered.
+"""Stand-ins in plain torch for the layers of vLLM's and SGLang's draft model classes, so that the released classes can
+be instantiated, load weights with their own name mappings, and run. Parameters start as NaN, so that missing weights
+are detected; every tensor that is copied into a parameter is recorded.
 """
 
 import importlib.abc
@@ -21,13 +21,13 @@ from formats.readers.llama import rotated
 STACKED = ((".qkv_proj", ".q_proj", "q"), (".qkv_proj", ".k_proj", "k"), (".qkv_proj", ".v_proj", "v"),
            (".gate_up_proj", ".gate_proj", 0), (".gate_up_proj", ".up_proj", 1))  # fmt: skip
 reached: set[int] = set()
-"""Ids of the tensors that were copied into a parameter, and of these parameters."""
+"""Ids of tensors copied into a parameter, and of these parameters."""
 current: Any = SimpleNamespace()
-"""What get_current_vllm_config gives."""
+"""Return value of get_current_vllm_config."""
 
 
 class Anything(type):
-    """A class for every name that has no stand-in: callable, with any attribute, usable in annotations."""
+    """Metaclass for names without a stand-in: callable, with any attribute, usable in annotations."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -39,9 +39,9 @@ class Anything(type):
 
 
 def copy_in(param: nn.Parameter, tensor: Tensor, rows: slice = slice(None)) -> None:
-    """Copy a tensor of exactly this shape. Raises ValueError for another."""
+    """Copy a tensor. Raises ValueError if its shape differs."""
     if param.data[rows].shape != tensor.shape:
-        raise ValueError(f"a parameter of {list(param.data[rows].shape)} was given {list(tensor.shape)}")
+        raise ValueError(f"a parameter of {list(param.data[rows].shape)} cannot load {list(tensor.shape)}")
     param.data[rows] = tensor.to(param.dtype)
     reached.update((id(tensor), id(param)))
 
@@ -51,7 +51,7 @@ def empty(*shape: int) -> nn.Parameter:
 
 
 class Product(nn.Module):
-    """A linear layer; `parts` are the rows that q, k, v or gate and up fill."""
+    """A linear layer; `parts` are the numbers of rows of q, k, v, or of gate and up."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False, parts: dict[Any, int] | None = None):
         super().__init__()
@@ -79,7 +79,7 @@ def qkv(hidden: int, dim: int, heads: int, keys: int, bias: bool = False, **_: A
 
 
 class PeerRows(nn.Module):
-    """Embeddings or a head over a vocabulary; a file must have all of its rows."""
+    """Embedding or LM head; a file must have all of its rows."""
 
     def __init__(self, rows: int, width: int, **_: Any):
         super().__init__()
@@ -91,7 +91,7 @@ class PeerRows(nn.Module):
 
 
 class Norm(nn.Module):
-    """With a residual: (norm(x + residual), x + residual)."""
+    """RMSNorm; with a residual it returns (norm(x + residual), x + residual)."""
 
     def __init__(self, width: int, eps: float = 1e-6, **_: Any):
         super().__init__()
@@ -104,7 +104,7 @@ class Norm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal, over the places given."""
+    """Causal self-attention over all positions."""
 
     def __init__(self, config: Any):
         super().__init__()
@@ -134,7 +134,7 @@ class GatedMlp(nn.Module):
 
 
 class PeerDecoderLayer(nn.Module):
-    """The servers' Llama layer: made of vLLM's (vllm_config, prefix, config) or SGLang's (config, layer_id, …)."""
+    """The servers' Llama layer; arguments of vLLM (vllm_config, prefix, config) or SGLang (config, layer_id, …)."""
 
     def __init__(self, first: Any, *_args: Any, config: Any = None, **_further: Any):
         super().__init__()
@@ -156,7 +156,7 @@ class PeerDecoderLayer(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """The servers' LlamaForCausalLM: SGLang's EAGLE class loads through it."""
+    """The servers' LlamaForCausalLM, which loads the weights of SGLang's EAGLE class."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         params = dict(self.named_parameters())
@@ -179,7 +179,7 @@ class Logits(nn.Module):
 
 
 class Mapper:
-    """vLLM's WeightsMapper: parts of names replaced, dropped (None), or stacked."""
+    """vLLM's WeightsMapper: replaces parts of names, drops (None) or stacks tensors."""
 
     def __init__(self, orig_to_new_substr: Any = None, orig_to_new_stacked: Any = None, **_: Any):
         self.substr, self.stacked = orig_to_new_substr or {}, orig_to_new_stacked or {}
@@ -195,7 +195,7 @@ class Mapper:
 
 
 class Loader:
-    """vLLM's AutoWeightsLoader: a child with `load_weights` loads its own. Raises KeyError for an unknown name."""
+    """vLLM's AutoWeightsLoader: children with `load_weights` load their own. Raises KeyError for unknown names."""
 
     def __init__(self, module: nn.Module, **_: Any):
         self.module = module
@@ -244,7 +244,7 @@ PARTS = {
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Every module of vLLM and SGLang, holding the stand-ins."""
+    """Import hook that provides all modules of vLLM and SGLang with the stand-ins."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name.split(".")[0] in ("vllm", "sglang"):
@@ -261,7 +261,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def run_source(name: str, source: str) -> types.ModuleType:
-    """A module of a server, its source run over the stand-ins."""
+    """Execute the source of a server's module with the stand-ins."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
     module = types.ModuleType(name)

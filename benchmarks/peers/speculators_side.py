@@ -1,8 +1,8 @@
 """speculators as a contender: its EAGLE-3 model and loss, on a CPU.
 
-Its own pipeline reads hidden states from a vLLM server; here the frozen base runs in the same process, by
-transformers, and its forward is part of each step. Rows are then packed one behind the other without padding, as
-speculators does. Eager attention and losses: its default ones need a GPU's compiler.
+Its own pipeline gets hidden states from a vLLM server; here the frozen base model runs in the same process with
+transformers, as part of each step. Rows are packed without padding, as in speculators. Attention and losses are eager,
+as the defaults need torch.compile on a GPU.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ATTENTION = "eager"
 
 
 class SpeculatorsSide:
-    """Its draft model beside a frozen base."""
+    """Its draft model with a frozen base model."""
 
     def __init__(self, arguments: argparse.Namespace, plan: dict[str, Any]):
         settings = plan["settings"]
@@ -74,7 +74,7 @@ class SpeculatorsSide:
 
     @torch.no_grad()
     def _hidden(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs of the layers it fuses [B, L, 3H], and what the final norm reads [B, L, H]."""
+        """Outputs of the fused layers [B, L, 3H], and the input of the final norm [B, L, H]."""
         last: list[torch.Tensor] = []
         hook = self.base.model.norm.register_forward_pre_hook(lambda _module, inputs: last.append(inputs[0]))
         try:
@@ -84,8 +84,8 @@ class SpeculatorsSide:
         return torch.cat([out.hidden_states[i] for i in self.draft.target_layer_ids], -1), last[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        borrowed = ("embed_tokens.", "verifier_", "t2d", "d2t")
-        return {name: t for name, t in self.draft.state_dict().items() if not name.startswith(borrowed)}
+        from_base = ("embed_tokens.", "verifier_", "t2d", "d2t")
+        return {name: t for name, t in self.draft.state_dict().items() if not name.startswith(from_base)}
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_a_worker_pauses_by_the_floor_that_was_chosen(home: Settings, monkeypatc
     assert worker.news(home) == {}
     free = shutil.disk_usage(home.home).free // 2**20
     rules.keep(home, {"min_disk_mb": min(free * 2, 10_000_000)})
-    assert "the floor is" in worker.news(home)["paused"]
+    assert "the minimum is" in worker.news(home)["paused"]
     rules.keep(home, {"min_disk_mb": None})
     assert worker.news(home) == {}
 

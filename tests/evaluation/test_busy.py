@@ -29,7 +29,7 @@ def busy_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two readings 10 s pass in which other programs take 5 s and this one 4 s."""
     readings = count()
     # the lowest level at which a load can be had on demand: the reading of the system's counters
-    monkeypatch.setattr(other_work, "_spent", lambda: tuple(next(readings) * s for s in (10.0, 9.0, 4.0)))
+    monkeypatch.setattr(other_work, "_cpu_seconds", lambda: tuple(next(readings) * s for s in (10.0, 9.0, 4.0)))
 
 
 def check(found: dict, heard: Warned) -> None:

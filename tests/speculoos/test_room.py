@@ -131,13 +131,13 @@ def test_floors_fit_the_disk_and_a_pause_ends_above_them(small_disk: Path) -> No
     short = watch.look()
     assert short.kind == "disk" and not short.counts
     assert short.note == (
-        f"Paused: 1.0 MB free on the disk that holds {small_disk}, the floor is 4.2 MB; "
-        "make room and it goes on by itself"
+        f"Paused: 1.0 MB free on the disk that holds {small_disk}, the minimum is 4.2 MB; "
+        "free some space and the job continues automatically"
     )
     for left, goes_on in ((4.5, False), (5.5, True), (4.5, True)):
         (small_disk / "ballast").unlink()
         fill(small_disk, int(left * MB))
-        watch._looked_at = 0.0
+        watch._checked_at = 0.0
         assert (watch.look() is None) == goes_on, left
     assert room.disk_shortage(replace(settings, min_disk_mb=0)) is None
 
@@ -149,9 +149,9 @@ def test_memory_must_be_short_for_some_seconds_before_it_counts(
     watch = room.RoomWatch(greedy)
     assert watch.look() is None
     watch._short_since -= room.MEMORY_SECONDS
-    watch._looked_at = 0.0
+    watch._checked_at = 0.0
     short = watch.look()
-    assert short.kind == "memory" and short.counts and "of memory available, the floor is" in short.note
+    assert short.kind == "memory" and short.counts and "of memory available, the minimum is" in short.note
     assert room.memory_shortage(replace(home, min_memory_mb=0)) is None
 
 

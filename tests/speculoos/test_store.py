@@ -161,7 +161,7 @@ def test_a_store_that_cannot_be_is_said_in_one_sentence(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreAway, match="does not answer as it should"):
+    with pytest.raises(StoreAway, match="cannot be accessed"):
         Store(f"file://{tmp_path}/file").put_folder(PLACE, folder)
     with pytest.raises(BadInput, match="SPECULOOS_STORE"):
         open_store("nosuch://bucket")

@@ -92,7 +92,7 @@ def test_a_refusal_is_one_sentence_without_the_address_and_no_redirect_is_follow
     named = replace(home, webhook_hosts=(receiver.host,))
     webhook.keep(named, f"http://{receiver.host}{SECRET}")
     receiver.status = status
-    with pytest.raises(Unavailable, match=f"127.0.0.1 answered {status}") as caught:
+    with pytest.raises(Unavailable, match=rf"127.0.0.1 did not accept the message \(HTTP status {status}\)") as caught:
         webhook.send(named, {})
     assert "secret" not in str(caught.value) and len(receiver.got) == 1
 

@@ -95,7 +95,7 @@ def test_a_message_is_posted_and_one_that_cannot_be_is_logged_once(
             teller.look()
         wait(lambda: len(receiver.got) == 3)
         time.sleep(0.2)
-    assert [record.message.count("answered 500") for record in caplog.records] == [1]
+    assert [record.message.count("HTTP status 500") for record in caplog.records] == [1]
 
 
 def test_a_host_that_hangs_holds_no_round_up(home: Settings, receiver: Receiver) -> None:

@@ -137,7 +137,7 @@ def test_rows_of_dead_and_silent_workers_are_interrupted_and_others_left(home: S
     with db.reading(home) as session:
         states = [jobs.get(session, job.id).state for job in (dead, silent, living, asked, worn)]
         assert states == ["INTERRUPTED", "INTERRUPTED", "RUNNING", "CANCELLED", "FAILED"]
-        assert "ended from outside" in reports.logs(session, dead.id)[0].message
+        assert "has died" in reports.logs(session, dead.id)[0].message
         assert "Given up after 5 attempts" in jobs.get(session, worn.id).error
 
 
@@ -300,7 +300,7 @@ def test_a_child_that_cannot_reach_the_database_for_a_lease_leaves(home: Setting
     with db.writing(home) as session:  # a writer that never lets go
         session.connection()
         assert child.wait(30) == EXIT_FENCED
-    assert b"could not be reached" in child.stderr.read()
+    assert b"was unreachable" in child.stderr.read()
 
 
 @pytest.mark.parametrize(

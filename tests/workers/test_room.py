@@ -60,11 +60,11 @@ def test_below_the_floor_jobs_pause_and_go_on_by_themselves(small: Bench, small_
     fill(small_disk, 3 * MB)
     paused = small.wait(job.id, "INTERRUPTED")
     assert paused.progress_note == (
-        f"Paused: 3.1 MB free on the disk that holds {small.settings.home}, the floor is 4.2 MB; "
-        "make room and it goes on by itself"
+        f"Paused: 3.1 MB free on the disk that holds {small.settings.home}, the minimum is 4.2 MB; "
+        "free some space and the job continues automatically"
     )
     assert paused.attempt_cap > 5, "its attempt is given back"
-    assert state_words(paused) == ("Paused", "warn") and "the floor is 4.2 MB" in banner(paused)
+    assert state_words(paused) == ("Paused", "warn") and "the minimum is 4.2 MB" in banner(paused)
     other = order(small, tmp_path / "other", steps=2)
     wait_until(lambda: waits(small, other.id).startswith("Paused: "), 90, "the reason on the pages")
     assert small.job(other.id).attempt == 0 and small.job(job.id).attempt == 1
@@ -82,7 +82,7 @@ def test_work_that_meets_the_full_disk_before_its_worker_does_pauses_too(small: 
     job = order(small, small_disk / "w", steps=3, trick="fill")
     paused = small.wait(job.id, "INTERRUPTED")
     assert re.fullmatch(
-        r"Paused: \d\.\d MB free on the disk that holds .*, the floor is 4\.2 MB; .*", paused.progress_note
+        r"Paused: \d\.\d MB free on the disk that holds .*, the minimum is 4\.2 MB; .*", paused.progress_note
     )
     assert not (small.settings.home / room.RESERVE).exists()
     (small_disk / "w" / "ballast").unlink()
@@ -109,8 +109,8 @@ def test_a_job_that_takes_more_memory_than_it_may_is_ended_and_says_so(bench: Be
     greedy, modest = (order(bench, tmp_path / t, trick=t, steps=200 if t else 3) for t in ("hoard", ""))
     failed = bench.wait(greedy.id, "FAILED")
     assert failed.error_code == "out_of_memory" and "SPECULOOS_JOB_MEMORY_MB" in failed.hint
-    assert failed.error.startswith("The memory was not enough for this job: it took 0.")
-    assert failed.error.endswith("and may take 0.3 GB.")
+    assert failed.error.startswith("The memory was not enough for this job: it used 0.")
+    assert failed.error.endswith("the limit is 0.3 GB.")
     bench.wait(modest.id, "SUCCEEDED")
 
 

@@ -156,7 +156,7 @@ def test_a_tracker_that_fails_costs_one_line_without_a_secret(context: Context) 
         time.sleep(0.3)
         say(context, 2, 3)
     said = warnings(context)
-    assert said == ["Weights & Biases is not told of this training any more: wandb.example refused •••."]
+    assert said == ["Weights & Biases gets no more metrics of this training: wandb.example refused •••."]
     with db.reading(context.settings) as session:
         assert len(reports.metrics(session, context.job_id)["train/loss"]) == 3, "our own rows are whole"
 
@@ -170,7 +170,7 @@ def test_a_tracker_that_hangs_is_not_waited_for(context: Context, monkeypatch: p
         say(context, *range(3))
         assert time.monotonic() - begun < 10, "a training does not wait"
     assert time.monotonic() - begun < 20
-    assert warnings(context) == ["Weights & Biases is not told of this training any more: it does not answer."]
+    assert warnings(context) == ["Weights & Biases gets no more metrics of this training: it does not respond."]
 
 
 def test_a_tracker_that_is_too_slow_is_left_behind(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_tracker_that_is_too_slow_is_left_behind(context: Context, monkeypatch
     Kept.act = staticmethod(lambda: time.sleep(0.2))
     with mirrored(context, {}):
         say(context, *range(20))
-    assert warnings(context) == ["Weights & Biases is not told of this training any more: it is too slow."]
+    assert warnings(context) == ["Weights & Biases gets no more metrics of this training: it is too slow."]
 
 
 def test_a_package_that_is_missing_is_said_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a job's work is given: a Reporter, and fenced access to its rows and folders."""
+"""The context of a job's work function: a Reporter with fenced access to the job's rows and folders."""
 
 import time
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ from workers.timing import JobTiming
 
 
 class Context(JobReporter):
-    """A JobReporter that also reads rows, publishes outputs and knows where files go."""
+    """A JobReporter that also reads input rows, publishes outputs and returns folder paths."""
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         super().__init__(settings, job_id, attempt, timing, parent)
         self.files = JobFiles(settings, self)
 
     def session(self) -> AbstractContextManager[Session]:
-        """A short session that commits at its end; for reading, and for rows that need no fence."""
+        """A short session that commits at the end; for reads, and for rows without a fence."""
         return db.writing(self.settings)
 
     @contextmanager
@@ -44,11 +44,11 @@ class Context(JobReporter):
             yield session
 
     def usable(self, table: type[Table], row_id: str) -> Any:
-        """An input's row as `ready` gives it, its files on this machine."""
+        """An input's row as in `ready`, with its files on this machine."""
         return self.files.bring(self.ready(table, row_id))
 
     def ready(self, table: type[Table], row_id: str) -> Any:
-        """An input's row, readable after the session. Raises NotFound, or Conflict when it is not ready."""
+        """An input's row, detached from its session. Raises NotFound, or Conflict if it is not ready."""
         with db.reading(self.settings) as session:
             row = session.get(table, row_id)
             if row is None:
@@ -58,77 +58,77 @@ class Context(JobReporter):
 
     @property
     def sums(self) -> Sums:
-        """Sums of files that were taken before, by anyone in this home."""
+        """The checksum cache of the home folder."""
         return Sums.of(self.settings)
 
     @staticmethod
     def known(base: Base) -> Known:
-        """What a base's row says of its files: `load_base` compares them."""
+        """Checksums in a base model's row, for `load_base` to verify."""
         return Known.of(base.weights_sha256, base.tokenizer_sha256, base.card)
 
     def publish(self, table: type[Table], row_id: str, **values: Any) -> None:
-        """Fill an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`. The files at its `path` are in
-        the store before."""
-        kept = self.files.deliver(table, row_id, str(values["path"])) if "path" in values else None
+        """Update an output row, fenced: `publish(Dataset, id, state="ready", rows=120)`. Files at its `path` are
+        uploaded to the store first."""
+        folder = self.files.deliver(table, row_id, str(values["path"])) if "path" in values else None
         with self.fenced() as session:
             session.execute(update(table).where(table.id == row_id).values(**values))
-            if kept:
-                stored.keep(session, stored.KINDS[table], row_id, kept)
+            if folder:
+                stored.keep(session, stored.KINDS[table], row_id, folder)
 
     def publish_checkpoint(self, checkpoint_id: str, folder: Path, **values: Any) -> None:
-        """Fill a checkpoint's row from the files that this attempt made, fenced."""
+        """Update a checkpoint's row with the files of this attempt, fenced."""
         facts = {"size_bytes": size_of(folder), "sha256": file_sha256(folder / WEIGHTS), "attempt": self.attempt}
         self.publish(Checkpoint, checkpoint_id, state="ready", path=str(folder), **facts, **values)
 
     def add_figures(self, checkpoint_id: str, figures: dict[str, Any]) -> None:
-        """Put further figures, or later ones, into a checkpoint's row, fenced."""
+        """Add or replace figures in a checkpoint's row, fenced."""
         with self.fenced() as session:
             row = session.get_one(Checkpoint, checkpoint_id)
             row.figures = {**row.figures, **figures}
 
     def hold_device(self, device: str) -> None:
-        """Wait for the device's lease, then keep it until this process ends (its supervisor gives it back).
+        """Wait for the device's lease and renew it until this process ends; the supervisor releases it.
 
-        Raises Cancelled when the user stops the job while it waits.
+        Raises Cancelled if the user stops the job during the wait.
         """
-        place = machine.device(device, self.settings.home)
-        while not self._acquire(place):
+        lease = machine.device(device, self.settings.home)
+        while not self._acquire(lease):
             check_stop(self)
             time.sleep(self.timing.poll_seconds)
-        self.on_beat = lambda: self._keep(place)
+        self.on_beat = lambda: self._renew(lease)
 
-    def _acquire(self, place: str) -> bool:
+    def _acquire(self, lease: str) -> bool:
         with self.session() as session:
-            if leases.acquire(session, place, self.holder, self.timing.lease_seconds, self.attempt):
+            if leases.acquire(session, lease, self.holder, self.timing.lease_seconds, self.attempt):
                 return True
-            self.wait(f"Waits for {place.partition('@')[0]}: {leases.holder_name(session, place)} holds it.")
+            self.wait(f"Waits for {lease.partition('@')[0]}: {leases.holder_name(session, lease)} holds it.")
             return False
 
-    def _keep(self, place: str) -> None:
+    def _renew(self, lease: str) -> None:
         with self.session() as session:
-            leases.renew(session, place, self.holder, self.timing.lease_seconds, self.attempt)
+            leases.renew(session, lease, self.holder, self.timing.lease_seconds, self.attempt)
 
     @property
     def holder(self) -> str:
-        """This job's name on a device lease."""
+        """The holder name of this job in leases."""
         return f"job:{self.job_id}"
 
     def dataset_folder(self, dataset_id: str) -> Path:
-        """home/datasets/<id>: shared by all attempts, whose shards are whole or absent."""
+        """home/datasets/<id>: shared by all attempts, as shards are written atomically."""
         return self.settings.home / "datasets" / dataset_id
 
     def checkpoint_folder(self, checkpoint_id: str) -> Path:
-        """home/checkpoints/<id>/attempt-N of this attempt, made if new: no other attempt writes there."""
+        """home/checkpoints/<id>/attempt-N of this attempt, created if missing; no other attempt writes there."""
         folder = self.settings.home / "checkpoints" / checkpoint_id / f"attempt-{self.attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def earlier_attempts(self, checkpoint_id: str) -> list[Path]:
-        """Folders of earlier attempts, the latest first: where to look for a state to go on from."""
+        """Folders of earlier attempts, latest first, which may hold a checkpoint to resume from."""
         folder = self.settings.home / "checkpoints" / checkpoint_id
         numbered = [(int(p.name.removeprefix("attempt-")), p) for p in folder.glob("attempt-*") if p.is_dir()]
         return [path for number, path in sorted(numbered, reverse=True) if number < self.attempt]
 
     def model_folder(self, base_id: str) -> Path:
-        """home/models/<id>; the work makes it whole under another name and renames it."""
+        """home/models/<id>; the work creates it under another name and renames it when complete."""
         return self.settings.home / "models" / base_id

@@ -1,6 +1,6 @@
-"""Files of a job between its machine and the store: what goes in comes here before the work, what comes out goes there
-before it is published. So a row that is ready can be used on every machine, and a kill between the two loses nothing:
-what was delivered is known by its content. Without a store nothing moves.
+"""Transfers a job's files between its machine and the store: inputs are downloaded before the work, outputs uploaded
+before they are published. So a ready row is usable on every machine, and an interrupted upload is resumed, since files
+are identified by content. Without a store nothing is transferred.
 """
 
 import shutil
@@ -20,11 +20,11 @@ from tracking.stored import KINDS, UPLOADS, Files, place
 from tracking.tables import Stored, Table
 
 PATIENCE = 600.0
-"""Seconds a job waits for a store that does not answer, before it fails and keeps what it made for a retry."""
+"""Seconds a job retries an unreachable store before it fails; its results are kept for a retry of the job."""
 PAUSE = 5.0
 GIVEN = "given"
-"""What a folder is called here whose path ends in `..`: nothing may be fetched beside its place."""
-Given = TypeVar("Given")
+"""Local name of a folder whose path ends in `..`, so that nothing is written outside of the upload folder."""
+T = TypeVar("T")
 
 
 class JobFiles:
@@ -39,40 +39,40 @@ class JobFiles:
         return self.files.store
 
     def bring(self, row: Any) -> Any:
-        """The row, its `path` where its files are on this machine; it must belong to no session."""
+        """Download the files of a row and set its `path` to them. The row must be detached from its session."""
         if self.store is None:
             return row
-        kept = self._kept(row.id)
-        if not self.files.here(row, kept):
-            self.reporter.log(f"Fetching the files of “{row.name}” from the store.")
-        row.path = str(self._patiently(lambda: self.files.bring(row, kept)))
+        stored_row = self._stored(row.id)
+        if not self.files.here(row, stored_row):
+            self.reporter.log(f"Downloading the files of “{row.name}” from the store.")
+        row.path = str(self._retry(lambda: self.files.bring(row, stored_row)))
         return row
 
     def bring_output(self, table: type[Table], row_id: str, folder: Path) -> None:
-        """What the store has of a row this job goes on with, where the job will write."""
-        if self.store and (kept := self._kept(row_id)) and stored.marked(folder) != kept.key:
-            store, key = self.store, kept.key
-            self._patiently(lambda: store.get_folder(place(KINDS[table], row_id), key, folder))
+        """Download the stored files of an output row that this job continues, into the folder it writes."""
+        if self.store and (stored_row := self._stored(row_id)) and stored.marked(folder) != stored_row.key:
+            store, key = self.store, stored_row.key
+            self._retry(lambda: store.get_folder(place(KINDS[table], row_id), key, folder))
 
     def bring_path(self, path: str, into: Path | None = None) -> str:
-        """A file or folder that a request names, on this machine: where it lay when it was asked for, or a copy (a
-        folder's `into` that one, all else with the uploads)."""
-        kept = self._kept(stored.path_id(self.settings, path)) if self.store and path else None
-        if kept is None:
+        """Local path of a file or folder that a request names: the original path if its content matches, else a copy
+        (folders: `into` if set; otherwise in the uploads folder)."""
+        stored_row = self._stored(stored.path_id(self.settings, path)) if self.store and path else None
+        if stored_row is None:
             return path
-        at = place(UPLOADS, kept.id)
-        listed = self._patiently(lambda: self.files.store.listed(at, kept.key))
+        source = place(UPLOADS, stored_row.id)
+        listed = self._retry(lambda: self.files.store.listed(source, stored_row.key))
         if _is_same(Path(path), listed):
             return path
-        shelf = self.settings.home / UPLOADS / kept.id
+        folder = self.settings.home / UPLOADS / stored_row.id
         name = Path(path).name
-        copy, is_file = shelf / (name if name != ".." else GIVEN), list(listed) == [name]
-        target = shelf if is_file else (into or copy)
-        self._patiently(lambda: self.files.store.get_folder(at, kept.key, target))
+        copy, is_file = folder / (name if name != ".." else GIVEN), list(listed) == [name]
+        target = folder if is_file else (into or copy)
+        self._retry(lambda: self.files.store.get_folder(source, stored_row.key, target))
         return str(copy if is_file else target)
 
     def forget_path(self, path: str, used: str) -> None:
-        """What was brought for this job alone is not needed any more, here and in the store."""
+        """Delete an input that was uploaded for this job only, from the store and from this machine."""
         if self.store is None:
             return
         path_id = stored.path_id(self.settings, path)
@@ -83,39 +83,39 @@ class JobFiles:
             shutil.rmtree(self.settings.home / UPLOADS / path_id, ignore_errors=True)
 
     def deliver(self, table: type[Table], row_id: str, folder: str) -> StoredFolder | None:
-        """Put a row's files into the store, to be published with what is returned; None where nothing travels."""
+        """Upload a row's files. Returns the stored folder to publish with the row, or None if nothing is uploaded."""
         if self.store is None or table not in KINDS or Path(folder) in (starter.starter_path(), starter.HEAD):
             return None
-        return self._patiently(lambda: self.files.deliver(KINDS[table], row_id, Path(folder)))
+        return self._retry(lambda: self.files.deliver(KINDS[table], row_id, Path(folder)))
 
     def deliver_export(self, checkpoint_id: str, source: str, export: StoredExport) -> bool:
-        """Put a zip for download where the pages find it; False where nothing travels."""
+        """Upload a zip file for download from the pages; False without a store."""
         if (store := self.store) is None:
             return False
-        self._patiently(lambda: deliver_export(store, checkpoint_id, source, export))
+        self._retry(lambda: deliver_export(store, checkpoint_id, source, export))
         return True
 
-    def _kept(self, row_id: str) -> Stored | None:
+    def _stored(self, row_id: str) -> Stored | None:
         with db.reading(self.settings) as session:
             return stored.of(session, row_id)
 
-    def _patiently(self, move: Callable[[], Given]) -> Given:
-        """Try until the store answers; hours of work must not fail by a minute without it."""
+    def _retry(self, transfer: Callable[[], T]) -> T:
+        """Retry until the store is reachable: a short outage must not fail hours of work."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                return move()
+                return transfer()
             except StoreAway as error:
                 if time.monotonic() > deadline:
                     raise
-                self.reporter.log(f"{error} Trying again.", "warning")
+                self.reporter.log(f"{error} Retrying.", "warning")
             check_stop(self.reporter)
             time.sleep(PAUSE)
 
 
 def _is_same(path: Path, listed: dict[str, dict[str, Any]]) -> bool:
-    """Whether a local file, or folder by its names and sizes, is what was put."""
-    found = files_of(path)
-    if {name: file.stat().st_size for name, file in found.items()} != {n: e["bytes"] for n, e in listed.items()}:
+    """Whether a local file (by checksum) or folder (by names and sizes) matches the stored list."""
+    files = files_of(path)
+    if {name: file.stat().st_size for name, file in files.items()} != {n: e["bytes"] for n, e in listed.items()}:
         return False
-    return path.is_dir() or all(file_sha256(file) == listed[name]["sha256"] for name, file in found.items())
+    return path.is_dir() or all(file_sha256(file) == listed[name]["sha256"] for name, file in files.items())

@@ -1,8 +1,7 @@
-"""The process that does the work of one attempt: `python -m workers.child.main JOB ATTEMPT`.
+"""The process that runs one attempt of a job: `python -m workers.child.main JOB ATTEMPT`.
 
-It is started by workers.supervise.attempt in a session of its own, with its output going to the job's log file. It
-leaves when its supervisor dies, when the job belongs to another attempt, or when it is done; how it ended is in the
-row.
+workers.supervise.attempt starts it in its own session with its output in the job's log file. It exits when its
+supervisor dies, when another attempt owns the job, or when it is done. It stores its final state in the job's row.
 """
 
 import contextlib
@@ -35,12 +34,12 @@ log = logging.getLogger(__name__)
 Result = dict[str, Any] | Division
 PR_SET_PDEATHSIG = 1
 PAUSE = signal.SIGUSR1
-"""What a worker sends when its machine is short of disk or memory: stop at the next safe point, to go on later."""
-ROOM_HINT = "Make room (the Settings page lists what is large), then retry: it goes on from the last saved state."
+"""Signal from the worker if disk space or memory is short: stop at the next safe point; the job resumes later."""
+ROOM_HINT = "Free some space (the Settings page lists what is large), then retry: it resumes from the last checkpoint."
 
 
 def main(job_id: str, attempt: int) -> int:
-    """Run one attempt to its end; the exit status is 0 when the row says how it went."""
+    """Run one attempt; the exit status is 0 if its final state is stored."""
     die_with_parent()
     keep_private()
     settings = load()
@@ -52,36 +51,36 @@ def main(job_id: str, attempt: int) -> int:
     try:
         with context:
             result = with_start(context, _work(context))
-        _say(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
+        _store_state(context, shards.divide if isinstance(result, Division) else jobs.succeed, result)
     except Fenced:
         return EXIT_FENCED
     except Cancelled as error:
-        _stopped(context, str(error))
+        _store_stop(context, str(error))
     except SpeculoosError as error:
-        if _paused(context, error):
+        if _store_pause(context, error):
             return 0
-        _failed(context, error.code, str(error), error.hint)
+        _store_failure(context, error.code, str(error), error.hint)
     except Exception as error:
         traceback.print_exc()
-        if _paused(context, error):
+        if _store_pause(context, error):
             return 0
-        _failed(context, *describe(error))
+        _store_failure(context, *describe(error))
     return 0
 
 
 def describe(error: Exception) -> tuple[str, str, str]:
-    """Code, sentence and hint for an error nobody foresaw; its traceback is in the log file only."""
+    """(code, message, hint) for an unhandled exception; its traceback is only in the log file."""
     if out_of_memory(error):
         return "out_of_memory", "The memory was not enough for this job.", "Use a smaller batch or a shorter length."
     if disk_full(error):
         return "disk_full", "The disk is full.", "Free some space (the Storage page lists what is large), then retry."
     first = (str(error).strip().splitlines() or [""])[0][:300]
-    said = f": {first}" if first else ""
-    return "unexpected", f"An unexpected {type(error).__name__} stopped the work{said}", jobs.SEE_LOG
+    detail = f": {first}" if first else ""
+    return "unexpected", f"An unexpected {type(error).__name__} stopped the work{detail}", jobs.SEE_LOG
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when the thread that started it ends, however that happens."""
+    """Ask Linux to kill this process when the thread that started it ends."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -96,7 +95,7 @@ def _work(context: Context) -> Result:
 
 
 def with_start(context: Context, result: Result) -> Result:
-    """The result with the seconds before the work began, which estimates keep out of a job's pace."""
+    """Add the startup time in seconds to the result; estimates exclude it from a job's speed."""
     if isinstance(result, Division) or not result or context.began is None:
         return result
     with db.reading(context.settings) as session:
@@ -107,48 +106,48 @@ def with_start(context: Context, result: Result) -> Result:
 def _stop_on_signals(context: Context) -> None:
     def handle(number: int, frame: FrameType | None) -> None:
         if number == PAUSE:
-            context.short = room.shortage(context.settings) or room.Shortage("disk", "there was no room for a moment")
+            context.short = room.shortage(context.settings) or room.Shortage("disk", "space was short for a moment")
         context.interrupted.set()
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(PAUSE, handle)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to translate
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
 
 
-def _paused(context: Context, error: Exception) -> bool:
-    """Whether the work failed for want of the room its worker asked it to pause for, or of a disk below its floor."""
-    short = room.disk_shortage(context.settings) if disk_full(error) else None
-    if short is None and not (context.short and out_of_memory(error)):
+def _store_pause(context: Context, error: Exception) -> bool:
+    """Pause the job if its error is due to a shortage of disk space or memory; returns whether it was."""
+    shortage = room.disk_shortage(context.settings) if disk_full(error) else None
+    if shortage is None and not (context.short and out_of_memory(error)):
         return False
-    note = (short or context.short).note
+    note = (shortage or context.short).note
     log.warning("%s.", note)
-    _say(context, jobs.interrupt, note, hint=ROOM_HINT)
+    _store_state(context, jobs.interrupt, note, hint=ROOM_HINT)
     return True
 
 
-def _stopped(context: Context, message: str) -> None:
-    """Work that stopped when asked: for good if the user asked, for now if the worker goes down."""
+def _store_stop(context: Context, message: str) -> None:
+    """Cancel the job if the user stopped it; interrupt it if the worker stopped it."""
     if context.cancel_requested():
-        _say(context, jobs.cancelled, message)
-    elif short := context.short:
-        _say(context, jobs.interrupt, short.note, counts=short.counts, hint=ROOM_HINT)
+        _store_state(context, jobs.cancelled, message)
+    elif shortage := context.short:
+        _store_state(context, jobs.interrupt, shortage.note, counts=shortage.counts, hint=ROOM_HINT)
     else:
-        _say(context, jobs.interrupt, "The worker was stopped.", counts=False)
+        _store_state(context, jobs.interrupt, "The worker was stopped.", counts=False)
 
 
-def _failed(context: Context, code: str, error: str, hint: str) -> None:
+def _store_failure(context: Context, code: str, error: str, hint: str) -> None:
     known = secrets(context.settings)
-    sentence, hint = redact(error, known), redact(hint, known)
-    log.error("FAILED (%s): %s %s", code, sentence, hint)
-    _say(context, jobs.fail, code, sentence, hint)
+    message, hint = redact(error, known), redact(hint, known)
+    log.error("FAILED (%s): %s %s", code, message, hint)
+    _store_state(context, jobs.fail, code, message, hint)
 
 
-def _say(context: Context, verdict: Callable[..., Any], *said: Any, **more: Any) -> None:
-    """Write a verdict of tracking.jobs into the row; another attempt's job needs none from us."""
+def _store_state(context: Context, set_state: Callable[..., Any], *values: Any, **options: Any) -> None:
+    """Store the final state with a function of tracking.jobs; does nothing if another attempt owns the job."""
 
     def write() -> None:
         with contextlib.suppress(Fenced), db.writing(context.settings) as session:
-            verdict(session, context.job_id, context.attempt, *said, **more)
+            set_state(session, context.job_id, context.attempt, *values, **options)
 
     context.insist(write)
 

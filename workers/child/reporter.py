@@ -1,7 +1,7 @@
-"""JobReporter: what work says, gathered and written as rows once in a while by a thread of its own.
+"""JobReporter: collects reports of a job's work; a thread writes them to database rows at intervals.
 
-The same thread is the child's heartbeat and its fence: when the job belongs to another attempt, when the supervisor
-is gone, or when the database could not be reached for as long as a lease lasts, the process leaves at once.
+The thread is also the child's heartbeat and fence: the process exits at once if another attempt owns the job, if the
+supervisor has died, or if the database was unreachable for the duration of a lease.
 """
 
 import logging
@@ -21,35 +21,35 @@ from tracking.tables import now
 from workers.timing import JobTiming
 
 PARENT = "SPECULOOS_SUPERVISOR_PID"
-"""Environment variable that tells a child which process must be its parent."""
+"""Environment variable with the pid of the supervisor, which must be the child's parent."""
 log = logging.getLogger("job")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 EXIT_FENCED = 75
 EXIT_ORPHANED = 76
 SMOOTHING = 0.2
-"""Weight of the newest measurement in the average time a unit takes."""
+"""Weight of the newest measurement in the moving average of the time per unit."""
 
 
 class JobReporter:
-    """A Reporter whose reports are rows of one attempt. Use as a context manager: leaving writes the rest."""
+    """A Reporter that stores reports as rows of one attempt. A context manager: its exit writes the remaining ones."""
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming, parent: int | None = None):
         self.settings, self.job_id, self.attempt = settings, job_id, attempt
-        self.interrupted = threading.Event()  # the worker is going down, or short of room: stop, to go on later
-        self.short: Shortage | None = None  # what the worker is short of
-        self.on_beat: Callable[[], None] = lambda: None  # called after every heartbeat, in the thread
-        self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called with every report
+        self.interrupted = threading.Event()  # the worker stops, or space is short: stop, resume later
+        self.short: Shortage | None = None  # why the worker asked for a pause
+        self.on_beat: Callable[[], None] = lambda: None  # called by the thread after every heartbeat
+        self.on_metrics: Callable[[int, dict[str, float]], Any] = lambda step, values: None  # called for every report
         self.timing, self._parent = timing, parent
         self._known = secrets(settings)
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._report = reports.JobReport()
-        self.began: datetime | None = None  # when the work itself began, its models loaded
+        self.began: datetime | None = None  # when the work started, after loading models
         self._eta = Eta()
         self._cancel = self._end = False
         self._wake = threading.Event()
         self._last_beat = time.monotonic()
-        self._thread = threading.Thread(target=self._beat_forever, name="job-reporter", daemon=True)
+        self._thread = threading.Thread(target=self._heartbeat, name="job-reporter", daemon=True)
 
     def __enter__(self) -> "JobReporter":
         self.flush()
@@ -65,7 +65,7 @@ class JobReporter:
             self.insist(self.flush)
 
     def begin(self) -> None:
-        """The first call counts: a training loads a base once more for its tuning."""
+        """Only the first call counts: a training loads the base model again for tuning."""
         self.began = self.began or now()
 
     def progress(self, done: int, total: int | None, unit: str, note: str = "") -> None:
@@ -75,7 +75,7 @@ class JobReporter:
             self._report.progress = values
 
     def wait(self, why: str) -> None:
-        """Nothing is done yet, and why; what there is to do stays as it was planned."""
+        """Report that the work waits, and why; the planned total stays."""
         with self._lock:
             self._report.progress = {"done": 0, "progress_note": why[:200], "eta_seconds": None}
 
@@ -98,11 +98,11 @@ class JobReporter:
         return self._cancel or self.interrupted.is_set()
 
     def cancel_requested(self) -> bool:
-        """True once the user (not the worker's end) asked to stop."""
+        """True once the user, not the worker, asked to stop."""
         return self._cancel
 
     def flush(self) -> None:
-        """Write what has gathered, and the heartbeat. Raises Fenced; keeps the report when the database fails."""
+        """Write collected reports and the heartbeat. Raises Fenced. Keeps the reports if the database fails."""
         with self._write_lock:
             with self._lock:
                 report, self._report = self._report, reports.JobReport()
@@ -117,23 +117,22 @@ class JobReporter:
             self._last_beat = time.monotonic()
 
     def keep(self) -> bool:
-        """Write what has gathered; False for a database that is away for a moment: the next beat tries again. Raises
-        Fenced."""
+        """Write collected reports; False if the database is unreachable (the next heartbeat retries). Raises Fenced."""
         try:
             self.flush()
         except Fenced:
             raise
         except SpeculoosError as error:
-            log.warning("Not stored yet: %s", error)
+            log.warning("Reports could not be stored yet: %s", error)
             return False
         return True
 
     def check_parent(self) -> None:
-        """Leave at once when the supervisor that started this process is gone."""
+        """Exit at once if the supervisor that started this process has died."""
         if self._parent and os.getppid() != self._parent:
-            leave("its supervisor is gone", EXIT_ORPHANED)
+            leave("its supervisor has died", EXIT_ORPHANED)
 
-    def _beat_forever(self) -> None:
+    def _heartbeat(self) -> None:
         while not self._wake.wait(self.timing.poll_seconds) and not self._end:
             self.check_parent()
             try:
@@ -142,12 +141,12 @@ class JobReporter:
             except Fenced:
                 leave("another attempt owns this job, or it has ended", EXIT_FENCED)
             except SpeculoosError as error:
-                self._check_silence(str(error))
+                self._check_lease(str(error))
             except Exception as error:
-                self._check_silence(type(error).__name__)
+                self._check_lease(type(error).__name__)
 
     def insist(self, write: Callable[[], None]) -> None:
-        """Write, trying for as long as a lease lasts: work that is done must not fail by a moment without database."""
+        """Call `write`, retrying for the duration of a lease: a short database outage must not fail finished work."""
         deadline = time.monotonic() + self.timing.lease_seconds
         while True:
             try:
@@ -157,13 +156,13 @@ class JobReporter:
                     raise
                 time.sleep(self.timing.poll_seconds)
 
-    def _check_silence(self, reason: str) -> None:
+    def _check_lease(self, reason: str) -> None:
         if time.monotonic() - self._last_beat > self.timing.lease_seconds:
-            leave(f"the database could not be reached for as long as a lease lasts ({reason})", EXIT_FENCED)
+            leave(f"the database was unreachable for the duration of a lease ({reason})", EXIT_FENCED)
 
 
 class Eta:
-    """Seconds left, from an average of what a unit took lately; None until two reports have come."""
+    """Estimates the remaining seconds from a moving average of the time per unit; None before two reports."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -171,24 +170,24 @@ class Eta:
         self._per_unit: float | None = None
 
     def update(self, done: int, total: int | None) -> float | None:
-        at = self._clock()
+        now = self._clock()
         if self._last is None or done < self._last[1]:
-            self._last, self._per_unit = (at, done), None
-        elif done > self._last[1] and at - self._last[0] >= 0.2:
-            self._learn((at - self._last[0]) / (done - self._last[1]))
-            self._last = (at, done)
+            self._last, self._per_unit = (now, done), None
+        elif done > self._last[1] and now - self._last[0] >= 0.2:
+            self._add((now - self._last[0]) / (done - self._last[1]))
+            self._last = (now, done)
         if self._per_unit is None or total is None:
             return None
         return max(0.0, (total - done) * self._per_unit)
 
-    def _learn(self, seconds: float) -> None:
+    def _add(self, seconds: float) -> None:
         old = self._per_unit
         self._per_unit = seconds if old is None else (1 - SMOOTHING) * old + SMOOTHING * seconds
 
 
 def leave(reason: str, code: int) -> None:
-    """End this process without unwinding: nothing may be written any more."""
-    log.warning("Leaving: %s.", reason)
+    """Exit this process without cleanup: nothing may be written any more."""
+    log.warning("Exiting: %s.", reason)
     os._exit(code)
 
 

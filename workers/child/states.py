@@ -1,7 +1,7 @@
-"""Training states in the store, so that a training whose machine is gone goes on elsewhere. Without a store: nothing.
+"""Uploads training checkpoints to the store, so that a training can resume on another machine.
 
-A thread of the child puts each new state there, with the best draft so far, while the training goes on; the note that
-names them comes last. Where one takes longer than the next takes to come, some are passed over.
+A thread of the child uploads each new checkpoint and the best draft model while the training continues; the note with
+their names is written last. If uploads are slower than checkpoints, some are skipped. Does nothing without a store.
 """
 
 import json
@@ -20,69 +20,69 @@ from training.resume_points import NAME, damage, latest_resume_point
 from workers.child.context import Context
 
 log = logging.getLogger(__name__)
-LOOK_POLLS = 20
-"""How often it looks for a new state, in the pauses between two reports."""
+CHECK_POLLS = 20
+"""Interval between checks for a new checkpoint, in units of poll_seconds."""
 LAST_SECONDS = 5.0
-"""How long the end of an attempt waits for its last state to arrive: a worker that is told to stop has little time."""
+"""Timeout for the last upload at the end of an attempt: a stopping worker has little time."""
 BEST = "best"
 
 
 class States:
-    """The states of one checkpoint in a store."""
+    """Training checkpoints of one Checkpoint row in a store."""
 
     def __init__(self, store: Store, checkpoint_id: str):
         self.store, self.place = store, f"{place(KINDS[Checkpoint], checkpoint_id)}/states"
 
     def note(self) -> dict[str, Any]:
-        """`attempt`, `place` and `folders` ({name: key}) of the newest one; {} for none. No sum proves a note, so one
-        that leads elsewhere, here or in the store, is none."""
+        """`attempt`, `place` and `folders` ({name: key}) of the newest checkpoint; {} for none. A note has no checksum:
+        one with a path outside of its folders is ignored."""
         try:
-            said = json.loads(self.store.read(f"{self.place}/newest.json") or b"{}")
+            note = json.loads(self.store.read(f"{self.place}/newest.json") or b"{}")
         except ValueError:
             return {}
-        return said if _is_note(said, self.place) else {}
+        return note if _is_note(note, self.place) else {}
 
     def put(self, attempt: int, state: Path) -> None:
-        """Put a state and the best draft beside it, and remove what this attempt put before."""
+        """Upload a checkpoint and the best draft model beside it; delete the previous one of this attempt."""
         before = self.note()
-        here = f"{self.place}/{attempt}-{state.name}"
+        target = f"{self.place}/{attempt}-{state.name}"
         folders = [state, *([state.parent / BEST] if (state.parent / BEST).is_dir() else [])]
-        kept = {folder.name: self.store.put_folder(f"{here}/{folder.name}", folder).key for folder in folders}
-        said = {"attempt": attempt, "place": here, "folders": kept}
-        self.store.write(f"{self.place}/newest.json", json.dumps(said).encode())
-        if before.get("attempt") == attempt and before["place"] != here:
+        keys = {folder.name: self.store.put_folder(f"{target}/{folder.name}", folder).key for folder in folders}
+        note = {"attempt": attempt, "place": target, "folders": keys}
+        self.store.write(f"{self.place}/newest.json", json.dumps(note).encode())
+        if before.get("attempt") == attempt and before["place"] != target:
             self.store.delete(before["place"])
 
     def bring(self, root: Path) -> bool:
-        """Make the newest one a folder of an earlier attempt below `root`; False where there is none."""
-        said = self.note()
-        for name, key in said["folders"].items() if said else ():
-            target = root / f"attempt-{said['attempt']}" / name
+        """Download the newest checkpoint into the folder of its attempt below `root`; False if there is none."""
+        note = self.note()
+        for name, key in note["folders"].items() if note else ():
+            target = root / f"attempt-{note['attempt']}" / name
             if not target.exists():
-                self.store.get_folder(f"{said['place']}/{name}", key, target)
-        return bool(said)
+                self.store.get_folder(f"{note['place']}/{name}", key, target)
+        return bool(note)
 
 
-def _is_note(said: Any, below: str) -> bool:
-    if not isinstance(said, dict) or type(said.get("attempt")) is not int:
+def _is_note(value: Any, parent: str) -> bool:
+    if not isinstance(value, dict) or type(value.get("attempt")) is not int:
         return False
-    at, folders = said.get("place"), said.get("folders")
-    if not isinstance(at, str) or not at.startswith(f"{below}/") or ".." in at:
+    path, folders = value.get("place"), value.get("folders")
+    if not isinstance(path, str) or not path.startswith(f"{parent}/") or ".." in path:
         return False
     return isinstance(folders, dict) and all(name == BEST or NAME.fullmatch(name) for name in folders)
 
 
 def bring_states(context: Context, checkpoint_id: str, root: Path) -> None:
-    """The newest state that any machine has put, beside those that are here; a store that cannot give it is said."""
+    """Download the newest checkpoint of any machine, beside local ones; errors of the store are logged."""
     if store := context.files.store:
         try:
             States(store, checkpoint_id).bring(root)
         except SpeculoosError as error:
-            context.log(f"No training state came from the store: {error}", "warning")
+            context.log(f"No training checkpoint could be downloaded from the store: {error}", "warning")
 
 
 def drop_states(context: Context, checkpoint_id: str) -> None:
-    """The training is done; nobody goes on from its states on another machine."""
+    """Delete the uploaded checkpoints of a finished training."""
     if store := context.files.store:
         with suppress(SpeculoosError):
             store.delete(States(store, checkpoint_id).place)
@@ -90,12 +90,12 @@ def drop_states(context: Context, checkpoint_id: str) -> None:
 
 @contextmanager
 def keeping_states(context: Context, checkpoint_id: str, folder: Path) -> Iterator[None]:
-    """Put the states that appear in `folder` into the store for as long as the block lasts."""
+    """Upload new checkpoints in `folder` to the store during the block."""
     if context.files.store is None:
         yield
         return
     states, ended = States(context.files.store, checkpoint_id), threading.Event()
-    thread = threading.Thread(target=_keep, args=(states, context, folder, ended), daemon=True)
+    thread = threading.Thread(target=_upload_all, args=(states, context, folder, ended), daemon=True)
     thread.start()
     try:
         yield
@@ -104,23 +104,23 @@ def keeping_states(context: Context, checkpoint_id: str, folder: Path) -> Iterat
         thread.join(LAST_SECONDS)
 
 
-def _keep(states: States, context: Context, folder: Path, ended: threading.Event) -> None:
+def _upload_all(states: States, context: Context, folder: Path, ended: threading.Event) -> None:
     last: Path | None = None
     while True:
-        over = ended.wait(LOOK_POLLS * context.timing.poll_seconds)
+        is_last = ended.wait(CHECK_POLLS * context.timing.poll_seconds)
         newest = latest_resume_point(folder)
-        if newest and newest != last and _put(states, context.attempt, newest):
+        if newest and newest != last and _upload(states, context.attempt, newest):
             last = newest
-        if over:
+        if is_last:
             return
 
 
-def _put(states: States, attempt: int, state: Path) -> bool:
-    """A state that is removed meanwhile, or a store that is away: the next one then."""
+def _upload(states: States, attempt: int, state: Path) -> bool:
+    """Upload a checkpoint; False if it was deleted meanwhile or the store is unreachable (the next one is tried)."""
     try:
         if not damage(state):
             states.put(attempt, state)
             return True
     except (SpeculoosError, OSError) as error:
-        log.warning("The state %s is not in the store: %s", state.name, error)
+        log.warning("The checkpoint %s was not uploaded to the store: %s", state.name, error)
     return False

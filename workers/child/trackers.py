@@ -1,8 +1,8 @@
-"""A training's metrics at TensorBoard, Weights & Biases, MLflow or trackio too, through accelerate's trackers.
+"""Logs training metrics to TensorBoard, Weights & Biases, MLflow or trackio through accelerate's trackers.
 
-Our rows stay the record. Each tracker has a thread, so that one that is missing, fails or hangs is left out with one
-line in the job's log, and the training neither waits for it nor ends. An attempt that goes on from a state goes on with
-its run: a note in the home says what the run is called there and how far it was told, and rows say what is missing.
+Each tracker has its own thread: one that is missing, fails or hangs is disabled with one line in the job's log, without
+blocking the training. A resumed attempt continues the tracker's run: a note in the home folder holds the run's name and
+last logged step, and metrics that the tracker misses are read from database rows.
 """
 
 import json
@@ -25,18 +25,20 @@ from workers.child.context import Context
 
 PROJECT = "speculoos"
 WAITING = 10_000
-"""Reports that may wait for a tracker; those of one that is slower are not waited for."""
-LAST_SECONDS, HURRIED_SECONDS = 10.0, 2.0
-"""How long the end of an attempt waits for trackers to finish; the second where the worker itself is told to stop."""
+"""Maximum number of queued reports; a slower tracker is disabled."""
+LAST_SECONDS = 10.0
+"""Timeout for trackers to finish at the end of an attempt."""
+HURRIED_SECONDS = 2.0
+"""The same if the worker itself is stopping."""
 LONGEST = 200
 LOOK_SECONDS = 0.2
 NOTE_SECONDS = 1.0
-"""How often a note is written; a killed attempt's last reports are then told again, which readers take for one."""
+"""Interval of note writes. Reports since the last write of a killed attempt are logged again, which is harmless."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is told of a training: the job, its settings, and the step of the state that it goes on from (-1: none)."""
+class TrackedTraining:
+    """The job of a training, its config, and the step it resumes from (-1: none)."""
 
     job_id: str
     name: str
@@ -45,32 +47,32 @@ class Told:
 
     @property
     def run(self) -> str:
-        """What the run is called where names are for people and must differ."""
+        """A unique and readable name of the run."""
         words = re.sub(r"[^\w.-]+", "-", self.name)[:60].strip("-.")
         return f"{words or 'training'}-{self.job_id[:12]}"
 
 
 @contextmanager
 def mirrored(context: Context, config: Mapping[str, Any], resumed: int = -1) -> Iterator[None]:
-    """Tell the installation's trackers what the work in the block says; `resumed` is the step it goes on from."""
+    """Send metrics reported in the block to the configured trackers; `resumed` is the step the work resumes from."""
     if not context.settings.trackers:
         yield
         return
     for name, value in environment(context.settings).items():
         os.environ.setdefault(name, value)
     with db.reading(context.settings) as session:
-        told = Told(context.job_id, jobs.get(session, context.job_id).name, scalars(config), resumed)
-    mirrors = [Mirror(name, told, context) for name in context.settings.trackers]
-    context.on_metrics = lambda step, values: [mirror.put(step, values) for mirror in mirrors]
+        training = TrackedTraining(context.job_id, jobs.get(session, context.job_id).name, scalars(config), resumed)
+    threads = [TrackerThread(name, training, context) for name in context.settings.trackers]
+    context.on_metrics = lambda step, values: [thread.put(step, values) for thread in threads]
     try:
         yield
     finally:
         context.on_metrics = lambda step, values: None
-        _finish(mirrors, HURRIED_SECONDS if context.interrupted.is_set() else LAST_SECONDS)
+        _finish(threads, HURRIED_SECONDS if context.interrupted.is_set() else LAST_SECONDS)
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """What the trackers read there, where the operator has not said it: everything stays in the home."""
+    """Default environment variables of the trackers: all output stays in the home folder."""
     folder = settings.trackers_folder
     return {
         "WANDB_MODE": "offline",
@@ -83,134 +85,134 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def scalars(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as trackers take them: numbers, truth values and texts."""
+    """The config as numbers, booleans and strings, as trackers accept it; other values as JSON."""
     known = {key: value for key, value in config.items() if value is not None}
     return {key: v if isinstance(v, bool | int | float | str) else json.dumps(v) for key, v in known.items()}
 
 
-def _finish(mirrors: list["Mirror"], seconds: float) -> None:
+def _finish(threads: list["TrackerThread"], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    for mirror in mirrors:
-        mirror.over.set()
-    for mirror in mirrors:
-        mirror.wait(max(deadline - time.monotonic(), 0.0))
+    for thread in threads:
+        thread.ended.set()
+    for thread in threads:
+        thread.wait(max(deadline - time.monotonic(), 0.0))
 
 
-class Mirror:
-    """One tracker, told in a thread of its own; `put` never waits."""
+class TrackerThread:
+    """Sends reports to one tracker from its own thread; `put` never blocks."""
 
-    def __init__(self, name: str, told: Told, context: Context):
-        self.name, self.told, self.context = name, told, context
-        self.over = threading.Event()
-        self.note = Note(context.settings.trackers_folder / "notes" / f"{told.job_id}-{name}.json")
+    def __init__(self, name: str, training: TrackedTraining, context: Context):
+        self.name, self.training, self.context = name, training, context
+        self.ended = threading.Event()
+        self.note = Note(context.settings.trackers_folder / "notes" / f"{training.job_id}-{name}.json")
         self._reports: queue.Queue[tuple[int, dict[str, float]]] = queue.Queue(WAITING)
-        self._lost = False
+        self._disabled = False
         self._thread = threading.Thread(target=self._run, name=f"tracker-{name}", daemon=True)
 
     def put(self, step: int, values: Mapping[str, float]) -> None:
-        """Tell it these later. The first call begins the run: accelerate's trackers need the training's accelerator."""
-        if self._lost:
+        """Queue a report. The first call starts the thread: accelerate's trackers need the training's accelerator."""
+        if self._disabled:
             return
         try:
             self._reports.put_nowait((step, {k: float(v) for k, v in values.items() if math.isfinite(v)}))
         except queue.Full:
-            self._give_up("it is too slow")
+            self._disable("it is too slow")
         if self._thread.ident is None:
             self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Until it has been told everything, for so long at most."""
+        """Wait at most `seconds` until all reports are sent, else disable the tracker."""
         if self._thread.ident is None:
             return
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._give_up("it does not answer")
+            self._disable("it does not respond")
 
     def _run(self) -> None:
         try:
-            tracker, first = self._begin()
-            for step, values in self._missing(first):
-                self._tell(tracker, step, values)
+            tracker, first = self._start_run()
+            for step, values in self._missing_reports(first):
+                self._log(tracker, step, values)
             while report := self._next():
-                self._tell(tracker, *report)
+                self._log(tracker, *report)
             tracker.finish()
             self.note.write()
-        except (Exception, SystemExit) as error:  # some end the process where nobody is logged in
-            self._give_up((str(error).strip().splitlines() or [type(error).__name__])[0][:LONGEST])
+        except (Exception, SystemExit) as error:  # some call sys.exit without a login
+            self._disable((str(error).strip().splitlines() or [type(error).__name__])[0][:LONGEST])
 
-    def _begin(self) -> tuple[Any, int]:
-        """(the tracker, the first step it is told): a run that is new, or the one of the attempts before."""
+    def _start_run(self) -> tuple[Any, int]:
+        """Create a run or resume that of earlier attempts; returns (tracker, first step to log)."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS, filter_trackers
 
         folder = self.context.settings.trackers_folder
         folder.mkdir(parents=True, exist_ok=True)
         if not filter_trackers([self.name], folder):
             raise RuntimeError("its package is not installed")
-        is_new, run = not self.note.path.exists(), self.note.run or self.told.run
-        first = min(self.note.reached, self.told.resumed + 1)
-        arguments, options = self._made_of(run, folder, is_new, first)
+        is_new, run = not self.note.path.exists(), self.note.run or self.training.run
+        first = min(self.note.reached, self.training.resumed + 1)
+        arguments, options = self._arguments(run, folder, is_new, first)
         tracker = LOGGER_TYPE_TO_CLASS[self.name](*arguments, **options)
-        tracker.main_process_only = False  # this is the one that reports; asking would make another accelerator state
+        tracker.main_process_only = False  # the check would create another accelerator state
         tracker.start()
         if is_new:
-            tracker.store_init_configuration(dict(self.told.config))
+            tracker.store_init_configuration(dict(self.training.config))
         self.note.run, self.note.reached = tracker.tracker.info.run_id if self.name == "mlflow" else run, first
         self.note.write()
         return tracker, first
 
-    def _made_of(self, run: str, folder: Path, is_new: bool, first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What accelerate's tracker is made with, so that a run that is known goes on."""
-        name, told = self.name, self.told
-        if name == "tensorboard":  # what a killed attempt told of later steps is made again, so readers forget it
+    def _arguments(self, run: str, folder: Path, is_new: bool, first: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of accelerate's tracker; an existing run is resumed."""
+        name, training = self.name, self.training
+        if name == "tensorboard":  # discard later steps of a killed attempt, which are repeated
             return (run, folder / "tensorboard"), {} if is_new else {"purge_step": first}
         if name == "wandb":
-            return (PROJECT,), {"id": told.job_id, "name": told.name, "resume": "allow", "dir": str(folder)}
+            return (PROJECT,), {"id": training.job_id, "name": training.name, "resume": "allow", "dir": str(folder)}
         if name == "mlflow":
-            return (PROJECT,), {"run_name": told.name} if is_new else {"run_id": run}
+            return (PROJECT,), {"run_name": training.name} if is_new else {"run_id": run}
         return (PROJECT,), {"name": run, "resume": "allow"}
 
-    def _missing(self, first: int) -> list[tuple[int, dict[str, float]]]:
-        """What rows say of the steps before the state that this attempt goes on from, from step `first`."""
+    def _missing_reports(self, first: int) -> list[tuple[int, dict[str, float]]]:
+        """Stored metrics from step `first` to the step this attempt resumes from."""
         with db.reading(self.context.settings) as session:
-            series = reports.metrics(session, self.told.job_id)
+            series = reports.metrics(session, self.training.job_id)
         steps: dict[int, dict[str, float]] = {}
         for name, points in series.items():
             for step, value in points:
-                if first <= step <= self.told.resumed:
+                if first <= step <= self.training.resumed:
                     steps.setdefault(step, {})[name] = value
         return sorted(steps.items())
 
     def _next(self) -> tuple[int, dict[str, float]] | None:
-        """The next report, waited for; None when there will be none."""
-        while not self._lost:
+        """Wait for the next report; None after the last one."""
+        while not self._disabled:
             with suppress(queue.Empty):
                 return self._reports.get(timeout=LOOK_SECONDS)
-            if self.over.is_set() and self._reports.empty():
+            if self.ended.is_set() and self._reports.empty():
                 return None
         return None
 
-    def _tell(self, tracker: Any, step: int, values: dict[str, float]) -> None:
-        if values and not self._lost:
+    def _log(self, tracker: Any, step: int, values: dict[str, float]) -> None:
+        if values and not self._disabled:
             tracker.log(values, step=step)
             self.note.reached = step
             if time.monotonic() - self.note.written > NOTE_SECONDS:
                 self.note.write()
 
-    def _give_up(self, why: str) -> None:
-        if not self._lost:
-            self._lost = True
-            said = f"{TRACKERS[self.name]} is not told of this training any more: {why.rstrip('.')}."
-            self.context.log(said, "warning")
+    def _disable(self, reason: str) -> None:
+        if not self._disabled:
+            self._disabled = True
+            message = f"{TRACKERS[self.name]} gets no more metrics of this training: {reason.rstrip('.')}."
+            self.context.log(message, "warning")
 
 
 class Note:
-    """What a run is called at a tracker, and the last step it was told: a file that outlives attempts."""
+    """File with the name of a tracker's run and its last logged step; shared by all attempts."""
 
     def __init__(self, path: Path):
         self.path, self.run, self.reached, self.written = path, "", 0, 0.0
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(path.read_text())
-            self.run, self.reached = str(said["run"]), int(said["reached"])
+            fields = json.loads(path.read_text())
+            self.run, self.reached = str(fields["run"]), int(fields["reached"])
 
     def write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

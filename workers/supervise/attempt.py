@@ -1,7 +1,7 @@
-"""Supervising one job: claim it, run each attempt in a child process, keep its lease, end it when asked.
+"""Supervises one job: claims it, runs each attempt in a child process, renews its lease and ends it on request.
 
-The worker itself never touches a device and never loads a model. Two trainers never run at once: a new attempt first
-ends the process recorded by the last one, and every write of a child is fenced by its attempt number.
+The worker itself never uses a device or loads a model. Two attempts never run at once: a new attempt first ends the
+processes of earlier ones, and all writes of a child are fenced by its attempt number.
 """
 
 import contextlib
@@ -27,15 +27,17 @@ from workers.timing import JobTiming
 
 log = logging.getLogger(__name__)
 stopping = threading.Event()
-"""Set when this worker was told to end (see workers.supervise.worker)."""
+"""Set when this worker is stopping (see workers.supervise.worker)."""
 KILLED = "it was killed, perhaps because memory ran out"
 SIGNALS = {signal.SIGKILL: KILLED, signal.SIGSEGV: "it crashed (SIGSEGV)"}
 MEMORY_HINT = "If memory ran out, clone the job with a smaller batch or length, or free memory and retry."
 
 
 def run(settings: Settings, job_id: str, timing: JobTiming) -> None:
-    """Work on a job until it is no longer ours: ended, divided, taken by another, or interrupted by the worker's end.
-    Whoever ends the last shard of a job goes on with that job, which need not wait behind others then."""
+    """Work on a job until it ends, is divided, is taken by another worker, or this worker stops.
+
+    If it was the last shard of a divided job, continue with that job immediately instead of queueing it.
+    """
     worked = False
     try:
         while not stopping.is_set() and not room.watch(rules.lately(settings)).look():
@@ -47,64 +49,64 @@ def run(settings: Settings, job_id: str, timing: JobTiming) -> None:
             with logs.about(attempt=attempt):
                 AttemptSupervisor(settings, job_id, attempt, timing).run()
     finally:
-        whole = _whole(settings, job_id) if worked else None
+        divided = _ready_divided_job(settings, job_id) if worked else None
         publish_ready(settings)
-    if whole and not stopping.is_set():
-        run(settings, whole, timing)
+    if divided and not stopping.is_set():
+        run(settings, divided, timing)
 
 
-def _whole(settings: Settings, job_id: str) -> str | None:
-    """The divided job that may go on now that its shard `job_id` has ended."""
+def _ready_divided_job(settings: Settings, job_id: str) -> str | None:
+    """Id of the divided job that can continue now that its shard `job_id` has ended, if any."""
     with db.writing(settings) as session:
         jobs.collect(session)
         return shards.waiting_whole(session, job_id)
 
 
 class AttemptSupervisor:
-    """One attempt: its child process, its lease, and how it ends."""
+    """Runs one attempt: its child process, its lease and its final state."""
 
     def __init__(self, settings: Settings, job_id: str, attempt: int, timing: JobTiming):
         self.settings, self.job_id, self.attempt, self.timing = settings, job_id, attempt, timing
-        self._asked_at: float | None = None  # when the child was asked to stop
-        self._gathers = False  # begun after the stop of a divided job, to put together what there is
-        self._short: room.Shortage | None = None  # what it was asked to pause for
+        self._stop_sent_at: float | None = None  # when the child was asked to stop
+        self._merging = False  # the attempt merges the finished shards of a divided job that the user stopped
+        self._shortage: room.Shortage | None = None  # why the child was asked to pause
         self._log = joblog.path(settings, job_id)
         self._renewed_at = time.monotonic()
 
     def run(self) -> None:
-        """Start the child, watch it to its end, and make sure the row says how it went."""
+        """Start the child, monitor it until it ends, and make sure that the job's row has its final state."""
         try:
             self._end_last_child()
             child = self._start()
-            log.info("Process %d begins.", child.pid)
+            log.info("Started process %d.", child.pid)
             try:
                 self._watch(child)
             finally:
                 self._end(child)
             self._conclude(child.returncode)
         except Fenced:
-            log.info("The attempt is no longer ours.")
+            log.info("This worker no longer owns the attempt.")
         except Unavailable as error:
-            self._not_now(error)
+            self._retry_later(error)
         except SpeculoosError as error:
             log.warning("%s", error)
         except OSError as error:
-            self._cannot(error)
+            self._fail_start(error)
 
-    def _not_now(self, error: Unavailable) -> None:
-        """An earlier attempt's process that does not end, or a database that is away: the job is tried again later."""
+    def _retry_later(self, error: Unavailable) -> None:
+        """Interrupt the job: a process of an earlier attempt does not end, or the database is not reachable."""
         log.warning("%s", error)
         with contextlib.suppress(SpeculoosError), db.writing(self.settings) as session:
             jobs.interrupt(session, self.job_id, self.attempt, str(error), counts=False)
         stopping.wait(self.timing.kill_seconds)
 
-    def _cannot(self, error: OSError) -> None:
-        """No room for the log, or none for a process. Said in the row: its worker has not fallen silent."""
+    def _fail_start(self, error: OSError) -> None:
+        """The log file or the process could not be created: store the reason, as the worker itself still runs."""
         log.warning("%s", error)
         try:
             with db.writing(self.settings) as session:
-                if short := room.shortage(rules.lately(self.settings)):
-                    jobs.interrupt(session, self.job_id, self.attempt, short.note, hint=ROOM_HINT)
+                if shortage := room.shortage(rules.lately(self.settings)):
+                    jobs.interrupt(session, self.job_id, self.attempt, shortage.note, hint=ROOM_HINT)
                 else:
                     jobs.fail(session, self.job_id, self.attempt, *describe(error))
         except SpeculoosError as problem:
@@ -113,11 +115,11 @@ class AttemptSupervisor:
     def _end_last_child(self) -> None:
         with db.reading(self.settings) as session:
             job = jobs.get(session, self.job_id)
-            last, self._gathers = job.child, job.cancel_requested and job.shards > 0
+            last, self._merging = job.child, job.cancel_requested and job.shards > 0
         if identity.end_group(last, self.timing.kill_seconds):
             log.warning("Ended process %s of an earlier attempt.", last["pid"])
-        if left := identity.end_attempts(self.job_id, self.attempt - 1, self.timing.kill_seconds):
-            raise Unavailable(f"Process {left[0]} of an earlier attempt does not end; the job goes on once it has.")
+        if pids := identity.end_attempts(self.job_id, self.attempt - 1, self.timing.kill_seconds):
+            raise Unavailable(f"Process {pids[0]} of an earlier attempt does not end; the job is retried once it has.")
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "workers.child.main", self.job_id, str(self.attempt)]
@@ -141,100 +143,100 @@ class AttemptSupervisor:
         return child
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Return when the child has ended, when the job is not ours any more, or when patience is over."""
+        """Return when the child has ended, the job is lost, or the child exceeds the timeout for stopping."""
         while not _ended(child, self.timing.poll_seconds):
             joblog.bound(self._log)
-            if not self._renew() or self._takes_too_much(child):
+            if not self._renew() or self._exceeds_memory(child):
                 return
             self._pause_if_short(child)
-            if stopping.is_set() and self._asked_at is None:
-                self._asked_at = time.monotonic()
+            if stopping.is_set() and self._stop_sent_at is None:
+                self._stop_sent_at = time.monotonic()
                 identity.signal_group(child.pid, signal.SIGTERM)
-            if self._asked_at is not None and time.monotonic() - self._asked_at > self._patience():
+            if self._stop_sent_at is not None and time.monotonic() - self._stop_sent_at > self._stop_timeout():
                 return
 
     def _pause_if_short(self, child: subprocess.Popen[bytes]) -> None:
-        """Below a floor, ask the child to stop at its next safe point, to go on when there is room."""
-        if self._asked_at is None and (short := room.watch(rules.lately(self.settings)).look()):
-            self._short, self._asked_at = short, time.monotonic()
-            log.warning("%s.", short.note)
+        """If disk space or memory is short, ask the child to stop at its next safe point; the job resumes later."""
+        if self._stop_sent_at is None and (shortage := room.watch(rules.lately(self.settings)).look()):
+            self._shortage, self._stop_sent_at = shortage, time.monotonic()
+            log.warning("%s.", shortage.note)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, PAUSE)  # not its group: what it started would end before it could save
+                os.kill(child.pid, PAUSE)  # not the group: its children would end before it can save
 
-    def _takes_too_much(self, child: subprocess.Popen[bytes]) -> bool:
-        """Whether the job held more memory than it may; it has FAILED then."""
-        if not (sentence := memory.too_much(rules.lately(self.settings), child.pid)):
+    def _exceeds_memory(self, child: subprocess.Popen[bytes]) -> bool:
+        """Whether the job exceeds its memory limit; if so, it is set to FAILED."""
+        if not (message := memory.too_much(rules.lately(self.settings), child.pid)):
             return False
         with db.writing(self.settings) as session:
-            jobs.fail(session, self.job_id, self.attempt, "out_of_memory", sentence, memory.HINT)
+            jobs.fail(session, self.job_id, self.attempt, "out_of_memory", message, memory.HINT)
         return True
 
     def _renew(self) -> bool:
-        """Keep the lease and note when the user asked to stop; False when the job has ended or is not ours."""
+        """Renew the lease and check for a stop request; False if the job has ended or is lost."""
         try:
             with db.writing(self.settings) as session:
-                stop_asked = jobs.renew(session, self.job_id, self.attempt, self.timing.lease_seconds)
+                stop_requested = jobs.renew(session, self.job_id, self.attempt, self.timing.lease_seconds)
         except Fenced:
             return False
         except SpeculoosError as error:
             log.warning("The lease could not be renewed: %s", error)
             return time.monotonic() - self._renewed_at < self.timing.lease_seconds
         self._renewed_at = time.monotonic()
-        if stop_asked and self._asked_at is None and not self._gathers:
-            self._asked_at = self._renewed_at
+        if stop_requested and self._stop_sent_at is None and not self._merging:
+            self._stop_sent_at = self._renewed_at
         return True
 
-    def _patience(self) -> float:
+    def _stop_timeout(self) -> float:
         return self.timing.stop_seconds if stopping.is_set() else self.timing.grace_seconds
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """Nothing that the child started outlives this: waited for, asked, then killed."""
-        if not _ended(child, 0 if self._asked_at else self.timing.kill_seconds):
+        """End the child and everything it started: wait, SIGTERM, SIGKILL."""
+        if not _ended(child, 0 if self._stop_sent_at else self.timing.kill_seconds):
             identity.signal_group(child.pid, signal.SIGTERM)
             _ended(child, self.timing.kill_seconds)
         identity.signal_group(child.pid, signal.SIGKILL)
         child.wait()
-        identity.end_attempts(self.job_id, self.attempt, 0)  # what left the group
+        identity.end_attempts(self.job_id, self.attempt, 0)  # processes that left the group
 
     def _conclude(self, status: int) -> None:
-        """A child that ended without a verdict in the row gets one here. Raises Fenced."""
+        """Set the job's state if the child ended without setting it. Raises Fenced."""
         with db.writing(self.settings) as session:
             leases.release(session, f"job:{self.job_id}", self.attempt)
             job = jobs.get(session, self.job_id)
             if job.attempt != self.attempt or job.state != JobState.RUNNING or not job.owner:
-                return  # not ours, ended, or given to its shards
+                return  # lost, ended, or waiting for its shards
             reason = self._reason(status)
             reports.add_log(session, self.job_id, self.attempt, reason, "warning")
             if job.cancel_requested and not job.shards:
                 jobs.cancelled(session, self.job_id, self.attempt)
             elif stopping.is_set():
                 jobs.interrupt(session, self.job_id, self.attempt, "The worker was stopped.", counts=False)
-            elif self._short:
-                jobs.interrupt(session, self.job_id, self.attempt, self._short.note, counts=self._short.counts)
+            elif self._shortage:
+                jobs.interrupt(session, self.job_id, self.attempt, self._shortage.note, counts=self._shortage.counts)
             elif status < 0 and faults.says_no_memory(reason):
                 jobs.fail(session, self.job_id, self.attempt, "out_of_memory", reason, hint(reason))
             elif status < 0 or status in (EXIT_FENCED, EXIT_ORPHANED):
                 jobs.interrupt(session, self.job_id, self.attempt, reason, hint=hint(reason))
             else:
                 jobs.fail(session, self.job_id, self.attempt, "crashed", reason, hint(reason))
-        stopping.wait(self.timing.poll_seconds)  # a crash loop should not spin
+        stopping.wait(self.timing.poll_seconds)  # limit the rate of a crash loop
 
     def _reason(self, status: int) -> str:
         how = f"ended with exit status {status}"
         if status < 0:
             how = "ended without a result: " + SIGNALS.get(-status, f"it was ended by {signal.Signals(-status).name}")
         last = joblog.last_line(self._log) if status != -signal.SIGKILL else ""
-        said = f"; its last line was: {redact(last, secrets(self.settings)).rstrip('.')}" if last else ""
-        return f"The process of attempt {self.attempt} {how}{said}."
+        detail = f"; its last line was: {redact(last, secrets(self.settings)).rstrip('.')}" if last else ""
+        return f"The process of attempt {self.attempt} {how}{detail}."
 
 
 def hint(reason: str) -> str:
-    """What to do about a process that ended so."""
+    """The hint for a process that ended with this reason."""
     return MEMORY_HINT if KILLED in reason or faults.says_no_memory(reason) else jobs.SEE_LOG
 
 
 def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait at most `seconds` for the child; whether it has ended."""
+    """Wait at most `seconds` for the child; returns whether it has ended."""
     try:
         child.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""Tells people's own webhook of long jobs that have ended: one POST each, never in a job's way.
+"""Notifies the webhook of long jobs that have ended, with one POST per job.
 
-Which jobs are watched is a row, so that an end is told once, by the reconciler of whichever start sees it. Messages are
-sent by a thread; one that cannot be delivered is not kept, and a host that takes none is named in the log once.
+The watched jobs are stored in a database row, so that each end is reported once, also across restarts. A thread sends
+the messages; failed ones are not retried, and a failing host is logged once.
 """
 
 import logging
@@ -25,13 +25,13 @@ from tracking.tables import Job, Preference, now
 log = logging.getLogger(__name__)
 WATCHED = "webhook:watched"
 WAITING = 100
-"""Messages that may wait; more are dropped."""
+"""Maximum number of queued messages; more are dropped."""
 WORDS = {JobState.SUCCEEDED: "is done", JobState.FAILED: "has failed"}
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What is told of a job."""
+    """An ended job, as reported to the webhook."""
 
     id: str
     name: str
@@ -43,69 +43,68 @@ class Ended:
         return cls(job.id, job.name, job.state, ((job.finished_at or now()) - job.queued_at).total_seconds())
 
     def message(self, pages: str) -> dict[str, Any]:
-        """As JSON; chat servers show `text`. `pages` is the address of the workbench."""
+        """The message as JSON; chat servers show `text`. `pages` is the URL of the workbench."""
         link = f"{pages}/jobs?id={self.id}"
-        told = {"id": self.id, "name": self.name, "state": self.state, "seconds": round(self.seconds)}
-        return {"text": f"“{self.name}” {WORDS[JobState(self.state)]}: {link}", "job": told, "link": link}
+        job = {"id": self.id, "name": self.name, "state": self.state, "seconds": round(self.seconds)}
+        return {"text": f"“{self.name}” {WORDS[JobState(self.state)]}: {link}", "job": job, "link": link}
 
 
 def take(session: Session) -> list[Ended]:
-    """Watched jobs that have ended by themselves since the last call, the long ones. From now on those are watched that
-    are active now."""
+    """Watched long jobs that succeeded or failed since the last call. Then all active jobs are watched."""
     row = session.get(Preference, WATCHED, with_for_update=True)
     watched = list(row.value.get("jobs", [])) if row else []
     active = sorted(session.scalars(select(Job.id).where(Job.state.not_in(FINISHED), Job.parent_id.is_(None))))
     if active != watched or row is None:
         session.merge(Preference(key=WATCHED, value={"jobs": active}, updated_at=now()))
-    over = set(watched) - set(active)
-    found = session.scalars(select(Job).where(Job.id.in_(over), Job.state.in_(WORDS))) if over else ()
-    return [Ended.of(job) for job in found if took_long(job)]
+    ended = set(watched) - set(active)
+    rows = session.scalars(select(Job).where(Job.id.in_(ended), Job.state.in_(WORDS))) if ended else ()
+    return [Ended.of(job) for job in rows if took_long(job)]
 
 
 def forget(session: Session) -> list[Ended]:
-    """Nobody wants to hear of ends: those until somebody does are not told later."""
+    """Stop watching, because no webhook is set: jobs that end before one is set are not reported later."""
     session.execute(delete(Preference).where(Preference.key == WATCHED))
     return []
 
 
 class Teller:
-    """Sends messages one after the other from a thread of its own."""
+    """Sends the messages sequentially from its own thread."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self._queue: queue.Queue[Ended] = queue.Queue(WAITING)
-        self._failing, self._watching = "", True
+        self._last_error, self._watching = "", True
         threading.Thread(target=self._run, name="webhook", daemon=True).start()
 
     def look(self) -> None:
-        """Find what has ended and hand it over; returns at once."""
-        wanted = bool(webhook.address(self.settings))
-        if wanted or self._watching:
+        """Queue messages for jobs that have ended; does not block."""
+        enabled = bool(webhook.address(self.settings))
+        if enabled or self._watching:
             with db.writing(self.settings) as session:
-                found = take(session) if wanted else forget(session)
-            self._offer(found)
-        self._watching = wanted
+                jobs = take(session) if enabled else forget(session)
+            self._enqueue(jobs)
+        self._watching = enabled
 
-    def _offer(self, found: Sequence[Ended]) -> None:
-        for ended in found:
+    def _enqueue(self, jobs: Sequence[Ended]) -> None:
+        for job in jobs:
             try:
-                self._queue.put_nowait(ended)
+                self._queue.put_nowait(job)
             except queue.Full:
-                log.warning("%d messages about ended jobs wait already; the next ones are left out.", WAITING)
+                log.warning("%d messages about ended jobs are queued already; further ones are dropped.", WAITING)
                 return
 
     def _run(self) -> None:
         while True:
             self._send(self._queue.get())
 
-    def _send(self, ended: Ended) -> None:
-        """One POST. What is wrong is logged when it begins, not at every job."""
+    def _send(self, job: Ended) -> None:
+        """Send one message. A repeated error is logged only once."""
         try:
-            webhook.send(self.settings, ended.message(self.settings.url))
-            self._failing = ""
+            webhook.send(self.settings, job.message(self.settings.url))
+            self._last_error = ""
         except SpeculoosError as error:
-            if str(error) != self._failing:
-                log.warning("Told nobody that %s ended: %s", ended.name, error)
-            self._failing = str(error)
-        except Exception as error:  # a thread that ends would take all later messages with it
-            log.warning("Told nobody that %s ended: %s.", ended.name, type(error).__name__)
+            if str(error) != self._last_error:
+                log.warning("The webhook was not notified that %s ended: %s", job.name, error)
+            self._last_error = str(error)
+        except Exception as error:  # the thread must survive for later messages
+            log.warning("The webhook was not notified that %s ended: %s.", job.name, type(error).__name__)

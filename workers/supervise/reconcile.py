@@ -1,7 +1,7 @@
-"""The reconciler: `python -m workers.supervise.reconcile`. Finds rows that nobody works on and sets them going again.
+"""The reconciler: `python -m workers.supervise.reconcile`. Restarts jobs that have lost their worker or message.
 
-At start and every few seconds it interrupts jobs whose worker is gone, and sends the ids of jobs that may start but
-whose message was never sent or got lost. Messages sent twice are harmless, since only one claim succeeds.
+At start and every few seconds it interrupts jobs whose worker has died, and sends messages for jobs that can start but
+whose message was not sent or was lost. Duplicate messages are harmless, since only one claim succeeds.
 """
 
 import logging
@@ -30,17 +30,17 @@ from workers.supervise.silence import Silence
 from workers.timing import JobTiming, timing
 
 log = logging.getLogger(__name__)
-TIDY_SECONDS = 300.0
-"""How often it asks whether the hourly tidying is due (see ops.retention)."""
-GONE = "Its worker was ended from outside."
-SILENT = "Its worker has not been heard of for as long as its lease lasts."
+CLEANUP_SECONDS = 300.0
+"""Interval at which it checks whether the hourly cleanup is due (see ops.retention)."""
+GONE = "Its worker has died."
+SILENT = "Its worker has not renewed the lease in time."
 
 
 def reconcile(
     settings: Settings, timing: JobTiming, silence: Silence | None = None, *, everything: bool = False
 ) -> int:
-    """One round; returns how many messages were sent. `silence` knows who has not been heard of; without it only jobs
-    of workers that are certainly gone are interrupted. `everything` sends also what may still be on its way."""
+    """Run one round; returns the number of messages sent. `silence` detects expired leases; without it, only jobs of
+    dead workers are interrupted. `everything` also sends messages for jobs whose message may still be queued."""
     with db.writing(settings) as session:
         silent = silence.of(jobs.running(session)) if silence else ()
         lost = interrupt_lost(session, silent)
@@ -49,21 +49,21 @@ def reconcile(
     end_fenced(lost, timing)
     with db.reading(settings) as session:
         waiting = jobs.publishable(session)
-        chosen = waiting if everything else due(session, waiting, timing)
-    return publish(settings, chosen)
+        to_publish = waiting if everything else due(session, waiting, timing)
+    return publish(settings, to_publish)
 
 
 def recover(settings: Settings) -> None:
-    """What a worker or reconciler does once at its start; a broker or database that is away is for the next round."""
+    """Run one round at the start of a worker or reconciler. Errors are logged; the next round tries again."""
     try:
         reconcile(settings, timing(), everything=True)
     except SpeculoosError as error:
-        log.warning("Nothing recovered yet: %s", error)
+        log.warning("Recovery at start failed: %s", error)
 
 
 def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
-    """Jobs whose worker died on this machine, or is among the `silent`, become INTERRUPTED (see jobs.interrupt).
-    Returns them as they were, with the attempt that is over."""
+    """Set jobs whose worker died on this machine, or whose id is in `silent`, to INTERRUPTED (see jobs.interrupt).
+    Returns their rows as they were before."""
     lost = []
     for job in jobs.running(session):
         reason = GONE if identity.owner_is_dead(job.owner) else SILENT if job.id in silent else ""
@@ -73,51 +73,51 @@ def interrupt_lost(session: Session, silent: Collection[str] = ()) -> list[Job]:
 
 
 def end_fenced(lost: Collection[Job], timing: JobTiming) -> None:
-    """End what still works on this host for attempts that are over: a worker that fell silent left a child that may
-    hold the device. It could not write any more."""
+    """End processes of lost attempts on this machine: a child may outlive its worker and still use the device. It
+    cannot write any more."""
     for job in lost:
         if identity.end_group(job.child, timing.kill_seconds):
             log.warning("Job %s: ended process %s of attempt %d.", job.id, job.child["pid"], job.attempt)
-        if left := identity.end_attempts(job.id, job.attempt, timing.kill_seconds):
-            log.warning("Job %s: processes %s of attempt %d do not end.", job.id, left, job.attempt)
+        if pids := identity.end_attempts(job.id, job.attempt, timing.kill_seconds):
+            log.warning("Job %s: processes %s of attempt %d do not end.", job.id, pids, job.attempt)
 
 
 def due(session: Session, waiting: list[Job], timing: JobTiming) -> list[Job]:
-    """The waiting jobs that need a (new) message: none was sent, or workers idle although one was."""
+    """Waiting jobs that need a message: none was sent yet, or the last one is old and workers are idle."""
     capacity, busy = processes.capacities(session), Counter(job.queue for job in jobs.running(session))
     return [
         job
         for job in waiting
-        if job.published_at is None or (not _lately(job, timing) and busy[job.queue] < capacity.get(job.queue, 0))
+        if job.published_at is None or (not _is_recent(job, timing) and busy[job.queue] < capacity.get(job.queue, 0))
     ]
 
 
-def _lately(job: Job, timing: JobTiming) -> bool:
-    """Its message was sent a moment ago (and not in the future: that was before the clock was put back)."""
+def _is_recent(job: Job, timing: JobTiming) -> bool:
+    """Whether the job's message was sent recently. A time in the future means the clock was set back."""
     return timedelta(0) <= now() - job.published_at < timedelta(seconds=timing.republish_seconds)
 
 
 def main() -> int:
-    """Reconcile until told to end."""
+    """Reconcile until SIGTERM or SIGINT."""
     keep_private()
-    settings, pace, ended = load(), timing(), threading.Event()
+    settings, intervals, ended = load(), timing(), threading.Event()
     settings.home.mkdir(parents=True, exist_ok=True)
     logs.configure(settings, "reconciler")
-    silence = Silence(pace.lease_seconds, longest_step=max(1.0, 3 * pace.reconcile_seconds))
+    silence = Silence(intervals.lease_seconds, longest_step=max(1.0, 3 * intervals.reconcile_seconds))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with processes.beating(settings, "reconciler"):
         recover(settings)
-        tidied, teller = time.monotonic() - TIDY_SECONDS, Teller(settings)
-        while not ended.wait(pace.reconcile_seconds):
+        last_cleanup, notifier = time.monotonic() - CLEANUP_SECONDS, Teller(settings)
+        while not ended.wait(intervals.reconcile_seconds):
             keep_reserve(settings)
             try:
-                reconcile(settings, pace, silence)
-                teller.look()
+                reconcile(settings, intervals, silence)
+                notifier.look()
             except SpeculoosError as error:
                 log.warning("%s", error)
-            if time.monotonic() - tidied > TIDY_SECONDS:
-                tidied = time.monotonic()
+            if time.monotonic() - last_cleanup > CLEANUP_SECONDS:
+                last_cleanup = time.monotonic()
                 retention.in_background(settings)
     return 0
 
@@ -126,7 +126,7 @@ def _interrupt(session: Session, job: Job, reason: str) -> bool:
     try:
         state = jobs.interrupt(session, job.id, job.attempt, reason)
     except Fenced:
-        return False  # it ended, or was taken, between our reading and our writing
+        return False  # it ended or was claimed meanwhile
     leases.release(session, f"job:{job.id}", job.attempt)
     reports.add_log(session, job.id, job.attempt, reason, "warning")
     counters.add(session, counters.LEASE_LOST if reason == SILENT else counters.WORKER_GONE)

@@ -1,4 +1,4 @@
-"""The one Celery task: a message says that a job may be ready; the row decides."""
+"""The only Celery task: a message says that a job may be ready; its row decides whether it runs."""
 
 import logging
 
@@ -18,5 +18,5 @@ def run_job(job_id: str) -> None:
     try:
         with logs.about(job=str(job_id)):
             run(load(), str(job_id), timing())
-    except SpeculoosError as error:  # the row stays as it is, and the reconciler rings again
-        log.warning("Job %s was not taken: %s", job_id, error)
+    except SpeculoosError as error:  # the row is unchanged; the reconciler sends a new message
+        log.warning("Job %s was not started: %s", job_id, error)

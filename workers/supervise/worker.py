@@ -1,6 +1,6 @@
 """A worker process: `python -m workers.supervise.worker gpu` (one job at a time) or `io` (several).
 
-Its pool has threads, so that it answers while a job runs. Told to end (TERM, Ctrl-C), it interrupts its jobs first.
+Its thread pool keeps it responsive while a job runs. On SIGTERM or Ctrl-C it interrupts its jobs first.
 """
 
 import argparse
@@ -22,13 +22,13 @@ QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
 def main(queue: str, concurrency: int | None = None) -> int:
-    """Serve one queue until told to end; returns the exit status."""
+    """Serve one queue until a signal; returns the exit status."""
     keep_private()
     count = concurrency or CONCURRENCY[queue]
     settings = load()
-    settings.home.mkdir(parents=True, exist_ok=True)  # machine and store know it by what lies in it
+    settings.home.mkdir(parents=True, exist_ok=True)  # holds the machine id
     logs.configure(settings, f"worker-{queue}")
-    setup_logging.connect(lambda **_: None, weak=False)  # Celery then leaves our configuration as it is
+    setup_logging.connect(lambda **_: None, weak=False)  # Celery then keeps our logging configuration
     worker_shutting_down.connect(stop, weak=False)
     worker_ready.connect(lambda **_: recover(settings), weak=False)
     flags = [
@@ -47,13 +47,13 @@ def main(queue: str, concurrency: int | None = None) -> int:
 
 
 def news(settings: Settings) -> dict[str, str]:
-    """What the pages should know of this worker: why it starts nothing, for want of room."""
-    short = room.watch(rules.lately(settings)).look()
-    return {"paused": short.note + "."} if short else {}
+    """Status of this worker for the pages: why it starts no jobs, if disk space or memory is short."""
+    shortage = room.watch(rules.lately(settings)).look()
+    return {"paused": shortage.note + "."} if shortage else {}
 
 
 def stop(**_: object) -> None:
-    """Interrupt running jobs, so that the worker's own orderly end does not wait for them."""
+    """Interrupt running jobs, so that the worker's shutdown does not wait for them."""
     attempt.stopping.set()
 
 
