@@ -41,9 +41,9 @@ def of(session: Session, row_id: str) -> Stored | None:
     return session.get(Stored, row_id)
 
 
-def keep(session: Session, kind: str, row_id: str, kept: StoredFolder) -> None:
+def keep(session: Session, kind: str, row_id: str, folder: StoredFolder) -> None:
     """Record that the store has a row's files."""
-    session.merge(Stored(id=row_id, kind=kind, key=kept.key, bytes=kept.bytes, created_at=now()))
+    session.merge(Stored(id=row_id, kind=kind, key=folder.key, bytes=folder.bytes, created_at=now()))
 
 
 def forget(session: Session, row_id: str) -> None:
@@ -71,7 +71,7 @@ def awaited_paths(session: Session, settings: Settings) -> set[str]:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of rows on this machine. `kept` is the row's entry as returned by `of`."""
+    """The files of rows on this machine. `entry` is the row's entry as returned by `of`."""
 
     settings: Settings
     installed: Installed = lambda _: None
@@ -91,25 +91,25 @@ class Files:
             return own
         return self.settings.home / KINDS[type(row)] / row.id
 
-    def here(self, row: Any, kept: Stored | None) -> bool:
+    def here(self, row: Any, entry: Stored | None) -> bool:
         """Whether this machine has the files of the row."""
         path = self.path(row)
-        if kept is None or is_shipped(row) or not self._in_home(path):
+        if entry is None or is_shipped(row) or not self._in_home(path):
             return path.exists()
-        return marked(path) == kept.key
+        return marked(path) == entry.key
 
-    def bring(self, row: Any, kept: Stored | None) -> Path:
+    def bring(self, row: Any, entry: Stored | None) -> Path:
         """The path of the files, fetched from the store if necessary. Raises Unavailable if neither this machine nor
         the store has them, or the store cannot be reached."""
         path = self.path(row)
-        if self.here(row, kept):
+        if self.here(row, entry):
             return path
-        if kept is None or self.store is None:
+        if entry is None or self.store is None:
             hint = "" if is_shipped(row) else "Send the job again from the machine that has them."
             raise Unavailable(self._missing(row), hint)
         with _locked(path / ".lock"):
-            if not self.here(row, kept):  # another process may have fetched them meanwhile
-                self.store.get_folder(place(kept.kind, kept.id), kept.key, path)
+            if not self.here(row, entry):  # another process may have fetched them meanwhile
+                self.store.get_folder(place(entry.kind, entry.id), entry.key, path)
         return path
 
     def local(self, row: Any) -> str:
@@ -117,8 +117,8 @@ class Files:
         if self.store is None:
             return row.path
         with db.reading(self.settings) as session:
-            kept = of(session, row.id)
-        return str(self.bring(row, kept))
+            entry = of(session, row.id)
+        return str(self.bring(row, entry))
 
     def deliver(self, kind: str, row_id: str, folder: Path) -> StoredFolder:
         """Upload a folder or file to the store, and mark the folder if it is inside the home."""

@@ -20,7 +20,7 @@ LATE = timedelta(seconds=60)
 class Workload:
     """Snapshot: `jobs` by (queue, state); `oldest_wait` of jobs that could start, in seconds by queue; `attempts` of
     all existing jobs by queue; `silent_jobs`, age of the oldest heartbeat of a running job in seconds by queue; `runs`
-    by state; ages of `heartbeats` in seconds by process; holder of each device (`job`, `run` or ""); `counters` by name."""
+    by state; ages of `heartbeats` in seconds by process; holders of `devices` (`job`, `run` or ""); `counters`."""
 
     jobs: dict[tuple[str, str], int]
     oldest_wait: dict[str, float]
