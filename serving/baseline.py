@@ -39,7 +39,7 @@ class Conditions:
         return cls(hash(tuple(prompt_ids)), len(prompt_ids) + _tokens(steps) / 2, shared_with, other_load)
 
     def are_like(self, other: "Conditions") -> bool:
-        """Whether the load is the same, and the prompt or about the text length is."""
+        """Whether the load is the same, and either the prompt or (about) the text length."""
         same_load = self.shared_with == other.shared_with and alike(self.other_load, other.other_load)
         return same_load and (self.prompt == other.prompt or _close(self.length, other.length))
 

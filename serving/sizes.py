@@ -32,7 +32,7 @@ def held_bytes(*roots: Any) -> int:
 
 
 def tensors(*roots: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor reachable from `roots` through containers, closures and objects of `OURS`."""
+    """Yield every tensor reachable from `roots` through containers, closures and objects of the modules above."""
     seen: dict[int, Any] = {}  # holds references, so that no id is reused
     stack = list(roots)
     while stack:

@@ -58,7 +58,7 @@ def going(session: Session, job_id: str) -> Going:
 
 
 def samples(session: Session, job_id: str, step: int, limit: int) -> Sequence[dict[str, Any]]:
-    """The first samples of one kind, ANSWERS or ROWS_LEFT_OUT."""
+    """The first samples of one kind, given by `step`."""
     query = select(Sample.record).join(Job, Sample.job_id == Job.id).where(_of(job_id), Sample.step == step)
     return list(session.scalars(query.order_by(Sample.id).limit(limit)))
 

@@ -185,8 +185,8 @@ def retry(session: Session, job_id: str) -> Job:
 
 
 def publishable(session: Session) -> list[Job]:
-    """Jobs that can be claimed now, in queue order. At most the next AT_ONCE shards of one job, so that other jobs get
-    a turn and no queue holds thousands of messages."""
+    """Jobs that can be claimed now, in queue order. Only the next few shards of one job, so that other jobs get a turn
+    and no queue holds thousands of messages."""
     rank = func.row_number().over(partition_by=Job.parent_id, order_by=(Job.queued_at, Job.id))
     ranked = select(Job.id, Job.parent_id, rank.label("rank")).where(ready(), waiting()).subquery()
     first = or_(ranked.c.parent_id.is_(None), ranked.c.rank <= shards.AT_ONCE)

@@ -125,7 +125,8 @@ def signature(session: Session) -> str:
 
 
 def counterparts(session: Session, row: Evaluation) -> list[Evaluation]:
-    """The newest evaluation of each source (this engine and servers) with the same draft, questions and temperature."""
+    """`row`, and of every other source (this engine and servers) the newest evaluation with the same draft, questions
+    and temperature."""
     if row.base_id is None:
         return [row]
     same = (

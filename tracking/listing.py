@@ -124,7 +124,7 @@ def _brief() -> Select[Any]:
 
 
 def _at_shards(job: Any) -> bool:
-    """As `moves.at_shards`, for a row."""
+    """The job is RUNNING without a worker, because its shards do the work."""
     return job.state == JobState.RUNNING and job.shards > 0 and not job.owner
 
 

@@ -70,7 +70,7 @@ def held_nothing(table: Any) -> ColumnElement[bool]:
 
 
 def release(session: Session, table: type[Table], name: str, base_id: str = "") -> None:
-    """Rename the row of `held_nothing` that has `name`, if there is one, so that the name is free."""
+    """Rename the failed and empty row that has `name`, if there is one, so that the name is free."""
     query = select(table).where(*_scope(table, base_id), table.name == name, held_nothing(table))
     if row := session.scalar(query):
         row.name = free_name(session, table, f"{name[: LONGEST - 20]} (not finished)", base_id)

@@ -20,7 +20,7 @@ from tracking.tables import Preference
 KEY = "retention-rules"
 MOST = 100_000
 LOOK_SECONDS = 5.0
-"""Maximum age of the result of `lately`."""
+"""Maximum age of cached rules."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ LIMITS = {
 RULES = {**KEEPING, **LIMITS}
 
 _cache: dict[tuple[Path, str], tuple[float, dict[str, int]]] = {}
-"""Cache of `lately`: (monotonic time, rules) by home and database."""
+"""Cached rules: (monotonic time, rules) by home and database."""
 
 
 def chosen(session: Session) -> dict[str, int]:
@@ -83,7 +83,8 @@ def applied(settings: Settings) -> Settings:
 
 
 def lately(settings: Settings) -> Settings:
-    """Like `applied`, but cached for LOOK_SECONDS. Returns the last result while the database is unavailable."""
+    """The settings with the rules that users have set, at most some seconds old, and the last known ones while the
+    database is unavailable."""
     key = (settings.home, settings.database_url)
     at, values = _cache.get(key, (0.0, {}))
     if not at or time.monotonic() - at >= LOOK_SECONDS:

@@ -1,7 +1,7 @@
 """Jobs divided into shards. A shard is a job that any worker of its queue claims, with the usual fences.
 
 While shards run, the divided job is RUNNING without a worker, so that one worker is enough for both. After all shards
-have ended, it waits for a worker again (tracking.jobs.collect), which merges their results. Lists do not show shards;
+have ended, it waits for a worker again (see tracking.jobs), which merges their results. Lists do not show shards;
 cancelling, retrying or deleting the divided job includes them.
 """
 

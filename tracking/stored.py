@@ -71,7 +71,7 @@ def awaited_paths(session: Session, settings: Settings) -> set[str]:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of rows on this machine. `entry` is the row's entry as returned by `of`."""
+    """The files of rows on this machine. `entry` is the row's entry in the store."""
 
     settings: Settings
     installed: Installed = lambda _: None

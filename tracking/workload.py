@@ -57,7 +57,7 @@ def heartbeats(session: Session) -> dict[str, list[float]]:
 
 
 def started_since(session: Session, since: datetime) -> list[tuple[str, str, float]]:
-    """(id, queue, seconds from queueing to start) of jobs started after `since`, or at most LATE before it."""
+    """(id, queue, seconds from queueing to start) of jobs started after `since`, or at most a minute before it."""
     query = select(Job.id, Job.queue, Job.queued_at, Job.started_at).where(Job.started_at > since - LATE)
     rows = session.execute(query)
     return [(job_id, queue, max(0.0, (started - queued).total_seconds())) for job_id, queue, queued, started in rows]
