@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the changes of `versions/` on the connection given by tracking.db, or on DATABASE_URL."""
+"""Alembic's entry point: runs the migrations on the connection passed by tracking.db, or on DATABASE_URL."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,11 +14,11 @@ from tracking.tables import Table, UtcDateTime
 from tracking.values import Json
 
 UPGRADE_LOCK = 8_364_512_077
-"""Number of the advisory lock that makes PostgreSQL upgrades take turns (SQLite's write lock does it there)."""
+"""Key of the advisory lock that serialises upgrades on PostgreSQL; SQLite's write lock does the same."""
 
 
 def render_item(kind: str, item: object, _context: object) -> str | bool:
-    """Our own column types are written as the plain types they store, so that old changes never import new code."""
+    """Render custom column types as the plain types they store, so that migrations never import current code."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     if kind == "type" and isinstance(item, HomePath):
@@ -36,7 +36,7 @@ def run(connection: Connection) -> None:
         render_as_batch=sqlite,
         compare_type=True,
         render_item=render_item,
-        transactional_ddl=True,  # SQLite's too, where tracking.db begins transactions: one lock over all changes
+        transactional_ddl=True,  # on SQLite too, because tracking.db begins transactions: one lock over all migrations
     )
     with unlinked(connection) if sqlite else nullcontext(), context.begin_transaction():
         if not sqlite:
@@ -46,8 +46,8 @@ def run(connection: Connection) -> None:
 
 @contextmanager
 def unlinked(connection: Connection) -> Iterator[None]:
-    """SQLite changes a table by copying and dropping it, and a dropped table would take the rows that point to it
-    along; so foreign keys rest meanwhile. That can only be said outside a transaction, hence on the driver itself."""
+    """Disable foreign keys on SQLite, which changes a table by copying and dropping it: a dropped table would delete
+    the rows that reference it. The pragma only works outside a transaction, so it runs on the driver's connection."""
     driver = connection.connection.dbapi_connection
     driver.execute("PRAGMA foreign_keys=OFF")
     try:

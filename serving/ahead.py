@@ -1,4 +1,4 @@
-"""Modules that loading a base needs, imported while nobody has asked yet: the first question would wait for them."""
+"""Imports the modules for loading a base model at startup, so that the first request does not wait for them."""
 
 import importlib
 import logging
@@ -15,13 +15,13 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "transformers.generation.utils",
 )
-"""Those of the starter's family; others bring their own as they are loaded."""
+"""Includes the model code of the starter's family (Llama); other families are imported when loaded."""
 
 
-def import_ahead() -> None:
-    """Import MODULES. The device's thread does so before anything else."""
+def preload_modules() -> None:
+    """Import MODULES; the first work of the device's thread."""
     for name in MODULES:
         try:
             importlib.import_module(name)
-        except ImportError as error:  # a later transformers may have moved it: the first question waits then
-            log.debug("%s is not imported ahead: %s", name, error)
+        except ImportError as error:  # another version of transformers may have moved it; it is then imported later
+            log.debug("%s was not imported at startup: %s", name, error)

@@ -1,4 +1,4 @@
-"""Which models can be asked for: rows in state ready, named `base` or `base@checkpoint`. No torch."""
+"""Models that requests can name: rows in state ready, as `base` or `base@checkpoint`. Does not import torch."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from tracking.tables import Base, Checkpoint
 
 @dataclass(frozen=True)
 class ModelRef:
-    """Where a named model's files are, and what identifies them (a changed sha256 means: load again)."""
+    """Paths and checksums of a model's files. A changed sha256 forces a reload."""
 
     name: str
     base_path: str
@@ -28,11 +28,11 @@ class ModelRef:
     checkpoint_path: str = ""
     checkpoint_sha256: str = ""
     base_known: Known = Known()
-    """Sums the base's files are compared with before they are loaded."""
+    """Checksums to verify the base model's files against before loading."""
 
     @property
     def base_name(self) -> str:
-        """The base's own name."""
+        """Name of the base model."""
         return split_model(self.name)[0]
 
     @property
@@ -41,13 +41,13 @@ class ModelRef:
 
     @property
     def draft_key(self) -> tuple[str, str] | None:
-        """None for a base alone."""
+        """None for a base model without a draft."""
         return (self.checkpoint_path, self.checkpoint_sha256) if self.checkpoint_path else None
 
 
 def local_model(settings: Settings, name: str) -> ModelRef:
-    """The model called `name`, its files on this machine. Raises a 404 ApiError `model_not_found` that says what is
-    missing, Unavailable where neither this machine nor the store has the files."""
+    """The model named `name`, with its files on this machine. Raises a 404 ApiError `model_not_found`, or Unavailable
+    if neither this machine nor the store has the files."""
     with reading(settings) as session:
         base, checkpoint = _rows(session, name)
     files = Files(settings, installed)
@@ -55,12 +55,12 @@ def local_model(settings: Settings, name: str) -> ModelRef:
     ref = ModelRef(base.name, files.local(base), base.weights_sha256, base_known=known)
     if checkpoint is None:
         return ref
-    draft = {"checkpoint_path": files.local(checkpoint), "checkpoint_sha256": checkpoint.sha256}
-    return replace(ref, name=f"{base.name}@{checkpoint.name}", **draft)
+    name = f"{base.name}@{checkpoint.name}"
+    return replace(ref, name=name, checkpoint_path=files.local(checkpoint), checkpoint_sha256=checkpoint.sha256)
 
 
 def list_models(session: Session) -> list[dict[str, Any]]:
-    """OpenAI model objects: every ready base, then its ready checkpoints."""
+    """OpenAI model objects: every ready base model, each followed by its ready checkpoints."""
     bases = session.scalars(select(Base).where(Base.state == "ready").order_by(Base.created_at)).all()
     ready = select(Checkpoint).where(Checkpoint.state == "ready").order_by(Checkpoint.created_at)
     checkpoints = session.scalars(ready).all()
@@ -72,18 +72,18 @@ def list_models(session: Session) -> list[dict[str, Any]]:
 
 
 def model_entry(session: Session, name: str) -> dict[str, Any]:
-    """The OpenAI model object of one model. Raises as `local_model` does where there is none."""
+    """The OpenAI model object of one model. Raises a 404 ApiError `model_not_found`."""
     return _entry(name, *_rows(session, name))
 
 
 def _rows(session: Session, name: str) -> tuple[Base, Checkpoint | None]:
-    """The rows of the model called `name`, both ready."""
+    """The rows of the model named `name`. Raises a 404 ApiError if one is missing or not ready."""
     try:
         base, checkpoint = queries.find_model(session, name)
         for row in (base, checkpoint) if checkpoint else (base,):
             queries.must_be_ready(row)
     except (NotFound, Conflict) as error:
-        raise ApiError(404, f"{error} GET /v1/models lists those that are.", "model_not_found", "model") from None
+        raise ApiError(404, f"{error} GET /v1/models lists the available models.", "model_not_found", "model") from None
     return base, checkpoint
 
 

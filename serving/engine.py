@@ -1,4 +1,4 @@
-"""One generation from request to summary, on the device's thread. Knows models and decoding, not HTTP."""
+"""One generation from request to summary, on the device's thread. Independent of HTTP."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from serving.ahead import import_ahead
+from serving.ahead import preload_modules
 from serving.baseline import Conditions, PlainBaselines
 from serving.catalog import ModelRef
 from serving.errors import ApiError
@@ -29,21 +29,21 @@ from tracking import device_lease
 log = logging.getLogger(__name__)
 IDLE_SECONDS = 30.0
 SLOWEST_FLOPS = 2e9
-"""Operations a second that a forward may be as slow as before its device counts as stuck."""
+"""Lowest speed of a forward in FLOPS; a slower device counts as stuck."""
 STEP_ROWS = 256
-RULE = ("acceptance", "epsilon", "alpha")
-"""Options of `speculation` that say how drafts are accepted; the others, but for PROBABILITIES, how they are made."""
+ACCEPTANCE_OPTIONS = ("acceptance", "epsilon", "alpha")
+"""Options of `speculation` for accepting drafts; all others except PROBABILITIES are options of the drafter."""
 PROBABILITIES = "probabilities"
-"""The option that has the trace say what the base gave each drafted token."""
+"""Option of `speculation` that records the base model's probability of each draft token in the trace."""
 LOSSY = "Typical acceptance is lossy: the model alone might have answered otherwise."
-EXACT_AFTER_ALL = "Typical acceptance is for temperatures above 0; at 0 this answer is exactly the model's own."
+EXACT_GREEDY = "Typical acceptance is for temperatures above 0; at 0 this answer is exactly the model's own."
 RECORDED = "The model's probabilities were recorded too, which takes time: speeds are lower than without."
 NO_DRAFT = "Speculation is off: this is the base model alone; pick one of its checkpoints, or the n-gram drafter."
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """The end of a generation. `summary` is JSON."""
+    """Result of a generation. `summary` is JSON."""
 
     text: str
     token_ids: list[int]
@@ -56,13 +56,15 @@ class GenerationResult:
 
 
 class Engine:
-    """The device, its queue and its warm models."""
+    """A device with its queue and its loaded models.
+
+    `dtype` defaults to that of the settings. `budget` is the memory of loaded models in bytes. `depth` and `total`
+    limit the waiting requests of one client and of all clients.
+    """
 
     def __init__(
         self, settings: Settings, dtype: str = "", budget: int | None = None, depth: int = DEPTH, total: int = TOTAL
     ):
-        """`dtype` default: that of the settings. `budget`: bytes of warm models. `depth` and `total` bound what waits
-        of one client and of all."""
         import torch
 
         from models.base import decoding_dtype, pick_device
@@ -74,28 +76,28 @@ class Engine:
         self.metrics = InferenceMetrics()
         limit, panics = settings.stuck_seconds or inf, self.metrics.panics.inc
         self.queue = DeviceQueue(self.device, depth, total, limit, self.metrics.queue_wait.observe, panics)
-        self.heart = self.queue.heart
+        self.heartbeat = self.queue.heartbeat
         budget = default_budget(self.device) if budget is None else budget
-        self.pool = ModelPool(self.device, self.dtype, budget, self.heart, Sums.of(settings))
+        self.pool = ModelPool(self.device, self.dtype, budget, self.heartbeat, Sums.of(settings))
         self.baselines = PlainBaselines()
         self.prompts = Prompts(
             self.metrics.prompt.observe, self.metrics.prompts_failed.inc, depth=depth, total=total, on_panic=panics
         )
         self.queue.submit(UPKEEP, lambda _: self._import())
         self.closing = False
-        self._watch_figures()
+        self._add_gauges()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Stop between two steps and end the threads."""
+        """Stop the current generation between two steps and join the threads."""
         self.closing = True
         self.prompts.close(timeout)
         self.queue.close(timeout)
 
     @property
-    def ill(self) -> str:
-        """Why no more requests will be answered, in one sentence; empty when they will."""
+    def failure(self) -> str:
+        """Why the engine cannot process requests any more, as a sentence, or ""."""
         for name, queue in ((f"device {self.device}", self.queue), ("prompts", self.prompts.queue)):
-            if reason := queue.ill:
+            if reason := queue.failure:
                 return f"The thread of the {name} does not work: {reason}."
         return ""
 
@@ -110,31 +112,33 @@ class Engine:
         written: Sequence[int] = (),
         compared: str = "",
     ) -> GenerationResult:
-        """Generate on this (the device's) thread what follows `prompt_ids` (see Prompts) and the tokens of the answer
-        that are `written` already. `on_start` is called when the prompt fits and the first step comes next, `on_step`
-        with each step's trace record; neither may block for long. `compared`: the run that is a measured column of a
-        comparison; it holds the device's lease and reuses no prefix, so that every column does the same work. Raises
-        SpeculoosError or ApiError."""
-        with self._faults(ref):
+        """Generate the continuation of `prompt_ids` (see Prompts) and of `written`, the tokens of the response that
+        exist already. Call it on the device's thread.
+
+        `on_start` is called before the first step, after the prompt was checked; `on_step` gets each step's trace
+        record. Neither may block for long. `compared` is the id of a run of a comparison: it holds the device's lease
+        and reuses no cached prefix, so that every column does the same work. Raises SpeculoosError or ApiError.
+        """
+        with self._handle_errors(ref):
             loaded = self.pool.get(ref)
-            self._leave_cores()
+            self._set_threads()
             if compared:
                 loaded.target.rewind(0)
-                hold = device_lease.alone(self.settings, self.device, compared)
+                lease = device_lease.alone(self.settings, self.device, compared)
             else:
-                hold = device_lease.watched(self.settings, self.device)
-            with hold as sharing:
+                lease = device_lease.watched(self.settings, self.device)
+            with lease as sharing:
                 generation = _Generation(loaded, request, prompt_ids, cancelled, written)
-                others = OtherWork()
-                made = generation.run(on_start, on_step)
-                steps = list(self._beating(made, loaded, len(generation.prompt_ids)))
-                load = others.share()
+                other_work = OtherWork()
+                generated = generation.run(on_start, on_step)
+                steps = list(self._with_heartbeat(generated, loaded, len(generation.prompt_ids)))
+                load = other_work.share()
             self.pool.settle(loaded.base)
             return self._finish(ref, generation, steps, sharing.shared_with, load)
 
     @contextmanager
-    def _faults(self, ref: ModelRef) -> Iterator[None]:
-        """Out of memory, on a CPU or a GPU, as one sentence; after a panic the model is renewed."""
+    def _handle_errors(self, ref: ModelRef) -> Iterator[None]:
+        """Convert out-of-memory errors of CPU and GPU to one sentence; renew the model after a panic."""
         try:
             yield
         except SpeculoosError:
@@ -144,24 +148,24 @@ class Engine:
                 message = f"There is not enough memory for {ref.name} now; wait for the running job to end."
                 raise Unavailable(message) from None
             raise
-        except BaseException:  # a panic may have ended anything half done
+        except BaseException:  # a panic may have left partial state
             self.pool.renew(ref)
             raise
 
-    def _beating(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
-        """Pass the steps on, with a sign of life between them."""
+    def _with_heartbeat(self, steps: Iterator[Any], loaded: LoadedModel, prompt_tokens: int) -> Iterator[Any]:
+        """Yield the steps, with a heartbeat after each."""
         parameters = loaded.weight_count
-        with self.heart.during("reading a prompt", self._forward_seconds(parameters, prompt_tokens)):
+        with self.heartbeat.during("reading a prompt", self._forward_seconds(parameters, prompt_tokens)):
             for step in steps:
                 yield step
-                self.heart.beat("decoding", self._forward_seconds(parameters, STEP_ROWS))
+                self.heartbeat.beat("decoding", self._forward_seconds(parameters, STEP_ROWS))
 
     def _forward_seconds(self, parameters: int, rows: int) -> float:
-        """How long a forward may take before the device counts as stuck."""
-        return self.heart.limit + 2 * parameters * rows / SLOWEST_FLOPS
+        """Seconds that a forward may take before the device counts as stuck."""
+        return self.heartbeat.limit + 2 * parameters * rows / SLOWEST_FLOPS
 
     def unload_for_job(self) -> None:
-        """Free a GPU that a job holds once nobody has asked for anything in a while. Harmless on a CPU."""
+        """Unload all models from a GPU that a job holds, after IDLE_SECONDS without requests. No effect on a CPU."""
         idle = time.monotonic() - self.queue.idle_since > IDLE_SECONDS
         if self.device != "cpu" and len(self.pool) and idle and not self.queue.busy:
             job = device_lease.job_on(self.settings, self.device)
@@ -169,9 +173,10 @@ class Engine:
                 log.info("Unloading models: %s holds %s", job, self.device)
                 self.queue.submit(UPKEEP, lambda _: self.pool.clear())
 
-    def _leave_cores(self) -> None:
-        """To a job that holds the CPU. Two programs that each use every core wait for each other at the end of every
-        product: 0.4 tokens a second against 4.6 with one thread, seen with the starter on two cores beside training."""
+    def _set_threads(self) -> None:
+        """Use half of the CPU threads while a job holds the CPU. Two programs that each use every core wait for each
+        other at the end of every matmul: with the starter on two cores next to a training, 0.4 tokens per second
+        against 4.6 with one thread."""
         import torch
 
         if self.device == "cpu":
@@ -181,24 +186,20 @@ class Engine:
                 torch.set_num_threads(threads)
 
     def _import(self) -> None:
-        with self.heart.during("importing libraries", START_SECONDS + self.heart.limit):
-            import_ahead()
+        with self.heartbeat.during("importing libraries", START_SECONDS + self.heartbeat.limit):
+            preload_modules()
 
-    def _watch_figures(self) -> None:
+    def _add_gauges(self) -> None:
         watch, queue, prompts = self.metrics.watch, self.queue, self.prompts.queue
-        watch(
-            "device_heartbeat_age_seconds",
-            "Since the device's thread last gave a sign of life",
-            lambda: queue.heart.age,
-        )
-        watch("device_alive", "1 while the device's thread works, 0 when it is stuck or dead", lambda: not queue.ill)
-        watch("device_busy", "1 while something is being done", lambda: queue.busy)
+        watch("device_heartbeat_age_seconds", "Since the last heartbeat of the device", lambda: queue.heartbeat.age)
+        watch("device_alive", "1 while the device's thread works, 0 if it is stuck or dead", lambda: not queue.failure)
+        watch("device_busy", "1 while the device works on a request", lambda: queue.busy)
         watch("queue_length", "Requests that wait for the device", lambda: queue.waiting)
         watch("queue_lanes", "Clients whose requests wait for the device", lambda: queue.lanes)
-        watch("prompts_queue_length", "Requests that wait for the child that renders prompts", lambda: prompts.waiting)
-        watch("pool_bytes", "Weights and caches of warm models", lambda: self.pool.counted)
-        watch("pool_budget_bytes", "What they may take together", lambda: self.pool.budget)
-        watch("pool_bases", "Warm base models", lambda: len(self.pool))
+        watch("prompts_queue_length", "Requests that wait for chat template and tokenizer", lambda: prompts.waiting)
+        watch("pool_bytes", "Weights and caches of loaded models", lambda: self.pool.counted)
+        watch("pool_budget_bytes", "Limit of pool_bytes", lambda: self.pool.budget)
+        watch("pool_bases", "Loaded base models", lambda: len(self.pool))
 
     def _finish(
         self, ref: ModelRef, generation: "_Generation", steps: list[Any], shared_with: str, load: float | None
@@ -229,7 +230,7 @@ class Engine:
 
 
 class _Generation:
-    """The parts of one generation: prompt, drafter, settings, and what was said about them."""
+    """One generation: prompt, drafter, config and notices for the user."""
 
     def __init__(
         self,
@@ -259,7 +260,7 @@ class _Generation:
         return self.drafter.name == "none"
 
     def run(self, on_start: Callable[[], None], on_step: Callable[[dict[str, Any]], None]) -> Iterator[Any]:
-        """Yield Steps, telling their records; `text` and `finish` are known afterwards."""
+        """Yield the Steps and pass their records to `on_step`; sets `text` and `finish`."""
         from decoding.generate import generate
         from decoding.text import TextStream
 
@@ -273,7 +274,7 @@ class _Generation:
             yield step
 
     def verified(self, token_ids: list[int]) -> dict[str, int]:
-        """How many draft tokens the client sent, and how many of them the answer begins with; {} without any."""
+        """Counts of the client's draft tokens and of those that the response starts with; {} without draft tokens."""
         from decoding.target import common_prefix
 
         if not self.draft_tokens:
@@ -292,7 +293,7 @@ class _Generation:
             raise ApiError(400, message, "context_length_exceeded", param)
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
-        """Before the answer begins: later a stream could only say it as an event."""
+        """Check before the response starts, while an HTTP status can still be set."""
         last = self.target.base.vocab_size - 1
         if ids and not 0 <= min(ids) <= max(ids) <= last:
             raise ApiError(400, f"{param}: token ids of this model are 0 to {last}.", "invalid_value", param)
@@ -301,12 +302,12 @@ class _Generation:
         from decoding.config import GenerateConfig
 
         speculation = request.speculation or {}
-        rule = {name: speculation[name] for name in RULE if speculation.get(name) is not None}
-        if rule.get("acceptance") == "typical":
-            self.notices.append(LOSSY if request.temperature else EXACT_AFTER_ALL)
-        room = self.target.max_length - len(self.prompt_ids)
-        if request.limit() > room:
-            self.notices.append(f"The answer is cut after {room} tokens, where the model's context is full.")
+        acceptance = {name: speculation[name] for name in ACCEPTANCE_OPTIONS if speculation.get(name) is not None}
+        if acceptance.get("acceptance") == "typical":
+            self.notices.append(LOSSY if request.temperature else EXACT_GREEDY)
+        available = self.target.max_length - len(self.prompt_ids)
+        if request.limit() > available:
+            self.notices.append(f"The answer is cut after {available} tokens, where the model's context is full.")
         return GenerateConfig(
             max_tokens=request.limit(),
             temperature=request.temperature or 0.0,
@@ -314,14 +315,14 @@ class _Generation:
             top_p=1.0 if request.top_p is None else request.top_p,
             seed=request.seed,
             stop=tuple(request.stop or ()),
-            **rule,
+            **acceptance,
             probabilities=bool(speculation.get(PROBABILITIES)),
             should_stop=should_stop,
         )
 
     def _drafter(self, loaded: LoadedModel, options: dict[str, Any]) -> Any:
-        """The asked-for drafter; plain with a notice where this base cannot be drafted for."""
-        for name in (*RULE, PROBABILITIES):
+        """The requested drafter; plain decoding with a notice if this base model does not support drafting."""
+        for name in (*ACCEPTANCE_OPTIONS, PROBABILITIES):
             options.pop(name, None)
         try:
             drafter = loaded.drafter(options)
@@ -337,7 +338,7 @@ class _Generation:
         return drafter
 
     def _with_draft_tokens(self, loaded: LoadedModel, drafter: Any) -> Any:
-        """`drafter`, and before it the client's tokens where there are any and this base can verify them."""
+        """Wrap `drafter` to propose the client's draft tokens first, if there are any and they can be verified."""
         from decoding.drafters.client import ClientDrafter
 
         if not self.draft_tokens:

@@ -1,4 +1,4 @@
-"""Every failure in the shape OpenAI's clients read: {"error": {"message", "type", "param", "code"}} and its status."""
+"""Error responses in OpenAI's format: {"error": {"message", "type", "param", "code"}} with an HTTP status."""
 
 import logging
 from http import HTTPStatus
@@ -26,7 +26,7 @@ UNEXPECTED = "The inference server could not finish this request; its log says w
 
 
 class ApiError(Exception):
-    """A refusal with its HTTP status, code and, where one field is to blame, `param`."""
+    """An error response: HTTP status, code and, if one field is invalid, `param`."""
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None, retry_after: int | None = None):
         super().__init__(message)
@@ -45,7 +45,7 @@ def body(message: str, status: int, code: str, param: str | None = None) -> dict
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Any exception as a refusal; an unexpected one is logged and shown without its details."""
+    """Convert any exception. Unexpected ones are logged, and the response hides their details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):
@@ -60,7 +60,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Translate at the edge, once, for every route."""
+    """Register the exception handlers of all routes."""
     app.add_exception_handler(HTTPException, _http)
     for kind in (ApiError, Busy, RequestValidationError, SpeculoosError, Exception):
         app.add_exception_handler(kind, _any)
@@ -71,7 +71,7 @@ async def _any(request: Request, error: Exception) -> JSONResponse:
 
 
 def validation_error(problems: Any) -> ApiError:
-    """pydantic's list of problems as one 400 that names the first field."""
+    """Convert pydantic's list of errors to a 400 that names the first invalid field."""
     first = problems[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"The body is not JSON: {first['ctx']['error']}.", "invalid_json")

@@ -1,4 +1,4 @@
-"""What a thread is doing, since when, and how long that may take: how others know that it lives."""
+"""Heartbeat of a thread: its current work, since when, and the time limit. Other threads use it to detect hangs."""
 
 import time
 from collections.abc import Iterator
@@ -8,23 +8,22 @@ from typing import NamedTuple
 
 
 class Beat(NamedTuple):
-    """A sign of life at `at` (monotonic seconds); the next one is due after `limit` seconds at most."""
+    """A heartbeat at `at` (monotonic seconds); the next one is due within `limit` seconds."""
 
     at: float
     doing: str
     limit: float
 
 
-class Heart:
-    """Beaten by one thread, read by any."""
+class Heartbeat:
+    """Written by one thread, read by any. `limit` is the default time limit in seconds between two beats."""
 
     def __init__(self, limit: float = inf):
-        """`limit` seconds between two beats where nothing else is said."""
         self.limit = limit
         self._last = Beat(time.monotonic(), "starting", limit)
 
     def beat(self, doing: str = "", limit: float | None = None) -> None:
-        """Say that the thread lives; with `doing`, that it begins something, which may take `limit` seconds."""
+        """Record a heartbeat; with `doing`, the start of new work that may take `limit` seconds."""
         last = self._last
         if doing:
             self._last = Beat(time.monotonic(), doing, self.limit if limit is None else limit)
@@ -33,7 +32,7 @@ class Heart:
 
     @contextmanager
     def during(self, doing: str, limit: float) -> Iterator[None]:
-        """A phase with a limit of its own; what was being done before goes on after it."""
+        """A phase with its own limit; the previous work and limit are restored at its end."""
         before = self._last
         self.beat(doing, limit)
         try:
@@ -51,8 +50,8 @@ class Heart:
         return time.monotonic() - self._last.at
 
     @property
-    def late(self) -> str:
-        """Why the thread counts as stuck, in a few words; empty while it does not."""
+    def overdue(self) -> str:
+        """Why the thread counts as stuck, in a few words, or ""."""
         last = self._last
         age = time.monotonic() - last.at
         if age <= last.limit:

@@ -1,4 +1,4 @@
-"""The inference server: `python -m serving.main`. A contents page; the work is in the modules beside it.
+"""The inference server: `python -m serving.main`. This module wires up the routes:
 
 GET /healthz · GET /readyz · GET /metrics
 GET /v1/models · GET /v1/models/{name} · POST /v1/chat/completions · POST /v1/completions
@@ -29,7 +29,7 @@ from serving.protocol import ChatRequest, CompletionRequest
 from serving.timing import RequestTimer
 from serving.token import ApiKeyRequired, ApiKeys, with_token
 from serving.upkeep import Upkeep
-from serving.watch import MemoryWatch, end_process
+from serving.watch import DeviceWatch, end_process
 from speculoos import logs
 from speculoos.connections import BoundedConnection, allow_connections
 from speculoos.errors import SpeculoosError, Unavailable
@@ -47,9 +47,9 @@ STOP_SECONDS = 1
 def create_app(
     settings: Settings, engine: Engine | None = None, on_stuck: Callable[[str], None] | None = None
 ) -> FastAPI:
-    """The server as an ASGI app. `settings` must have a token; the engine is closed with the app. `on_stuck` is told
-    when the device's thread hangs or died (by default nobody is, and /healthz says it)."""
-    assert settings.inference_token, "with_token() gives settings one"
+    """The server as an ASGI app. `settings` must have a token; the app closes the engine at shutdown. `on_stuck` is
+    called with the reason when the device's thread hangs or died; by default only /healthz reports it."""
+    assert settings.inference_token, "call with_token() first"
     engine = engine or Engine(settings)
     live, keys = LiveRuns(settings, engine), ApiKeys(settings)
 
@@ -58,7 +58,7 @@ def create_app(
         await run_in_threadpool(_end_leftovers, settings)
         engine.prompts.warm_up()
         upkeep = Upkeep(settings, engine, live, keys)
-        watch = MemoryWatch(lambda: engine.ill, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
+        watch = DeviceWatch(lambda: engine.failure, settings.stuck_seconds if on_stuck else 0, on_stuck or log.critical)
         yield
         await run_in_threadpool(watch.close)
         await run_in_threadpool(upkeep.close)
@@ -82,30 +82,30 @@ def create_app(
 
 
 def _end_leftovers(settings: Settings) -> None:
-    with writing(settings) as db:
-        if count := runs.fail_leftovers(db):
+    with writing(settings) as session:
+        if count := runs.fail_leftovers(session):
             log.warning("%d runs of an earlier server were marked as failed", count)
 
 
 def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
     @app.get("/healthz")
-    async def health() -> JSONResponse:  # not in a thread: they may all be waiting for what is stuck
-        heart, ill = engine.queue.heart, engine.ill
+    async def health() -> JSONResponse:  # not in the thread pool, whose threads may all wait for the stuck device
+        heartbeat, failure = engine.queue.heartbeat, engine.failure
         status = {
-            "status": ill or "ok",
+            "status": failure or "ok",
             "device": engine.device,
             "dtype": engine.dtype,
             "warm_models": len(engine.pool),
             "busy": engine.queue.busy,
             "waiting": engine.queue.waiting,
-            "doing": heart.doing,
-            "heartbeat_age": round(heart.age, 3),
+            "doing": heartbeat.doing,
+            "heartbeat_age": round(heartbeat.age, 3),
         }
-        return JSONResponse(status, 503 if ill else 200)
+        return JSONResponse(status, 503 if failure else 200)
 
     @app.get("/readyz")
     def ready() -> JSONResponse:
-        parts = {"device": engine.ill, "database": _database_away(settings)}
+        parts = {"device": engine.failure, "database": _database_error(settings)}
         status = {name: reason or "ok" for name, reason in parts.items()}
         return JSONResponse({"ready": not any(parts.values()), **status}, 503 if any(parts.values()) else 200)
 
@@ -114,11 +114,11 @@ def _add_health(app: FastAPI, settings: Settings, engine: Engine) -> None:
         return Response(engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _database_away(settings: Settings) -> str:
-    """Why the database cannot be asked; empty when it can."""
+def _database_error(settings: Settings) -> str:
+    """Why the database cannot be queried, or ""."""
     try:
-        with reading(settings) as db:
-            db.execute(text("SELECT 1 FROM runs LIMIT 1"))
+        with reading(settings) as session:
+            session.execute(text("SELECT 1 FROM runs LIMIT 1"))
     except SpeculoosError as error:
         return str(error)
     return ""
@@ -127,13 +127,13 @@ def _database_away(settings: Settings) -> str:
 def _add_models(app: FastAPI, settings: Settings) -> None:
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        with reading(settings) as db:
-            return {"object": "list", "data": list_models(db)}
+        with reading(settings) as session:
+            return {"object": "list", "data": list_models(session)}
 
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> dict[str, Any]:
-        with reading(settings) as db:
-            return model_entry(db, name)
+        with reading(settings) as session:
+            return model_entry(session, name)
 
 
 def _add_chat(app: FastAPI, settings: Settings, engine: Engine) -> None:
@@ -159,12 +159,12 @@ def _add_runs(app: FastAPI, live: LiveRuns) -> None:
 
 
 def main() -> int:
-    """Serve until told to stop. One sentence on standard error when the settings or the port are wrong."""
+    """Serve until a stop signal. Prints one sentence to standard error if the settings or the port are wrong."""
     keep_private()
     try:
         settings = with_token(load())
         logs.configure(settings, "inference")
-        listening = _listen(settings)  # before anything is touched: a second server must not end this one's runs
+        listener = _listen(settings)  # first: a second server must fail before it ends the runs of the first
         app = create_app(settings, on_stuck=end_process)
     except SpeculoosError as error:
         print(f"{error} {error.hint}".strip(), file=sys.stderr)
@@ -174,13 +174,13 @@ def main() -> int:
     ).start()
     log.info("Inference server on http://%s:%d", settings.inference_host, settings.inference_port)
     allow_connections()
-    uvicorn.Server(server_config(app)).run(sockets=[listening])
+    uvicorn.Server(server_config(app)).run(sockets=[listener])
     return 0
 
 
 def server_config(app: Any) -> uvicorn.Config:
-    """How uvicorn serves the app. Headers of a proxy are not believed: whoever can write them would choose whose place
-    in the queue to take."""
+    """The uvicorn config. Proxy headers are ignored, because clients that forge them could take turns of other clients
+    in the queue."""
     return uvicorn.Config(
         app,
         http=BoundedConnection,
@@ -193,19 +193,17 @@ def server_config(app: Any) -> uvicorn.Config:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """A listening socket. Raises Unavailable when the address is taken or not ours."""
+    """A listening socket. Raises Unavailable if the address is in use or not local."""
     host, port = settings.inference_host, settings.inference_port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        listener.setsockopt(
-            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
-        )  # so that clients whose machine vanished are noticed
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects clients whose machine vanished
         return listener
     except OSError as error:
         raise Unavailable(
             f"The inference server cannot listen on {host}:{port} ({error.strerror}); "
-            "stop what uses it or set SPECULOOS_INFERENCE_PORT."
+            "stop the program that uses it or set SPECULOOS_INFERENCE_PORT."
         ) from None
 
 

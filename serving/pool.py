@@ -1,7 +1,7 @@
-"""Bases and drafts kept warm on one device. Used from that device's thread only, so nothing here locks.
+"""Base and draft models loaded on one device. Only that device's thread uses the pool, so it needs no lock.
 
-A base is loaded at its first use together with its target (cache and forward); drafts hang on their base. What was
-used least recently goes first when the memory budget would be passed; a changed sha256 means load again.
+A base model is loaded at its first use together with its target (KV cache and forward) and owns its drafts. When the
+memory budget would be exceeded, the least recently used model is unloaded first. A changed sha256 forces a reload.
 """
 
 import gc
@@ -15,7 +15,7 @@ from typing import Any
 
 from models.checkpoints import read_config
 from serving.catalog import ModelRef
-from serving.heartbeat import Heart
+from serving.heartbeat import Heartbeat
 from speculoos.errors import NotFound, SpeculoosError, Unavailable, Unsupported
 from speculoos.room import memory
 from speculoos.sums import Sums
@@ -23,15 +23,15 @@ from speculoos.sums import Sums
 log = logging.getLogger(__name__)
 MAX_DRAFTERS = 4
 SLOWEST_DISK = 10e6
-"""Bytes a second that loading may be as slow as."""
+"""Lowest disk speed that loading allows for, in bytes per second."""
 MAX_CONTEXT = 8192
-"""Tokens a cache is made for at most; a base made for fewer gets fewer."""
+"""Maximum KV cache length in tokens; shorter for base models with a shorter context."""
 
 
 @dataclass
 class WarmDraft:
-    """A draft network and the drafters made of it, which keep what they know of the last text (a chat's next turn
-    begins with it). Keys are their options as JSON."""
+    """A draft network and its drafters by options (as JSON). Drafters keep their cache of the last text, because the
+    next turn of a chat starts with it."""
 
     network: Any
     weight_count: int
@@ -40,8 +40,8 @@ class WarmDraft:
 
 @dataclass
 class WarmBase:
-    """A warm base. `drafts` maps a checkpoint's (path, sha256) to it, least recently used first. `refusal` says why
-    nothing can be drafted for this base; empty when it can."""
+    """A loaded base model. `drafts` is keyed by the checkpoint's (path, sha256), least recently used first. `refusal`
+    is the reason why this base model does not support drafting, or ""."""
 
     key: tuple[str, str]
     target: Any
@@ -51,13 +51,13 @@ class WarmBase:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights (packed and screened ones too) and cache, and of its drafts and theirs."""
+        """Bytes of weights (packed and screened copies included) and KV cache, of the base model and its drafts."""
         from serving.sizes import held_bytes
 
         return held_bytes(self.target, [(d.network, list(d.drafters.values())) for d in self.drafts.values()])
 
     def forget_text(self) -> None:
-        """Drop what is known of the last text."""
+        """Clear the KV cache and all drafter state."""
         self.target.rewind(0)
         for draft in self.drafts.values():
             draft.drafters.clear()
@@ -65,11 +65,11 @@ class WarmBase:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What one generation needs."""
+    """The models of one generation."""
 
     base: WarmBase
     draft: WarmDraft | None
-    """None for a base alone."""
+    """None for a base model without a draft."""
 
     @property
     def target(self) -> Any:
@@ -77,18 +77,18 @@ class LoadedModel:
 
     @property
     def weight_count(self) -> int:
-        """Parameters of base and draft, about: what the time of a forward goes by."""
+        """Approximate parameters of base model and draft, for estimating the time of a forward."""
         return self.base.weight_count + (self.draft.weight_count if self.draft else 0)
 
     @property
     def notices(self) -> list[str]:
-        """Sentences for the user: a slower forward, a draft of another base."""
+        """Sentences for the user, such as a slower forward or a draft trained on another base model."""
         return [*filter(None, [self.target.notice]), *getattr(self.draft and self.draft.network, "notices", ())]
 
     def drafter(self, options: dict[str, Any]) -> Any:
-        """The drafter for these options, the one that served them last if it is still there.
+        """The drafter for these options, reused if still cached.
 
-        Raises BadInput for options it does not know, Unsupported where this base cannot be drafted for.
+        Raises BadInput for unknown options, Unsupported if this base model does not support drafting.
         """
         from decoding.drafters import make_drafter
 
@@ -106,20 +106,21 @@ class LoadedModel:
 
 
 class ModelPool:
-    """Warm models of `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base always fits). `sums`
-    remembers the sums of their files."""
+    """Loaded models on `device` ("cpu", "cuda:0") in `dtype`, within `budget` bytes (one base model is always allowed).
+    `heartbeat` is the heartbeat of the device's thread, `sums` the cache of file checksums."""
 
-    def __init__(self, device: str, dtype: str, budget: int, heart: Heart | None = None, sums: Sums | None = None):
-        """`heart` of the device's thread, which is told what is loaded and how long that may take."""
+    def __init__(
+        self, device: str, dtype: str, budget: int, heartbeat: Heartbeat | None = None, sums: Sums | None = None
+    ):
         self.device, self.dtype, self.budget = device, dtype, budget
-        self.heart, self.sums = heart or Heart(), sums or Sums()
+        self.heartbeat, self.sums = heartbeat or Heartbeat(), sums or Sums()
         self._itemsize = 4 if dtype == "float32" else 2
         self.counted = 0
-        """`nbytes` when they were last counted; for other threads."""
+        """The last value of `nbytes`, which other threads may read."""
         self._bases: OrderedDict[tuple[str, str], WarmBase] = OrderedDict()
 
     def get(self, ref: ModelRef) -> LoadedModel:
-        """Load what is not warm yet. Raises NotFound, Unsupported or Unavailable in one sentence."""
+        """The models of `ref`, loaded if necessary. Raises NotFound, Unsupported or Unavailable."""
         self._drop_outdated(ref)
         base = self._bases.get(ref.base_key) or self._load_base(ref)
         self._bases.move_to_end(ref.base_key)
@@ -131,7 +132,7 @@ class ModelPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and caches held now, counted from their tensors."""
+        """Current bytes of weights and caches, summed over their tensors."""
         self.counted = sum(base.nbytes for base in self._bases.values())
         return self.counted
 
@@ -139,18 +140,17 @@ class ModelPool:
         return len(self._bases)
 
     def clear(self) -> None:
-        """Unload everything and give the memory back."""
+        """Unload all models and free their memory."""
         self._bases.clear()
         self.counted = 0
         _free(self.device)
 
     def settle(self, base: WarmBase) -> None:
-        """After an answer, whose caches came after the loading: stay within the budget. `base` and what was used of it
-        last stay."""
-        self._make_room(0, keep=base, used=1)
+        """Enforce the budget after a generation, which allocates caches. `base` and its last used draft stay loaded."""
+        self._evict(0, keep=base, keep_drafts=1)
 
     def renew(self, ref: ModelRef) -> None:
-        """After a panic: what it left half done is dropped, and the tokenizer (whose locks it may hold) read anew."""
+        """Recover from a panic: drop partial state and reload the tokenizer, whose locks may still be held."""
         from models.base import load_tokenizer
 
         if base := self._bases.get(ref.base_key):
@@ -163,7 +163,7 @@ class ModelPool:
                 _free(self.device)
 
     def _drop_outdated(self, ref: ModelRef) -> None:
-        """Forget older weights behind the same path."""
+        """Unload older weights of the same paths."""
         for key in [k for k in self._bases if k[0] == ref.base_path and k != ref.base_key]:
             del self._bases[key]
         for base in self._bases.values():
@@ -176,26 +176,26 @@ class ModelPool:
         from models.damage import check_base
 
         stored = sum(file.stat().st_size for file in Path(ref.base_path).glob("*.safetensors"))
-        with self.heart.during("checking a base model's files", loading_seconds(self.heart.limit, stored)):
-            check_base(ref.base_path, ref.base_known, self.sums)  # before other models give way to it
+        with self.heartbeat.during("checking a base model's files", loading_seconds(self.heartbeat.limit, stored)):
+            check_base(ref.base_path, ref.base_known, self.sums)  # before other models are unloaded
         needed = _needed_bytes(ref.base_path, self._itemsize)
-        self._make_room(needed, keep=None)
+        self._evict(needed, keep=None)
         log.info("Loading base %s", ref.base_name)
-        with self.heart.during("loading a base model", loading_seconds(self.heart.limit, needed)):
+        with self.heartbeat.during("loading a base model", loading_seconds(self.heartbeat.limit, needed)):
             loaded = load_base(ref.base_path, dtype=self.dtype, device=self.device)
             loaded.sha256 = ref.base_sha256
             refusal = _probe(loaded)
             target = fast_target(loaded, max_length=min(loaded.max_length, MAX_CONTEXT))
-        warm = WarmBase(ref.base_key, target, needed // self._itemsize, refusal)
-        self._bases[ref.base_key] = warm
-        return warm
+        base = WarmBase(ref.base_key, target, needed // self._itemsize, refusal)
+        self._bases[ref.base_key] = base
+        return base
 
     def _draft(self, base: WarmBase, ref: ModelRef) -> WarmDraft:
         assert ref.draft_key is not None
         if ref.draft_key not in base.drafts:
             base.drafts[ref.draft_key] = self._load_draft(base, ref)
         else:
-            _retune(base.drafts[ref.draft_key], ref.checkpoint_path)
+            _refresh_config(base.drafts[ref.draft_key], ref.checkpoint_path)
         base.drafts.move_to_end(ref.draft_key)
         return base.drafts[ref.draft_key]
 
@@ -203,39 +203,38 @@ class ModelPool:
         from models.checkpoints import load_draft
 
         needed = _needed_bytes(ref.checkpoint_path, self._itemsize)
-        self._make_room(needed, keep=base)
+        self._evict(needed, keep=base)
         log.info("Loading draft %s", ref.name)
-        with self.heart.during("loading a draft", loading_seconds(self.heart.limit, needed)):
-            known = (ref.base_sha256, ref.checkpoint_sha256)
-            draft = load_draft(ref.checkpoint_path, base.target.base, *known, sums=self.sums)
+        with self.heartbeat.during("loading a draft", loading_seconds(self.heartbeat.limit, needed)):
+            sha256s = (ref.base_sha256, ref.checkpoint_sha256)
+            draft = load_draft(ref.checkpoint_path, base.target.base, *sha256s, sums=self.sums)
         return WarmDraft(draft, needed // self._itemsize)
 
-    def _make_room(self, needed: int, keep: WarmBase | None, used: int = 0) -> None:
-        """Let go, least recently used first, until `needed` more bytes fit: whole bases, then drafters and drafts of
-        `keep`, of which the `used` last ones stay."""
+    def _evict(self, needed: int, keep: WarmBase | None, keep_drafts: int = 0) -> None:
+        """Unload, least recently used first, until `needed` more bytes fit: other base models, then drafts of `keep`
+        except the last `keep_drafts`, then its drafters."""
         while self._bases and self.nbytes + needed > self.budget:
             if other := next((b for b in self._bases.values() if b is not keep), None):
                 del self._bases[other.key]
-            elif keep is None or not _let_go(keep, used):
+            elif keep is None or not _evict_draft(keep, keep_drafts):
                 break
             _free(self.device)
 
 
-def _retune(draft: WarmDraft, folder: str) -> None:
-    """Draft as the checkpoint is tuned now: a tuning changes its config.json, not its weights."""
+def _refresh_config(draft: WarmDraft, folder: str) -> None:
+    """Reread the drafting options: tuning a checkpoint changes its config.json, not its weights."""
     try:
         drafting = read_config(folder).get("drafting", {})
-    except SpeculoosError:  # what is warm goes on; a new load says what is wrong
+    except SpeculoosError:  # keep serving the loaded draft; the next load reports the error
         return
     if drafting != getattr(draft.network, "drafting", {}):
         draft.network.drafting = drafting
         draft.drafters.clear()
 
 
-def _let_go(base: WarmBase, used: int) -> bool:
-    """Drop the draft of `base`, or the drafter of its last draft, that was used least recently; False when there is
-    none to drop."""
-    if len(base.drafts) > used:
+def _evict_draft(base: WarmBase, keep_drafts: int) -> bool:
+    """Drop the least recently used draft of `base`, or drafter of its last draft. False when none is left to drop."""
+    if len(base.drafts) > keep_drafts:
         base.drafts.popitem(last=False)
         return True
     drafters = next(reversed(base.drafts.values())).drafters if base.drafts else {}
@@ -245,13 +244,13 @@ def _let_go(base: WarmBase, used: int) -> bool:
     return False
 
 
-def loading_seconds(least: float, size: int) -> float:
-    """How long loading `size` bytes may take before the device counts as stuck."""
-    return 2 * least + size / SLOWEST_DISK
+def loading_seconds(limit: float, size: int) -> float:
+    """Seconds that loading `size` bytes may take before the device counts as stuck."""
+    return 2 * limit + size / SLOWEST_DISK
 
 
 def _probe(base: Any) -> str:
-    """Why trees cannot be verified on this base, or "". Needs the base before its weights are packed."""
+    """Why this base model cannot verify trees, or "". Call it before the weights are packed."""
     from decoding.probe import probe
 
     try:
@@ -262,7 +261,7 @@ def _probe(base: Any) -> str:
 
 
 def default_budget(device: str) -> int:
-    """Half of the memory of the machine or container (`cpu`), or 70 % of the GPU's."""
+    """Bytes: half of the memory of the machine or container (`cpu`), or 70 % of the GPU's."""
     if device.startswith("cuda"):
         import torch
 
@@ -271,7 +270,7 @@ def default_budget(device: str) -> int:
 
 
 def _needed_bytes(folder: str, itemsize: int) -> int:
-    """Bytes a model will take: its weights, and the cache it gets with its first answer."""
+    """Bytes of a model's weights and of the KV cache that its first generation allocates."""
     from models.identity import read_json
     from serving.sizes import cache_bytes
 
@@ -280,12 +279,12 @@ def _needed_bytes(folder: str, itemsize: int) -> int:
 
 
 def _weight_count(folder: str) -> int:
-    """Numbers in the safetensors in `folder`, from their headers. Raises NotFound when there are none."""
+    """Parameters in the safetensors files of `folder`, from their headers. Raises NotFound without any file."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
-        raise NotFound(f"{folder} holds no safetensors file any more; bring the model here again.")
+        raise NotFound(f"{folder} has no safetensors file any more; import the model again.")
     count = 0
     try:
         for file in files:

@@ -1,7 +1,7 @@
-"""What the prompts' limited child runs (serving/prompts.py): foreign templates and tokenizers, of all bases in turn.
+"""Code of the limited child process of serving/prompts.py: untrusted chat templates and tokenizers of all base models.
 
-Never imported elsewhere: it keeps torch out of its process, which tokenizers do not need and which would make the child
-three times as large and as slow to start.
+Import it in that child only, because it blocks the import of torch: tokenizers do not need torch, and with it the child
+would be three times as large and as slow to start.
 """
 
 import os
@@ -9,29 +9,29 @@ import sys
 from collections import OrderedDict
 from typing import Any
 
-assert "torch" not in sys.modules, "this is for a child process"
+assert "torch" not in sys.modules, "import this module in a child process only"
 sys.modules["torch"] = None  # type: ignore[assignment]
-os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it says that there is no torch
+os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it warns that torch is missing
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401 (once, before copies are made)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402, F401 (imported before forking)
 
 from models import foreign  # noqa: E402
 from models.chat import to_ids, to_text  # noqa: E402
 from speculoos.errors import BadInput  # noqa: E402
 
-KEPT = 8
-TRIED = "Write a long story about a lighthouse keeper who learns to sail."
+MAX_TOKENIZERS = 8
+WARM_UP_TEXT = "Write a long story about a lighthouse keeper who learns to sail."
 _tokenizers: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
 
 def load(path: str, sha256: str) -> None:
-    """Make the tokenizer of the base in `path` ready. Tries a text, and what the device's thread tokenizes."""
+    """Load and warm up the tokenizer of the base model in `path`."""
     if (path, sha256) not in _tokenizers:
         tokenizer = _read(path)
-        tokenizer.decode([*tokenizer(TRIED)["input_ids"], *tokenizer.encode("a", add_special_tokens=False)])
+        tokenizer.decode([*tokenizer(WARM_UP_TEXT)["input_ids"], *tokenizer.encode("a", add_special_tokens=False)])
         _tokenizers[path, sha256] = tokenizer
     _tokenizers.move_to_end((path, sha256))
-    if len(_tokenizers) > KEPT:
+    if len(_tokenizers) > MAX_TOKENIZERS:
         _tokenizers.popitem(last=False)
 
 
@@ -48,7 +48,7 @@ def encode(path: str, sha256: str, text: str, templated: bool) -> list[int]:
 
 
 def _read(path: str) -> Any:
-    """As `models.base.load_tokenizer`, which comes with torch."""
+    """Like `models.base.load_tokenizer`, which imports torch."""
     try:
         with foreign.shown(path, weights=False) as view:
             return AutoTokenizer.from_pretrained(view, trust_remote_code=False, local_files_only=True)

@@ -1,8 +1,7 @@
-"""OpenAI's chat and text completions as far as this server speaks them: requests checked by pydantic, answers built as
-plain dicts.
+"""The supported part of OpenAI's chat and text completions API: pydantic models for requests, dicts for responses.
 
-A parameter that would change the output and is not supported is refused, never ignored; those that only carry
-bookkeeping (`user`, `metadata`, `store`, `service_tier`) are accepted and unused.
+An unsupported parameter that would change the output is rejected, never ignored. Bookkeeping parameters (`user`,
+`metadata`, `store`, `service_tier`) are accepted and ignored.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from tracking.tables import new_id
 
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_TEXT_TOKENS = 16
-"""Of /v1/completions, as OpenAI and vLLM have it."""
+"""Default of /v1/completions, as in OpenAI and vLLM."""
 MAX_MESSAGES = 512
 MAX_TEXT = 1_000_000
 MAX_STOPS = 4
@@ -25,13 +24,13 @@ MAX_OPTION = 256
 MAX_DRAFT_TOKENS = trees.MOST_NODES
 TEXT_OPTIONS = ("drafter", "acceptance")
 MAX_VALUES = 50_000
-"""Of one request, all its lists and objects together: a body of millions would hold the server for a minute."""
-HALF = "half_character"
+"""Values of one request, counted over all its lists and objects; millions would block the server for a minute."""
+SURROGATE = "half_character"
 Role = Literal["system", "developer", "user", "assistant"]
 
 
 class ContentPart(BaseModel):
-    """A piece of a message's content; only text is understood."""
+    """One part of a message's content; only text is supported."""
 
     model_config = ConfigDict(extra="forbid")
     type: Literal["text"]
@@ -39,7 +38,7 @@ class ContentPart(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn. `content` may be a string or a list of text parts."""
+    """One message of a conversation."""
 
     model_config = ConfigDict(extra="forbid")
     role: Role
@@ -48,7 +47,7 @@ class Message(BaseModel):
     refusal: None = None
 
     def plain(self) -> dict[str, str]:
-        """{"role", "content"} as chat templates take it."""
+        """{"role", "content"}, the input of chat templates."""
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, list):
             return {"role": role, "content": "".join(part.text for part in self.content)}
@@ -56,7 +55,7 @@ class Message(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream adds at its end."""
+    """Options of a streamed response."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
@@ -64,12 +63,12 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What both routes take. Ours are `speculation`, options of `decoding.drafters` such as drafter and depth, and
-    `draft_tokens`, ids that the answer is expected to begin with."""
+    """Parameters of both routes. Extensions of OpenAI's API are `speculation` (options of `decoding.drafters`, such as
+    drafter and depth) and `draft_tokens` (token ids that the response is expected to start with)."""
 
     model_config = ConfigDict(extra="forbid")
     INPUT: ClassVar[str]
-    """The parameter that becomes the prompt."""
+    """Name of the parameter that holds the prompt."""
 
     model: Annotated[str, Field(min_length=1, max_length=420)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -95,18 +94,18 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _bounded_and_whole(cls, given: Any) -> Any:
-        """Half a character is valid JSON and no text: no tokenizer, no database and no answer could take it."""
-        if more_values_than(MAX_VALUES, given):
+    def _check_body(cls, body: Any) -> Any:
+        """Lone surrogates are valid JSON, but tokenizers, databases and responses cannot encode them."""
+        if more_values_than(MAX_VALUES, body):
             raise PydanticCustomError("too_many", f"expected at most {MAX_VALUES:,} values in one request")
-        if place := half_character(given):
-            raise PydanticCustomError(HALF, "holds half of a character (a lone surrogate)", {"field": place})
-        return given
+        if field := find_lone_surrogate(body):
+            raise PydanticCustomError(SURROGATE, "holds half of a character (a lone surrogate)", {"field": field})
+        return body
 
     @field_validator("stop")
     @classmethod
     def _stops(cls, stop: str | list[str] | None) -> list[str]:
-        """None, a string or a list as a list. Empty strings would stop everything at once."""
+        """Normalise None, a string or a list to a list. An empty stop string would match at once."""
         stops = [stop] if isinstance(stop, str) else list(stop or [])
         if len(stops) > MAX_STOPS or any(not s for s in stops):
             raise ValueError(f"expected up to {MAX_STOPS} strings, none of them empty")
@@ -115,7 +114,7 @@ class GenerationRequest(BaseModel):
     @field_validator("draft_tokens", mode="before")
     @classmethod
     def _ids(cls, ids: Any) -> Any:
-        """Which ids the model has is for the engine to say."""
+        """The engine checks the ids against the model's vocabulary."""
         if ids is not None and not is_token_ids(ids):
             raise ValueError("expected a list of token ids")
         if ids is not None and len(ids) > MAX_DRAFT_TOKENS:
@@ -129,10 +128,10 @@ class GenerationRequest(BaseModel):
 
     @field_validator("speculation")
     @classmethod
-    def _plain_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Which options there are is for decoding.drafters to say; here only that they are small and plain. A `tree`
-        in words (models.methods.trees) becomes the options that it means."""
-        options = _read_tree(options)
+    def _check_options(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Check types and bounds; decoding.drafters checks the names. A `tree` given as text (models.methods.trees) is
+        parsed into options."""
+        options = _parse_tree(options)
         for name, value in (options or {}).items():
             if name == "tree":
                 _check_tree(value)
@@ -145,7 +144,7 @@ class GenerationRequest(BaseModel):
         return options
 
     def limit(self) -> int:
-        """New tokens at most."""
+        """Maximum number of new tokens."""
         return self.max_tokens or DEFAULT_MAX_TOKENS
 
 
@@ -159,7 +158,7 @@ class ChatRequest(GenerationRequest):
     response_format: dict[Literal["type"], Literal["text"]] | None = None
 
     @model_validator(mode="after")
-    def _bounded(self) -> "ChatRequest":
+    def _check_messages(self) -> "ChatRequest":
         if sum(len(m.plain()["content"]) for m in self.messages) > MAX_TEXT:
             raise ValueError(f"messages: together longer than {MAX_TEXT:,} characters")
         if not any(m.plain()["content"].strip() for m in self.messages if m.role == "user"):
@@ -167,7 +166,6 @@ class ChatRequest(GenerationRequest):
         return self
 
     def limit(self) -> int:
-        """New tokens at most."""
         return self.max_completion_tokens or super().limit()
 
     def chat(self) -> list[dict[str, str]]:
@@ -175,7 +173,7 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions: a text, or its token ids, that the model continues. No chat template is used."""
+    """POST /v1/completions: the model continues a text or a list of token ids, without a chat template."""
 
     INPUT = "prompt"
     prompt: str | list[int]
@@ -187,7 +185,7 @@ class CompletionRequest(GenerationRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _one_prompt(cls, prompt: Any) -> Any:
-        """A list of one prompt, as some clients send it, is that prompt."""
+        """Unwrap a list of one prompt, which some clients send."""
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
         if not prompt or not (isinstance(prompt, str) or is_token_ids(prompt)):
@@ -197,42 +195,41 @@ class CompletionRequest(GenerationRequest):
         return prompt
 
     def limit(self) -> int:
-        """New tokens at most."""
         return self.max_tokens or DEFAULT_TEXT_TOKENS
 
 
 def is_token_ids(value: Any) -> bool:
-    """Whether `value` is a list of whole numbers from 0 on."""
+    """Whether `value` is a list of integers ≥ 0."""
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
 def more_values_than(limit: int, value: Any) -> bool:
-    """Whether a JSON value holds more than `limit` values, all lists and objects together. Stops counting there."""
-    left, count = [value], 0
-    while left:
-        node = left.pop()
+    """Whether all lists and objects of a JSON value together hold more than `limit` values. Stops counting there."""
+    stack, count = [value], 0
+    while stack:
+        node = stack.pop()
         if isinstance(node, dict | list):
             count += len(node)
             if count > limit:
                 return True
-            left += node.values() if isinstance(node, dict) else node
+            stack += node.values() if isinstance(node, dict) else node
     return False
 
 
-def half_character(value: Any) -> str:
-    """Where in a JSON value the first lone surrogate is (`messages.0.content`); "" when every text is whole."""
-    left = [("", value)]
-    while left:
-        place, node = left.pop()
+def find_lone_surrogate(value: Any) -> str:
+    """Path of the first lone surrogate in a JSON value, such as `messages.0.content`, or ""."""
+    stack = [("", value)]
+    while stack:
+        path, node = stack.pop()
         if isinstance(node, str):
             if not _is_text(node):
-                return place or "body"
+                return path or "body"
         elif isinstance(node, dict):
             if broken := next((key for key in node if not _is_text(key)), None):
-                return f"{place}.{ascii(broken)}".lstrip(".")
-            left += reversed([(f"{place}.{key}".lstrip("."), item) for key, item in node.items()])
+                return f"{path}.{ascii(broken)}".lstrip(".")
+            stack += reversed([(f"{path}.{key}".lstrip("."), item) for key, item in node.items()])
         elif isinstance(node, list | tuple):
-            left += reversed([(f"{place}.{number}".lstrip("."), item) for number, item in enumerate(node)])
+            stack += reversed([(f"{path}.{index}".lstrip("."), item) for index, item in enumerate(node)])
     return ""
 
 
@@ -243,8 +240,8 @@ def _is_text(text: Any) -> bool:
         return False
 
 
-def _read_tree(options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The options with a tree in words, such as "chain 4", read."""
+def _parse_tree(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Parse a tree given as text, such as "chain 4"."""
     try:
         return trees.read_options(options) if options else options
     except BadInput as error:
@@ -262,8 +259,8 @@ def _check_tree(value: Any) -> None:
 
 @dataclass
 class Completion:
-    """Builds the JSON of one answer. `chat` says which of the two shapes. `prompt_ids` are there where token ids were
-    asked for."""
+    """Builds the JSON of one response, as a chat or a text completion. `prompt_ids` is set if the request asked for
+    token ids."""
 
     model: str
     created: int
@@ -275,35 +272,35 @@ class Completion:
         self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{new_id()}"
 
     def chunk(self, record: dict[str, Any], finish: str | None = None, **extra: Any) -> dict[str, Any]:
-        """The chunk of one step; `extra` holds the summary at the end."""
+        """The chunk of one step; the last one has the summary in `extra`."""
         tokens, first = record["tokens"], record["index"] == 0
         text = "".join(token["text"] for token in tokens)
         role = {"role": "assistant"} if first else {}
-        said = {"delta": {**role, "content": text}} if self.chat else {"text": text}
-        answer = self._answer(".chunk", said, finish, [token["id"] for token in tokens], first)
-        return {**answer, "speculation": record, **extra}
+        content = {"delta": {**role, "content": text}} if self.chat else {"text": text}
+        response = self._response(".chunk", content, finish, [token["id"] for token in tokens], first)
+        return {**response, "speculation": record, **extra}
 
     def usage_chunk(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """The chunk after the last token: no choices, usage and the summary of the whole run."""
+        """The chunk after the last token: no choices, but usage and summary."""
         return {**self._head(".chunk"), "choices": [], **_totals(summary)}
 
     def whole(self, text: str, token_ids: list[int], summary: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request without `stream`."""
+        """The response to a request without `stream`."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        said = {"message": message} if self.chat else {"text": text}
-        return {**self._answer("", said, summary["finish"], token_ids, True), **_totals(summary)}
+        content = {"message": message} if self.chat else {"text": text}
+        return {**self._response("", content, summary["finish"], token_ids, True), **_totals(summary)}
 
-    def _answer(
-        self, suffix: str, said: dict[str, Any], finish: str | None, ids: list[int], first: bool
+    def _response(
+        self, suffix: str, content: dict[str, Any], finish: str | None, ids: list[int], first: bool
     ) -> dict[str, Any]:
-        """With one choice; the prompt's ids stand in the `first` part, where vLLM has them."""
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
-        answer = {**self._head(suffix), "choices": [choice]}
+        """A response with one choice. As in vLLM, the `first` part has the prompt's token ids."""
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+        response = {**self._head(suffix), "choices": [choice]}
         if self.prompt_ids is not None:
             choice["token_ids"] = ids
             if first:
-                (answer if self.chat else choice)["prompt_token_ids"] = self.prompt_ids
-        return answer
+                (response if self.chat else choice)["prompt_token_ids"] = self.prompt_ids
+        return response
 
     def _head(self, suffix: str) -> dict[str, Any]:
         kind = f"chat.completion{suffix}" if self.chat else "text_completion"
@@ -311,8 +308,8 @@ class Completion:
 
 
 def _totals(summary: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's usage object beside the summary; `cached_tokens` of the prompt were still in the KV cache. The client's
-    draft tokens are counted as OpenAI counts those of a predicted output."""
+    """OpenAI's usage object and the summary. `cached_tokens` are prompt tokens found in the KV cache. The client's
+    draft tokens are counted like OpenAI's predicted outputs."""
     usage = {
         "prompt_tokens": summary["prompt_tokens"],
         "completion_tokens": summary["tokens"],

@@ -1,7 +1,7 @@
-"""One thread a device: everything that touches a model runs there, one piece of work at a time, in a fair order.
+"""One thread per device runs all work that touches a model, one request at a time, in a fair order.
 
-Work waits in lanes that take turns, one lane a client (an API key, an address, a chat of the pages), so whoever has 60
-requests in flight delays anybody else by one answer at most. Knows neither HTTP nor models.
+Requests wait in lanes that take turns. Each client (API key, address, or chat of the web app) has its own lane, so a
+client with 60 waiting requests delays another client by one response at most. Independent of HTTP and models.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from serving.heartbeat import Heart
+from serving.heartbeat import Heartbeat
 from speculoos.priority import give_way
 
 log = logging.getLogger(__name__)
@@ -20,24 +20,24 @@ TYPICAL_SECONDS = 5.0
 IDLE_BEAT = 1.0
 IDLE_LIMIT = 30.0
 DEPTH, TOTAL = 64, 256
-"""Work that may wait in one lane, and in all of them together."""
+"""Maximum number of waiting requests in one lane and in all lanes together."""
 LONGEST_RETRY = 300
 UPKEEP = "upkeep"
-"""The lane of the server's own work, which is never refused."""
+"""The lane of the server's own work, which is never rejected."""
 
 
 class Busy(Exception):
-    """There is no room to wait; `retry_after` seconds are a fair guess."""
+    """The queue is full; `retry_after` is an estimate in seconds."""
 
     def __init__(self, retry_after: int, own: bool):
-        whose = "as many of your requests wait already as may" if own else "its queue is full"
-        super().__init__(f"The device is busy and {whose}; try again in {retry_after} seconds.")
+        reason = "as many of your requests are waiting as allowed" if own else "its queue is full"
+        super().__init__(f"The device is busy and {reason}; try again in {retry_after} seconds.")
         self.retry_after = retry_after
 
 
 class Ticket:
-    """A place in the queue. Work that waits is dropped as soon as it is cancelled; work that goes on is asked to stop
-    by `cancelled`."""
+    """One request in the queue. Cancelling drops waiting work at once and sets `cancelled`, which running work checks
+    to stop."""
 
     def __init__(
         self, queue: "DeviceQueue", lane: str, work: Callable[["Ticket"], None], on_dropped: Callable[[], None]
@@ -48,13 +48,13 @@ class Ticket:
         self._queue = queue
 
     def cancel(self) -> bool:
-        """Give the place up, or ask the work to stop. True when it had not begun, and never will."""
+        """Drop the work or ask it to stop. True if it had not started, and so never will."""
         self.cancelled.set()
         return self._queue._drop(self)
 
 
 class DeviceQueue:
-    """Runs tickets on its own thread until `close`. `depth` bounds each lane, `total` all of them."""
+    """Runs tickets on its own thread until `close`. `depth` limits each lane, `total` all lanes together."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class DeviceQueue:
         on_begin: Callable[[float], Any] = float,
         on_panic: Callable[[], Any] = lambda: None,
     ):
-        """`limit`: seconds that work may be silent for (`heart`) where it says nothing else. `on_begin` is told how
-        many seconds each piece of work has waited, `on_panic` that one ended in something that is no Exception."""
+        """`limit`: default time limit in seconds between two heartbeats. `on_begin` gets the seconds that a request
+        has waited; `on_panic` is called when one raised a BaseException that is no Exception."""
         self.name, self.depth, self.total = name, depth, total
-        self.heart = Heart(limit)
+        self.heartbeat = Heartbeat(limit)
         self._on_begin, self._on_panic = on_begin, on_panic
         self._lanes: OrderedDict[str, deque[Ticket]] = OrderedDict()
         self._ready = threading.Condition()
@@ -82,7 +82,7 @@ class DeviceQueue:
     def submit(
         self, lane: str, work: Callable[[Ticket], None], on_dropped: Callable[[], None] = lambda: None
     ) -> Ticket:
-        """Wait in `lane`. Raises Busy when there is no room. `on_dropped` is called if the work never begins."""
+        """Queue work in `lane`. `on_dropped` is called if the work never starts. Raises Busy if the queue is full."""
         ticket = Ticket(self, lane, work, on_dropped)
         with self._ready:
             if not self._closed:
@@ -95,7 +95,7 @@ class DeviceQueue:
         return ticket
 
     def check_room(self, lane: str) -> None:
-        """Raises Busy when there is no room in `lane` now."""
+        """Raises Busy if `lane` or the queue is full."""
         with self._ready:
             self._check_room(lane)
 
@@ -106,7 +106,7 @@ class DeviceQueue:
 
     @property
     def lanes(self) -> int:
-        """Clients that wait."""
+        """Number of waiting clients."""
         with self._ready:
             return len(self._lanes)
 
@@ -115,24 +115,24 @@ class DeviceQueue:
         return self._current is not None
 
     @property
-    def ill(self) -> str:
-        """Why this thread will do no more work, in a few words; empty when it will."""
+    def failure(self) -> str:
+        """Why the thread does not work any more, in a few words, or ""."""
         if self._closed:
             return ""
-        return self.heart.late if self._thread.is_alive() else "its thread has ended"
+        return self.heartbeat.overdue if self._thread.is_alive() else "its thread has ended"
 
     def close(self, timeout: float = 10.0) -> None:
-        """Drop what waits, ask what runs to stop, and join the thread."""
+        """Drop the waiting work, ask the running work to stop, and join the thread."""
         with self._ready:
             self._closed = True
-            left = [ticket for lane in self._lanes.values() for ticket in lane]
+            dropped = [ticket for lane in self._lanes.values() for ticket in lane]
             self._lanes.clear()
             if self._current:
                 self._current.cancelled.set()
             self._ready.notify()
-        for ticket in left:
+        for ticket in dropped:
             ticket.cancelled.set()
-            self._safely(ticket.on_dropped)
+            self._call(ticket.on_dropped)
         self._thread.join(timeout)
 
     def _check_room(self, lane: str) -> None:
@@ -142,7 +142,7 @@ class DeviceQueue:
             raise Busy(min(LONGEST_RETRY, max(1, round(self._seconds * ahead))), own >= self.depth)
 
     def _drop(self, ticket: Ticket) -> bool:
-        """Take a waiting ticket out of its lane, at once."""
+        """Remove a waiting ticket from its lane. False if it is not waiting."""
         with self._ready:
             waiting = self._lanes.get(ticket.lane, ())
             if ticket not in waiting:
@@ -150,22 +150,22 @@ class DeviceQueue:
             waiting.remove(ticket)
             if not waiting:
                 del self._lanes[ticket.lane]
-        self._safely(ticket.on_dropped)
+        self._call(ticket.on_dropped)
         return True
 
     def _run(self) -> None:
         give_way(self.name)
         while (ticket := self._next()) is not None:
             started = time.monotonic()
-            self.heart.beat("working")
-            self._safely(lambda: self._on_begin(started - ticket.since))  # noqa: B023
-            self._safely(lambda: ticket.work(ticket))  # noqa: B023
+            self.heartbeat.beat("working")
+            self._call(lambda: self._on_begin(started - ticket.since))  # noqa: B023
+            self._call(lambda: ticket.work(ticket))  # noqa: B023
             self.idle_since = time.monotonic()
             self._seconds += 0.2 * (self.idle_since - started - self._seconds)
             self._current = None
 
-    def _safely(self, work: Callable[[], None]) -> None:
-        """Nothing ends this thread: a panic in Rust code arrives as a BaseException."""
+    def _call(self, work: Callable[[], None]) -> None:
+        """Call `work` and log any error, so that the thread goes on. A panic in Rust code is a BaseException."""
         try:
             work()
         except BaseException as error:
@@ -174,10 +174,10 @@ class DeviceQueue:
                 self._on_panic()
 
     def _next(self) -> Ticket | None:
-        """The next ticket, lanes taking turns; None once closed. Beats while there is none."""
+        """Wait for the next ticket, lanes taking turns; sends heartbeats meanwhile. None once closed."""
         with self._ready:
             while not (self._closed or self._lanes):
-                self.heart.beat("idle", IDLE_LIMIT)
+                self.heartbeat.beat("idle", IDLE_LIMIT)
                 self._ready.wait(IDLE_BEAT)
             if self._closed:
                 return None

@@ -1,6 +1,6 @@
-"""Bytes of memory that loaded models hold: every tensor that can be reached from them, each storage once.
+"""Memory of loaded models in bytes: all tensors reachable from them, each storage counted once.
 
-What there is to count changes as models are packed, screened and given caches, so nothing is added up by hand.
+The tensors are searched for, because packing, screening and caching models adds and removes some.
 """
 
 from collections import defaultdict
@@ -11,42 +11,42 @@ from typing import Any
 import torch
 
 OURS = ("decoding.", "models.", "serving.", "torch.nn.", "transformers.")
-"""Modules whose objects are looked into."""
+"""Modules whose objects are searched for tensors."""
 
 
 def held_bytes(*roots: Any) -> int:
-    """Bytes of the storages behind all tensors of `roots`. Tensors without memory (meta) count nothing."""
+    """Bytes of the storages of all tensors reachable from `roots`. Meta tensors count as 0."""
     views: defaultdict[Any, dict[tuple[int, int], int]] = defaultdict(dict)
     whole: dict[Any, int] = {}
     for tensor in tensors(*roots):
         if tensor.is_meta:
             continue
-        if tensor.is_mkldnn:  # reordered weights, whose storage cannot be asked for
+        if tensor.is_mkldnn:  # reordered weights, whose storage is not accessible
             whole[id(tensor)] = tensor.nbytes
             views[id(tensor)][0, 0] = tensor.nbytes
             continue
         storage = tensor.untyped_storage()
         whole[storage.data_ptr()] = storage.nbytes()
         views[storage.data_ptr()][tensor.storage_offset() * tensor.itemsize, tensor.nbytes] = tensor.nbytes
-    return sum(min(whole[place], sum(parts.values())) for place, parts in views.items())
+    return sum(min(whole[key], sum(parts.values())) for key, parts in views.items())
 
 
 def tensors(*roots: Any) -> Iterator[torch.Tensor]:
-    """Every tensor that can be reached from `roots` through containers, closures and objects of `OURS`."""
-    seen: dict[int, Any] = {}  # keeps what it has seen, so that no id is used twice
-    left = list(roots)
-    while left:
-        node = left.pop()
+    """Yield every tensor reachable from `roots` through containers, closures and objects of the modules above."""
+    seen: dict[int, Any] = {}  # holds references, so that no id is reused
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
         if id(node) in seen:
             continue
         seen[id(node)] = node
         if isinstance(node, torch.Tensor):
             yield node
         else:
-            left += _inside(node)
+            stack += _children(node)
 
 
-def _inside(node: Any) -> list[Any]:
+def _children(node: Any) -> list[Any]:
     if isinstance(node, dict):
         return list(node.values())
     if isinstance(node, list | tuple | set | frozenset):
@@ -63,7 +63,7 @@ def _inside(node: Any) -> list[Any]:
 
 
 def cache_bytes(config: dict[str, Any], length: int, itemsize: int) -> int:
-    """Bytes of the keys and values of `length` tokens, from a model's config.json; 0 where it does not say."""
+    """Bytes of a KV cache of `length` tokens, from a model's config.json; 0 if the config has no sizes."""
     config = config.get("text_config") or config
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     dim = config.get("head_dim") or (config.get("hidden_size", 0) // heads if heads else 0)

@@ -1,7 +1,4 @@
-"""From the device's thread to asyncio: an answer's events in order, and cancellation when nobody listens any more.
-
-Knows how events travel, not what is in them.
-"""
+"""Passes the events of a generation from the device's thread to asyncio, and cancels it if the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,10 +11,10 @@ DISCONNECT_POLL = 0.2
 Emit = Callable[[Any], None]
 
 
-class Answering:
-    """One piece of work on a device whose events an async caller iterates. Leaving the iteration cancels the work.
+class QueuedWork:
+    """Work in a device's queue whose events an async caller iterates. Leaving the iteration cancels the work.
 
-    Raises Busy when there is no room to wait."""
+    Raises Busy if the queue is full."""
 
     def __init__(self, queue: DeviceQueue, lane: str, work: Callable[[Ticket, Emit], None]):
         self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
@@ -26,11 +23,11 @@ class Answering:
         self._ticket = queue.submit(lane, self._run, lambda: self._put("end", None))
 
     def cancel(self) -> None:
-        """Stop between steps, or give up the place in the queue; harmless when the work has ended."""
+        """Remove the work from the queue or stop it between steps; no effect if it has ended."""
         self._ticket.cancel()
 
     async def events(self) -> AsyncIterator[Any]:
-        """What the work emitted, as it comes. Raises what the work raised."""
+        """Yield the events as they are emitted. Reraises the work's exception."""
         try:
             while True:
                 kind, value = await self._events.get()
@@ -47,7 +44,7 @@ class Answering:
             self._work(ticket, lambda event: self._put("event", event))
         except Exception as error:
             self._put("error", error)
-        except BaseException as error:  # a panic, which an event loop must never see
+        except BaseException as error:  # a panic, which must not reach the event loop
             self._put("error", as_api_error(error))
             raise
         else:
@@ -58,8 +55,10 @@ class Answering:
             self._loop.call_soon_threadsafe(self._events.put_nowait, (kind, value))
 
 
-async def unless_gone(disconnected: Callable[[], Awaitable[bool]], result: Awaitable[Any], answering: Answering) -> Any:
-    """Await `result`, cancelling `answering` once the client is gone; then the result is None."""
+async def cancel_on_disconnect(
+    disconnected: Callable[[], Awaitable[bool]], result: Awaitable[Any], work: QueuedWork
+) -> Any:
+    """Await `result`. If the client disconnects first, cancel `work` and return None."""
     task = asyncio.ensure_future(result)
     try:
         while not task.done():
@@ -69,5 +68,5 @@ async def unless_gone(disconnected: Callable[[], Awaitable[bool]], result: Await
         return task.result()
     finally:
         if not task.done():
-            answering.cancel()
+            work.cancel()
             task.cancel()

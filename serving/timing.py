@@ -1,5 +1,4 @@
-"""How long each request took, to the last byte of its answer, also where the server stops before. Pure ASGI; knows
-neither routes' names nor Prometheus."""
+"""Measures each request up to the last byte of its response, also if the server stops before. Pure ASGI middleware."""
 
 import time
 from asyncio import CancelledError
@@ -10,13 +9,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.errors import STOPPING, ApiError
 
 OTHER = "other"
-"""Addresses that are no route of ours: their number has no bound."""
+"""Label of all unknown paths, whose number is unbounded."""
 CLOSED = "closed"
-"""The status of a request whose client left before it was answered."""
+"""Status of a request whose client disconnected before the response."""
 
 
 class RequestTimer:
-    """`observe(route, status)` gives what is to be told the seconds."""
+    """`observe(route, status)` returns a function that takes the seconds."""
 
     def __init__(self, app: ASGIApp, observe: Callable[[str, str], Callable[[float], None]]):
         self.app, self._observe = app, observe
@@ -25,19 +24,19 @@ class RequestTimer:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.monotonic(), CLOSED
+        start, status = time.monotonic(), CLOSED
 
-        async def noting(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
             await send(message)
 
         try:
-            await self.app(scope, receive, noting)
-        except CancelledError:  # uvicorn stops; it would answer 500 and log a traceback for every request
+            await self.app(scope, receive, send_and_note)
+        except CancelledError:  # uvicorn stops; it would send a 500 and log a traceback for every request
             if status == CLOSED:
-                await ApiError(503, STOPPING, "unavailable").response()(scope, receive, noting)
+                await ApiError(503, STOPPING, "unavailable").response()(scope, receive, send_and_note)
         finally:
             route = getattr(scope.get("route"), "path", OTHER)
-            self._observe(route, status)(time.monotonic() - began)
+            self._observe(route, status)(time.monotonic() - start)

@@ -1,5 +1,5 @@
-"""Who may ask the inference server: the home's bearer token (made once, kept in home/secrets, compared in constant
-time) and keys, which are rows (tracking/keys.py).
+"""Authentication of the inference server: the home's bearer token (created once, stored in home/secrets, compared in
+constant time) and API keys, which are rows (tracking/keys.py).
 """
 
 import hmac
@@ -23,16 +23,17 @@ NO_TOKEN = (
     "A valid token is needed: Authorization: Bearer <the token in home/secrets/inference-token, or a key made with "
     "`speculoos keys add NAME`>."
 )
-KEPT_SECONDS = 0.5
-"""How long an answer about a key counts: a revoked one stops within a second."""
-MOST_KNOWN = 1024
+CACHE_SECONDS = 0.5
+"""How long the result of checking a key is cached; a revoked key is rejected within a second."""
+MAX_CACHED = 1024
 CLIENT = "speculoos.client"
 
 
 def with_token(settings: Settings) -> Settings:
-    """Settings that have a token: the given one, else one made in home/secrets (loopback only).
+    """The settings, with a token created in home/secrets if they have none (loopback only).
 
-    Raises BadInput for a server that others can reach without a token of the operator's choice.
+    Raises BadInput if the server listens on another address and has no token. Raises Unavailable if the file cannot be
+    written.
     """
     if settings.inference_token:
         return settings
@@ -45,11 +46,11 @@ def with_token(settings: Settings) -> Settings:
         return replace(settings, inference_token=make_token(settings))
     except OSError as error:
         file = settings.inference_token_file
-        raise Unavailable(f"The token file {file} cannot be made ({error.strerror}).") from None
+        raise Unavailable(f"The token file {file} cannot be created ({error.strerror}).") from None
 
 
 class ApiKeys:
-    """The keys that may be used, asked from the database at most once in KEPT_SECONDS each; any thread may call."""
+    """Checks API keys, with one database query per key every CACHE_SECONDS at most. Safe to call from any thread."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -57,14 +58,14 @@ class ApiKeys:
         self._uses: dict[str, datetime] = {}
 
     def find(self, secret: str) -> str:
-        """The id of the live key with this secret, or "". Raises Unavailable when the database cannot be asked."""
+        """The id of the live key with this secret, or "". Raises Unavailable if the database cannot be queried."""
         sha256 = keys.hashed(secret)
-        checked_at, key_id = self._known.get(sha256, (-KEPT_SECONDS, ""))
-        if time.monotonic() - checked_at > KEPT_SECONDS:
-            with reading(self._settings) as db:
-                key = keys.find_live(db, sha256)
+        checked_at, key_id = self._known.get(sha256, (-CACHE_SECONDS, ""))
+        if time.monotonic() - checked_at > CACHE_SECONDS:
+            with reading(self._settings) as session:
+                key = keys.find_live(session, sha256)
             key_id = key.id if key else ""
-            if len(self._known) >= MOST_KNOWN:
+            if len(self._known) >= MAX_CACHED:
                 self._known.clear()
             self._known[sha256] = time.monotonic(), key_id
         if key_id:
@@ -72,16 +73,16 @@ class ApiKeys:
         return key_id
 
     def store_uses(self) -> None:
-        """Keep in the database when keys were last used. Raises Unavailable."""
+        """Store when keys were last used. Raises Unavailable."""
         while self._uses:
             key_id, at = self._uses.popitem()
-            with writing(self._settings) as db:
-                keys.note_use(db, key_id, at)
+            with writing(self._settings) as session:
+                keys.note_use(session, key_id, at)
 
 
 class ApiKeyRequired:
-    """Pure ASGI middleware: /metrics and everything under /v1 need `Authorization: Bearer <token or key>`, before
-    anything is read. Tells the app who asks (`client_of`)."""
+    """Pure ASGI middleware: /metrics and all of /v1 need `Authorization: Bearer <token or key>`, checked before the
+    body is read. Stores the client in the scope (see `client_of`)."""
 
     def __init__(self, app: ASGIApp, token: str, keys: ApiKeys):
         self.app, self._token, self._keys = app, token.encode(), keys
@@ -91,18 +92,18 @@ class ApiKeyRequired:
         if scope["type"] == "http" and scope["path"].startswith(("/v1", "/metrics")):
             try:
                 scope[CLIENT] = await self._client(scope)
-            except ApiError as refusal:
-                app = refusal.response()
+            except ApiError as error:
+                app = error.response()
         await app(scope, receive, send)
 
     async def _client(self, scope: Scope) -> str:
-        """Who asks: a key, or with the home's token an address. Raises ApiError."""
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else ""
-        if given and hmac.compare_digest(given.encode(), self._token):
+        """The client: a key, or an address if it used the home's token. Raises ApiError."""
+        scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
+        secret = secret.strip() if scheme.lower() == "bearer" else ""
+        if secret and hmac.compare_digest(secret.encode(), self._token):
             return f"address:{(scope.get('client') or ['?'])[0]}"
         try:
-            key_id = await run_in_threadpool(self._keys.find, given) if given.startswith(keys.PREFIX) else ""
+            key_id = await run_in_threadpool(self._keys.find, secret) if secret.startswith(keys.PREFIX) else ""
         except SpeculoosError as error:
             raise as_api_error(error) from None
         if not key_id:
@@ -111,5 +112,5 @@ class ApiKeyRequired:
 
 
 def client_of(scope: Scope) -> str:
-    """Who sent a request: the lane it waits in."""
+    """The client of a request, which is its lane in the queue."""
     return scope.get(CLIENT, "")

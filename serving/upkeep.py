@@ -1,7 +1,5 @@
-"""What the server does by the clock: says that it lives (while its device does), gives a GPU back that a job needs,
-ends forgotten runs, keeps when API keys were used.
-
-No torch.
+"""Periodic work of the server: heartbeat (while its device works), freeing a GPU that a job needs, failing forgotten
+runs, storing when API keys were used. Does not import torch.
 """
 
 import logging
@@ -20,7 +18,7 @@ EVERY_SECONDS = 5.0
 
 
 class Upkeep:
-    """A thread that beats until `close`."""
+    """A thread that works every EVERY_SECONDS until `close`."""
 
     def __init__(self, settings: Settings, engine: Engine, live: LiveRuns, keys: ApiKeys):
         self.settings, self.engine, self.live, self.keys = settings, engine, live, keys
@@ -29,12 +27,12 @@ class Upkeep:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop beating and take the heartbeat away."""
+        """Stop the thread and delete the heartbeat."""
         self._done.set()
         self._thread.join(timeout=2)
         try:
-            with writing(self.settings) as db:
-                processes.leave(db, "inference")
+            with writing(self.settings) as session:
+                processes.leave(session, "inference")
         except SpeculoosError as error:
             log.warning("%s", error)
 
@@ -43,14 +41,14 @@ class Upkeep:
             for work in (self._beat, self.engine.unload_for_job, self.live.fail_forgotten, self.keys.store_uses):
                 try:
                     work()
-                except SpeculoosError as error:  # the database may be back at the next beat
+                except SpeculoosError as error:  # such as an unavailable database
                     log.warning("%s", error)
-                except BaseException:  # nothing ends this thread
-                    log.exception("Upkeep met an error it does not know")
+                except BaseException:  # the thread must go on
+                    log.exception("Unexpected error in upkeep")
             if self._done.wait(EVERY_SECONDS):
                 return
 
     def _beat(self) -> None:
-        if not self.engine.ill:
-            with writing(self.settings) as db:
-                processes.beat(db, "inference", device=self.engine.device, warm_models=len(self.engine.pool))
+        if not self.engine.failure:
+            with writing(self.settings) as session:
+                processes.beat(session, "inference", device=self.engine.device, warm_models=len(self.engine.pool))

@@ -1,4 +1,4 @@
-"""Ends a server whose device hangs, so that its supervisor starts it again: nothing inside can free a stuck thread."""
+"""Ends a server whose device hangs, so that its supervisor restarts it; a stuck thread cannot be stopped."""
 
 import faulthandler
 import logging
@@ -11,26 +11,26 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 EVERY_SECONDS = 1.0
 PATIENCE = 5.0
-"""Between finding it stuck, when /healthz begins to say so, and the end."""
+"""Seconds between detecting the failure, which /healthz then reports, and ending the process."""
 FROZEN = 10.0
-"""A watch that woke up this late was stopped together with what it watches."""
+"""If the watch wakes up this many seconds late, the whole process was suspended and the device is not at fault."""
 EXIT_CODE = 70
 
 
-class MemoryWatch:
-    """A thread that asks `ill` now and then until `close`. `stuck_seconds`: when the interpreter itself hangs (a call
-    of C code that keeps its lock), the process is ended by faulthandler, whose clock needs no interpreter. 0: never."""
+class DeviceWatch:
+    """A thread that calls `failure` periodically until `close`. If the interpreter itself hangs (C code that holds the
+    GIL), faulthandler ends the process: its timer needs no interpreter. `stuck_seconds` 0 disables the watch."""
 
-    def __init__(self, ill: Callable[[], str], stuck_seconds: float, end: Callable[[str], None]):
-        self._ill, self._end = ill, end
-        self._whole = 2 * stuck_seconds + PATIENCE
+    def __init__(self, failure: Callable[[], str], stuck_seconds: float, end: Callable[[str], None]):
+        self._failure, self._end = failure, end
+        self._hang_seconds = 2 * stuck_seconds + PATIENCE
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         if stuck_seconds:
             self._thread.start()
 
     def close(self) -> None:
-        """Watch no more: the server ends in order."""
+        """Stop watching; called during a regular shutdown."""
         self._done.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2)
@@ -39,10 +39,10 @@ class MemoryWatch:
         since: float | None = None
         last = time.monotonic()
         while not self._done.wait(EVERY_SECONDS):
-            faulthandler.dump_traceback_later(self._whole, exit=True)
-            frozen, last = time.monotonic() - last > FROZEN, time.monotonic()
-            reason = self._ill()
-            if not reason or frozen:
+            faulthandler.dump_traceback_later(self._hang_seconds, exit=True)
+            suspended, last = time.monotonic() - last > FROZEN, time.monotonic()
+            reason = self._failure()
+            if not reason or suspended:
                 since = None
             elif since is None:
                 since = last
@@ -53,8 +53,8 @@ class MemoryWatch:
 
 
 def end_process(reason: str) -> None:
-    """Leave at once with a line in the log, and where every thread was."""
-    log.critical("%s The server ends itself to be started again.", reason)
+    """Log the reason and the tracebacks of all threads, then exit at once."""
+    log.critical("%s The server ends so that its supervisor can restart it.", reason)
     faulthandler.dump_traceback()
     sys.stderr.flush()
     os._exit(EXIT_CODE)

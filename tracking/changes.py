@@ -1,4 +1,4 @@
-"""Naming, noting and deleting what is listed, with a word on what depends on it before it goes."""
+"""Renaming, annotating and deleting listed rows, with the rows that depend on them."""
 
 import shutil
 from collections.abc import Sequence
@@ -22,61 +22,61 @@ NOTE_LIMIT = 10_000
 
 
 def rename(session: Session, row: Any, name: str) -> None:
-    """Give a listed row another name. Raises BadInput or Conflict."""
+    """Rename a listed row. Raises BadInput or Conflict."""
     name = check_name(name)
     if isinstance(row, Base) and (row.source == STARTER or name == STARTER) and name != row.name:
         raise Conflict(f"The name {STARTER!r} always means the same weights, so it can be neither taken nor changed.")
     if isinstance(row, UNIQUE) and name != row.name:
         insist(session, type(row), name, getattr(row, "base_id", ""))
     row.name = name
-    _show(row)
+    _touch(row)
 
 
 def set_note(session: Session, row: Any, note: str) -> None:
-    """Keep a few words with a listed row."""
+    """Set the note of a listed row, truncated to NOTE_LIMIT characters."""
     row.note = note.strip()[:NOTE_LIMIT]
-    _show(row)
+    _touch(row)
 
 
 def dependents(session: Session, row: Any) -> list[str]:
-    """What would be lost or left without its origin if `row` went, one phrase each; empty when nothing is."""
-    sentences = []
+    """Rows that deleting `row` would delete or leave without their origin, one phrase each."""
+    phrases = []
     for table, column, phrase in DEPENDENTS[type(row)]:
-        if not phrase:  # a link that nobody misses
+        if not phrase:  # not worth a warning
             continue
-        needed = select(table).where(column == row.id)
-        if isinstance(row, Job) and table in FILLED:  # what never held anything goes along
-            needed = needed.where(~held_nothing(table))
-        sentences += [phrase.format(name=r.name) for r in session.scalars(needed)]
+        query = select(table).where(column == row.id)
+        if isinstance(row, Job) and table in FILLED:  # empty rows are deleted with their job
+            query = query.where(~held_nothing(table))
+        phrases += [phrase.format(name=r.name) for r in session.scalars(query)]
     if isinstance(row, Dataset):
-        sentences += [f"the checkpoint “{r.name}” trained on it" for r in _trained_beside(session, row)]
-    return sentences
+        phrases += [f"the checkpoint “{r.name}” trained on it" for r in _trained_additionally(session, row)]
+    return phrases
 
 
-def _trained_beside(session: Session, data: Dataset) -> list[Checkpoint]:
-    """Checkpoints that learned from it as one of several sets, and not the first."""
-    named = select(Checkpoint).where(cast(Checkpoint.config, String).contains(data.id))
-    return [row for row in session.scalars(named) if data.id in trained_on(row)[1:]]
+def _trained_additionally(session: Session, data: Dataset) -> list[Checkpoint]:
+    """Checkpoints trained on this data set as one of several, but not the first."""
+    query = select(Checkpoint).where(cast(Checkpoint.config, String).contains(data.id))
+    return [row for row in session.scalars(query) if data.id in trained_on(row)[1:]]
 
 
 def delete(session: Session, settings: Settings, row: Any, *, force: bool = False) -> list[Path | stored.Remote]:
-    """Remove a row, and with `force` what depends on it. Returns folders and files to remove once committed, here and
-    in the store (see `remove_files`).
+    """Delete a row, and with `force` the rows that depend on it. Returns the folders and files to remove after the
+    commit, on this machine and in the store (see `remove_files`).
 
-    Raises Conflict while a job works on it, and without `force` when something depends on it: the message says what.
+    Raises Conflict while a job uses the row, and without `force` if other rows depend on it.
     """
     must_be_idle(session, row)
-    needed = dependents(session, row)
-    if needed and not force:
-        more = f" and {len(needed) - 5} more" if len(needed) > 5 else ""
+    needed_by = dependents(session, row)
+    if needed_by and not force:
+        more = f" and {len(needed_by) - 5} more" if len(needed_by) > 5 else ""
         raise Conflict(
-            f"“{row.name}” is needed by {', '.join(needed[:5])}{more}.", "Delete those first, or delete with force."
+            f"“{row.name}” is needed by {', '.join(needed_by[:5])}{more}.", "Delete those first, or delete with force."
         )
     return _delete(session, settings, row)
 
 
 def remove_files(paths: Sequence[Path | stored.Remote]) -> int:
-    """Remove what `delete` named, after its transaction was committed. Returns the bytes reclaimed."""
+    """Remove the files returned by `delete`, after its transaction was committed. Returns the freed bytes."""
     freed = 0
     for path in paths:
         if isinstance(path, stored.Remote):
@@ -110,19 +110,19 @@ DEPENDENTS: dict[type[Table], list[tuple[type[Table], Any, str]]] = {
     Experiment: [],
 }
 FILLED = (Base, Dataset, Checkpoint)
-"""Tables of what jobs make and lists show."""
-KEPT = {"source_id", "dataset_id", "after_id", "job_id"}
-"""Links that are cut rather than followed: the thing stays useful without its origin. (`Evaluation.matrix_id` stays: a
-cell is no usual figure of its checkpoint, whether or not its matrix is still there.)"""
+"""Tables whose rows are created by jobs and shown in lists."""
+CLEARED = {"source_id", "dataset_id", "after_id", "job_id"}
+"""Foreign keys that are set to NULL instead of deleting the dependent row, which stays useful without its origin.
+(`Evaluation.matrix_id` is not cleared: a matrix cell never becomes an ordinary evaluation of its checkpoint.)"""
 
 
 def _delete(session: Session, settings: Settings, row: Any) -> list[Path | stored.Remote]:
     paths = [*_files(settings, row), *stored.drop(session, settings, row)]
     for table in FILLED if isinstance(row, Job) else ():
-        for dead in session.scalars(select(table).where(table.job_id == row.id, held_nothing(table))).all():
-            paths += _delete(session, settings, dead)
+        for empty in session.scalars(select(table).where(table.job_id == row.id, held_nothing(table))).all():
+            paths += _delete(session, settings, empty)
     for table, column, _ in DEPENDENTS[type(row)]:
-        if column.key in KEPT or (table, column.key) == (Dataset, "base_id"):
+        if column.key in CLEARED or (table, column.key) == (Dataset, "base_id"):
             session.execute(update(table).where(column == row.id).values({column.key: None}))
             continue
         for dependent in session.scalars(select(table).where(column == row.id)).all():
@@ -139,7 +139,7 @@ def _delete(session: Session, settings: Settings, row: Any) -> list[Path | store
 
 
 def must_be_idle(session: Session, row: Any) -> None:
-    """Raises Conflict while a job makes or uses it."""
+    """Raises Conflict while a job creates or uses the row."""
     if isinstance(row, Base) and row.source == STARTER:
         raise Conflict("The starter model belongs to the installation and cannot be deleted.")
     job = row if isinstance(row, Job) else session.get(Job, getattr(row, "job_id", None) or "")
@@ -158,24 +158,24 @@ def _used_by(session: Session, row: Any) -> Job | None:
 
 
 def _mentions(value: Any, row_id: str) -> bool:
-    """Whether an id stands anywhere in a request."""
+    """Whether a request contains an id."""
     if isinstance(value, dict):
         return any(_mentions(item, row_id) for item in value.values())
     return any(_mentions(item, row_id) for item in value) if isinstance(value, list) else value == row_id
 
 
 def _files(settings: Settings, row: Any) -> list[Path]:
-    """Only folders of this home that belong to the row, half-made ones too (speculoos/files.py, models/fetch.py); a
-    base in a folder of the user's own stays."""
-    own = []
+    """Existing files and folders of the row inside the home, unfinished ones included (speculoos/files.py,
+    models/fetch.py). A base model in the user's own folder is not deleted."""
+    paths = []
     if isinstance(row, Job):
-        own = [settings.home / "logs" / f"{row.id}.log", *settings.trackers_folder.glob(f"*/*{row.id[:12]}*")]
-    if place := stored.KINDS.get(type(row)):
-        own = [settings.home / place / row.id, *(settings.home / place).glob(f".{row.id}[.-]*")]
-        own += [settings.home / "exports" / row.id] if isinstance(row, Checkpoint) else []
-    return [path for path in own if path.exists()]
+        paths = [settings.home / "logs" / f"{row.id}.log", *settings.trackers_folder.glob(f"*/*{row.id[:12]}*")]
+    if kind := stored.KINDS.get(type(row)):
+        paths = [settings.home / kind / row.id, *(settings.home / kind).glob(f".{row.id}[.-]*")]
+        paths += [settings.home / "exports" / row.id] if isinstance(row, Checkpoint) else []
+    return [path for path in paths if path.exists()]
 
 
-def _show(row: Any) -> None:
+def _touch(row: Any) -> None:
     if isinstance(row, Job):
         row.version = Job.version + 1

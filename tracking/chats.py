@@ -1,8 +1,8 @@
-"""Conversations: the chat runs of a group as a tree of turns; which there are, what they are called.
+"""Chats: the runs of a group as a tree of turns, with their names and search.
 
-A turn's request says under `chat` whom it follows (`after`, "" for none), which answer it goes on with (`continues`)
-and what the chat is called (`name`). A question that is asked again or edited becomes a sibling, so nothing is lost.
-Turns of before there were branches say nothing and follow each other.
+Under the key `chat`, a turn's request stores the id of the previous turn (`after`, "" for none), the id of the turn
+whose response it continues (`continues`), and the chat's name (`name`). A repeated or edited question becomes a
+sibling, so that no turn is lost. Turns of older versions have no such key; each follows the one before.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,15 @@ from tracking.tables import Run, RunStep
 KEY = "chat"
 KIND = "chat"
 CUT = "\ufffd"
-"""What half a character at the end of a cut answer reads as."""
-MOST = 500
-"""Turns that a search looks at more closely."""
-TITLE = 90
+"""Decoded text of an incomplete character at the end of a truncated response."""
+MAX_SEARCHED = 500
+"""Maximum number of turns that a search reads from the database."""
+TITLE_LENGTH = 90
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A row of the list. `title` is its name, or the beginning of its first question."""
+    """A row of the list. `title` is the chat's name or the start of its first question."""
 
     id: str
     title: str
@@ -42,59 +42,59 @@ class Chat:
 
 
 def told(turn: Run) -> dict[str, Any]:
-    """What a turn's request says of its place."""
+    """The chat fields of a turn's request."""
     return turn.request.get(KEY) or {}
 
 
 def question(turn: Run) -> str:
-    """What was asked."""
+    """The last user message of a turn."""
     return next((m["content"] for m in reversed(turn.request.get("messages") or []) if m["role"] == "user"), "")
 
 
 def title(turn: Run) -> str:
-    """What the chat that begins with `turn` is called."""
-    return told(turn).get("name") or " ".join(question(turn).split())[:TITLE] or "…"
+    """The title of the chat whose first turn is `turn`."""
+    return told(turn).get("name") or " ".join(question(turn).split())[:TITLE_LENGTH] or "…"
 
 
 def parents(turns: Sequence[Run]) -> dict[str, str]:
-    """Whom each turn follows, "" none; `turns` as runs.group_runs gives them."""
-    found: dict[str, str] = {}
+    """Id of the previous turn of each turn, "" if none; `turns` are ordered as in runs.group_runs."""
+    previous: dict[str, str] = {}
     before = ""
     for turn in turns:
         if "after" in told(turn):
-            found[turn.id] = told(turn)["after"] if told(turn)["after"] in found else ""
+            previous[turn.id] = told(turn)["after"] if told(turn)["after"] in previous else ""
         else:
-            found[turn.id], before = before, turn.id
-    return found
+            previous[turn.id], before = before, turn.id
+    return previous
 
 
-def line(turn_id: str, follows: dict[str, str]) -> list[str]:
-    """Ids from the first question down to `turn_id`; empty for one that is not there."""
-    found = []
-    while turn_id in follows:
-        found.append(turn_id)
-        turn_id = follows[turn_id]
-    return found[::-1]
+def line(turn_id: str, previous: dict[str, str]) -> list[str]:
+    """Ids from the first turn to `turn_id`; empty if it does not exist."""
+    ids = []
+    while turn_id in previous:
+        ids.append(turn_id)
+        turn_id = previous[turn_id]
+    return ids[::-1]
 
 
 def path(turns: Sequence[Run], chosen: str = "") -> list[Run]:
-    """The turns of one way through the tree: to the newest turn, or to the newest one below `chosen`."""
-    follows, by_id = parents(turns), {turn.id: turn for turn in turns}
-    lines = [line(turn.id, follows) for turn in turns]
-    ways = [way for way in lines if chosen in way] or lines
-    newest = max(ways, key=lambda way: (by_id[way[-1]].created_at, len(way)), default=[])
+    """The turns on the path from the root to the newest turn, or to the newest turn below `chosen`."""
+    previous, by_id = parents(turns), {turn.id: turn for turn in turns}
+    lines = [line(turn.id, previous) for turn in turns]
+    paths = [ids for ids in lines if chosen in ids] or lines
+    newest = max(paths, key=lambda ids: (by_id[ids[-1]].created_at, len(ids)), default=[])
     return [by_id[turn_id] for turn_id in newest]
 
 
 def versions(turns: Sequence[Run]) -> dict[str, list[str]]:
-    """For each turn the turns that stand in its place, itself among them, oldest first."""
-    follows = parents(turns)
+    """Ids of each turn and its siblings (alternatives at the same position), oldest first, by turn id."""
+    previous = parents(turns)
     order = sorted(turns, key=lambda turn: turn.created_at)
-    return {turn.id: [other.id for other in order if follows[other.id] == follows[turn.id]] for turn in turns}
+    return {turn.id: [other.id for other in order if previous[other.id] == previous[turn.id]] for turn in turns}
 
 
 def answer(turn: Run, way: Sequence[Run]) -> str:
-    """The whole answer that `turn`, on this way, is the last part of."""
+    """The whole response whose last part is `turn`; the earlier parts are on the path `way`."""
     parts = [turn.text]
     before = {other.id: other for other in way}
     while (turn := before.get(told(turn).get("continues", ""))) is not None:
@@ -103,7 +103,7 @@ def answer(turn: Run, way: Sequence[Run]) -> str:
 
 
 def written(session: Session, turn: Run) -> list[int]:
-    """Token ids of the answer that `turn` goes on with; empty for one that begins anew. Raises NotFound."""
+    """Token ids of the response that `turn` continues; empty if it continues none. Raises NotFound."""
     if not (earlier := told(turn).get("continues")):
         return []
     before = runs.get_run(session, earlier)
@@ -111,34 +111,35 @@ def written(session: Session, turn: Run) -> list[int]:
 
 
 def recent(session: Session, words: str = "", before: datetime | None = None, limit: int = 30) -> list[Chat]:
-    """Chats whose last turn was made before `before`, newest first; with `words`, those that hold them in one turn or
-    in their name."""
+    """Chats whose last turn was created before `before`, newest first; with `words`, those with all words in one turn
+    or in the name."""
     last = func.max(Run.created_at)
     query = select(Run.group_id, last, func.count()).where(Run.kind == KIND, Run.group_id.is_not(None))
     if words.split():
-        query = query.where(Run.group_id.in_(_holding(session, words.split())))
+        query = query.where(Run.group_id.in_(_matching(session, words.split())))
     query = query.group_by(Run.group_id).order_by(last.desc()).limit(limit)
-    found = session.execute(query.having(last < before) if before else query).all()
-    firsts = _firsts(session, [group for group, _, _ in found])
-    return [_chat(firsts[group], at, count) for group, at, count in found if group in firsts]
+    rows = session.execute(query.having(last < before) if before else query).all()
+    firsts = _firsts(session, [group for group, _, _ in rows])
+    return [_chat(firsts[group], at, count) for group, at, count in rows if group in firsts]
 
 
 def rename(session: Session, chat_id: str, name: str) -> None:
-    """Call a chat `name`; "" gives it its first question back. Raises NotFound."""
+    """Rename a chat; with "" its title is the first question again. Raises NotFound."""
     for turn in _turns(session, chat_id):
         turn.request = {**turn.request, KEY: {**told(turn), "name": name}}
 
 
 def remove(session: Session, chat_id: str) -> None:
-    """Take a chat with its steps and what was measured for it out. Raises NotFound, Conflict while it goes on."""
+    """Delete a chat with its steps and its baseline runs. Raises NotFound, or Conflict while one of the runs is active.
+    Baseline runs have the id of a turn as their group."""
     turns = _turns(session, chat_id)
     if any(turn.state not in runs.ENDED for turn in turns):
-        raise Conflict("The last answer of this chat is still coming; stop it first.")
+        raise Conflict("The last answer of this chat is still being generated; stop it first.")
     ids = [turn.id for turn in turns]
-    measured = session.execute(select(Run.id, Run.state).where(Run.group_id.in_(ids))).all()
-    if any(state not in runs.ENDED for _, state in measured):
+    baselines = session.execute(select(Run.id, Run.state).where(Run.group_id.in_(ids))).all()
+    if any(state not in runs.ENDED for _, state in baselines):
         raise Conflict("A plain answer is still being measured for this chat; stop it first.")
-    ids += [run_id for run_id, _ in measured]
+    ids += [run_id for run_id, _ in baselines]
     session.execute(delete(RunStep).where(RunStep.run_id.in_(ids)))
     session.execute(delete(Run).where(Run.id.in_(ids)))
 
@@ -146,7 +147,7 @@ def remove(session: Session, chat_id: str) -> None:
 def _turns(session: Session, chat_id: str) -> list[Run]:
     turns = [run for run in runs.group_runs(session, chat_id) if run.kind == KIND]
     if not turns:
-        raise NotFound("This chat is not stored here any more.")
+        raise NotFound("This chat is not stored any more; start a new one.")
     return turns
 
 
@@ -155,24 +156,25 @@ def _chat(first: Run, at: datetime, count: int) -> Chat:
 
 
 def _firsts(session: Session, groups: Iterable[str]) -> dict[str, Run]:
-    """The oldest first question of each chat."""
+    """The oldest first turn of each chat."""
     query = select(Run).where(Run.group_id.in_(list(groups)), Run.position == 0, Run.kind == KIND)
-    found: dict[str, Run] = {}
+    firsts: dict[str, Run] = {}
     for run in session.scalars(query.order_by(Run.created_at)):
-        found.setdefault(str(run.group_id), run)
-    return found
+        firsts.setdefault(str(run.group_id), run)
+    return firsts
 
 
-def _holding(session: Session, words: list[str]) -> set[str]:
-    """Chats with a turn that holds all words. The database narrows; JSON may write a character as its number, and
-    writes quotes and backslashes otherwise."""
+def _matching(session: Session, words: list[str]) -> set[str]:
+    """Chats with a turn that contains all words. The database filters by words that JSON does not escape (ASCII without
+    quotes and backslashes); `_matches` checks the rest."""
     stored = cast(Run.request, Text)
-    query = select(Run).where(Run.kind == KIND, Run.group_id.is_not(None)).order_by(Run.created_at.desc()).limit(MOST)
+    is_chat = (Run.kind == KIND, Run.group_id.is_not(None))
+    query = select(Run).where(*is_chat).order_by(Run.created_at.desc()).limit(MAX_SEARCHED)
     for word in (word for word in words if word.isascii() and not {'"', "\\"} & {*word}):
         query = query.where(or_(stored.icontains(word, autoescape=True), Run.text.icontains(word, autoescape=True)))
-    return {str(run.group_id) for run in session.scalars(query.execution_options(yield_per=20)) if _holds(run, words)}
+    return {str(run.group_id) for run in session.scalars(query.execution_options(yield_per=20)) if _matches(run, words)}
 
 
-def _holds(run: Run, words: list[str]) -> bool:
+def _matches(run: Run, words: list[str]) -> bool:
     text = f"{told(run).get('name', '')}\n{question(run)}\n{run.text}".lower()
     return all(word.lower() in text for word in words)

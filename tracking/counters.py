@@ -1,4 +1,4 @@
-"""Numbers that only grow and outlive every process, one Preference row each: how often a worker was lost, and so on."""
+"""Persistent counters, one Preference row each."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -7,12 +7,12 @@ from tracking.tables import Preference, now
 
 PREFIX = "count:"
 LEASE_LOST, WORKER_GONE = "lease_lost", "worker_gone"
-"""Attempts that were interrupted because their worker fell silent, or was seen to be gone."""
+"""Attempts interrupted because their worker's heartbeats stopped, or because its process was gone."""
 NAMES = (LEASE_LOST, WORKER_GONE)
 
 
 def add(session: Session, name: str) -> None:
-    """Count one more; the caller commits."""
+    """Increment a counter; the caller commits."""
     row = session.get(Preference, PREFIX + name, with_for_update=True)
     value = {"n": (row.value.get("n", 0) if row else 0) + 1}
     session.merge(Preference(key=PREFIX + name, value=value, updated_at=now()))
@@ -20,6 +20,6 @@ def add(session: Session, name: str) -> None:
 
 
 def read(session: Session) -> dict[str, int]:
-    """Every counter by its name, 0 for those that never counted."""
+    """Value of every counter by name, 0 if it was never incremented."""
     rows = session.execute(select(Preference.key, Preference.value).where(Preference.key.startswith(PREFIX)))
     return dict.fromkeys(NAMES, 0) | {key.removeprefix(PREFIX): int(value.get("n", 0)) for key, value in rows}

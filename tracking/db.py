@@ -1,7 +1,7 @@
 """Engines and sessions: SQLite (WAL, foreign keys, BEGIN IMMEDIATE for writes) or PostgreSQL, and migrations.
 
-`session` is for anything that writes: one short transaction, committed on leaving, rolled back on an error.
-`reading` is for queries: it never waits for a writer on SQLite and never commits.
+Use `writing` for any change: one short transaction, committed at the end, rolled back on an error.
+Use `reading` for queries: it never waits for a writer on SQLite and never commits.
 """
 
 import os
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 BACKUPS = "backups"
-"""Folder of the home with the copies that are made before a migration."""
+"""Folder of the home with the database copies created before migrations."""
 DAMAGED = (
     *("malformed", "not a database", "decode to UTF-8"),
     *("database corruption", "invalid page in block", "could not read block"),
 )
-"""What SQLite and PostgreSQL say about a file that is not what they wrote."""
+"""Parts of SQLite's and PostgreSQL's errors for damaged files."""
 BUSY_MILLISECONDS = 10_000
-"""How long a writer waits for another one before it gives up."""
+"""Timeout of a writer that waits for another one."""
 WAL_PAGES = 250
-"""Pages (of 4 kB) of SQLite's write-ahead log that are put back into the file at the next commit. The default of 1,000
-lets rows written every second take 4 MB, which is what a nearly full disk does not have."""
+"""Pages (of 4 kB) in SQLite's write-ahead log after which a commit writes a checkpoint. With the default of 1,000 the
+log grows to 4 MB, which may not fit on a nearly full disk."""
 
 _engines: dict[tuple[str, Path], Engine] = {}
-_known: set[str] = set()
-"""URLs of databases that this code was seen to know."""
+_checked: set[str] = set()
+"""URLs of databases whose revision was checked."""
 _lock = threading.Lock()
 _migrating = threading.Lock()  # Alembic keeps its context in module globals
 
 
 def engine(settings: Settings) -> Engine:
-    """The process-wide engine of this database for this home (made once; connects on first use)."""
+    """The process-wide engine of this database and home (created once; connects on first use)."""
     with _lock:
         key = settings.database_url, settings.home
         if key not in _engines:
@@ -66,7 +66,7 @@ def engine(settings: Settings) -> Engine:
 
 
 def database_url(settings: Settings) -> URL:
-    """The parsed DATABASE_URL, driver included. Raises BadInput when it cannot be understood."""
+    """The parsed DATABASE_URL, with the driver. Raises BadInput if it is invalid or not supported."""
     text = settings.database_url
     if text.startswith(("postgres://", "postgresql://")):
         text = "postgresql+psycopg://" + text.split("://", 1)[1]
@@ -83,9 +83,9 @@ def database_url(settings: Settings) -> URL:
 
 @contextmanager
 def writing(settings: Settings) -> Iterator[Session]:
-    """A session that may write: committed at the end of the block, rolled back when it raises.
+    """A session for changes: committed at the end of the block, rolled back if it raises.
 
-    Objects stay readable after the block. Raises Unavailable when the database cannot be reached or has no tables.
+    Objects stay readable after the block. Raises Unavailable if the database cannot be reached or has no tables.
     """
     with _open(settings, engine(settings)) as session:
         yield session
@@ -94,14 +94,14 @@ def writing(settings: Settings) -> Iterator[Session]:
 
 @contextmanager
 def reading(settings: Settings) -> Iterator[Session]:
-    """A session for queries only; whatever it changes is thrown away."""
+    """A session for queries only; changes are rolled back."""
     with _open(settings, engine(settings).execution_options(sqlite_begin="DEFERRED")) as session:
         yield session
 
 
 @contextmanager
 def snapshot(settings: Settings) -> Iterator[Connection]:
-    """A connection for queries that sees the database as it is now, whatever is written while the block lasts."""
+    """A connection for queries that sees a snapshot of the database, regardless of later writes."""
     sqlite = engine(settings).dialect.name == "sqlite"
     options = {"sqlite_begin": "DEFERRED"} if sqlite else {"isolation_level": "REPEATABLE READ"}
     with _translated(settings), engine(settings).connect() as connection:
@@ -112,20 +112,20 @@ def snapshot(settings: Settings) -> Iterator[Connection]:
 
 @contextmanager
 def connection(settings: Settings) -> Iterator[Connection]:
-    """A connection in one transaction, committed at the end of the block (rows without classes: restoring)."""
+    """A connection in one transaction, committed at the end of the block; used to restore rows without classes."""
     with _translated(settings), engine(settings).begin() as connection:
         yield connection
 
 
 def copy_file(settings: Settings, target: Path) -> None:
-    """A copy of SQLite's file by its backup API, as of one moment, whatever is written meanwhile."""
-    with driver(settings) as own, closing(sqlite3.connect(target)) as copy:
-        own.backup(copy, pages=1000, sleep=0.01)
+    """Copy a snapshot of SQLite's file with its backup API."""
+    with driver(settings) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy, pages=1000, sleep=0.01)
 
 
 @contextmanager
 def driver(settings: Settings) -> Iterator[Any]:
-    """The driver's own connection to SQLite, outside of a transaction: for what cannot be said inside one."""
+    """The driver's connection to SQLite outside of a transaction, for statements that cannot run inside one."""
     with _translated(settings), engine(settings).connect() as connection:
         try:
             yield connection.connection.driver_connection
@@ -134,8 +134,8 @@ def driver(settings: Settings) -> Iterator[Any]:
 
 
 def revision(settings: Settings) -> str:
-    """The revision of the tables, "" for a database without any, or without a file (none is made). Raises Unavailable
-    for one newer than this code."""
+    """The database's revision, or "" without tables or file (which is not created). Raises Unavailable if the revision
+    is newer than this code."""
     url = database_url(settings)
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         return ""
@@ -146,9 +146,9 @@ def revision(settings: Settings) -> str:
 
 
 def upgrade(settings: Settings, revision: str = "head") -> None:
-    """Bring the tables to `revision`, making the SQLite file's folder first. Safe to call from several processes.
+    """Migrate the tables up to `revision`; creates the folder of SQLite's file. Safe to call from several processes.
 
-    Raises Unavailable, changing nothing, for a database that is newer than this code or damaged.
+    Raises Unavailable without changes if the database is newer than this code or damaged.
     """
     from alembic import command
 
@@ -160,7 +160,7 @@ def upgrade(settings: Settings, revision: str = "head") -> None:
 
 
 def downgrade(settings: Settings, revision: str) -> None:
-    """Take the tables back to `revision` (`base` removes them all)."""
+    """Migrate the tables down to `revision` (`base` removes all tables)."""
     from alembic import command
 
     with _migrating, _translated(settings), engine(settings).connect() as connection:
@@ -168,7 +168,7 @@ def downgrade(settings: Settings, revision: str) -> None:
 
 
 def alembic_config(connection: Connection) -> "Config":
-    """Alembic's settings for the package's own `migrations` folder, whatever the working directory."""
+    """Alembic's config for the package's `migrations` folder, independent of the working directory."""
     from alembic.config import Config
 
     config = Config()
@@ -178,21 +178,21 @@ def alembic_config(connection: Connection) -> "Config":
 
 
 def dispose() -> None:
-    """Close every pooled connection and forget the engines (tests, and before a fork)."""
+    """Close all pooled connections and drop the engines (for tests, and before a fork)."""
     with _lock:
         for engine in _engines.values():
             engine.dispose()
         _engines.clear()
-        _known.clear()
+        _checked.clear()
 
 
 @contextmanager
 def _open(settings: Settings, bind: Engine) -> Iterator[Session]:
     with _translated(settings), Session(bind, expire_on_commit=False) as session:
-        if settings.database_url not in _known:  # once a process: a newer database is not written to by chance
+        if settings.database_url not in _checked:  # once per process: never write to a newer database
             revisions.check(revisions.current(session.connection()), _where(settings))
             session.rollback()
-            _known.add(settings.database_url)
+            _checked.add(settings.database_url)
         yield session
 
 
@@ -205,22 +205,22 @@ def _translated(settings: Settings) -> Iterator[None]:
     except NoSuchModuleError as error:
         raise BadInput(f"DATABASE_URL: {error}.") from None
     except DBAPIError as error:
-        if no_room := _no_room(settings, error):
+        if is_full := _is_disk_full(settings, error):
             _shorten_log(settings)
-        if sentence := _sentence(settings, error, no_room):
-            raise Unavailable(sentence) from error
+        if message := _message(settings, error, is_full):
+            raise Unavailable(message) from error
         raise
 
 
-def _no_room(settings: Settings, error: DBAPIError) -> bool:
-    """Whether the disk is full. SQLite says so of its file and its log; of the index of its log, which every first
-    connection makes, it says only that it could not be written."""
+def _is_disk_full(settings: Settings, error: DBAPIError) -> bool:
+    """Whether the disk is full. SQLite reports this for its file and its log, but only an I/O error for the index of
+    the log, which the first connection creates."""
     return disk_full(error) or ("disk I/O error" in str(error.orig) and full(settings.home))
 
 
 def _shorten_log(settings: Settings) -> None:
-    """Put SQLite's log back into the file and cut it to nothing: most often its pages have a place there already, so
-    that the next row can be written although the disk is still full. The reserve is given up for it too."""
+    """Checkpoint and truncate SQLite's log, and free the reserve. Most pages of the log already exist in the file, so
+    that the next row can be written although the disk is still full."""
     give_reserve_up(settings.home)
     bind = engine(settings)
     if bind.dialect.name == "sqlite":
@@ -232,7 +232,8 @@ def _where(settings: Settings) -> str:
     return database_url(settings).render_as_string(hide_password=True)
 
 
-def _sentence(settings: Settings, error: DBAPIError, no_room: bool) -> str:
+def _message(settings: Settings, error: DBAPIError, is_full: bool) -> str:
+    """The error as one sentence, or "" for an unexpected one."""
     where = _where(settings)
     reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
     if any(sign in reason for sign in DAMAGED):
@@ -242,12 +243,12 @@ def _sentence(settings: Settings, error: DBAPIError, no_room: bool) -> str:
         )
     if "no such table" in reason or (isinstance(error, ProgrammingError) and "does not exist" in reason):
         return f"The database {where} is not migrated ({reason}); run `speculoos up`, which does it."
-    if no_room:
+    if is_full:
         return f"The disk that holds the database {where} is full; make room there."
     if isinstance(error, OperationalError) and _read_only(settings):
         return (
-            f"The folder of the database {where} cannot be written to ({reason}); make it writable, or set "
-            "SPECULOOS_HOME to a copy of the home elsewhere."
+            f"The folder of the database {where} is not writable ({reason}); make it writable, or set SPECULOOS_HOME "
+            "to a copy of the home in another folder."
         )
     if isinstance(error, OperationalError):
         return f"The database {where} cannot be used now ({reason}); check DATABASE_URL, the server and the disk."
@@ -255,7 +256,7 @@ def _sentence(settings: Settings, error: DBAPIError, no_room: bool) -> str:
 
 
 def _read_only(settings: Settings) -> bool:
-    """Whether SQLite's file lies where nothing can be written, which SQLite needs for reading too."""
+    """Whether the folder of SQLite's file is not writable, which SQLite needs for reading too."""
     url = database_url(settings)
     folder = Path(url.database or "").parent
     return url.get_backend_name() == "sqlite" and folder.is_dir() and not os.access(folder, os.W_OK)
@@ -268,7 +269,7 @@ def _make_folder(url: URL) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Unavailable(f"The folder {folder} cannot be made ({error.strerror}); set SPECULOOS_HOME.") from None
+        raise Unavailable(f"The folder {folder} cannot be created ({error.strerror}); set SPECULOOS_HOME.") from None
 
 
 def _make_engine(url: URL) -> Engine:
@@ -283,7 +284,7 @@ def _make_engine(url: URL) -> Engine:
 def _sqlite_connect(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver must not begin or commit on its own; _sqlite_begin does
     for pragma in (
-        "auto_vacuum=INCREMENTAL",  # counts for a new file only, and only before anything is written to it
+        "auto_vacuum=INCREMENTAL",  # only takes effect on a new, empty file
         *(f"busy_timeout={BUSY_MILLISECONDS}", "journal_mode=WAL", f"wal_autocheckpoint={WAL_PAGES}"),
         *("foreign_keys=ON", "synchronous=NORMAL"),
     ):
@@ -291,5 +292,5 @@ def _sqlite_connect(connection: Any, _record: Any) -> None:
 
 
 def _sqlite_begin(connection: Connection) -> None:
-    """A transaction that reads and then writes cannot wait for another writer, so writers lock at the beginning."""
+    """Writers lock at the start, because a transaction that reads and then writes cannot wait for another writer."""
     connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'IMMEDIATE')}")

@@ -1,4 +1,4 @@
-"""Whether a measured generation has its device to itself, by the lease row of the device of this machine. No torch."""
+"""Exclusive use of a device by a measured generation, by the lease row of the device. Does not import torch."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ OTHER = "another program"
 
 @dataclass
 class Sharing:
-    """`names` of those who held the device at some time of the measurement; empty when nobody did."""
+    """`names` of the other holders of the device during the measurement."""
 
     names: list[str] = field(default_factory=list)
 
@@ -34,21 +34,21 @@ class Sharing:
 
 
 def device_name(device: str) -> str:
-    """The name leases know a torch device by: `cuda` is `cuda:0`."""
+    """The name of a torch device in leases: `cuda` becomes `cuda:0`."""
     return "cuda:0" if device == "cuda" else device
 
 
 def job_on(settings: Settings, device: str) -> str:
     """Name of the job that holds the device, or ""."""
-    place = machine.device(device, settings.home)
-    with reading(settings) as db:
-        holder = leases.holder(db, place)
-        return leases.holder_name(db, place) if holder.startswith("job:") else ""
+    name = machine.device(device, settings.home)
+    with reading(settings) as session:
+        holder = leases.holder(session, name)
+        return leases.holder_name(session, name) if holder.startswith("job:") else ""
 
 
 @contextmanager
 def watched(settings: Settings, device: str) -> Iterator[Sharing]:
-    """Note which job held the device at the beginning or the end of the block; takes no lease."""
+    """Record the job that holds the device at the start and at the end of the block. Acquires no lease."""
     sharing = Sharing()
     sharing.add(job_on(settings, device))
     yield sharing
@@ -57,8 +57,8 @@ def watched(settings: Settings, device: str) -> Iterator[Sharing]:
 
 @contextmanager
 def alone(settings: Settings, device: str, run_id: str) -> Iterator[Sharing]:
-    """Hold the device's lease as `run:<id>` during the block. Where a job has it the block runs all the same, and
-    the job is named in what is yielded."""
+    """Hold the device's lease as `run:<id>` during the block. If a job has it, the block runs without the lease and the
+    yielded Sharing names the job."""
     holder, sharing = f"run:{run_id}", Sharing()
     if not _acquire(settings, device, holder, sharing):
         with watched(settings, device) as watching:
@@ -78,35 +78,35 @@ def alone(settings: Settings, device: str, run_id: str) -> Iterator[Sharing]:
 
 
 def _acquire(settings: Settings, device: str, holder: str, sharing: Sharing) -> bool:
-    place = machine.device(device, settings.home)
-    with writing(settings) as db:
-        taken = leases.acquire(db, place, holder, SECONDS)
-        if not taken:
-            sharing.add(leases.holder_name(db, place))
-        return taken
+    name = machine.device(device, settings.home)
+    with writing(settings) as session:
+        acquired = leases.acquire(session, name, holder, SECONDS)
+        if not acquired:
+            sharing.add(leases.holder_name(session, name))
+        return acquired
 
 
 def _release(settings: Settings, holder: str) -> None:
-    """Give the lease back; where the database is away it runs out by itself, and the answer is not lost for it."""
+    """Release the lease. If the database is unavailable it expires instead, so that the generation does not fail."""
     try:
-        with writing(settings) as db:
-            leases.release(db, holder)
+        with writing(settings) as session:
+            leases.release(session, holder)
     except SpeculoosError as error:
-        log.warning("The lease of %s runs out by itself: %s", holder, error)
+        log.warning("The lease of %s was not released and will expire: %s", holder, error)
 
 
 def _renew(settings: Settings, device: str, holder: str, sharing: Sharing, done: threading.Event) -> None:
     while not done.wait(RENEW_EVERY):
         try:
-            with writing(settings) as db:
-                leases.renew(db, machine.device(device, settings.home), holder, SECONDS)
-        except BaseException as error:  # whatever it is, the measurement may no longer be alone
+            with writing(settings) as session:
+                leases.renew(session, machine.device(device, settings.home), holder, SECONDS)
+        except BaseException as error:  # after any error the device may be shared
             log.warning("The lease of %s was not renewed: %s", holder, error)
-            sharing.add(_other(settings, device))
+            sharing.add(_other_holder(settings, device))
             return
 
 
-def _other(settings: Settings, device: str) -> str:
+def _other_holder(settings: Settings, device: str) -> str:
     try:
         return job_on(settings, device) or OTHER
     except SpeculoosError:

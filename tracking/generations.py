@@ -1,5 +1,5 @@
-"""A generation as it goes, from what it and its shards say of themselves (`corpus.telling` says it): a few queries,
-however many shards there are."""
+"""Progress of a data generation, from the counters of the job and its shards (written by `corpus.telling`). The number
+of queries does not depend on the number of shards."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from tracking.states import JobState
 from tracking.tables import Job, Metric, Sample
 
 NOW = "now/"
-"""How the names of metrics begin that are counters and no curves: one value each, at step 0."""
+"""Name prefix of metrics that are counters instead of curves: one value each, at step 0."""
 SPEED, LEFT_OUT = "speed", "left_out/"
 ANSWERS, ROWS_LEFT_OUT = 0, 1
-"""Steps of a generation's samples: what they are."""
+"""`step` of a generation's samples, which encodes their kind."""
 
 
 @dataclass
 class Going:
-    """Sums over a generation and its shards; speeds in tokens a second, of what runs now, by worker and by server."""
+    """Sums over a generation and its shards. Speeds of running shards in tokens per second, by worker and by server."""
 
     counts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     left_out: dict[str, int] = field(default_factory=dict)
@@ -46,18 +46,19 @@ class Going:
 
 
 def going(session: Session, job_id: str) -> Going:
-    """How far a generation is, by its own counters and its shards'."""
+    """The progress of a generation, summed over the counters of the job and its shards."""
     running = (Job.state == JobState.RUNNING).label("running")
-    which = (_of(job_id), Metric.step == 0, Metric.name.startswith(NOW, autoescape=True))
+    conditions = (_of(job_id), Metric.step == 0, Metric.name.startswith(NOW, autoescape=True))
     query = select(Metric.name, Job.owner, running, func.sum(Metric.value)).join(Job, Metric.job_id == Job.id)
-    found = Going()
-    for name, owner, runs, value in session.execute(query.where(*which).group_by(Metric.name, Job.owner, running)):
-        _count(found, name.removeprefix(NOW), owner, runs, value)
-    return found
+    query = query.where(*conditions).group_by(Metric.name, Job.owner, running)
+    progress = Going()
+    for name, owner, is_running, value in session.execute(query):
+        _count(progress, name.removeprefix(NOW), owner, is_running, value)
+    return progress
 
 
 def samples(session: Session, job_id: str, step: int, limit: int) -> Sequence[dict[str, Any]]:
-    """The first of a generation's samples of one sort, ANSWERS or ROWS_LEFT_OUT."""
+    """The first samples of one kind, given by `step`."""
     query = select(Sample.record).join(Job, Sample.job_id == Job.id).where(_of(job_id), Sample.step == step)
     return list(session.scalars(query.order_by(Sample.id).limit(limit)))
 
@@ -66,14 +67,14 @@ def _of(job_id: str) -> ColumnElement[bool]:
     return or_(Job.id == job_id, Job.parent_id == job_id)
 
 
-def _count(found: Going, name: str, owner: str, runs: bool, value: float) -> None:
+def _count(progress: Going, name: str, owner: str, is_running: bool, value: float) -> None:
     if name.startswith(SPEED):
         server = name.removeprefix(SPEED).removeprefix("/")
-        place = found.servers if server else found.workers
-        if runs:
-            place[server or owner] = place.get(server or owner, 0.0) + value
+        speeds = progress.servers if server else progress.workers
+        if is_running:
+            speeds[server or owner] = speeds.get(server or owner, 0.0) + value
     elif name.startswith(LEFT_OUT):
         kind = name.removeprefix(LEFT_OUT)
-        found.left_out[kind] = found.left_out.get(kind, 0) + int(value)
+        progress.left_out[kind] = progress.left_out.get(kind, 0) + int(value)
     else:
-        found.counts[name] += value
+        progress.counts[name] += value

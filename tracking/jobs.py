@@ -1,7 +1,7 @@
-"""Jobs and who may change them: every change is one compare-and-set update, so two processes never both win.
+"""State changes of jobs. Every change is one compare-and-set update, so only one of several processes succeeds.
 
-Attempts are fenced: what a worker or its child writes says `WHERE attempt = mine AND state = RUNNING`, and raises
-`Fenced` when that touches no row. Functions take an open session and leave the commit to its caller.
+Attempts are fenced: writes of a worker or its child have `WHERE attempt = … AND state = RUNNING` and raise `Fenced` if
+no row matches. Functions take an open session; the caller commits.
 """
 
 from contextlib import suppress
@@ -20,7 +20,7 @@ from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, now
 from tracking.values import storable
 
 STOPPED_WITH_PREDECESSOR = "predecessor"
-"""`error_code` of a job cancelled because the one before it did not succeed."""
+"""`error_code` of a job cancelled because its predecessor did not succeed."""
 OUTPUTS = (Base, Dataset, Checkpoint, Evaluation)
 
 
@@ -37,8 +37,8 @@ def create(
     estimated_seconds: float | None = None,
     work: float = 0.0,
 ) -> Job:
-    """A QUEUED job, asked for by `user`, estimated from so much `work`. With `after_id` it starts only once that
-    job SUCCEEDED."""
+    """Create a QUEUED job. `estimated_seconds` was estimated from `work` units. With `after_id` the job starts once
+    that job SUCCEEDED. Raises Conflict if that job failed or was cancelled."""
     if after_id and (before := get(session, after_id)).state in (JobState.FAILED, JobState.CANCELLED):
         raise Conflict(f"“{before.name}” ended {before.state}, so nothing can start after it; retry it first.")
     job = Job(kind=kind, queue=queue, request=request, name=name, after_id=after_id, experiment_id=experiment_id)
@@ -50,19 +50,19 @@ def create(
 
 
 def get(session: Session, job_id: str) -> Job:
-    """The job with this id, freshly read. Raises NotFound."""
+    """The job with this id, read from the database again. Raises NotFound."""
     if job := session.get(Job, job_id, populate_existing=True):
         return job
     raise NotFound(f"There is no job {job_id!r}; `speculoos jobs` lists them.")
 
 
 def find(session: Session, reference: str) -> Job:
-    """By id, by the first characters of an id, or by name (the newest). Raises NotFound or BadInput."""
+    """By id, at least 4 first characters of an id, or name (the newest). Raises NotFound or BadInput."""
     if job := session.get(Job, reference, populate_existing=True):
         return job
     if len(reference) >= 4:
-        begun = (Job.id.startswith(reference, autoescape=True), Job.parent_id.is_(None))
-        matches = list(session.scalars(select(Job).where(*begun).limit(2)))
+        conditions = (Job.id.startswith(reference, autoescape=True), Job.parent_id.is_(None))
+        matches = list(session.scalars(select(Job).where(*conditions).limit(2)))
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -74,11 +74,11 @@ def find(session: Session, reference: str) -> Job:
 
 
 def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> int | None:
-    """Take a job for `owner`; returns the new attempt's number, or None when it is not to be had.
+    """Claim a job for `owner`; returns the number of the new attempt, or None if the job cannot be claimed.
 
-    To be had: QUEUED or INTERRUPTED; attempts left; not asked to stop; and the job before it SUCCEEDED. (That a lease
-    ran out is for the reconciler to say, who watches it: see workers/supervise/reconcile.py.) The row's `child` still
-    names the last attempt's process, which the caller ends first.
+    It can be claimed if it is QUEUED or INTERRUPTED, has attempts left, no cancel request, and a SUCCEEDED predecessor
+    (if any). Expired leases are handled by the reconciler (workers/supervise/reconcile.py). The row's `child` still
+    names the last attempt's process, which the caller must end first.
     """
     time = now()
     values = {
@@ -99,9 +99,9 @@ def claim(session: Session, job_id: str, owner: str, lease_seconds: float) -> in
 
 
 def renew(session: Session, job_id: str, attempt: int, lease_seconds: float) -> bool:
-    """The supervisor's heartbeat: keep the lease; returns whether someone asked to stop. Raises Fenced.
+    """The supervisor's heartbeat: renew the lease; returns whether a cancel was requested. Raises Fenced.
 
-    `lease_until` is for people to read. Whoever judges the lease only asks whether it changed, so that no clock counts.
+    `lease_until` is for display. The reconciler only checks whether it changed, which does not depend on clocks.
     """
     until = now() + timedelta(seconds=lease_seconds)
     fenced(change(session, job_id, mine(attempt), lease_until=until), job_id, attempt)
@@ -109,41 +109,41 @@ def renew(session: Session, job_id: str, attempt: int, lease_seconds: float) -> 
 
 
 def record_child(session: Session, job_id: str, attempt: int, child: dict[str, Any]) -> None:
-    """Store which process works for this attempt: host, boot id, pid and start time. Raises Fenced."""
+    """Store the process of this attempt: host, boot id, pid and start time. Raises Fenced."""
     fenced(change(session, job_id, mine(attempt), child=child), job_id, attempt)
 
 
 def succeed(session: Session, job_id: str, attempt: int, result: dict[str, Any]) -> None:
-    """RUNNING → SUCCEEDED, and its outputs are what the work published. Raises Fenced."""
-    done = {"result": result, "finished_at": now(), "eta_seconds": None, "progress_note": "", **NO_ERROR}
-    fenced(move(session, job_id, mine(attempt), state=JobState.SUCCEEDED, **done), job_id, attempt)
+    """RUNNING → SUCCEEDED. Raises Fenced."""
+    values = {"result": result, "finished_at": now(), "eta_seconds": None, "progress_note": "", **NO_ERROR}
+    fenced(move(session, job_id, mine(attempt), state=JobState.SUCCEEDED, **values), job_id, attempt)
 
 
 def fail(session: Session, job_id: str, attempt: int, code: str, error: str, hint: str = "") -> None:
-    """RUNNING → FAILED with one sentence; jobs waiting for it are cancelled. Raises Fenced."""
+    """RUNNING → FAILED with one sentence; jobs that wait for it are cancelled. Raises Fenced."""
     fenced(_finish(session, job_id, mine(attempt), JobState.FAILED, code, error, hint), job_id, attempt)
 
 
 def cancelled(session: Session, job_id: str, attempt: int, message: str = "Stopped at your request.") -> None:
-    """RUNNING → CANCELLED, once the work has stopped. Raises Fenced."""
+    """RUNNING → CANCELLED, after the work has stopped. Raises Fenced."""
     fenced(_finish(session, job_id, mine(attempt), JobState.CANCELLED, "cancelled", message), job_id, attempt)
 
 
 def interrupt(
     session: Session, job_id: str, attempt: int, reason: str, *, counts: bool = True, hint: str = ""
 ) -> JobState:
-    """RUNNING → INTERRUPTED: the work stopped without an end of its own, and will go on. Returns the new state.
+    """RUNNING → INTERRUPTED: the attempt ended early and the job will be resumed. Returns the new state.
 
-    CANCELLED when someone had asked to stop, but for a divided job that can still put together what its shards have
-    finished; FAILED, with `hint`, when no attempt is left. An attempt that got further than those before it starts the
-    count anew; a worker that is told to stop gives its attempt back (`counts=False`). Raises Fenced.
+    CANCELLED if a cancel was requested, except for a divided job that can still merge the results of its finished
+    shards; FAILED, with `hint`, if no attempt is left. An attempt with more progress than all earlier ones resets the
+    count of attempts. With `counts=False` (a worker that is shutting down) the attempt is not counted. Raises Fenced.
     """
     change(session, job_id, mine(attempt), Job.done > Job.done_before, attempt_cap=Job.attempt + ATTEMPTS)
-    out = and_(mine(attempt), Job.attempt >= Job.attempt_cap)
-    for_good = and_(mine(attempt), Job.cancel_requested, or_(Job.shards == 0, out))
-    if _finish(session, job_id, for_good, JobState.CANCELLED, "cancelled", STOPPED):
+    last_attempt = and_(mine(attempt), Job.attempt >= Job.attempt_cap)
+    stopped = and_(mine(attempt), Job.cancel_requested, or_(Job.shards == 0, last_attempt))
+    if _finish(session, job_id, stopped, JobState.CANCELLED, "cancelled", STOPPED):
         return JobState.CANCELLED
-    if counts and _finish(session, job_id, out, JobState.FAILED, "crashed", given_up(reason), hint or SEE_LOG):
+    if counts and _finish(session, job_id, last_attempt, JobState.FAILED, "crashed", given_up(reason), hint or SEE_LOG):
         return JobState.FAILED
     values = {"lease_until": None, "eta_seconds": None, "progress_note": reason, "published_at": None}
     extra = {} if counts else {"attempt_cap": Job.attempt_cap + 1}
@@ -153,10 +153,10 @@ def interrupt(
 
 
 def request_cancel(session: Session, job_id: str) -> Job:
-    """Ask a job to stop, its shards too. One that waits is CANCELLED at once; a running one stops at its next safe
-    point, a divided one once what its shards have finished is put together.
+    """Request that a job and its shards stop. A waiting job is CANCELLED at once; a running one stops at its next safe
+    point, a divided one after merging the results of its finished shards.
 
-    Raises Conflict when it has ended already, or is a shard of another job.
+    Raises Conflict if the job has ended or is a shard.
     """
     job = get(session, job_id)
     shards.refuse(session, job)
@@ -169,9 +169,10 @@ def request_cancel(session: Session, job_id: str) -> Job:
 
 
 def retry(session: Session, job_id: str) -> Job:
-    """Queue a FAILED or CANCELLED job again: the same row, a new attempt, from its last checkpoint or shard.
+    """Queue a FAILED or CANCELLED job again: a new attempt of the same row, from its last checkpoint or shard.
 
-    Jobs that were cancelled because this one did not succeed are queued again too. So are its own shards.
+    Its shards and the jobs that were cancelled because it did not succeed are queued again too. Raises Conflict for
+    other states, a shard, or a predecessor that did not succeed.
     """
     job = get(session, job_id)
     shards.refuse(session, job)
@@ -184,36 +185,37 @@ def retry(session: Session, job_id: str) -> Job:
 
 
 def publishable(session: Session) -> list[Job]:
-    """Jobs a worker could claim now, in queue order. Of one job's shards only the next few, so that others get a turn
+    """Jobs that can be claimed now, in queue order. Only the next few shards of one job, so that other jobs get a turn
     and no queue holds thousands of messages."""
-    place = func.row_number().over(partition_by=Job.parent_id, order_by=(Job.queued_at, Job.id))
-    found = select(Job.id, Job.parent_id, place.label("place")).where(ready(), waiting()).subquery()
-    next_ones = or_(found.c.parent_id.is_(None), found.c.place <= shards.AT_ONCE)
-    query = select(Job).join(found, found.c.id == Job.id).where(next_ones)
+    rank = func.row_number().over(partition_by=Job.parent_id, order_by=(Job.queued_at, Job.id))
+    ranked = select(Job.id, Job.parent_id, rank.label("rank")).where(ready(), waiting()).subquery()
+    first = or_(ranked.c.parent_id.is_(None), ranked.c.rank <= shards.AT_ONCE)
+    query = select(Job).join(ranked, ranked.c.id == Job.id).where(first)
     return list(session.scalars(query.order_by(Job.queued_at, Job.id)))
 
 
 def running(session: Session) -> list[Job]:
-    """Jobs some worker holds."""
+    """RUNNING jobs that a worker holds."""
     return list(session.scalars(select(Job).where(Job.state == JobState.RUNNING, ~at_shards())))
 
 
 def cancel_stranded(session: Session) -> int:
-    """Cancel waiting jobs whose predecessor ended otherwise than well just while they were made. Returns how many."""
+    """Cancel waiting jobs whose predecessor failed or was cancelled while they were created. Returns the number of such
+    predecessors."""
     before = aliased(Job)
-    lost = exists().where(before.id == Job.after_id, before.state.in_([JobState.FAILED, JobState.CANCELLED]))
-    parents = set(session.scalars(select(Job.after_id).where(waiting(), lost)))
+    stranded = exists().where(before.id == Job.after_id, before.state.in_([JobState.FAILED, JobState.CANCELLED]))
+    parents = set(session.scalars(select(Job.after_id).where(waiting(), stranded)))
     for parent in parents:
         _cancel_dependents(session, get(session, parent))
     return len(parents)
 
 
 def collect(session: Session) -> int:
-    """Divided jobs whose shards have all ended wait for a worker again, to put together what was made; how many.
-    Those whose shards are at work still say how far they are."""
+    """Update the progress of divided jobs. Those whose shards have all ended become INTERRUPTED, so that a worker
+    merges the results. Returns their number."""
     shards.gather(session)
-    over = shards.all_ended(session)
-    for job in over:
+    ended = shards.all_ended(session)
+    for job in ended:
         if job.cancel_requested:
             move(
                 session,
@@ -226,11 +228,11 @@ def collect(session: Session) -> int:
         else:
             with suppress(Fenced):  # another process has just done it
                 interrupt(session, job.id, job.attempt, "Its shards have ended.")
-    return len(over)
+    return len(ended)
 
 
 def mark_published(session: Session, job_id: str) -> None:
-    """Remember when the job's message was sent."""
+    """Store that the job's message was sent now."""
     change(session, job_id, published_at=now())
 
 
@@ -244,14 +246,14 @@ SEE_LOG = "The job's log shows the last lines of each attempt; retry goes on fro
 
 
 def _finish(
-    session: Session, job_id: str, which: ColumnElement[bool], state: JobState, code: str, error: str, hint: str = ""
+    session: Session, job_id: str, where: ColumnElement[bool], state: JobState, code: str, error: str, hint: str = ""
 ) -> bool:
-    """To FAILED or CANCELLED, taking pending outputs and waiting jobs along."""
+    """Set FAILED or CANCELLED; fails pending outputs and cancels jobs that wait for it."""
     values = {"error_code": code, "error": storable(error), "hint": storable(hint), "lease_until": None}
     ended = {"finished_at": now(), "eta_seconds": None, "progress_note": ""}
-    if not move(session, job_id, which, state=state, **values, **ended):
+    if not move(session, job_id, where, state=state, **values, **ended):
         return False
-    _give_back(session, job_id)
+    _restore_datasets(session, job_id)
     _set_outputs(session, job_id, "pending", "failed")
     shards.spare(session, job_id)
     _cancel_dependents(session, get(session, job_id))
@@ -259,16 +261,16 @@ def _finish(
 
 
 def _cancel_dependents(session: Session, job: Job) -> None:
-    how = "failed" if job.state == JobState.FAILED else "was cancelled"
-    reason = f"Not started, because “{job.name}” {how}; retry that job and this one follows."
+    ending = "failed" if job.state == JobState.FAILED else "was cancelled"
+    reason = f"Not started, because “{job.name}” {ending}; retry that job and this one follows."
     for job_id in session.scalars(select(Job.id).where(Job.after_id == job.id, waiting())).all():
         _finish(session, job_id, waiting(), JobState.CANCELLED, STOPPED_WITH_PREDECESSOR, reason)
 
 
 def _requeue(session: Session, job: Job) -> None:
     values = {"cancel_requested": False, "finished_at": None, "published_at": None, "progress_note": "", **NO_ERROR}
-    again = {"queued_at": end_of_queue(session, job.queue), "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
-    if not move(session, job.id, state=JobState.QUEUED, **values, **again):
+    values |= {"queued_at": end_of_queue(session, job.queue), "attempt_cap": Job.attempt + ATTEMPTS, "started_at": None}
+    if not move(session, job.id, state=JobState.QUEUED, **values):
         return
     _set_outputs(session, job.id, "failed", "pending")
     shards.requeue(session, job.id)
@@ -277,13 +279,13 @@ def _requeue(session: Session, job: Job) -> None:
         _requeue(session, follower)
 
 
-def _give_back(session: Session, job_id: str) -> None:
-    """A data set that was to get more rows is what it was before: its old ones can be used."""
+def _restore_datasets(session: Session, job_id: str) -> None:
+    """A data set to which the job would have added rows is ready again with its old rows."""
     had_rows = (Dataset.job_id == job_id, Dataset.state == "pending", Dataset.rows > 0)
     session.execute(update(Dataset).where(*had_rows).values(state="ready").execution_options(synchronize_session=False))
 
 
 def _set_outputs(session: Session, job_id: str, before: str, after: str) -> None:
     for table in OUTPUTS:
-        which = update(table).where(table.job_id == job_id, table.state == before)
-        session.execute(which.values(state=after).execution_options(synchronize_session=False))
+        statement = update(table).where(table.job_id == job_id, table.state == before)
+        session.execute(statement.values(state=after).execution_options(synchronize_session=False))

@@ -1,6 +1,6 @@
-"""Keys for the inference server: made once and shown once, kept as a sha256, revoked at once.
+"""API keys of the inference server: shown once, stored as a sha256, revocable.
 
-Every function takes an open session and leaves the commit to its caller.
+Functions take an open session; the caller commits.
 """
 
 import hashlib
@@ -22,7 +22,8 @@ USED_EVERY = timedelta(minutes=1)
 
 
 def make_key(session: Session, name: str) -> tuple[ApiKey, str]:
-    """A new key and its secret, which is nowhere else. Raises BadInput, or Conflict when a live key has the name."""
+    """Create a key; returns it with its secret, which is not stored. Raises BadInput, or Conflict if a live key has the
+    name."""
     name = check_name(name)
     if session.scalar(select(ApiKey).where(ApiKey.name == name, ApiKey.revoked_at.is_(None))):
         raise Conflict(f"There is a key named {name!r} already; revoke it first or choose another name.")
@@ -34,35 +35,35 @@ def make_key(session: Session, name: str) -> tuple[ApiKey, str]:
 
 
 def list_keys(session: Session, revoked: bool = False) -> list[ApiKey]:
-    """Live keys, oldest first; with `revoked` all of them."""
+    """Live keys, oldest first; with `revoked` also revoked ones."""
     query = select(ApiKey).order_by(ApiKey.created_at)
     return list(session.scalars(query if revoked else query.where(ApiKey.revoked_at.is_(None))))
 
 
 def revoke(session: Session, reference: str) -> ApiKey:
-    """End the live key with this name or id. Raises NotFound."""
+    """Revoke the live key with this name or id. Raises NotFound."""
     key = session.scalar(
         select(ApiKey).where((ApiKey.name == reference) | (ApiKey.id == reference), ApiKey.revoked_at.is_(None))
     )
     if key is None:
-        raise NotFound(f"There is no live key {reference!r}; `speculoos keys list` shows those there are.")
+        raise NotFound(f"There is no live key {reference!r}; `speculoos keys list` lists the live keys.")
     key.revoked_at = now()
     return key
 
 
 def find_live(session: Session, sha256: str) -> ApiKey | None:
-    """The key with this sha256, unless it was revoked."""
+    """The live key with this sha256, or None."""
     return session.scalar(select(ApiKey).where(ApiKey.sha256 == sha256, ApiKey.revoked_at.is_(None)))
 
 
 def note_use(session: Session, key_id: str, at: datetime) -> None:
-    """Keep when a key was last used, once a minute at most."""
+    """Store when a key was last used, at most once a minute."""
     old = ApiKey.last_used_at.is_(None) | (ApiKey.last_used_at < at - USED_EVERY)
     session.execute(update(ApiKey).where(ApiKey.id == key_id, old).values(last_used_at=at))
 
 
 def hashed(secret: str) -> str:
-    """Its sha256; secrets of 256 random bits need no slower hash."""
+    """The sha256 of a secret. Secrets of 256 random bits need no slower hash."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Evaluations as people compare them: which are shown and in which order is one View, which an address holds."""
+"""Queries of the leaderboard. Filters and sort order form a view, which is encoded in the page's URL."""
 
 import re
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from tracking.tables import Base, Checkpoint, Evaluation
 
 MEASURED = (Evaluation.state == "ready", Evaluation.suite != "")
-"""Replays of recorded answers are evaluations without a suite; they are shown with their checkpoint."""
+"""Excludes replays of recorded answers, which have no suite and are shown with their checkpoint."""
 HERE, OWN = "here", "own"
-"""Values of filters: measured by this engine; drafted as the checkpoint is tuned."""
+"""Filter values: measured by this engine; drafted with the checkpoint's own tree."""
 BEST = "-speedup"
 SORTS: dict[str, Any] = {
     "model": Evaluation.name,
@@ -28,16 +28,15 @@ SORTS: dict[str, Any] = {
     "made": func.coalesce(Evaluation.finished_at, Evaluation.created_at),
 }
 question_count = Evaluation.result["prompts"].as_integer()
-"""How many questions were asked: figures of few and of many are not alike."""
+"""Number of questions; results of few and of many questions are not comparable."""
 COUNT = re.compile("[0-9]{1,9}")
-LONGEST = 200
-"""Most characters of a value in an address."""
+MAX_LENGTH = 200
+"""Maximum characters of a value in a URL."""
 
 
 @dataclass(frozen=True)
 class LeaderboardView:
-    """What is shown: a value for each column to narrow by ("" for all), and `sort`, a key of SORTS, largest first
-    with a minus."""
+    """Filter value of each column ("" for all), and `sort`, a key of SORTS, with a minus for descending order."""
 
     base: str = ""
     checkpoint: str = ""
@@ -52,25 +51,25 @@ class LeaderboardView:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "LeaderboardView":
-        """The view an address asks for; what it does not know is left out."""
-        known = {field.name: str(query.get(field.name) or "")[:LONGEST] for field in fields(cls)}
-        sort = known["sort"] if known["sort"].removeprefix("-") in SORTS else BEST
-        return cls(**{**known, "sort": sort})
+        """The view of a URL's query; unknown parameters are ignored."""
+        values = {field.name: str(query.get(field.name) or "")[:MAX_LENGTH] for field in fields(cls)}
+        sort = values["sort"] if values["sort"].removeprefix("-") in SORTS else BEST
+        return cls(**{**values, "sort": sort})
 
     def query(self, **more: str) -> str:
-        """What follows the `?` of its address."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        said |= {"sort": "" if self.sort == BEST else self.sort, **more}
-        return urlencode({key: value for key, value in said.items() if value})
+        """The query part of its URL, without the `?`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values |= {"sort": "" if self.sort == BEST else self.sort, **more}
+        return urlencode({key: value for key, value in values.items() if value})
 
     def sorted_by(self, key: str) -> "LeaderboardView":
-        """By another column; by the same one the other way round. Figures begin with the largest."""
+        """Sort by another column, or reverse the current one. Numbers start in descending order."""
         first = key if key in ("model", "suite", "temperature", "tree", "machine") else f"-{key}"
         other = {key: f"-{key}", f"-{key}": key}
         return replace(self, sort=other.get(self.sort, first))
 
     def select(self) -> Select[Any]:
-        """The evaluations, in order; those without the figure come last."""
+        """The query of the evaluations in order; rows without a value in the sorted column come last."""
         query = select(Evaluation).where(*MEASURED, *self._conditions())
         column = SORTS[self.sort.removeprefix("-")]
         order = column.desc() if self.sort.startswith("-") else column.asc()
@@ -84,28 +83,28 @@ class LeaderboardView:
             Evaluation.machine: self.machine,
             Evaluation.matrix_id: self.matrix,
         }
-        found = [column == value for column, value in equal.items() if value]
+        conditions = [column == value for column, value in equal.items() if value]
         if self.tree:
-            found.append(Evaluation.tree == ("" if self.tree == OWN else self.tree))
+            conditions.append(Evaluation.tree == ("" if self.tree == OWN else self.tree))
         if self.source:
-            found.append(Evaluation.source == ("" if self.source == HERE else self.source))
+            conditions.append(Evaluation.source == ("" if self.source == HERE else self.source))
         if self.prompts:
-            found.append(question_count == (int(self.prompts) if COUNT.fullmatch(self.prompts) else -1))
+            conditions.append(question_count == (int(self.prompts) if COUNT.fullmatch(self.prompts) else -1))
         if self.temperature:
-            found.append(Evaluation.temperature == _number(self.temperature))
-        return found
+            conditions.append(Evaluation.temperature == _number(self.temperature))
+        return conditions
 
 
 Choice = tuple[str, str]
-"""(words, value)."""
+"""(label, value)."""
 
 
 def choices(session: Session) -> dict[str, list[Choice]]:
-    """What each column can be narrowed to, from the evaluations there are."""
-    kinds = (Evaluation.base_id, Evaluation.checkpoint_id, Evaluation.questions, Evaluation.temperature)
-    kinds += (Evaluation.tree, Evaluation.machine, Evaluation.source, question_count)
-    rows = session.execute(select(*kinds).where(*MEASURED).distinct()).all()
-    columns = list(zip(*rows, strict=True)) or [()] * len(kinds)
+    """The filter choices of each column, from the existing evaluations."""
+    filters = (Evaluation.base_id, Evaluation.checkpoint_id, Evaluation.questions, Evaluation.temperature)
+    filters += (Evaluation.tree, Evaluation.machine, Evaluation.source, question_count)
+    rows = session.execute(select(*filters).where(*MEASURED).distinct()).all()
+    columns = list(zip(*rows, strict=True)) or [()] * len(filters)
     base, checkpoint, suite, temperature, tree, machine, source, prompts = ({*column} - {None} for column in columns)
     return {
         "base": _named(session, Base, base),
@@ -120,20 +119,24 @@ def choices(session: Session) -> dict[str, list[Choice]]:
 
 
 def signature(session: Session) -> str:
-    """A short text that changes when an evaluation comes, is measured or goes."""
+    """A short text that changes when an evaluation is added, measured or deleted."""
     counted = select(func.count(), func.max(Evaluation.created_at)).where(*MEASURED)
     return ".".join(map(str, session.execute(counted).one()))
 
 
 def counterparts(session: Session, row: Evaluation) -> list[Evaluation]:
-    """Measurements of the same draft on as many of the same questions, here and of servers; the newest of each
-    source first."""
+    """`row`, and of every other source (this engine and servers) the newest evaluation with the same draft, questions
+    and temperature."""
     if row.base_id is None:
         return [row]
-    same = (Evaluation.base_id == row.base_id, Evaluation.checkpoint_id.is_not_distinct_from(row.checkpoint_id))
-    alike = question_count.is_not_distinct_from((row.result or {}).get("prompts"))
-    asked = (alike, Evaluation.questions == row.questions, Evaluation.temperature == row.temperature)
-    query = select(Evaluation).where(*MEASURED, *same, *asked)
+    same = (
+        Evaluation.base_id == row.base_id,
+        Evaluation.checkpoint_id.is_not_distinct_from(row.checkpoint_id),
+        question_count.is_not_distinct_from((row.result or {}).get("prompts")),
+        Evaluation.questions == row.questions,
+        Evaluation.temperature == row.temperature,
+    )
+    query = select(Evaluation).where(*MEASURED, *same)
     newest: dict[str, Evaluation] = {row.source: row}
     for each in session.scalars(query.order_by(Evaluation.created_at.desc(), Evaluation.id).limit(200)):
         newest.setdefault(each.source, each)
@@ -141,12 +144,12 @@ def counterparts(session: Session, row: Evaluation) -> list[Evaluation]:
 
 
 def _named(session: Session, table: type[Base] | type[Checkpoint], ids: set[str]) -> list[Choice]:
-    found = session.execute(select(table.name, table.id).where(table.id.in_(ids)).order_by(table.name, table.id))
-    return [(name, row_id) for name, row_id in found]
+    rows = session.execute(select(table.name, table.id).where(table.id.in_(ids)).order_by(table.name, table.id))
+    return [(name, row_id) for name, row_id in rows]
 
 
 def _number(text: str) -> float:
-    """The number a text says; one that no evaluation has, where it says none."""
+    """The number in a text; -1, which matches no evaluation, if it is none."""
     try:
         return float(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Device leases: who holds a device for work whose figures must not be shared. Devices have the names that
-`speculoos.machine.device` gives them, so equal ones of two machines are two.
+"""Device leases: exclusive use of a device for measurements. `speculoos.machine.device` names the devices, so that the
+same device name on two machines means two devices.
 
-A holder is named `job:<id>` or `run:<id>`. A job or run that goes on keeps what it holds, whatever the clock says;
-other leases that are not renewed run out by themselves.
+A holder is `job:<id>` or `run:<id>`. A running job or run keeps its lease regardless of the clock; other leases expire
+unless renewed.
 """
 
 from datetime import timedelta
@@ -15,12 +15,12 @@ from speculoos.errors import Fenced
 from tracking.states import JobState
 from tracking.tables import DeviceLease, Job, Run, now
 
-LONGEST = timedelta(hours=1)
-"""Nobody asks for more: a lease that lasts longer was taken before the clock was put back."""
+MAX_DURATION = timedelta(hours=1)
+"""Maximum duration of a lease. One that expires later was acquired before the clock was set back."""
 
 
 def acquire(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> bool:
-    """Take a free (or run out) device, or keep one's own; False when another holder has it."""
+    """Acquire a free or expired lease, or keep one's own. False if another holder has it."""
     _ensure_row(session, device)
     free = or_(DeviceLease.holder.in_(["", holder]), ~_held())
     values = {"holder": holder, "attempt": attempt, "until": now() + timedelta(seconds=seconds)}
@@ -28,14 +28,14 @@ def acquire(session: Session, device: str, holder: str, seconds: float, attempt:
 
 
 def renew(session: Session, device: str, holder: str, seconds: float, attempt: int = 0) -> None:
-    """Keep a device one holds. Raises Fenced when another holder has taken it meanwhile."""
+    """Extend one's lease. Raises Fenced if another holder has acquired it meanwhile."""
     own = (DeviceLease.device == device, DeviceLease.holder == holder, DeviceLease.attempt == attempt)
     if not _update(session, *own, until=now() + timedelta(seconds=seconds)):
         raise Fenced(f"{holder} no longer holds {device}.")
 
 
 def release(session: Session, holder: str, attempt: int | None = None) -> None:
-    """Give back whatever `holder` has (only that attempt's, when given); no error when it has nothing."""
+    """Release all leases of `holder`, or only those of one attempt. No error if there are none."""
     own = [DeviceLease.holder == holder]
     if attempt is not None:
         own.append(DeviceLease.attempt == attempt)
@@ -48,7 +48,7 @@ def holder(session: Session, device: str) -> str:
 
 
 def holder_name(session: Session, device: str) -> str:
-    """The holder in words for people: a job's name, `a measurement`, or "" when the device is free."""
+    """The holder for display: a job's name, `a measurement`, or "" when the device is free."""
     name = holder(session, device)
     if name.startswith("job:"):
         return session.scalar(select(Job.name).where(Job.id == name[4:])) or name
@@ -56,15 +56,15 @@ def holder_name(session: Session, device: str) -> str:
 
 
 def _held() -> ColumnElement[bool]:
-    """The holder is at work by its own row, or its lease has not run out."""
+    """The holder's own row is RUNNING, or the lease has not expired."""
     job = exists().where(
         literal("job:") + Job.id == DeviceLease.holder,
         Job.state == JobState.RUNNING,
         Job.attempt == DeviceLease.attempt,
     )
     run = exists().where(literal("run:") + Run.id == DeviceLease.holder, Run.state == "RUNNING")
-    lasts = DeviceLease.until.between(now(), now() + LONGEST)
-    return and_(DeviceLease.until.is_not(None), or_(job, run, lasts))
+    valid = DeviceLease.until.between(now(), now() + MAX_DURATION)
+    return and_(DeviceLease.until.is_not(None), or_(job, run, valid))
 
 
 def _ensure_row(session: Session, device: str) -> None:
@@ -74,9 +74,9 @@ def _ensure_row(session: Session, device: str) -> None:
         with session.begin_nested():
             session.add(DeviceLease(device=device))
     except IntegrityError:
-        pass  # another process made it first
+        pass  # another process has inserted it
 
 
-def _update(session: Session, *which: object, **values: object) -> bool:
-    statement = update(DeviceLease).where(*which).values(**values)
+def _update(session: Session, *conditions: object, **values: object) -> bool:
+    statement = update(DeviceLease).where(*conditions).values(**values)
     return session.execute(statement.execution_options(synchronize_session=False)).rowcount > 0

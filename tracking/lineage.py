@@ -1,4 +1,4 @@
-"""What came of what: prompts → data → drafts → figures and exports, from rows alone, as nodes and edges."""
+"""Lineage graph built from rows: prompts → data → drafts → evaluations and exports."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ from tracking.states import JobState
 from tracking.tables import Checkpoint, Dataset, Evaluation, Job
 
 PROMPTS, DATA, DRAFT, CAME = range(4)
-"""Columns of the graph; the last one has figures and exports."""
+"""Columns of the graph; the last one has evaluations and exports."""
 EXPORTS = 500
-"""Exports that are looked through, the newest; their requests name the checkpoint."""
-DEEPEST = 8
+"""Number of newest exports that are searched; their requests name the checkpoint."""
+MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
 class Node:
-    """A thing: `key` is unique, `column` its place from left to right, `note` a word on it, `link` its page."""
+    """A node: `key` is unique, `column` counts from the left, `note` is a short remark, `link` is its page."""
 
     key: str
     column: int
@@ -32,7 +32,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes by key, in the order they were made, and edges from what was read to what was made of it."""
+    """Nodes by key in order of creation, and edges (input, output)."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     edges: list[tuple[str, str]] = field(default_factory=list)
@@ -44,8 +44,8 @@ class Graph:
 
 
 def graph(session: Session, jobs: Sequence[Job]) -> Graph:
-    """What these jobs made and exported, with all that it was made of."""
-    ids, made = [job.id for job in jobs], Graph()
+    """The outputs and exports of these jobs, with everything they depend on."""
+    ids, result = [job.id for job in jobs], Graph()
     exported = {str((job.request or {}).get("checkpoint_id") or "") for job in jobs if job.kind == "export"}
     own = Checkpoint.job_id.in_(ids) | Checkpoint.id.in_(exported)
     drafts = {row.id: row for row in session.scalars(select(Checkpoint).where(own))}
@@ -53,19 +53,19 @@ def graph(session: Session, jobs: Sequence[Job]) -> Graph:
     read = {row.id: list(trained_on(row)) for row in drafts.values()}
     sets = _sets(session, ids, {row_id for row_ids in read.values() for row_id in row_ids})
     for row in sorted(sets.values(), key=_age):
-        made.add(_data(row), row.source_id if row.source_id in sets else None)
+        result.add(_data(row), row.source_id if row.source_id in sets else None)
     for row in sorted(drafts.values(), key=_age):
         for row_id in [row_id for row_id in read[row.id] if row_id in sets] or [None]:
-            made.add(_draft(row), row_id)
+            result.add(_draft(row), row_id)
         if row.id in parents:
-            made.add(_draft(row), parents[row.id])
-    for draft_id, count in _measured(session, drafts):
-        words = "1 evaluation" if count == 1 else f"{count} evaluations"
-        made.add(Node(f"figures {draft_id}", CAME, words, "figures", f"/evaluations?checkpoint={draft_id}"), draft_id)
+            result.add(_draft(row), parents[row.id])
+    for draft_id, count in _evaluations(session, drafts):
+        name = "1 evaluation" if count == 1 else f"{count} evaluations"
+        result.add(Node(f"figures {draft_id}", CAME, name, "figures", f"/evaluations?checkpoint={draft_id}"), draft_id)
     for job in _exports(session, drafts):
         form, draft_id = str(job.request.get("format")), str(job.request.get("checkpoint_id"))
-        made.add(Node(f"export {draft_id} {form}", CAME, form, "export", f"/jobs?id={job.id}"), draft_id)
-    return made
+        result.add(Node(f"export {draft_id} {form}", CAME, form, "export", f"/jobs?id={job.id}"), draft_id)
+    return result
 
 
 def _data(row: Dataset) -> Node:
@@ -79,21 +79,21 @@ def _draft(row: Checkpoint) -> Node:
 
 
 def _sets(session: Session, jobs: list[str], used: Iterable[str | None]) -> dict[str, Dataset]:
-    """Data sets that the jobs made or read, and what those were generated from."""
+    """Data sets that the jobs created or read, and their sources."""
     ids = {row_id for row_id in used if row_id}
-    found = {
+    sets = {
         row.id: row for row in session.scalars(select(Dataset).where(Dataset.job_id.in_(jobs) | Dataset.id.in_(ids)))
     }
-    for _ in range(DEEPEST):
-        above = {row.source_id for row in found.values() if row.source_id} - set(found)
-        if not above:
+    for _ in range(MAX_DEPTH):
+        sources = {row.source_id for row in sets.values() if row.source_id} - set(sets)
+        if not sources:
             break
-        found |= {row.id: row for row in session.scalars(select(Dataset).where(Dataset.id.in_(above)))}
-    return found
+        sets |= {row.id: row for row in session.scalars(select(Dataset).where(Dataset.id.in_(sources)))}
+    return sets
 
 
 def _parents(session: Session, drafts: dict[str, Checkpoint]) -> dict[str, str]:
-    """draft → the draft that it was trained further from, which joins `drafts`."""
+    """Ids of the drafts from which training continued, by draft id. Adds these drafts to `drafts`."""
     paths = {row.id: _draft_path(row) for row in drafts.values() if _draft_path(row)}
     rows = session.scalars(select(Checkpoint).where(Checkpoint.path.in_(set(paths.values())))).all() if paths else []
     by_path = {str(row.path): row for row in rows}
@@ -106,15 +106,16 @@ def _draft_path(row: Checkpoint) -> str:
     return str(settings.get("draft_path") or "") if isinstance(settings, dict) else ""
 
 
-def _measured(session: Session, drafts: dict[str, Any]) -> list[tuple[str, int]]:
-    counted = select(Evaluation.checkpoint_id, func.count()).where(*MEASURED, Evaluation.checkpoint_id.in_(drafts))
-    found = {row_id: count for row_id, count in session.execute(counted.group_by(Evaluation.checkpoint_id))}
-    return [(draft_id, found[draft_id]) for draft_id in drafts if draft_id in found]
+def _evaluations(session: Session, drafts: dict[str, Any]) -> list[tuple[str, int]]:
+    """(draft id, number of evaluations) of the measured drafts."""
+    query = select(Evaluation.checkpoint_id, func.count()).where(*MEASURED, Evaluation.checkpoint_id.in_(drafts))
+    counts = {row_id: count for row_id, count in session.execute(query.group_by(Evaluation.checkpoint_id))}
+    return [(draft_id, counts[draft_id]) for draft_id in drafts if draft_id in counts]
 
 
 def _exports(session: Session, drafts: dict[str, Any]) -> list[Job]:
-    done = (Job.kind == "export", Job.state == JobState.SUCCEEDED)
-    rows = session.scalars(select(Job).where(*done).order_by(Job.created_at.desc(), Job.id).limit(EXPORTS))
+    conditions = (Job.kind == "export", Job.state == JobState.SUCCEEDED)
+    rows = session.scalars(select(Job).where(*conditions).order_by(Job.created_at.desc(), Job.id).limit(EXPORTS))
     return [job for job in rows if (job.request or {}).get("checkpoint_id") in drafts]
 
 

@@ -1,5 +1,4 @@
-"""Lists of jobs, their place in the queue, and in words what each waits for. Shards are not listed: the job they belong
-to stands for them."""
+"""Lists of jobs, their queue positions, and sentences on what they wait for. Shards are not listed, only their job."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,23 +15,23 @@ from tracking.tables import Job, now
 ENDINGS = (JobState.SUCCEEDED, JobState.FAILED)
 LONG = timedelta(minutes=1)
 IN_ORDER = (case((Job.state == JobState.RUNNING, 0), else_=1), Job.queued_at, Job.id)
-"""Running ones first, then the waiting ones as the queue has them."""
+"""Running jobs first, then waiting jobs in queue order."""
 
 
 def jobs(session: Session, limit: int = 100) -> list[Job]:
-    """The newest ones, the newest first."""
+    """The latest `limit` jobs, newest first."""
     return list(session.scalars(newest().limit(limit)))
 
 
 def newest(states: Sequence[str] = ()) -> Select[Any]:
-    """The query of all jobs (in these states), newest first, freshly read."""
+    """The query of all jobs (in these states), newest first, read from the database again."""
     query = select(Job).where(Job.parent_id.is_(None)).order_by(Job.created_at.desc(), Job.id)
     query = query.execution_options(populate_existing=True)
     return query.where(Job.state.in_(states)) if states else query
 
 
 def active(session: Session, *, without_experiment: str = "", limit: int | None = None) -> list[Job]:
-    """Running ones first, then the waiting ones in queue order."""
+    """Running and waiting jobs, in the order of IN_ORDER."""
     listed = (Job.state.not_in(FINISHED), Job.parent_id.is_(None))
     query = select(Job).where(*listed).order_by(*IN_ORDER).limit(limit)
     if without_experiment:
@@ -41,18 +40,18 @@ def active(session: Session, *, without_experiment: str = "", limit: int | None 
 
 
 def ended(session: Session, limit: int) -> list[Job]:
-    """Of the last `limit` jobs that ended by themselves, those that took long, newest first."""
+    """Of the last `limit` jobs that succeeded or failed, those that took long, newest first."""
     query = select(Job).where(Job.state.in_(ENDINGS), Job.parent_id.is_(None), Job.finished_at.is_not(None))
     return list(filter(took_long, session.scalars(query.order_by(Job.finished_at.desc(), Job.id).limit(limit))))
 
 
 def took_long(job: Job) -> bool:
-    """Whoever asked for it has looked away meanwhile, and may want to be told of its end."""
+    """Whether the job took so long that its user may want a notification."""
     return (job.finished_at or now()) - job.queued_at >= LONG
 
 
 def signature(session: Session) -> str:
-    """A short text that changes whenever any job does: pages compare it before they redraw."""
+    """A short text that changes when any job changes; pages redraw only then."""
     count, versions, last = session.execute(
         select(func.count(Job.id), func.coalesce(func.sum(Job.version), 0), func.max(Job.created_at)).where(
             Job.parent_id.is_(None)
@@ -62,84 +61,84 @@ def signature(session: Session) -> str:
 
 
 class Queues:
-    """Who runs and who waits, as of one moment: read with a few queries, however many jobs there are."""
+    """Snapshot of running and waiting jobs. The number of queries does not depend on the number of jobs."""
 
     def __init__(self, session: Session):
         active = session.execute(_brief().where(Job.state.not_in(FINISHED)).order_by(*IN_ORDER)).all()
-        self._known = {job.id: job for job in active}
+        self._by_id = {job.id: job for job in active}
         self._running = {job.queue: [] for job in active}
         self._waiting = {job.queue: [] for job in active}
         self._divided = [job for job in active if _at_shards(job)]
         for job in (job for job in active if not _at_shards(job)):
             (self._running if job.state == JobState.RUNNING else self._waiting)[job.queue].append(job)
-        self._place = {job.id: place for jobs in self._waiting.values() for place, job in enumerate(jobs, 1)}
-        before = {job.after_id for job in active if job.after_id} - set(self._known)
+        self._positions = {job.id: number for jobs in self._waiting.values() for number, job in enumerate(jobs, 1)}
+        before = {job.after_id for job in active if job.after_id} - set(self._by_id)
         if before:
-            self._known |= {job.id: job for job in session.execute(_brief().where(Job.id.in_(before)))}
+            self._by_id |= {job.id: job for job in session.execute(_brief().where(Job.id.in_(before)))}
         self._capacity = processes.capacities(session) if active else {}
-        self._last_heard = cache(partial(_last_heard, session))
+        self._last_seen = cache(partial(_last_seen, session))
         self._paused = cache(partial(processes.paused, session))
 
     @property
     def running(self) -> int:
-        """How many run; one whose shards do is one."""
-        alone = [job for jobs in self._running.values() for job in jobs if not job.parent_id]
-        return len(alone) + len(self._divided)
+        """Number of running jobs; a divided job counts once."""
+        undivided = [job for jobs in self._running.values() for job in jobs if not job.parent_id]
+        return len(undivided) + len(self._divided)
 
     @property
     def active(self) -> int:
-        """How many run or wait."""
-        return self.running + sum(not self._known[job_id].parent_id for job_id in self._place)
+        """Number of running and waiting jobs."""
+        return self.running + sum(not self._by_id[job_id].parent_id for job_id in self._positions)
 
     def place(self, job: Job) -> int | None:
-        """1 for the next one of its queue to start; None when the job is not waiting."""
-        return self._place.get(job.id)
+        """Position in its queue, from 1; None if the job is not waiting."""
+        return self._positions.get(job.id)
 
     def waits_for(self, job: Job) -> str:
-        """One sentence on why a job is not running yet; "" when it is, or has ended."""
-        if job.state not in WAITING or (place := self.place(job)) is None:
+        """One sentence on why a job is not running yet; "" if it is running or has ended."""
+        if job.state not in WAITING or (position := self.place(job)) is None:
             return ""
-        before = self._known.get(job.after_id)
+        before = self._by_id.get(job.after_id)
         if before and before.state != JobState.SUCCEEDED:
-            return f"Waits for “{before.name}”, which is {_how_far(before)}."
+            return f"Waits for “{before.name}”, which is {_progress(before)}."
         if not (capacity := self._capacity.get(job.queue, 0)):
-            return f"Waits for a worker of the {job.queue} queue: {self._last_heard(job.queue)}."
+            return f"Waits for a worker of the {job.queue} queue: {self._last_seen(job.queue)}."
         if reason := self._paused(job.queue):
             return reason
         running = self._running[job.queue]
-        ahead = len(running) + place - 1
+        ahead = len(running) + position - 1
         if ahead >= capacity:
             return _behind((running or self._waiting[job.queue])[0], ahead - 1)
         return "Goes on in a moment." if job.state == JobState.INTERRUPTED else "Starts in a moment."
 
 
 def percent(job: Any) -> int | None:
-    """Whole per cent done; None when the total is not known."""
+    """Progress in per cent, rounded down; None if the total is unknown."""
     return min(100, int(100 * job.done / job.total)) if job.total else None
 
 
 def _brief() -> Select[Any]:
-    """What is said of a job that another one waits for."""
-    told = (Job.id, Job.name, Job.queue, Job.state, Job.done, Job.total, Job.after_id)
-    return select(*told, Job.parent_id, Job.shards, Job.owner)
+    """The columns that `Queues` needs."""
+    columns = (Job.id, Job.name, Job.queue, Job.state, Job.done, Job.total, Job.after_id)
+    return select(*columns, Job.parent_id, Job.shards, Job.owner)
 
 
 def _at_shards(job: Any) -> bool:
-    """RUNNING without a worker of its own."""
+    """The job is RUNNING without a worker, because its shards do the work."""
     return job.state == JobState.RUNNING and job.shards > 0 and not job.owner
 
 
 def _behind(first: Any, more: int) -> str:
     tail = f" and {more} more {'job' if more == 1 else 'jobs'}" if more else ""
-    return f"Waits for “{first.name}” ({_how_far(first)}){tail}."
+    return f"Waits for “{first.name}” ({_progress(first)}){tail}."
 
 
-def _how_far(job: Any) -> str:
+def _progress(job: Any) -> str:
     done = f", {percent(job)} % done" if job.state == JobState.RUNNING and percent(job) is not None else ""
     return job.state.lower() + done
 
 
-def _last_heard(session: Session, queue: str) -> str:
+def _last_seen(session: Session, queue: str) -> str:
     seen = processes.last_seen(session, f"worker-{queue}")
     if seen is None:
         return "none is running; `speculoos up` starts one"

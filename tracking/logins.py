@@ -1,4 +1,4 @@
-"""Who was let in: one row a browser. A login holds as long as its row; an ended or expired one is gone."""
+"""Logins of browsers, one row each. A login is valid while its row exists."""
 
 from datetime import timedelta
 
@@ -9,7 +9,7 @@ from tracking.tables import Login, now
 
 
 def begin(session: Session, login_id: str, user: str, seconds: float) -> Login:
-    """Let a browser in for `seconds`, and forget the logins that are over."""
+    """Create a login for `seconds`, and delete expired ones."""
     session.execute(delete(Login).where(Login.ends_at <= now()))
     login = Login(id=login_id, user=user, ends_at=now() + timedelta(seconds=seconds))
     session.add(login)
@@ -18,13 +18,13 @@ def begin(session: Session, login_id: str, user: str, seconds: float) -> Login:
 
 
 def find(session: Session, login_id: str) -> Login | None:
-    """The login with this id, unless it is over."""
+    """The login with this id, or None if it has expired."""
     login = session.get(Login, login_id, populate_existing=True)
     return login if login and login.ends_at > now() else None
 
 
 def rename(session: Session, login_id: str, user: str) -> None:
-    """What this browser's person wants to be called from now on."""
+    """Change the user name of a login."""
     if login := find(session, login_id):
         login.user = user
 

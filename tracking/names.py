@@ -1,4 +1,4 @@
-"""Names people give: which are allowed, and how to make one that is free."""
+"""Names of rows: validation and generation of unused names."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from speculoos.errors import BadInput, Conflict
 from tracking.tables import Base, Checkpoint, Dataset, Experiment, Table
 
 STARTER = "starter"
-"""The source of bases, and its one base, whose name always means the same weights."""
+"""Source and name of the starter base model. The name always means the same weights."""
 LONGEST = 120
 LONGEST_USER = 80
 WORDS = {
@@ -24,7 +24,7 @@ UNIQUE = (Base, Dataset, Checkpoint, Experiment)
 
 
 def check_name(name: str) -> str:
-    """The name without outer blanks. Raises BadInput when it is empty, too long, or has an @ or a control character."""
+    """The stripped name. Raises BadInput if it is empty, too long, or has an @ or a control character."""
     name = _check_text(name, LONGEST)
     if not name:
         raise BadInput("A name cannot be empty.")
@@ -36,7 +36,7 @@ def check_name(name: str) -> str:
 
 
 def check_user(name: str) -> str:
-    """How someone wants to be called on jobs, without outer blanks; may be empty. Raises BadInput."""
+    """The stripped user name for jobs; may be empty. Raises BadInput."""
     return _check_text(name, LONGEST_USER)
 
 
@@ -50,35 +50,35 @@ def _check_text(name: str, longest: int) -> str:
 
 
 def taken(session: Session, table: type[Table], name: str, base_id: str = "") -> Any | None:
-    """The row that has this name already (among the checkpoints of one base), if any."""
-    return session.scalar(select(table).where(*_same_place(table, base_id), table.name == name))
+    """The row with this name (checkpoint names are unique per base model), or None."""
+    return session.scalar(select(table).where(*_scope(table, base_id), table.name == name))
 
 
 def free_name(session: Session, table: type[Table], like: str, base_id: str = "") -> str:
-    """`like`, or `wanted-2`, `wanted-3`, … whichever is free."""
+    """`like`, or the first unused of `like-2`, `like-3`, …"""
     like = plain(like)[:LONGEST]
-    query = select(table.name).where(*_same_place(table, base_id), func.length(table.name) >= len(like))
+    query = select(table.name).where(*_scope(table, base_id), func.length(table.name) >= len(like))
     used = set(session.scalars(query))
     return next(n for n in (like, *(f"{like}-{i}" for i in range(2, len(used) + 3))) if n not in used)
 
 
 def held_nothing(table: Any) -> ColumnElement[bool]:
-    """Rows of bases, data sets or checkpoints whose job failed or was cancelled before anything was kept in them. They
-    stay for a retry of the job, which fills them; lists leave them out and others may take their names."""
+    """Matches bases, data sets or checkpoints whose job failed or was cancelled before it stored any files. A retry of
+    the job fills them; until then lists leave them out and new rows may take their names."""
     empty = table.state == "failed", table.path == ""
     return and_(*empty, table.rows == 0) if table is Dataset else and_(*empty)
 
 
 def release(session: Session, table: type[Table], name: str, base_id: str = "") -> None:
-    """Take `name` from a row that held nothing, if such a row has it, so that another can have it."""
-    named = select(table).where(*_same_place(table, base_id), table.name == name, held_nothing(table))
-    if row := session.scalar(named):
+    """Rename the failed and empty row that has `name`, if there is one, so that the name is free."""
+    query = select(table).where(*_scope(table, base_id), table.name == name, held_nothing(table))
+    if row := session.scalar(query):
         row.name = free_name(session, table, f"{name[: LONGEST - 20]} (not finished)", base_id)
         session.flush()
 
 
 def insist(session: Session, table: type[Table], name: str, base_id: str = "") -> str:
-    """A checked name that must be free. Raises BadInput or Conflict."""
+    """The checked name. Raises BadInput, or Conflict if it is taken."""
     name = check_name(name)
     if taken(session, table, name, base_id):
         raise Conflict(f"There is a {WORDS[table.__tablename__]} named {name!r} already; choose another name.")
@@ -86,15 +86,15 @@ def insist(session: Session, table: type[Table], name: str, base_id: str = "") -
 
 
 def split_model(name: str) -> tuple[str, str]:
-    """(base, checkpoint) of what a model is called, `base` or `base@checkpoint`; "" for no checkpoint."""
+    """(base, checkpoint) of a model name `base` or `base@checkpoint`; "" for no checkpoint."""
     base, _, checkpoint = name.partition("@")
     return base, checkpoint
 
 
 def plain(text: str) -> str:
-    """Any text made into an allowed name: no @, no control characters, no outer blanks."""
+    """Convert any text to an allowed name: no @, no control characters, stripped."""
     return re.sub(r"\s+", " ", "".join(c if c.isprintable() else " " for c in text.replace("@", "-"))).strip() or "x"
 
 
-def _same_place(table: type[Table], base_id: str) -> list[ColumnElement[bool]]:
+def _scope(table: type[Table], base_id: str) -> list[ColumnElement[bool]]:
     return [table.base_id == base_id] if table is Checkpoint else []

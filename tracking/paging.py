@@ -1,4 +1,4 @@
-"""One page of a long list. It begins at a row, not at a number: rows that are added meanwhile do not shift it."""
+"""Paging of long lists. A page starts at a row instead of an offset, so that new rows do not shift it."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -13,8 +13,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Page(Generic[Row]):
-    """`rows`, the first of them number `first` of `total`; places of the pages beside it, None where there is none
-    (the first page's place is "")."""
+    """`rows`, the first of which is number `first` of `total`. `newer` and `older` are the places of the adjacent
+    pages, or None; the first page's place is ""."""
 
     rows: list[Row]
     first: int
@@ -24,10 +24,10 @@ class Page(Generic[Row]):
 
 
 def page(session: Session, query: Select[Any], place: str = "", size: int = SIZE) -> Page[Any]:
-    """The page of an ordered `query` of one table's rows that begins at `place`.
+    """The page of an ordered `query` of one table that starts at `place`.
 
-    A place is a number and the id of the row that was there: it is looked for first, so that the page stays while rows
-    come before it. Where that row is gone the number counts; a place that cannot be is the first page.
+    A place is `<offset>.<row id>`. The row is used if it still exists, so that new rows do not shift the page;
+    otherwise the offset. An invalid place means the first page.
     """
     table = query.column_descriptions[0]["entity"]
     if not place:

@@ -1,8 +1,7 @@
-"""Where files of a home lie, as rows say it: `home:checkpoints/<id>/attempt-1`, so that a home can be moved or copied.
+"""Paths inside the home, stored relative to it (`home:checkpoints/<id>/attempt-1`), so that a home can be moved.
 
-Columns of these types turn a path inside the home into that form when it is written, and back when it is read; what
-lies elsewhere (a model in a folder of the user's own, the installation's starter) stays as it is. The home is that of
-the engine a row comes through: see tracking.db. Nobody else needs to know.
+These column types convert a path inside the home when it is written and read; other paths (a model in the user's own
+folder, the installation's starter) are stored unchanged. The home belongs to the SQLAlchemy engine, see tracking.db.
 """
 
 from pathlib import Path
@@ -20,26 +19,26 @@ KEYS = frozenset({"path", "location", "draft_path"})
 
 
 def tell_home(engine: Engine, home: Path) -> None:
-    """Rows that come through this engine belong to this home."""
+    """Set the home of an engine's rows."""
     engine.dialect.speculoos_home = home
 
 
 def stored(home: Path | None, text: str) -> str:
-    """A path as rows keep it: with the mark when it lies inside the home."""
+    """The stored form of a path: relative with the mark if it is inside the home."""
     if home is None or not text.startswith(f"{home}/"):
         return text
     return MARK + text[len(str(home)) + 1 :]
 
 
 def resolved(home: Path | None, text: str) -> str:
-    """The path that `stored` was given, in the home as it is called now."""
+    """The absolute path of a stored path, in the current home."""
     if home is None or not text.startswith(MARK):
         return text
     return f"{home}/{text[len(MARK) :]}"
 
 
 class HomePath(TypeDecorator):
-    """A path, or another text such as a hub id."""
+    """A column with a path or another text, such as a hub id."""
 
     impl = Text
     cache_ok = True
@@ -52,7 +51,7 @@ class HomePath(TypeDecorator):
 
 
 class HomeJson(Json):
-    """A JSON object in which the texts under `KEYS` may be paths."""
+    """A JSON object in which values of `KEYS` may be paths."""
 
     cache_ok = True
 
@@ -60,12 +59,12 @@ class HomeJson(Json):
         return each_path(storable(value), lambda text: stored(_home(dialect), text))
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        found = super().process_result_value(value, dialect)
-        return each_path(found, lambda text: resolved(_home(dialect), text))
+        value = super().process_result_value(value, dialect)
+        return each_path(value, lambda text: resolved(_home(dialect), text))
 
 
 def each_path(value: Any, change: Any) -> Any:
-    """`value` with `change` applied to every text under one of `KEYS`, however deep."""
+    """`value` with `change` applied to every text under one of `KEYS`, at any depth."""
     if isinstance(value, dict):
         return {
             key: change(item) if key in KEYS and isinstance(item, str) else each_path(item, change)

@@ -1,4 +1,4 @@
-"""Heartbeats of the workbench's processes, one Preference row each: how `doctor` and the pages know who is alive.
+"""Heartbeats of the workbench's processes, one Preference row each. `doctor` and the pages show which are alive.
 
 Keys are `process:<name>@<machine>:<pid>`; names are worker-gpu, worker-io, reconciler, inference, web.
 """
@@ -24,10 +24,10 @@ from tracking.tables import Preference, now
 log = logging.getLogger(__name__)
 BEAT_SECONDS = 5.0
 FRESH = timedelta(seconds=20)
-"""A process that has been silent for longer counts as gone."""
+"""A process without a heartbeat for longer counts as gone."""
 FORGET = timedelta(days=1)
 STEP, LOOK_SECONDS = 1.0, 1.0
-"""A wall clock that moves this much against the monotonic one was stepped; how often that is looked for. Seconds."""
+"""Seconds by which the wall clock must jump against the monotonic clock to count as changed; interval of this check."""
 
 
 def key(name: str) -> str:
@@ -35,19 +35,19 @@ def key(name: str) -> str:
 
 
 def beat(session: Session, name: str, **details: Any) -> None:
-    """Say that this process lives; `details` (such as queue and concurrency) are kept with it."""
+    """Store a heartbeat of this process with `details` such as queue and concurrency."""
     session.merge(Preference(key=key(name), value={"name": name, **details}, updated_at=now()))
 
 
 @contextmanager
 def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = dict, **details: Any) -> Iterator[None]:
-    """Beat from a thread for as long as the block lasts, then leave. A database that is away stops nothing.
+    """Send heartbeats from a thread during the block, then delete them. Goes on if the database is unavailable.
 
-    `news` is asked for further details before every beat.
+    `news` returns further details and is called before every heartbeat.
     """
     ended = threading.Event()
 
-    def beats() -> None:
+    def run() -> None:
         while True:
             try:
                 with db.writing(settings) as session:
@@ -57,7 +57,7 @@ def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = 
             if _pause(ended):
                 return
 
-    thread = threading.Thread(target=beats, name=f"beat-{name}", daemon=True)
+    thread = threading.Thread(target=run, name=f"beat-{name}", daemon=True)
     thread.start()
     try:
         yield
@@ -69,7 +69,7 @@ def beating(settings: Settings, name: str, news: Callable[[], dict[str, Any]] = 
 
 
 def _pause(ended: threading.Event) -> bool:
-    """Until the next beat is due, or the clock was stepped: the last beat would be misread. True at the end."""
+    """Wait until the next heartbeat is due, or the clock was changed and so the last one is invalid. True if ended."""
     due, ahead = time.monotonic() + BEAT_SECONDS, time.time() - time.monotonic()
     while time.monotonic() < due and abs(time.time() - time.monotonic() - ahead) < STEP:
         if ended.wait(min(LOOK_SECONDS, BEAT_SECONDS)):
@@ -78,26 +78,26 @@ def _pause(ended: threading.Event) -> bool:
 
 
 def leave(session: Session, name: str) -> None:
-    """Say that this process ends, and forget those silent for a day (or heard of in a future that was put back)."""
-    lately = Preference.updated_at.between(now() - FORGET, now() + FORGET)
-    old = Preference.key.startswith("process:") & ~lately
+    """Delete this process's heartbeat, and those more than a day old (or in the future, after a clock change)."""
+    recent = Preference.updated_at.between(now() - FORGET, now() + FORGET)
+    old = Preference.key.startswith("process:") & ~recent
     session.execute(delete(Preference).where((Preference.key == key(name)) | old))
 
 
 def alive(session: Session, name: str = "") -> list[Preference]:
-    """Processes heard of lately; all, or those called `name`."""
-    fresh = Preference.updated_at.between(now() - FRESH, now() + FRESH)  # later still: the clock was put back since
-    return list(session.scalars(select(Preference).where(_called(name), fresh).order_by(Preference.key)))
+    """Heartbeats of living processes; of all, or those named `name`."""
+    fresh = Preference.updated_at.between(now() - FRESH, now() + FRESH)  # later ones: the clock was set back
+    return list(session.scalars(select(Preference).where(_named(name), fresh).order_by(Preference.key)))
 
 
 def last_seen(session: Session, name: str) -> datetime | None:
-    """When a process called `name` was last heard of; None if never."""
-    query = select(Preference.updated_at).where(_called(name))
+    """Time of the last heartbeat of a process named `name`; None if there is none."""
+    query = select(Preference.updated_at).where(_named(name))
     return session.scalar(query.order_by(Preference.updated_at.desc()).limit(1))
 
 
 def capacities(session: Session) -> dict[str, int]:
-    """How many jobs of each queue (gpu or io) the living workers run at once."""
+    """Number of jobs that the living workers run at once, by queue (gpu or io)."""
     capacities: dict[str, int] = {}
     for worker in alive(session):
         queue = str(worker.value.get("name", "")).removeprefix("worker-")
@@ -106,10 +106,10 @@ def capacities(session: Session) -> dict[str, int]:
 
 
 def paused(session: Session, queue: str) -> str:
-    """Why the workers of `queue` start nothing, in one sentence; "" when one of them has room."""
+    """Why all workers of `queue` have paused, in one sentence; "" if one of them has not."""
     notes = [str(p.value.get("paused", "")) for p in alive(session, f"worker-{queue}")]
     return notes[0] if notes and all(notes) else ""
 
 
-def _called(name: str) -> Any:
+def _named(name: str) -> Any:
     return Preference.key.startswith(f"process:{name}@" if name else "process:", autoescape=True)

@@ -1,6 +1,6 @@
-"""Finding and listing what the workbench holds: bases, data sets, checkpoints, evaluations, experiments.
+"""Queries of bases, data sets, checkpoints, evaluations and experiments.
 
-A reference is a name or an id. A model is called `base` or `base@checkpoint`.
+A reference is a name or an id. A model's name is `base` or `base@checkpoint`.
 """
 
 from typing import Any, TypeVar
@@ -16,34 +16,34 @@ Row = TypeVar("Row", bound=Table)
 
 
 def find_base(session: Session, reference: str) -> Base:
-    """By name or id. Raises NotFound, naming what there is."""
+    """By name or id. Raises NotFound with the names of existing rows."""
     return _find(session, Base, reference)
 
 
 def find_dataset(session: Session, reference: str) -> Dataset:
-    """By name or id. Raises NotFound, naming what there is."""
+    """By name or id. Raises NotFound with the names of existing rows."""
     return _find(session, Dataset, reference)
 
 
 def find_checkpoint(session: Session, reference: str, base_id: str = "") -> Checkpoint:
-    """By `base@checkpoint`, id, or name (of one base, or of any when only one has it). Raises NotFound or BadInput."""
-    if found := session.get(Checkpoint, reference):
-        return found
+    """By `base@checkpoint`, id, or name (within one base, or unique over all). Raises NotFound or BadInput."""
+    if checkpoint := session.get(Checkpoint, reference):
+        return checkpoint
     name = reference
     if "@" in reference:
         base_name, name = split_model(reference)
         base_id = find_base(session, base_name).id
     query = select(Checkpoint).where(Checkpoint.name == name)
-    found = list(session.scalars(query.where(Checkpoint.base_id == base_id) if base_id else query))
-    if len(found) > 1:
+    rows = list(session.scalars(query.where(Checkpoint.base_id == base_id) if base_id else query))
+    if len(rows) > 1:
         raise BadInput(f"Several models have a checkpoint {name!r}; say which one as MODEL@{name}.")
-    if not found:
+    if not rows:
         raise _missing(session, Checkpoint, reference)
-    return found[0]
+    return rows[0]
 
 
 def find_model(session: Session, reference: str) -> tuple[Base, Checkpoint | None]:
-    """What `base` or `base@checkpoint` names. Raises NotFound."""
+    """The rows of `base` or `base@checkpoint`. Raises NotFound."""
     if "@" not in reference:
         return find_base(session, reference), None
     checkpoint = find_checkpoint(session, reference)
@@ -56,7 +56,7 @@ def find_experiment(session: Session, reference: str) -> Experiment:
 
 
 def ensure_experiment(session: Session, name: str) -> Experiment:
-    """The newest experiment with this name or id, made if there is none."""
+    """The newest experiment with this name or id; created if it does not exist."""
     try:
         return find_experiment(session, name)
     except NotFound:
@@ -67,13 +67,13 @@ def ensure_experiment(session: Session, name: str) -> Experiment:
 
 
 def model_name(session: Session, base_id: str, checkpoint_id: str | None = None) -> str:
-    """`base` or `base@checkpoint`, as the API and the pages call it."""
+    """`base` or `base@checkpoint`, the model's name in the API and the web app."""
     name = session.get_one(Base, base_id).name
     return f"{name}@{session.get_one(Checkpoint, checkpoint_id).name}" if checkpoint_id else name
 
 
 def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
-    """Raises Conflict with the reason when a row cannot be used yet or any more."""
+    """Raises Conflict with the reason unless the row's state is ready."""
     word = WORDS[row.__tablename__]
     if row.state == "failed":
         raise Conflict(f"The {word} {row.name!r} was not finished; retry the job that makes it, or choose another.")
@@ -82,24 +82,24 @@ def must_be_ready(row: Base | Dataset | Checkpoint) -> None:
 
 
 def bases(session: Session, ready_only: bool = False) -> list[Base]:
-    """All base models, the starter first, then in the order they came."""
+    """All base models: the starter first, then in order of creation."""
     query = base_query()
     return list(session.scalars(query.where(Base.state == "ready") if ready_only else query))
 
 
 def base_query() -> Select[Any]:
-    """All base models in the order of `bases`, without those that never held anything."""
+    """All base models in the order of `bases`, without unfinished ones that have no files."""
     return select(Base).where(~held_nothing(Base)).order_by(Base.source != STARTER, Base.created_at, Base.id)
 
 
 def datasets(session: Session, kind: str = "", ready_only: bool = False) -> list[Dataset]:
-    """Newest first; `kind` prompts or conversations."""
+    """Newest first. `kind` is prompts or conversations."""
     query = dataset_query(kind)
     return list(session.scalars(query.where(Dataset.state == "ready") if ready_only else query))
 
 
 def dataset_query(kind: str = "") -> Select[Any]:
-    """All data sets (of one kind) in the order of `datasets`, without those that never held anything."""
+    """All data sets (of one kind) in the order of `datasets`, without unfinished ones that have no rows."""
     query = select(Dataset).where(~held_nothing(Dataset)).order_by(Dataset.created_at.desc(), Dataset.id)
     return query.where(Dataset.kind == kind) if kind else query
 
@@ -112,14 +112,14 @@ def checkpoints(session: Session, base_id: str = "", ready_only: bool = False) -
 
 
 def checkpoint_query() -> Select[Any]:
-    """All checkpoints in the order of `checkpoints`, without those that never held anything."""
+    """All checkpoints in the order of `checkpoints`, without unfinished ones that have no files."""
     return select(Checkpoint).where(~held_nothing(Checkpoint)).order_by(Checkpoint.created_at.desc(), Checkpoint.id)
 
 
 def evaluations(session: Session, checkpoint_id: str) -> list[Evaluation]:
-    """Those of one checkpoint, newest first."""
-    own = select(Evaluation).where(Evaluation.checkpoint_id == checkpoint_id)
-    return list(session.scalars(own.order_by(Evaluation.created_at.desc())))
+    """Evaluations of one checkpoint, newest first."""
+    query = select(Evaluation).where(Evaluation.checkpoint_id == checkpoint_id)
+    return list(session.scalars(query.order_by(Evaluation.created_at.desc())))
 
 
 def _find(session: Session, table: type[Row], reference: str) -> Row:
@@ -133,12 +133,12 @@ def _find(session: Session, table: type[Row], reference: str) -> Row:
 
 def _missing(session: Session, table: type[Table], reference: str) -> NotFound:
     word = WORDS[table.__tablename__]
-    there = list(session.scalars(select(table.name).order_by(table.created_at.desc()).limit(6)))
-    known = "known are " + ", ".join(there[:5]) + (", …" if len(there) > 5 else "") if there else "there is none yet"
+    names = list(session.scalars(select(table.name).order_by(table.created_at.desc()).limit(6)))
+    known = "known are " + ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "there is none yet"
     return NotFound(f"There is no {word} {reference!r}; {known}.")
 
 
 def trained_on(checkpoint: Checkpoint) -> list[str]:
-    """The ids of the data sets that it learned from, the first one first."""
+    """Ids of the data sets a checkpoint was trained on, the primary one first."""
     more = (checkpoint.config or {}).get("more_dataset_ids") or ()
     return list(dict.fromkeys(row_id for row_id in (checkpoint.dataset_id, *more) if row_id))

@@ -1,4 +1,4 @@
-"""What a running job says about itself, as rows: progress, metrics, log lines, samples; and how pages read them."""
+"""Reports of running jobs as rows: progress, metrics, log lines and samples; and the queries for them."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ from tracking.values import storable
 
 UPSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 MESSAGE_LIMIT = 4000
-"""Characters of one log line that are kept."""
+"""Maximum characters of one log line."""
 
 
 @dataclass
 class JobReport:
-    """What has gathered since the last one was written. `progress` is None when nothing moved."""
+    """News since the last report. `progress` is None if it has not changed."""
 
     progress: dict[str, Any] | None = None  # done, total, unit, progress_note, eta_seconds
     metrics: dict[tuple[str, int], float] = field(default_factory=dict)  # (name, step) → value
-    logs: list[tuple[datetime, str, str]] = field(default_factory=list)  # (when, level, message)
+    logs: list[tuple[datetime, str, str]] = field(default_factory=list)  # (time, level, message)
     samples: list[tuple[int, dict[str, Any]]] = field(default_factory=list)  # (step, record)
 
 
 def write(session: Session, job_id: str, attempt: int, report: JobReport) -> bool:
-    """Store a report and the heartbeat; returns whether someone asked to stop. Raises Fenced, writing nothing."""
+    """Store a report and the heartbeat; returns whether a cancel was requested. Raises Fenced without writing."""
     values: dict[str, Any] = {"heartbeat_at": now(), **storable(report.progress or {})}
     if report.progress or report.metrics or report.logs or report.samples:
         values["version"] = Job.version + 1
@@ -43,7 +43,7 @@ def write(session: Session, job_id: str, attempt: int, report: JobReport) -> boo
 
 
 def add_log(session: Session, job_id: str, attempt: int, message: str, level: str = "info") -> None:
-    """One line from outside the attempt (its supervisor, the reconciler); not fenced, since it only tells."""
+    """Add one log line from the supervisor or reconciler. Not fenced, because it changes no state."""
     _write_logs(session, job_id, attempt, [(now(), level, message)])
     move(session, job_id)
 
@@ -57,15 +57,15 @@ def logs(session: Session, job_id: str, after_id: int = 0, limit: int = 1000) ->
 
 
 def attempt_seconds(session: Session, job_id: str) -> dict[int, float]:
-    """How long each attempt of a job wrote to its log, by its number."""
-    spans = select(JobLog.attempt, func.min(JobLog.at), func.max(JobLog.at)).where(JobLog.job_id == job_id)
-    found = session.execute(spans.where(JobLog.attempt > 0).group_by(JobLog.attempt))
-    return {attempt: (last - first).total_seconds() for attempt, first, last in found}
+    """Seconds between the first and last log line of each attempt, by attempt number."""
+    query = select(JobLog.attempt, func.min(JobLog.at), func.max(JobLog.at)).where(JobLog.job_id == job_id)
+    rows = session.execute(query.where(JobLog.attempt > 0).group_by(JobLog.attempt))
+    return {attempt: (last - first).total_seconds() for attempt, first, last in rows}
 
 
-def metrics(session: Session, job_id: str, *which: ColumnElement[bool]) -> dict[str, list[tuple[int, float]]]:
-    """Each metric's (step, value) pairs in order of step; all of them, or only `which`."""
-    query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, *which)
+def metrics(session: Session, job_id: str, *conditions: ColumnElement[bool]) -> dict[str, list[tuple[int, float]]]:
+    """Each metric's (step, value) pairs in order of step, optionally only those that match `conditions`."""
+    query = select(Metric.name, Metric.step, Metric.value).where(Metric.job_id == job_id, *conditions)
     series: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in session.execute(query.order_by(Metric.name, Metric.step)):
         series.setdefault(name, []).append((step, value))
@@ -78,7 +78,7 @@ def last_metrics(session: Session, job_id: str) -> dict[str, float]:
 
 
 def samples(session: Session, job_id: str, limit: int = 20) -> list[Sample]:
-    """The newest samples, oldest of them first."""
+    """The newest `limit` samples, oldest first."""
     query = select(Sample).where(Sample.job_id == job_id).order_by(Sample.id.desc()).limit(limit)
     return list(session.scalars(query))[::-1]
 

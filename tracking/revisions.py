@@ -1,4 +1,4 @@
-"""Which revisions of the tables this code knows, and a sentence for a database that a newer one has migrated."""
+"""The migration revisions that this code knows, and the check for a database migrated by a newer version."""
 
 from functools import cache
 from pathlib import Path
@@ -13,24 +13,24 @@ FOLDER = Path(__file__).resolve().parent.parent / "migrations" / "versions"
 
 @cache
 def known() -> tuple[str, ...]:
-    """Every revision, the oldest first: a change's file begins with its revision's number."""
+    """All revisions, oldest first. The name of a migration file starts with its revision."""
     return tuple(sorted(path.name.partition("_")[0] for path in FOLDER.glob("[0-9]*_*.py")))
 
 
 def head() -> str:
-    """The newest revision."""
+    """The latest revision."""
     return known()[-1]
 
 
 def current(connection: Connection) -> str:
-    """The revision of the tables behind a connection, "" when there are none."""
+    """The database's revision, or "" without tables."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return ""
     return connection.scalar(sa.text("SELECT version_num FROM alembic_version")) or ""
 
 
 def check(rev: str, where: str) -> None:
-    """Raises Unavailable when `rev` is none of ours, saying how to go on. `where` names the database."""
+    """Raises Unavailable if this code does not know `rev`. `where` names the database in the message."""
     if rev and rev not in known():
         raise Unavailable(
             f"{where} was made by a newer Speculoos (revision {rev}; this one knows up to {head()}), so nothing was "

@@ -1,7 +1,7 @@
-"""What people may choose on the Settings page while everything runs: what is kept for how long, and limits of work.
+"""Retention times and job limits that users can change on the Settings page at run time.
 
-Small numbers in one preference. Whoever goes by one looks it up when it is needed, so none needs a restart; what nobody
-chose is as it was set from outside.
+They are stored as numbers in one preference and read whenever needed, so that no change needs a restart. A rule that is
+not set has the value of the environment's settings.
 """
 
 import time
@@ -20,22 +20,22 @@ from tracking.tables import Preference
 KEY = "retention-rules"
 MOST = 100_000
 LOOK_SECONDS = 5.0
-"""How old `lately` may be."""
+"""Maximum age of cached rules."""
 
 
 @dataclass(frozen=True)
 class RetentionRule:
-    """A number that people may choose: its name for them and its bounds. `at` says where they end: at `least` or at
-    `most` what was set from outside holds too, so that nobody takes off from a page what guards a machine."""
+    """A number that users can set: its label and bounds. With `at` "least" or "most", the environment's setting is a
+    further lower or upper bound, so that a page cannot remove the protection of a machine."""
 
     label: str
     least: int = 0
     most: int = MOST
     at: str = ""
 
-    def in_force(self, outside: int | None, chosen: int) -> int:
-        """Of the two the stricter, where the machine's own counts; nothing from outside is None or 0."""
-        return {"least": max, "most": min}[self.at](outside, chosen) if self.at and outside else chosen
+    def in_force(self, environment: int | None, value: int) -> int:
+        """The effective value: with `at`, the stricter of both. `environment` is None or 0 if not set."""
+        return {"least": max, "most": min}[self.at](environment, value) if self.at and environment else value
 
     @property
     def bounds(self) -> str:
@@ -60,48 +60,49 @@ LIMITS = {
 }
 RULES = {**KEEPING, **LIMITS}
 
-_known: dict[tuple[Path, str], tuple[float, dict[str, int]]] = {}
-"""What `lately` saw last, and when, by home and database."""
+_cache: dict[tuple[Path, str], tuple[float, dict[str, int]]] = {}
+"""Cached rules: (monotonic time, rules) by home and database."""
 
 
 def chosen(session: Session) -> dict[str, int]:
-    """The rules that people chose."""
+    """The rules that users have set."""
     row = session.get(Preference, KEY)
-    found = row.value if row else {}
-    return {name: found[name] for name in RULES if type(found.get(name)) is int}
+    values = row.value if row else {}
+    return {name: values[name] for name in RULES if type(values.get(name)) is int}
 
 
 def combined(settings: Settings, values: dict[str, int]) -> Settings:
-    """The settings with rules that people chose."""
+    """The settings with the rules `values` applied."""
     return replace(settings, **{name: RULES[name].in_force(getattr(settings, name), v) for name, v in values.items()})
 
 
 def applied(settings: Settings) -> Settings:
-    """The settings with the rules that people chose."""
+    """The settings with the rules that users have set."""
     with reading(settings) as session:
         return combined(settings, chosen(session))
 
 
 def lately(settings: Settings) -> Settings:
-    """`applied` for those who ask all the time: some seconds old, and as it was while the database is away."""
-    which = (settings.home, settings.database_url)
-    at, values = _known.get(which, (0.0, {}))
+    """The settings with the rules that users have set, at most some seconds old, and the last known ones while the
+    database is unavailable."""
+    key = (settings.home, settings.database_url)
+    at, values = _cache.get(key, (0.0, {}))
     if not at or time.monotonic() - at >= LOOK_SECONDS:
         with suppress(SpeculoosError, SQLAlchemyError), reading(settings) as session:
             values = chosen(session)
-        _known[which] = (time.monotonic(), values)
+        _cache[key] = (time.monotonic(), values)
     return combined(settings, values)
 
 
 def keep(settings: Settings, values: dict[str, int | None]) -> None:
-    """Choose rules; None leaves one to what was set from outside, and rules that are not named stay as they are.
-    Raises BadInput for numbers that cannot be."""
+    """Set rules. None restores the environment's setting; other rules do not change. Raises BadInput for an invalid
+    name or value."""
     for name, value in values.items():
         _check(name, value)
     with writing(settings) as session:
         row = session.get(Preference, KEY, with_for_update=True)
-        both = {**(row.value if row else {}), **values}
-        session.merge(Preference(key=KEY, value={name: value for name, value in both.items() if value is not None}))
+        merged = {**(row.value if row else {}), **values}
+        session.merge(Preference(key=KEY, value={name: value for name, value in merged.items() if value is not None}))
 
 
 def _check(name: str, value: int | None) -> None:

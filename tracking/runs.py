@@ -1,8 +1,8 @@
-"""Live generations as rows: the web makes them, the inference server fills them, pages replay them.
+"""Live generations as rows: the web app creates them, the inference server fills them, pages replay them.
 
     QUEUED → RUNNING → SUCCEEDED | FAILED | CANCELLED
 
-Every function takes an open session and leaves the commit to its caller. Knows neither torch nor the web.
+Functions take an open session; the caller commits. Independent of torch and the web app.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ from tracking.values import storable
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 POSTED_WITHIN = timedelta(seconds=30)
-"""The web posts a run's id at once or gives it up; one that waits for longer has been posted, if ever."""
-LEFT_OVER = "The inference server was restarted while this run was waiting or going on; send it again."
+"""The web app posts a run's id within this time or not at all."""
+LEFT_OVER = "The inference server was restarted before this run had finished; send it again."
 
 
 def create_run(
     session: Session, kind: str, model: str, request: dict[str, Any], group_id: str | None = None, position: int = 0
 ) -> Run:
-    """A QUEUED run of `model` (`base` or `base@checkpoint`). `request` holds OpenAI chat parameters: messages, …"""
+    """Create a QUEUED run of `model` (`base` or `base@checkpoint`). `request` has OpenAI's chat parameters."""
     run = Run(id=new_id(), kind=kind, model=model, request=request, group_id=group_id, position=position)
     session.add(run)
     session.flush()
@@ -35,33 +35,33 @@ def create_run(
 def create_comparison(
     session: Session, columns: Sequence[tuple[str, dict[str, Any]]], backwards: bool = False
 ) -> list[Run]:
-    """One group of runs, a (model, request) each. The inference server runs them one after the other as they were
-    made: the first column first, or the last one."""
-    group, began = new_id(), now()
-    made = [create_run(session, "compare", model, request, group, i) for i, (model, request) in enumerate(columns)]
-    for moment, run in enumerate(made[::-1] if backwards else made):
-        run.created_at = began + timedelta(microseconds=moment)
+    """Create a group of runs, one per (model, request). The inference server runs them one by one in the order of
+    `created_at`: from the first column to the last, or backwards."""
+    group, start = new_id(), now()
+    created = [create_run(session, "compare", model, request, group, i) for i, (model, request) in enumerate(columns)]
+    for index, run in enumerate(created[::-1] if backwards else created):
+        run.created_at = start + timedelta(microseconds=index)
     session.flush()
-    return made
+    return created
 
 
 def next_backwards(session: Session) -> bool:
-    """Whether the next comparison is measured from its last column: when the one before was from its first."""
-    second = select(Run).where(Run.kind == "compare", Run.position == 1).order_by(Run.created_at.desc()).limit(1)
-    last = session.scalar(second)
+    """Whether the next comparison starts with its last column; the direction alternates."""
+    query = select(Run).where(Run.kind == "compare", Run.position == 1).order_by(Run.created_at.desc()).limit(1)
+    last = session.scalar(query)
     columns = group_runs(session, str(last.group_id)) if last else []
     return bool(last) and columns[0].created_at < last.created_at
 
 
 def get_run(session: Session, run_id: str) -> Run:
-    """Raises NotFound."""
+    """The run with this id. Raises NotFound."""
     if run := session.get(Run, run_id):
         return run
     raise NotFound(f"There is no run {run_id!r}.")
 
 
 def state_of(session: Session, run_id: str) -> str:
-    """Of the run alone, without reading the rest of its row. Raises NotFound."""
+    """The state of a run, without reading the rest of its row. Raises NotFound."""
     if state := session.scalar(select(Run.state).where(Run.id == run_id)):
         return state
     raise NotFound(f"There is no run {run_id!r}.")
@@ -74,7 +74,7 @@ def group_runs(session: Session, group_id: str) -> list[Run]:
 
 
 def start_run(session: Session, run_id: str) -> bool:
-    """QUEUED → RUNNING; False when someone else started, cancelled or failed it first."""
+    """QUEUED → RUNNING; False if it was started, cancelled or failed already."""
     return _move(session, run_id, ("QUEUED",), state="RUNNING")
 
 
@@ -92,45 +92,44 @@ def steps_after(session: Session, run_id: str, after: int = -1, limit: int = 500
 
 
 def finish_run(session: Session, run_id: str, text: str, summary: dict[str, Any]) -> bool:
-    """RUNNING → SUCCEEDED with the whole text and its figures."""
+    """RUNNING → SUCCEEDED with the whole text and its summary."""
     values = {"text": storable(text), "summary": summary}
     return _end(session, run_id, ("RUNNING",), state="SUCCEEDED", **values)
 
 
 def cancel_run(session: Session, run_id: str, text: str = "", summary: dict[str, Any] | None = None) -> bool:
-    """QUEUED or RUNNING → CANCELLED; what was generated until then is kept. False when it had ended already."""
+    """QUEUED or RUNNING → CANCELLED with the text generated so far. False if it had ended already."""
     values = {"text": storable(text), "summary": summary or {}}
     return _end(session, run_id, ("QUEUED", "RUNNING"), state="CANCELLED", **values)
 
 
 def fail_run(session: Session, run_id: str, error: str) -> bool:
-    """QUEUED or RUNNING → FAILED with one sentence. False when it had ended already."""
+    """QUEUED or RUNNING → FAILED with one sentence. False if it had ended already."""
     return _end(session, run_id, ("QUEUED", "RUNNING"), state="FAILED", error=storable(error))
 
 
 def fail_leftovers(session: Session) -> int:
-    """End the runs a killed inference server left: all RUNNING, and those QUEUED for longer than POSTED_WITHIN.
-    Returns how many."""
+    """Fail the runs of a killed inference server: all RUNNING ones, and those QUEUED for longer than POSTED_WITHIN.
+    Returns their number."""
     waiting = and_(Run.state == "QUEUED", Run.created_at < now() - POSTED_WITHIN)
-    left = or_(Run.state == "RUNNING", waiting)
-    ids = list(session.scalars(select(Run.id).where(left)))
+    ids = list(session.scalars(select(Run.id).where(or_(Run.state == "RUNNING", waiting))))
     return sum(fail_run(session, run_id, LEFT_OVER) for run_id in ids)
 
 
 def queued_before(session: Session, time: datetime) -> list[str]:
-    """Ids of the runs that were made before `time` and wait still."""
+    """Ids of QUEUED runs created before `time`."""
     return list(session.scalars(select(Run.id).where(Run.state == "QUEUED", Run.created_at < time)))
 
 
 def delete_run(session: Session, run_id: str) -> None:
-    """Remove an ended run and its steps; one that waits or goes on stays. Raises NotFound."""
+    """Delete a run and its steps if it has ended. Raises NotFound."""
     if get_run(session, run_id).state in ENDED:
         session.execute(delete(RunStep).where(RunStep.run_id == run_id))
         session.execute(delete(Run).where(Run.id == run_id))
 
 
 def run_view(run: Run) -> dict[str, Any]:
-    """A run as JSON, without its steps: what pages and the API show."""
+    """A run as JSON, without its steps, for pages and the API."""
     return {
         "id": run.id,
         "kind": run.kind,
@@ -149,14 +148,14 @@ def run_view(run: Run) -> dict[str, Any]:
 
 
 def token_ids(session: Session, run_id: str) -> list[int]:
-    """Every emitted token id of a run, from its records."""
+    """All emitted token ids of a run, from its records."""
     records = steps_after(session, run_id, limit=10**9)
     return [token["id"] for record in records for token in record["tokens"]]
 
 
 def compare(session: Session, group_id: str) -> list[dict[str, Any]]:
-    """Columns of a comparison as `run_view`s, each with `token_count` and, against the first column,
-    `identical` and `first_divergence` (see the function)."""
+    """Columns of a comparison as `run_view`s with `token_count` and, relative to the first column, `identical` and
+    `first_divergence`."""
     runs = group_runs(session, group_id)
     ids = [token_ids(session, run.id) for run in runs]
     return [
@@ -171,7 +170,7 @@ def compare(session: Session, group_id: str) -> list[dict[str, Any]]:
 
 
 def first_divergence(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Index of the first token where both have one and they differ, or where only one goes on; None when equal."""
+    """Index of the first difference; the shorter length if one is a prefix of the other; None if equal."""
     for index, (left, right) in enumerate(zip(a, b, strict=False)):
         if left != right:
             return index

@@ -1,4 +1,4 @@
-"""The states of a job, what may follow what, and the questions code asks about them."""
+"""The states of a job and their allowed transitions."""
 
 from enum import StrEnum
 
@@ -18,7 +18,7 @@ class JobState(StrEnum):
 
 
 FINISHED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-"""Nothing more happens unless someone retries it."""
+"""Final states, unless someone retries the job."""
 WAITING = frozenset({JobState.QUEUED, JobState.INTERRUPTED})
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED}),
@@ -28,4 +28,4 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset({JobState.QUEUED}),  # retry
     JobState.CANCELLED: frozenset({JobState.QUEUED}),  # retry
 }
-"""INTERRUPTED → FAILED only when no attempt is left."""
+"""Allowed next states. INTERRUPTED → FAILED only when no attempt is left."""

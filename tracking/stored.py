@@ -1,8 +1,8 @@
-"""What of rows lies in the store (SPECULOOS_STORE), and where it is on this machine.
+"""Files of rows in the store (SPECULOOS_STORE) and on this machine.
 
-A row's `path` says where the machine that made its files has them, mostly inside its home. Another machine has them at
-the same place of its own home once it fetched them: the home is a cache then. A machine knows by a folder's mark (see
-speculoos.store) whether what it has is what the row means. Without a store every path is what the row says.
+A row's `path` is the location on the machine that created the files, usually inside its home. Another machine fetches
+them to the same location in its own home, which then works as a cache. A folder's mark (see speculoos.store) tells
+whether the files on this machine are those of the row. Without a store, `path` is used as it is.
 """
 
 import fcntl
@@ -31,47 +31,47 @@ log = logging.getLogger(__name__)
 KINDS: dict[type[Table], str] = {Base: "models", Dataset: "datasets", Checkpoint: "checkpoints"}
 UPLOADS, EXPORTS = "uploads", "exports"
 SHIPPED = "starter_head"
-"""Last part of the path of the head that every installation has."""
+"""Folder name of the starter's draft, which is part of every installation."""
 Installed = Callable[[str], Path | None]
-"""Where this installation has the weights with that sum, if it came with them: see models.starter.installed."""
+"""Maps a checksum to the path of the installation's own weights, or None. See models.starter.installed."""
 
 
 def of(session: Session, row_id: str) -> Stored | None:
-    """What the store has of a row, or of a path by its id."""
+    """The store's entry of a row, or of a path by its id; None if the store has no files of it."""
     return session.get(Stored, row_id)
 
 
-def keep(session: Session, kind: str, row_id: str, kept: StoredFolder) -> None:
-    """Say that the store has a row's files."""
-    session.merge(Stored(id=row_id, kind=kind, key=kept.key, bytes=kept.bytes, created_at=now()))
+def keep(session: Session, kind: str, row_id: str, folder: StoredFolder) -> None:
+    """Record that the store has a row's files."""
+    session.merge(Stored(id=row_id, kind=kind, key=folder.key, bytes=folder.bytes, created_at=now()))
 
 
 def forget(session: Session, row_id: str) -> None:
-    """Say that the store has nothing of it any more."""
+    """Delete the store's entry of a row."""
     session.execute(sql_delete(Stored).where(Stored.id == row_id))
 
 
 def place(kind: str, row_id: str) -> str:
-    """Where in the store the files of a row are."""
+    """The key prefix of a row's files in the store."""
     return f"{kind}/{row_id}"
 
 
 def path_id(settings: Settings, path: str | Path) -> str:
-    """By what the store knows a file or folder that no row has, the same on every machine for one in a home."""
+    """Id in the store of a file or folder without a row; the same on every machine for a path inside the home."""
     return hashlib.sha256(places.stored(settings.home, str(path)).encode()).hexdigest()[:32]
 
 
 def awaited_paths(session: Session, settings: Settings) -> set[str]:
-    """Ids of the paths that jobs which are not over name."""
-    found: list[str] = []
+    """Ids of the paths in the requests of unfinished jobs."""
+    paths: list[str] = []
     for request in session.scalars(select(Job.request).where(Job.state.not_in(FINISHED))):
-        places.each_path(request, found.append)
-    return {path_id(settings, path) for path in found}
+        places.each_path(request, paths.append)
+    return {path_id(settings, path) for path in paths}
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of rows on this machine. `kept` is always what `of` said of the row."""
+    """The files of rows on this machine. `entry` is the row's entry in the store."""
 
     settings: Settings
     installed: Installed = lambda _: None
@@ -81,85 +81,85 @@ class Files:
         return open_store(self.settings.store)
 
     def path(self, row: Any) -> Path:
-        """Where a row's files are, or would be once they came."""
+        """Location of a row's files on this machine, also before they are fetched."""
         own = Path(row.path)
         if self.store is None:
             return own
         if is_shipped(row):
             return self.installed(row.weights_sha256 if isinstance(row, Base) else row.sha256) or own
-        if self._ours(own) or own.exists():
+        if self._in_home(own) or own.exists():
             return own
         return self.settings.home / KINDS[type(row)] / row.id
 
-    def here(self, row: Any, kept: Stored | None) -> bool:
-        """Whether this machine has them as the row means them."""
-        at = self.path(row)
-        if kept is None or is_shipped(row) or not self._ours(at):
-            return at.exists()
-        return marked(at) == kept.key
+    def here(self, row: Any, entry: Stored | None) -> bool:
+        """Whether this machine has the files of the row."""
+        path = self.path(row)
+        if entry is None or is_shipped(row) or not self._in_home(path):
+            return path.exists()
+        return marked(path) == entry.key
 
-    def bring(self, row: Any, kept: Stored | None) -> Path:
-        """Their folder, fetched if they are not here. Raises Unavailable when neither this machine nor the store has
-        them, or the store does not answer."""
-        at = self.path(row)
-        if self.here(row, kept):
-            return at
-        if kept is None or self.store is None:
+    def bring(self, row: Any, entry: Stored | None) -> Path:
+        """The path of the files, fetched from the store if necessary. Raises Unavailable if neither this machine nor
+        the store has them, or the store cannot be reached."""
+        path = self.path(row)
+        if self.here(row, entry):
+            return path
+        if entry is None or self.store is None:
             hint = "" if is_shipped(row) else "Send the job again from the machine that has them."
             raise Unavailable(self._missing(row), hint)
-        with _alone(at / ".lock"):
-            if not self.here(row, kept):  # another process has just brought them
-                self.store.get_folder(place(kept.kind, kept.id), kept.key, at)
-        return at
+        with _locked(path / ".lock"):
+            if not self.here(row, entry):  # another process may have fetched them meanwhile
+                self.store.get_folder(place(entry.kind, entry.id), entry.key, path)
+        return path
 
     def local(self, row: Any) -> str:
-        """`bring` for a row that belongs to no session any more, as text."""
+        """Like `bring`, for a row without a session; returns a str."""
         if self.store is None:
             return row.path
         with db.reading(self.settings) as session:
-            kept = of(session, row.id)
-        return str(self.bring(row, kept))
+            entry = of(session, row.id)
+        return str(self.bring(row, entry))
 
     def deliver(self, kind: str, row_id: str, folder: Path) -> StoredFolder:
-        """Put a folder or file of this machine into the store, and mark it if it is the home's."""
+        """Upload a folder or file to the store, and mark the folder if it is inside the home."""
         assert self.store is not None
-        kept = self.store.put_folder(place(kind, row_id), folder, Sums.of(self.settings).of_file)
-        if folder.is_dir() and self._ours(folder):
-            mark(folder, kept.key)
-        return kept
+        uploaded = self.store.put_folder(place(kind, row_id), folder, Sums.of(self.settings).of_file)
+        if folder.is_dir() and self._in_home(folder):
+            mark(folder, uploaded.key)
+        return uploaded
 
     def _missing(self, row: Any) -> str:
         if is_shipped(row):
             return f"This machine has no {STARTER} model with the weights this job means; run `make install` there."
         return f"The files of “{row.name}” are neither on this machine nor in the store {shown(self.settings.store)}."
 
-    def _ours(self, path: Path) -> bool:
+    def _in_home(self, path: Path) -> bool:
         return path.is_relative_to(self.settings.home)
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """One process of this machine at a time; the kernel lets go for one that is killed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file lock; the kernel releases it if the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def is_shipped(row: Any) -> bool:
-    """Whether every installation brings the row's files: they never travel."""
+    """Whether the row's files are part of every installation, so that they are never transferred."""
     return getattr(row, "source", "") == STARTER or Path(row.path).name == SHIPPED
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A place in the store whose row is gone."""
+    """Files in the store whose row was deleted."""
 
     settings: Settings
     place: str
 
     def remove(self) -> int:
-        """Remove what is there; returns its bytes. A store that is away keeps it until leftovers are cleaned up."""
+        """Delete the files; returns their bytes. If the store is unavailable, a later clean-up deletes them."""
         try:
             store = open_store(self.settings.store)
             return store.delete(self.place) if store else 0
@@ -169,7 +169,7 @@ class Remote:
 
 
 def drop(session: Session, settings: Settings, row: Any) -> list[Remote]:
-    """Forget a row's files in the store; returns what is to be removed there once that is committed."""
+    """Delete the store's entry of a row; returns the files to remove from the store after the commit."""
     kind = KINDS.get(type(row))
     if not (kind and settings.store):
         return []

@@ -1,7 +1,7 @@
-"""The database: one class a table. Rows are the truth of every job, data set, checkpoint and run.
+"""The database tables, one class per table.
 
-Ids are uuid4 hex strings. Times are UTC. JSON columns hold what only people or one kind of job read. Paths inside the
-home are kept relative to it (see tracking.places) and read as they are now.
+Ids are uuid4 hex strings. Times are UTC. JSON columns hold values that are only displayed or read by one kind of job.
+Paths inside the home are stored relative to it (see tracking.places) and returned as absolute paths.
 """
 
 import time
@@ -52,7 +52,7 @@ class Table(DeclarativeBase):
 
 
 class Named:
-    """What every listed thing has: an id, a name, a note and when it was made."""
+    """Columns of all listed rows."""
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True, default=new_id)
     name: Mapped[str] = mapped_column(String(200))
@@ -61,13 +61,13 @@ class Named:
 
 
 class Experiment(Named, Table):
-    """A named piece of work that jobs, data sets and checkpoints belong to."""
+    """A named group of jobs, data sets and checkpoints."""
 
     __tablename__ = "experiments"
 
 
 class Base(Named, Table):
-    """A base model known to the workbench. `weights_sha256` is its identity."""
+    """A base model. `weights_sha256` is its identity."""
 
     __tablename__ = "bases"
     __table_args__ = (Unique("name"),)
@@ -83,7 +83,7 @@ class Base(Named, Table):
 
 
 class Dataset(Named, Table):
-    """Prompts that were imported, or conversations that were generated. Files in home/datasets/<id>/."""
+    """Imported prompts or generated conversations. Files are in home/datasets/<id>/."""
 
     __tablename__ = "datasets"
     __table_args__ = (Unique("name"),)
@@ -95,14 +95,14 @@ class Dataset(Named, Table):
     bad_rows: Mapped[int] = mapped_column(default=0)
     report: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {"bad": [{"line", "reason"}, …], "tokens": n, …}
     source_id: Mapped[str | None] = mapped_column(ForeignKey("datasets.id"))  # prompts it was generated from
-    base_id: Mapped[str | None] = mapped_column(ForeignKey("bases.id"))  # base that wrote the answers
+    base_id: Mapped[str | None] = mapped_column(ForeignKey("bases.id"))  # base that generated the responses
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
     job_id: Mapped[str | None] = mapped_column(String(32))
     config: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)
 
 
 class Job(Named, Table):
-    """Work for a worker. See tracking.jobs for the states and who may change what."""
+    """Work for a worker. See tracking.jobs for the states and their changes."""
 
     __tablename__ = "jobs"
     __table_args__ = (Index("ix_jobs_state_queue", "state", "queue"), Unique("parent_id", "number"))
@@ -113,18 +113,18 @@ class Job(Named, Table):
     request: Mapped[dict[str, Any]] = mapped_column(HomeJson, default=dict)  # a workers.jobs.request.Request as JSON
     after_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # starts only once that one SUCCEEDED
     experiment_id: Mapped[str | None] = mapped_column(ForeignKey("experiments.id"))
-    user: Mapped[str] = mapped_column(String(80), default="")  # who asked for it, as they called themselves
+    user: Mapped[str] = mapped_column(String(80), default="")  # who submitted it, by the name they entered
     attempt: Mapped[int] = mapped_column(default=0)
-    attempt_cap: Mapped[int] = mapped_column(default=5)  # none starts beyond it; progress and retries raise it
-    done_before: Mapped[int] = mapped_column(BigInteger, default=0)  # the most `done` before this attempt
+    attempt_cap: Mapped[int] = mapped_column(default=5)  # maximum attempt; progress and retries raise it
+    done_before: Mapped[int] = mapped_column(BigInteger, default=0)  # maximum of `done` before this attempt
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     owner: Mapped[str] = mapped_column(String(200), default="")  # worker that holds the lease
     lease_until: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime | None]
-    child: Mapped[dict[str, Any]] = mapped_column(default=dict)  # what workers.identity knows it by
-    queued_at: Mapped[datetime] = mapped_column(default=now)  # its place in the queue
+    child: Mapped[dict[str, Any]] = mapped_column(default=dict)  # process of the attempt, see workers.identity
+    queued_at: Mapped[datetime] = mapped_column(default=now)  # defines its position in the queue
     published_at: Mapped[datetime | None]  # when its message was last sent
-    started_at: Mapped[datetime | None]  # first claimed since it was asked for, or retried
+    started_at: Mapped[datetime | None]  # first claim since submission or retry
     finished_at: Mapped[datetime | None]
     done: Mapped[int] = mapped_column(BigInteger, default=0)
     total: Mapped[int | None] = mapped_column(BigInteger)
@@ -135,16 +135,16 @@ class Job(Named, Table):
     error_code: Mapped[str] = mapped_column(String(64), default="")
     error: Mapped[str] = mapped_column(Text, default="")
     hint: Mapped[str] = mapped_column(Text, default="")
-    version: Mapped[int] = mapped_column(default=0)  # grows with every change a page may want to see
+    version: Mapped[int] = mapped_column(default=0)  # incremented by every change that pages show
     parent_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))  # the job this one is a shard of
     number: Mapped[int] = mapped_column(default=0)  # which of its shards, from 0
-    shards: Mapped[int] = mapped_column(default=0)  # into how many this job was divided; 0: it was not
-    estimated_seconds: Mapped[float | None] = mapped_column(Float)  # as it was asked for
-    work: Mapped[float] = mapped_column(Float, default=0.0)  # what that was reckoned from (workers.jobs.estimates)
+    shards: Mapped[int] = mapped_column(default=0)  # number of its shards; 0: not divided
+    estimated_seconds: Mapped[float | None] = mapped_column(Float)  # estimate at submission
+    work: Mapped[float] = mapped_column(Float, default=0.0)  # units of that estimate (workers.jobs.estimates)
 
 
 class JobLog(Table):
-    """Log lines of a job, kept as rows so that any page on any machine can show them."""
+    """Log lines of a job, stored as rows so that every machine can show them."""
 
     __tablename__ = "job_logs"
 
@@ -157,7 +157,7 @@ class JobLog(Table):
 
 
 class Metric(Table):
-    """One number of a job at a step, for charts. A resumed attempt overwrites the steps it repeats."""
+    """One value of a metric at a step, for charts. A resumed attempt overwrites the steps it repeats."""
 
     __tablename__ = "metrics"
     __table_args__ = (Unique("job_id", "name", "step"),)
@@ -171,7 +171,7 @@ class Metric(Table):
 
 
 class Sample(Table):
-    """A sample generation (or other record) a job kept at a step."""
+    """A sample generation or another record of a job at a step."""
 
     __tablename__ = "samples"
 
@@ -182,7 +182,8 @@ class Sample(Table):
 
 
 class Checkpoint(Named, Table):
-    """A trained draft. Files in `path`; `figures` are the last measured ones; `config` says how it was trained."""
+    """A trained draft model. Files are in `path`; `figures` are the latest measurements, `config` is the training
+    config."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (Unique("base_id", "name", name="uq_checkpoints_base_name"),)
@@ -209,19 +210,19 @@ class Evaluation(Named, Table):
     __tablename__ = "evaluations"
 
     state: Mapped[str] = mapped_column(String(16), default="pending")  # pending | ready | failed
-    base_id: Mapped[str | None] = mapped_column(ForeignKey("bases.id"))  # None: a server's model that is not known here
+    base_id: Mapped[str | None] = mapped_column(ForeignKey("bases.id"))  # None: a server's model without a row
     checkpoint_id: Mapped[str | None] = mapped_column(ForeignKey("checkpoints.id"))
     job_id: Mapped[str | None] = mapped_column(String(32))
     config: Mapped[dict[str, Any]] = mapped_column(default=dict)
     result: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    # What lists sort and filter by: of the request, then (once ready) of the result. See tracking.evaluations.
-    matrix_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the job it is a cell of
+    # Columns for sorting and filtering, from the request and (once ready) the result. See tracking.evaluations.
+    matrix_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the matrix job whose cell this is
     suite: Mapped[str] = mapped_column(String(64), default="")  # speculoos.suites
-    questions: Mapped[str] = mapped_column(String(200), default="")  # the data set's name then
+    questions: Mapped[str] = mapped_column(String(200), default="")  # the data set's name at submission
     temperature: Mapped[float] = mapped_column(Float, default=0.0)
     top_p: Mapped[float] = mapped_column(Float, default=1.0)
-    tree: Mapped[str] = mapped_column(String(200), default="")  # in words; "" is the checkpoint's own
-    source: Mapped[str] = mapped_column(String(200), default="")  # the endpoint that was asked; "" is this engine
+    tree: Mapped[str] = mapped_column(String(200), default="")  # as text; "" is the checkpoint's own
+    source: Mapped[str] = mapped_column(String(200), default="")  # the measured endpoint; "" is this engine
     machine: Mapped[str] = mapped_column(String(200), default="")
     dtype: Mapped[str] = mapped_column(String(16), default="")
     speedup: Mapped[float | None] = mapped_column(Float)
@@ -232,13 +233,13 @@ class Evaluation(Named, Table):
     tau_high: Mapped[float | None] = mapped_column(Float)
     tokens_per_second: Mapped[float | None] = mapped_column(Float)
     plain_tokens_per_second: Mapped[float | None] = mapped_column(Float)
-    finished_at: Mapped[datetime | None] = column_property(  # its job's; created_at is when it was submitted
+    finished_at: Mapped[datetime | None] = column_property(  # of its job; created_at is the time of submission
         select(Job.finished_at).where(Job.id == job_id).correlate_except(Job).scalar_subquery()
     )
 
     @property
     def measured_at(self) -> datetime:
-        """When its job ended, or when it was submitted while that is not known."""
+        """End of its job, or time of submission before that."""
         return self.finished_at or self.created_at
 
 
@@ -250,7 +251,7 @@ class Run(Table):
     id: Mapped[str] = mapped_column(String(32), primary_key=True, default=new_id)
     kind: Mapped[str] = mapped_column(String(16))  # chat | compare
     group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # chat or comparison it belongs to
-    position: Mapped[int] = mapped_column(default=0)  # turn, or column
+    position: Mapped[int] = mapped_column(default=0)  # number of the turn or column
     state: Mapped[str] = mapped_column(String(16), default="QUEUED")  # QUEUED RUNNING SUCCEEDED FAILED CANCELLED
     model: Mapped[str] = mapped_column(String(420))  # "base" or "base@checkpoint"
     request: Mapped[dict[str, Any]] = mapped_column(default=dict)  # messages and sampling
@@ -262,7 +263,7 @@ class Run(Table):
 
 
 class RunStep(Table):
-    """One step record of a run, as decoding.step.Step.record makes it, with texts."""
+    """One step record of a run: decoding.step.Step.record with texts."""
 
     __tablename__ = "run_steps"
 
@@ -272,8 +273,7 @@ class RunStep(Table):
 
 
 class DeviceLease(Table):
-    """Who holds a device (`cpu` or `cuda:0` of a machine: see speculoos.machine) for work whose figures must not be
-    shared."""
+    """The holder of a device (`cpu` or `cuda:0` of a machine, see speculoos.machine) for exclusive measurements."""
 
     __tablename__ = "device_leases"
 
@@ -284,7 +284,7 @@ class DeviceLease(Table):
 
 
 class Preference(Table):
-    """Small settings chosen in the pages, and heartbeats of processes (`process:<name>`)."""
+    """Small settings of the web app, and heartbeats of processes (`process:<name>`)."""
 
     __tablename__ = "preferences"
 
@@ -294,7 +294,7 @@ class Preference(Table):
 
 
 class ApiKey(Named, Table):
-    """A key for the inference server. Only its sha256 is kept; `hint` is its beginning, by which people know it."""
+    """An API key of the inference server. Only its sha256 is stored; `hint` is its first characters, for display."""
 
     __tablename__ = "api_keys"
     __table_args__ = (Unique("sha256"),)
@@ -306,8 +306,8 @@ class ApiKey(Named, Table):
 
 
 class Login(Table):
-    """A browser that was let in; its cookie holds as long as this row does. The id is a keyed digest of the
-    cookie: see app.sessions."""
+    """A logged-in browser; its cookie is valid while this row exists. The id is a keyed digest of the cookie, see
+    app.sessions."""
 
     __tablename__ = "logins"
 
@@ -318,7 +318,7 @@ class Login(Table):
 
 
 class Stored(Table):
-    """What of a row's files lies in the store: see tracking.stored. The id is the row's, or that of a path."""
+    """Files of a row or path in the store, see tracking.stored. The id is the row's or the path's."""
 
     __tablename__ = "stored"
 

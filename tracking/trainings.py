@@ -1,4 +1,4 @@
-"""Trainings side by side: each job with the rows it reads and made, and how its draft was measured."""
+"""Comparison of trainings: each job with the rows it reads and creates, and the evaluations of its draft."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,13 @@ from tracking.leaderboard import MEASURED
 from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job, Metric, Table
 
 MOST = 8
-"""Trainings at once; more lines cannot be told apart."""
+"""Maximum number of trainings in one comparison; more lines in a chart cannot be distinguished."""
 KIND = "train"
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training. `datasets` are those it reads that are still there; `evaluations` are those of its draft, newest
-    first."""
+    """One training. `datasets` are the existing ones it reads; `evaluations` are those of its draft, newest first."""
 
     job: Job
     base: Base | None
@@ -33,14 +32,13 @@ class Training:
 
     @property
     def name(self) -> str:
-        """The draft's name; of a training that has none (any more) the job's."""
+        """The draft's name, or the job's name without a draft."""
         return self.checkpoint.name if self.checkpoint else self.job.name
 
 
 @dataclass(frozen=True)
 class FoundTrainings:
-    """What a list of ids names: trainings in its order, other jobs, how many ids name nothing, and the trainings that
-    are too many."""
+    """Jobs of a list of ids: trainings in order, other jobs, number of unknown ids, and trainings beyond the limit."""
 
     trainings: list[Training]
     others: list[Job]
@@ -59,14 +57,14 @@ def find(session: Session, ids: Sequence[str], most: int = MOST) -> FoundTrainin
 
 
 def best_values(session: Session, jobs: Sequence[str], metric: str) -> dict[str, float]:
-    """job → the largest value of a metric."""
-    own = (Metric.job_id.in_(jobs), Metric.name == metric)
-    rows = session.execute(select(Metric.job_id, func.max(Metric.value)).where(*own).group_by(Metric.job_id))
+    """Maximum value of a metric by job id."""
+    conditions = (Metric.job_id.in_(jobs), Metric.name == metric)
+    rows = session.execute(select(Metric.job_id, func.max(Metric.value)).where(*conditions).group_by(Metric.job_id))
     return {job_id: value for job_id, value in rows}
 
 
 def signature(session: Session, ids: Sequence[str]) -> str:
-    """A short text that changes when one of these jobs does, or when one of their drafts is measured."""
+    """A short text that changes when one of these jobs changes or one of their drafts is measured."""
     jobs = session.execute(select(Job.id, Job.version, Job.state).where(Job.id.in_(ids)).order_by(Job.id)).all()
     drafts = select(Checkpoint.id).where(Checkpoint.job_id.in_(ids))
     counted = select(func.count(), func.max(Evaluation.created_at))
@@ -75,37 +73,37 @@ def signature(session: Session, ids: Sequence[str]) -> str:
 
 
 def whole(session: Session, jobs: Sequence[Job]) -> list[Training]:
-    """These jobs with the rows they read and made; a few queries, however many there are."""
-    made = session.scalars(select(Checkpoint).where(Checkpoint.job_id.in_([job.id for job in jobs])))
-    drafts = {row.job_id: row for row in made}
-    measured = _evaluations(session, [row.id for row in drafts.values()])
-    bases = _by_id(session, Base, {_asked(job, "base_id") for job in jobs})
+    """These jobs with the rows they read and created. The number of queries does not depend on the number of jobs."""
+    checkpoints = session.scalars(select(Checkpoint).where(Checkpoint.job_id.in_([job.id for job in jobs])))
+    drafts = {row.job_id: row for row in checkpoints}
+    evaluations = _evaluations(session, [row.id for row in drafts.values()])
+    bases = _by_id(session, Base, {_request_field(job, "base_id") for job in jobs})
     read = {job.id: dataset_ids(job.request) for job in jobs}
     sets = _by_id(session, Dataset, {row_id for ids in read.values() for row_id in ids})
     return [
         Training(
             job,
-            bases.get(_asked(job, "base_id")),
+            bases.get(_request_field(job, "base_id")),
             [sets[row_id] for row_id in read[job.id] if row_id in sets],
             draft := drafts.get(job.id),
-            measured.get(draft.id, []) if draft else [],
+            evaluations.get(draft.id, []) if draft else [],
         )
         for job in jobs
     ]
 
 
 def dataset_ids(request: Mapping[str, Any] | None) -> list[str]:
-    """The data sets that a training's request names."""
-    told = request or {}
-    return list(dict.fromkeys(filter(None, [told.get("dataset_id"), *(told.get("more_dataset_ids") or [])])))
+    """Ids of the data sets in a training's request."""
+    fields = request or {}
+    return list(dict.fromkeys(filter(None, [fields.get("dataset_id"), *(fields.get("more_dataset_ids") or [])])))
 
 
 def _evaluations(session: Session, drafts: list[str]) -> dict[str, list[Evaluation]]:
     query = select(Evaluation).where(*MEASURED, Evaluation.checkpoint_id.in_(drafts))
-    found: dict[str, list[Evaluation]] = {}
+    by_draft: dict[str, list[Evaluation]] = {}
     for row in session.scalars(query.order_by(Evaluation.created_at.desc(), Evaluation.id)):
-        found.setdefault(row.checkpoint_id or "", []).append(row)
-    return found
+        by_draft.setdefault(row.checkpoint_id or "", []).append(row)
+    return by_draft
 
 
 def _by_id(session: Session, table: type[Table], ids: set[str]) -> dict[str, Any]:
@@ -114,5 +112,5 @@ def _by_id(session: Session, table: type[Table], ids: set[str]) -> dict[str, Any
     return {row.id: row for row in session.scalars(query)} if known else {}
 
 
-def _asked(job: Job, key: str) -> str:
+def _request_field(job: Job, key: str) -> str:
     return str((job.request or {}).get(key) or "")

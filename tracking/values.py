@@ -1,4 +1,4 @@
-"""What every database takes, and what it gives back."""
+"""Values and column types that every supported database can store."""
 
 import math
 import re
@@ -15,8 +15,8 @@ UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def storable(value: Any) -> Any:
-    """JSON that every database takes: PostgreSQL stores no NUL character, none stores half of a character, and JSON
-    knows no NaN and no infinity."""
+    """`value` as JSON that every database can store: NUL characters (PostgreSQL) and lone surrogates are replaced by
+    U+FFFD, NaN and infinity by None."""
     if isinstance(value, str):
         return UNSTORABLE.sub("\ufffd", value)
     if isinstance(value, float):
@@ -29,10 +29,10 @@ def storable(value: Any) -> Any:
 
 
 class Written(TypeDecorator):
-    """A type of columns in which a value that cannot be read is damage of the database, not a fault of ours."""
+    """A column type that reports an unreadable value as damage of the database."""
 
     def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], Any] | None:
-        """Raises DatabaseError, as the driver does for pages that are malformed."""
+        """The processor raises DatabaseError, as the driver does for malformed pages."""
         read = super().result_processor(dialect, coltype)
 
         def checked(value: Any) -> Any:
@@ -45,7 +45,7 @@ class Written(TypeDecorator):
 
 
 class Json(Written):
-    """A JSON object in which nothing stands that a database refuses."""
+    """A JSON object, made `storable`."""
 
     impl = JSON().with_variant(JSONB(), "postgresql")
     cache_ok = True

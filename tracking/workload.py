@@ -1,4 +1,4 @@
-"""How much there is to do and who does it, in a few grouped queries: what metrics and readiness are made of."""
+"""Counts of jobs, runs and processes in a few grouped queries, for metrics and readiness."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,14 +13,14 @@ from tracking.tables import DeviceLease, Job, Preference, Run, now
 
 QUEUES = ("gpu", "io")
 LATE = timedelta(seconds=60)
-"""How much later than its time a start may be seen: clocks differ, and transactions take a while."""
+"""Maximum delay until a start is visible, because of clock differences and long transactions."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Of one moment. Jobs by (queue, state); seconds the longest waiting job could have begun already, by queue;
-    attempts there ever were of the jobs that are listed; ages of heartbeats in seconds, by process; who holds which
-    device (`job`, `run` or "")."""
+    """Snapshot: `jobs` by (queue, state); `oldest_wait` of jobs that could start, in seconds by queue; `attempts` of
+    all existing jobs by queue; `silent_jobs`, age of the oldest heartbeat of a running job in seconds by queue; `runs`
+    by state; ages of `heartbeats` in seconds by process; holders of `devices` (`job`, `run` or ""); `counters`."""
 
     jobs: dict[tuple[str, str], int]
     oldest_wait: dict[str, float]
@@ -33,7 +33,7 @@ class Workload:
 
 
 def workload(session: Session) -> Workload:
-    """Everything above, from rows."""
+    """Read the current Workload from the database."""
     return Workload(
         jobs=_jobs(session),
         oldest_wait=_oldest_wait(session),
@@ -47,7 +47,7 @@ def workload(session: Session) -> Workload:
 
 
 def heartbeats(session: Session) -> dict[str, list[float]]:
-    """Seconds since each process was heard of, the freshest first, by name."""
+    """Ages of heartbeats in seconds by process name, ascending."""
     by_name: dict[str, list[float]] = {}
     rows = session.scalars(select(Preference).where(Preference.key.startswith("process:")))
     for row in rows:
@@ -57,11 +57,10 @@ def heartbeats(session: Session) -> dict[str, list[float]]:
 
 
 def started_since(session: Session, since: datetime) -> list[tuple[str, str, float]]:
-    """(id, queue, seconds it waited) of jobs started after `since`, or shortly before it, since they were last asked
-    for."""
+    """(id, queue, seconds from queueing to start) of jobs started after `since`, or at most a minute before it."""
     query = select(Job.id, Job.queue, Job.queued_at, Job.started_at).where(Job.started_at > since - LATE)
     rows = session.execute(query)
-    return [(job_id, queue, max(0.0, (begun - asked).total_seconds())) for job_id, queue, asked, begun in rows]
+    return [(job_id, queue, max(0.0, (started - queued).total_seconds())) for job_id, queue, queued, started in rows]
 
 
 def _jobs(session: Session) -> dict[tuple[str, str], int]:
@@ -71,7 +70,7 @@ def _jobs(session: Session) -> dict[tuple[str, str], int]:
 
 
 def _oldest_wait(session: Session) -> dict[str, float]:
-    """Only of jobs that could start now: one that waits for another job waits for no worker."""
+    """Counts only jobs that could start now, not those that wait for another job."""
     query = select(Job.queue, func.min(Job.queued_at)).where(ready(), waiting())
     rows = session.execute(query.group_by(Job.queue))
     return dict.fromkeys(QUEUES, 0.0) | {queue: max(0.0, (now() - at).total_seconds()) for queue, at in rows}
@@ -89,6 +88,6 @@ def _by_queue(session: Session, value) -> dict[str, int]:  # noqa: ANN001 - an a
 
 
 def _devices(session: Session) -> dict[str, str]:
-    """`job` or `run` by device; "" for one that nobody holds now."""
+    """`job` or `run` by device; "" for a free device."""
     rows = session.scalars(select(DeviceLease))
     return {r.device: r.holder.partition(":")[0] if r.until and r.until > now() else "" for r in rows}

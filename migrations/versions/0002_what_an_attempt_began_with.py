@@ -1,4 +1,4 @@
-"""Jobs remember how far they were when an attempt began, so that only attempts without progress are counted."""
+"""Jobs store their progress at the start of an attempt, so that only attempts without progress are counted."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Who asked: names on jobs, keys for the inference server, and logins that can be ended."""
+"""User names on jobs, API keys of the inference server, and logins."""
 
 import sqlalchemy as sa
 from alembic import op

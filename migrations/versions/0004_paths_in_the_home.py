@@ -1,7 +1,7 @@
-"""Paths inside the home are kept relative to it (`home:checkpoints/<id>/attempt-1`), so that a home can be moved.
+"""Paths inside the home are stored relative to it (`home:checkpoints/<id>/attempt-1`), so that a home can be moved.
 
-Which home a row was written in is not asked: a path is known by the row's own id in it, and so are the homes that
-there were (a home that was moved before has left the old name in its rows).
+Paths inside a home are recognised by the row's own id in them, which also yields the earlier locations of a home that
+was moved before.
 """
 
 import re
@@ -23,7 +23,7 @@ PLACES = {"bases": "models", "datasets": "datasets", "checkpoints": "checkpoints
 TEXTS = {"bases": ("path", "location"), "datasets": ("path",), "checkpoints": ("path",)}
 VALUES = {"datasets": ("config",), "checkpoints": ("config",), "jobs": ("request", "result")}
 UPLOAD = r"/uploads/[0-9a-f]{64}/.+"
-"""A file that came through a page: Gradio puts it into a folder named by the hash of what is in it."""
+"""Path of an uploaded file: Gradio names its folder by the hash of the content."""
 Change = Callable[[str], str]
 
 
@@ -43,7 +43,7 @@ def downgrade() -> None:
 
 
 def _homes() -> Iterator[str]:
-    """Every folder that was the home when some row was written."""
+    """Every folder that was the home when a row was written."""
     for name, place in PLACES.items():
         for row_id, path in _rows(name, "path"):
             yield from _before(rf"/{place}/{re.escape(row_id)}(?:/.*)?", path)
@@ -61,7 +61,7 @@ def _homes_in(request: dict[str, Any], checkpoints: set[str]) -> Iterator[str]:
 
 
 def _before(ending: str, path: Any) -> list[str]:
-    """What stands before `ending` (a pattern) in an absolute path; nothing when it ends otherwise."""
+    """The part of an absolute path before `ending` (a pattern); empty if the path does not match."""
     found = re.fullmatch(f"(/.+?){ending}", path) if isinstance(path, str) else None
     return [found[1]] if found else []
 

@@ -1,4 +1,4 @@
-"""A job may be divided into shards: jobs of their own that name it as their parent."""
+"""Jobs can be divided into shards, which are jobs with a parent."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,7 +19,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Shards go: an older version would take them for jobs of their own. What they made stays in its files."""
+    """Deletes shards, because an older version would treat them as ordinary jobs. Their files stay."""
     op.execute("DELETE FROM job_logs WHERE job_id IN (SELECT id FROM jobs WHERE parent_id IS NOT NULL)")
     op.execute("DELETE FROM metrics WHERE job_id IN (SELECT id FROM jobs WHERE parent_id IS NOT NULL)")
     op.execute("DELETE FROM samples WHERE job_id IN (SELECT id FROM jobs WHERE parent_id IS NOT NULL)")

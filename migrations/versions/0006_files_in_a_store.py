@@ -1,4 +1,4 @@
-"""What lies in a store that several machines share."""
+"""Files of rows in a store that several machines share."""
 
 import sqlalchemy as sa
 from alembic import op

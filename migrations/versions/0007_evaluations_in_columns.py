@@ -1,4 +1,4 @@
-"""What lists sort and filter evaluations by stands in columns; one of a server may have no base."""
+"""Columns for sorting and filtering evaluations; an evaluation of a server may have no base."""
 
 import json
 
@@ -30,7 +30,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Those without a base go: an older version has no place for them."""
+    """Deletes evaluations without a base, which an older version cannot store."""
     op.execute("DELETE FROM evaluations WHERE base_id IS NULL")
     with op.batch_alter_table("evaluations") as batch:
         batch.drop_index(op.f("ix_evaluations_matrix_id"))
@@ -40,7 +40,7 @@ def downgrade() -> None:
 
 
 def _fill() -> None:
-    """Columns of the evaluations that are there, from what they were asked and found."""
+    """Fill the columns of existing evaluations from their configs and results."""
     columns = [sa.column(name) for name in ("id", "config", "result", *TEXTS, *NUMBERS)]
     rows, data = sa.table("evaluations", *columns), sa.table("datasets", sa.column("id"), sa.column("name"))
     connection = op.get_bind()
@@ -63,6 +63,6 @@ def _values(config: dict, result: dict, names: dict[str, str]) -> dict[str, obje
 
 
 def _object(value: object) -> dict:
-    """A JSON column as it comes without its type: text, or the object."""
+    """The object of a JSON column, which the untyped query returns as text or object."""
     made = json.loads(value) if isinstance(value, str) else value
     return made if isinstance(made, dict) else {}

@@ -1,4 +1,4 @@
-"""A job keeps what it was estimated at when it was asked for, and from how much work."""
+"""Jobs store their estimated time and units of work."""
 
 import sqlalchemy as sa
 from alembic import op

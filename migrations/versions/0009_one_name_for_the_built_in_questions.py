@@ -1,4 +1,4 @@
-"""Evaluations on the built-in questions have one name for them, however and whenever they were asked for."""
+"""All evaluations on the built-in questions get the same name for them."""
 
 import json
 
@@ -11,9 +11,9 @@ branch_labels = None
 depends_on = None
 
 TITLE, ADDED = "Built-in questions", "built-in-questions"
-"""What they are called, and the data set that the Data page makes of them."""
+"""Their name, and the name of the data set that the Data page creates from them."""
 FILES = (f"builtin:{ADDED}", "/evaluation/questions.jsonl")
-"""What its import read, now and in earlier versions."""
+"""Path that its import read, in this and in earlier versions."""
 
 
 def upgrade() -> None:
@@ -31,16 +31,16 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """An earlier version shows these names too."""
+    """Nothing to undo: an earlier version shows these names too."""
 
 
 def _is_built_in(config: dict) -> bool:
-    """Whether an import with this request read all of them."""
+    """Whether an import with this config read all built-in questions."""
     whole = config.get("original_name") == f"{ADDED}.jsonl" and config.get("limit") is None
     return whole and str(config.get("path")).endswith(FILES)
 
 
 def _object(value: object) -> dict:
-    """A JSON column as it comes without its type: text, or the object."""
+    """The object of a JSON column, which the untyped query returns as text or object."""
     made = json.loads(value) if isinstance(value, str) else value
     return made if isinstance(made, dict) else {}

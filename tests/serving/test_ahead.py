@@ -8,8 +8,8 @@ from pathlib import Path
 LOAD = """
 import json, sys
 import serving.main
-from serving.ahead import import_ahead
-import_ahead()
+from serving.ahead import preload_modules
+preload_modules()
 before = {*sys.modules}
 from models.base import load_base
 load_base(sys.argv[1])

@@ -164,7 +164,7 @@ def test_a_key_is_asked_for_rarely_and_its_use_is_written_once_a_minute(
     secret, known, asked = make_key(small, "busy"), ApiKeys(small.settings), []
     find_live = keys.find_live
     monkeypatch.setattr(keys, "find_live", lambda *given: (asked.append(1), find_live(*given))[1])
-    monkeypatch.setattr(token, "KEPT_SECONDS", 60.0)
+    monkeypatch.setattr(token, "CACHE_SECONDS", 60.0)
     assert len({known.find(secret) for _ in range(50)}) == 1 and known.find("sk-speculoos-no") == ""
     assert len(asked) == 2
 
@@ -182,7 +182,7 @@ def test_a_key_is_asked_for_rarely_and_its_use_is_written_once_a_minute(
 
 
 def test_many_wrong_keys_are_not_all_remembered(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token, "MOST_KNOWN", 5)
+    monkeypatch.setattr(token, "MAX_CACHED", 5)
     known = ApiKeys(small.settings)
     for number in range(20):
         known.find(f"sk-speculoos-{number}")

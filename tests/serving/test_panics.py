@@ -139,7 +139,7 @@ def test_upkeep_goes_on_whatever_it_meets(cracked: Served, monkeypatch: pytest.M
     class Faulty:
         """Everything that upkeep works with."""
 
-        ill, device, pool = "", "cpu", ()
+        failure, device, pool = "", "cpu", ()
 
         def unload_for_job(self) -> None:
             calls.append("unload")

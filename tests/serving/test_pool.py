@@ -193,7 +193,7 @@ def test_clear_lets_everything_go(refs: dict[str, ModelRef]) -> None:
 
 def test_files_that_are_gone_are_said_in_a_sentence(refs: dict[str, ModelRef], tmp_path: Path) -> None:
     warm = pool()
-    with pytest.raises(NotFound, match="bring the model here again"):
+    with pytest.raises(NotFound, match="import the model again"):
         warm.get(replace(refs["cycle"], base_path=str(tmp_path)))
     with pytest.raises(NotFound):
         warm.get(replace(refs["right"], checkpoint_path=str(tmp_path)))

@@ -148,7 +148,7 @@ def test_a_panic_does_not_stop_the_queue_and_is_counted() -> None:
     queue.submit("a", lambda _: done.set())
     assert done.wait(20)
     until(lambda: len(panics) >= 1)
-    assert not queue.ill
+    assert not queue.failure
     queue.close()
 
 
@@ -156,7 +156,7 @@ def test_work_given_to_a_closed_queue_is_dropped(held: Held) -> None:
     held.gate.set()
     held.queue.close()
     held.add("api", "late")
-    assert held.order == ["-late"] and not held.queue.ill
+    assert held.order == ["-late"] and not held.queue.failure
 
 
 def test_work_that_fails_does_not_stop_the_queue(held: Held) -> None:

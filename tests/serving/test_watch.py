@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from serving import watch
-from serving.heartbeat import Heart
+from serving.heartbeat import Heartbeat
 from serving.main import _end_leftovers
 from serving.queueing import DeviceQueue
 from serving.upkeep import Upkeep
-from serving.watch import EXIT_CODE, MemoryWatch
+from serving.watch import EXIT_CODE, DeviceWatch
 from speculoos.errors import BadInput
 from speculoos.settings import CLONE, Settings, load
 from tests.serving.conftest import Served, free_port, register, serve, until
@@ -29,15 +29,15 @@ STUCK = 3
 
 
 def test_a_heart_is_late_after_the_limit_of_what_it_does() -> None:
-    heart = Heart(60)
-    assert not heart.late
-    heart.beat("decoding", 0.05)
-    assert heart.doing == "decoding" and not heart.late
-    until(lambda: bool(heart.late))
-    assert "while decoding" in heart.late
-    with heart.during("loading a base model", 60):
-        assert heart.doing == "loading a base model" and not heart.late
-    assert heart.doing == "decoding" and heart.age < 1
+    heartbeat = Heartbeat(60)
+    assert not heartbeat.overdue
+    heartbeat.beat("decoding", 0.05)
+    assert heartbeat.doing == "decoding" and not heartbeat.overdue
+    until(lambda: bool(heartbeat.overdue))
+    assert "while decoding" in heartbeat.overdue
+    with heartbeat.during("loading a base model", 60):
+        assert heartbeat.doing == "loading a base model" and not heartbeat.overdue
+    assert heartbeat.doing == "decoding" and heartbeat.age < 1
 
 
 def test_a_limit_below_zero_is_refused() -> None:
@@ -48,9 +48,9 @@ def test_a_limit_below_zero_is_refused() -> None:
 def test_an_idle_thread_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serving.queueing.IDLE_BEAT", 0.02)
     queue = DeviceQueue("test", limit=60)
-    first = queue.heart._last.at
-    until(lambda: queue.heart._last.at > first + 0.05)
-    assert queue.heart.doing == "idle" and not queue.ill
+    first = queue.heartbeat._last.at
+    until(lambda: queue.heartbeat._last.at > first + 0.05)
+    assert queue.heartbeat.doing == "idle" and not queue.failure
     queue.close()
 
 
@@ -59,17 +59,17 @@ def test_work_that_is_silent_for_too_long_is_ill_until_it_beats() -> None:
 
     def work(_: object) -> None:
         gate.wait(20)
-        with queue.heart.during("loading a base model", 60):
+        with queue.heartbeat.during("loading a base model", 60):
             beaten.wait(20)
 
     queue.submit("a", work)
-    until(lambda: "no sign of life" in queue.ill)
+    until(lambda: "no sign of life" in queue.failure)
     gate.set()
-    until(lambda: queue.heart.doing == "loading a base model")
-    assert not queue.ill
+    until(lambda: queue.heartbeat.doing == "loading a base model")
+    assert not queue.failure
     beaten.set()
     until(lambda: not queue.busy)
-    assert not queue.ill
+    assert not queue.failure
     queue.close()
 
 
@@ -78,7 +78,7 @@ def test_a_thread_that_died_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceQueue, "_next", lambda self: (_ for _ in ()).throw(SystemExit))
     queue = DeviceQueue("test", limit=60)
     until(lambda: not queue._thread.is_alive())
-    assert queue.ill == "its thread has ended"
+    assert queue.failure == "its thread has ended"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def hanging(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def test_health_and_readiness_say_that_the_device_hangs(hanging: Served) -> None:
     gate = threading.Event()
-    until(lambda: hanging.engine.heart.doing == "idle")
+    until(lambda: hanging.engine.heartbeat.doing == "idle")
     with httpx.Client(base_url=hanging.url, timeout=60) as client:
         assert client.get("/healthz").json()["doing"] == "idle"
         assert client.get("/readyz").status_code == 200
@@ -107,7 +107,7 @@ def test_a_hanging_device_gives_no_heartbeat_as_a_row(home: Settings) -> None:
     """`doctor` and the pages go by it."""
 
     class Stand:
-        ill, device, pool = "It hangs.", "cpu", ()
+        failure, device, pool = "It hangs.", "cpu", ()
 
         def __getattr__(self, name: str) -> Any:
             return lambda: None
@@ -121,7 +121,7 @@ def test_a_hanging_device_gives_no_heartbeat_as_a_row(home: Settings) -> None:
     keys.store_uses = uses.release  # the last thing of each round
     upkeep = Upkeep(home, engine, Stand(), keys)
     assert uses.acquire(timeout=60) and not beats()
-    engine.ill = ""
+    engine.failure = ""
     upkeep._beat()
     assert beats()
     upkeep.close()
@@ -142,7 +142,7 @@ def test_the_watch_ends_what_stays_ill_and_spares_what_recovers(monkeypatch: pyt
     monkeypatch.setattr(watch.faulthandler, "cancel_dump_traceback_later", lambda: None)
     ended: list[str] = []
     ill, began = ["It hangs."], time.monotonic()
-    watching = MemoryWatch(lambda: ill[0] if time.monotonic() - began > 0.1 else "", 60, ended.append)
+    watching = DeviceWatch(lambda: ill[0] if time.monotonic() - began > 0.1 else "", 60, ended.append)
     until(lambda: time.monotonic() - began > 0.2)
     ill[0] = ""
     time.sleep(0.05)
@@ -198,7 +198,7 @@ def test_a_server_whose_device_hangs_ends_itself_and_the_next_one_fails_what_it_
     log = server.process.communicate(timeout=120)[1]
     assert server.process.returncode == EXIT_CODE
     assert "The thread of the device cpu does not work: no sign of life" in log
-    assert "The server ends itself to be started again." in log
+    assert "The server ends so that its supervisor can restart it." in log
     with reading(settings) as db:
         assert runs.get_run(db, run_id).state == "RUNNING"
 
