@@ -106,7 +106,7 @@ def test_the_page_says_what_went_wrong_and_leads_nowhere(home):
 def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
     with reading(home) as rows:
         html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
-    for words in ("Tokens a step gave", "1 token", "by place in the answer", "0 – 15", "from 16", "code (40)", "75%"):
+    for words in ("Tokens per step", "1 token", "by position in the response", "0 – 15", "from 16", "code (40)", "75%"):
         assert words in html
     assert "<img" not in html and "${" not in html
     assert html.count("data-steps=") == 1, "only what is kept can be run again"

@@ -275,7 +275,7 @@ def test_charts_need_no_figure_and_no_font_and_bound_their_text(
 ) -> None:
     if fonts is not None:
         monkeypatch.setattr(intervals, "FONTS", fonts)
-    assert intervals._english("τ 2 × – 名") == "tau 2 x - ?"
+    assert intervals._ascii("τ 2 × – 名") == "tau 2 x - ?"
     assert interval_chart("x", []) == ""
     for bars in ([], [Bar("名" * 90, HOSTILE, 0.0)], [Bar("a", "b", 2.0, 1.0, 3.0)] * 40):
         assert Image.open(io.BytesIO(png("Speed", bars))).width == 1200

@@ -180,4 +180,4 @@ def test_replays_are_marked_where_a_checkpoint_s_evaluations_are_listed(filled):
         replays.keep(rows, "tiny@heads on x", "base", "heads", {}, found)
     with reading(filled) as rows:
         html = evaluations_table(rows, rows.get(Checkpoint, "heads"))
-    assert "replayed: 7 answers" in html and "1.40×" in html and "projected" in html and "<img" not in html
+    assert "replay of 7 responses" in html and "1.40×" in html and "projected" in html and "<img" not in html

@@ -94,8 +94,8 @@ def test_a_tuning_s_job_says_that_the_machine_was_busy_and_what_was_kept(home):
 
 def test_where_plain_decoding_is_faster_the_page_says_so_first(home):
     figures(home, tuning="Plain …", tuned={**TUNED, "plain_is_faster": True, "drafting": {}})
-    assert "Plain decoding would be faster here" in of(home, lambda _, row: tree_view.finding(row))
-    assert "Plain decoding would be faster here" in of(home, checkpoint_rows.head)
+    assert "Plain decoding is faster on this machine" in of(home, lambda _, row: tree_view.finding(row))
+    assert "Plain decoding is faster on this machine" in of(home, checkpoint_rows.head)
 
 
 def test_a_tuning_of_an_earlier_version_is_words_alone(home):
@@ -114,7 +114,7 @@ def test_any_tree_is_reckoned_and_drawn(home):
     wide = of(home, lambda rows, row: tree_view.reckoned(rows, row, "chain 4"))
     assert "2 nodes lie where nothing was measured" in wide
     slow = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 1x1x32"))
-    assert "Plain decoding would be faster here than with this tree" in slow
+    assert "Plain decoding is faster on this machine than with this tree" in slow
 
 
 @pytest.mark.parametrize("text", ["fast", "chain 99", "own", "", "depth 4, top_k 2", "ngram", "[[0.5]]"])
