@@ -123,7 +123,7 @@ def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> st
 def bars(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> tuple[str, list[Bar], str]:
     """(title, bars, unit) of τ where the list is sorted by it, else of the speedup."""
     key = "tau" if view.sort.endswith("tau") else "speedup"
-    words, unit = {"tau": ("Tokens per verification τ", ""), "speedup": ("Speed against plain", " ×")}[key]
+    words, unit = {"tau": ("Mean accepted length τ", ""), "speedup": ("Speedup", " ×")}[key]
     return words, bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows]), unit
 
 

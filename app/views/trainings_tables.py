@@ -49,7 +49,7 @@ def bars(trainings: Sequence[Training]) -> str:
     named = zip(labels(trainings), trainings, strict=True)
     found = [(name, "", rows[each.job.id]) for name, each in named if each.job.id in rows]
     html = interval_chart(f"τ: {way}", bars_of("tau", found))
-    html += interval_chart(f"Speed against plain: {way}", bars_of("speedup", found), " ×")
+    html += interval_chart(f"Speedup: {way}", bars_of("speedup", found), " ×")
     return tag("div", html, class_="sp-charts") if html else ""
 
 

@@ -165,7 +165,7 @@ def test_an_empty_one_says_what_to_do(home: Settings) -> None:
     with db.writing(home) as session:
         session.add(Experiment(id="exp", name="new"))
     shown = "".join(parts(home))
-    assert "No job in it yet" in shown and "Nothing has come of these jobs yet" in shown
+    assert "No jobs yet" in shown and "Nothing has come of these jobs yet" in shown
     with db.reading(home) as session:
         assert "Jobs</th>" in experiment_rows.experiments_table(session)
 

@@ -230,8 +230,8 @@ def test_one_evaluation_stands_beside_what_the_server_gets(filled: Settings) -> 
         html = evaluation_view.view(session, session.get_one(Evaluation, "d"))
         alone = evaluation_view.view(session, session.get_one(Evaluation, "a"))
         assert [row.id for row in board.counterparts(session, session.get_one(Evaluation, "c"))] == ["d", "c"]
-    assert evaluation_view.TRAINED in html and "What your server gets: team" in html
-    assert evaluation_view.GETS not in alone
+    assert "Local engine" in html and "Server team" in html
+    assert "Local engine and servers" not in alone
     depths = alone[alone.index("sp-depths") :]
     assert "80%" in depths and "50%" in depths
     assert "<img" not in html + alone and "speculoos evaluate" in html

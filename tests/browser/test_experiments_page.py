@@ -81,7 +81,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     assert json.loads(caught.value.path().read_text())["experiment"]["name"] == "sizes"
     page.get_by_role("checkbox", name="Choose Train wild", exact=True).check()
     page.get_by_role("button", name="Remove from the experiment").click()
-    page.get_by_role("button", name="The jobs stay; remove them?").click()
+    page.get_by_role("button", name="Remove from the experiment? The jobs are not deleted.").click()
     expect(page.locator("#experiment-bulk-said")).to_contain_text("Removed from the experiment: 1.")
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(2)
     page.locator("#experiment-manage button").first.click()

@@ -246,7 +246,7 @@ def test_the_quickstart_shows_its_steps_after_a_reload_too_and_can_be_stopped(pa
     page.locator("#job-cancel").click()
     job_is(page, "CANCELLED")
     page.goto(bench.url)
-    expect(page.locator('#home-work [data-state="ended"]')).to_contain_text("did not come to its end")
+    expect(page.locator('#home-work [data-state="ended"]')).to_contain_text("did not finish")
     expect(start).to_be_enabled()
 
 
