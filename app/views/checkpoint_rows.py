@@ -34,7 +34,7 @@ def method_words(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-BULK = {"delete": ("Delete", "Delete permanently, with everything that depends on them?")}
+BULK = {"delete": ("Delete", "Delete for good, with everything that depends on them?")}
 
 
 def checkpoints_table(session: Session, which: str = "", place: str = "") -> str:

@@ -77,7 +77,7 @@ def so_far(session: Session, job_id: str) -> str:
     records = {sample.step: sample.record for sample in reports.samples(session, job_id, SHOWN_SO_FAR)}
     if not records:
         return ""
-    columns = ["Prompt", "τ", "Tokens/s", "Plain tokens/s", "× plain"]
+    columns = ["Question", "τ", "Tokens/s", "Plain tokens/s", "× plain"]
     rows = [_so_far(record) for _, record in sorted(records.items(), reverse=True)]
     head = tag("h3", "Results so far") + tag("p", SO_FAR, class_="sp-hint")
     return tag("section", head + table(columns, rows, "Results so far", wide_first=True, named=columns[1:]))
@@ -146,7 +146,7 @@ def details(row: Evaluation) -> str:
     source = result.get("source") if isinstance(result.get("source"), Mapping) else {}
     return facts(
         [
-            ("Prompt set", row.questions),
+            ("Questions", row.questions),
             ("Prompts", result.get("prompts")),
             ("Max tokens per turn", result.get("max_tokens")),
             ("Temperature", f"{row.temperature:g}"),
@@ -161,7 +161,7 @@ def details(row: Evaluation) -> str:
             ("Server", source.get("server")),
             ("Acceptance measured from", BY.get(str(source.get("by")), "") if row.source else ""),
             ("Machine", row.machine if not row.source else ""),
-            ("Skipped prompts", len(result.get("skipped") or result.get("failed") or ()) or ""),
+            ("Skipped", len(result.get("skipped") or result.get("failed") or ()) or ""),
             ("Measured", ago(row.measured_at)),
             ("ID", row.id),
         ]

@@ -144,7 +144,7 @@ def test_a_running_evaluation_shows_each_question_as_it_comes(home):
         job = jobs.create(rows, kind="evaluate", queue="gpu", request=request, name="two")
         rows.add(Evaluation(id="two", name="two", state="pending", base_id="base", job_id=job.id))
         jobs.claim(rows, job.id, "worker", 30)
-        assert "result of each question" in job_panel.no_charts(rows.get_one(Job, job.id))
+        assert "results of finished questions" in job_panel.no_charts(rows.get_one(Job, job.id))
         assert evaluation_view.report_of(rows, job) == ""
         first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **told}
         old, new = (2, {"question": "again", **told}), (2, {"question": "q2", **told})
@@ -170,7 +170,7 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
         page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
         of_job = evaluation_view.report_of(rows, job)
     for html in (page, of_job):
-        for words in ("2.00 – 3.00 (95 %)", "1.70 ×", "by place in the answer", "Drafted, by kind", "Worst prompts"):
+        for words in ("2.00 – 3.00 (95 %)", "1.70 ×", "by position in the response", "Drafted, by kind", "Worst prompts"):
             assert words in html, words
         assert "<img" not in html and "Speedup" not in html
         assert "speculoos replay run --draft tiny@heads --limit 12 -- -said" in html

@@ -261,7 +261,7 @@ def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Setti
 
 def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
     with db.reading(home) as session:
-        assert "No evaluation yet" in leaderboard.leaderboard(
+        assert "No evaluations yet" in leaderboard.leaderboard(
             page(session, LeaderboardView().select()), {}, LeaderboardView()
         )
         narrowed = LeaderboardView(suite="x")

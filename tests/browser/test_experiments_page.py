@@ -43,7 +43,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     page.get_by_role("button", name="Make it").click()
     page.wait_for_url("**/experiments?id=*")
     expect(page.locator("#experiment-head h2")).to_have_text(NAME)
-    expect(page.locator("#experiment-jobs")).to_contain_text("No job in it yet")
+    expect(page.locator("#experiment-jobs")).to_contain_text("No jobs yet")
     address = page.url
     open_page(page, f"{workbench.url}/jobs")
     for name in ("slow", "quick", "wild"):
