@@ -77,8 +77,8 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
 
 
 UNLIKE = (
-    "Some rows were measured on fewer questions than others of the same set. Filter by “Number of questions” to compare "
-    "equal ones."
+    "Some rows were measured on fewer questions than others of the same set. Filter by “Number of questions” before "
+    "comparing them."
 )
 
 

@@ -177,7 +177,7 @@ class ListPage:
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
-                missing = f"This {self.what.word} does not exist: it was deleted, or the URL is wrong."
+                missing = f"This {self.what.word} is gone: it was deleted, or the URL is wrong."
                 problem = ""
                 if row is None:
                     problem = notice(missing, "warn") if row_id else self.what.hint(session, query or {})

@@ -170,7 +170,13 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
         page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
         of_job = evaluation_view.report_of(rows, job)
     for html in (page, of_job):
-        for words in ("2.00 – 3.00 (95 %)", "1.70 ×", "by position in the response", "Drafted, by kind", "Worst prompts"):
+        for words in (
+            "2.00 – 3.00 (95 %)",
+            "1.70 ×",
+            "by position in the response",
+            "Drafted, by kind",
+            "Worst prompts",
+        ):
             assert words in html, words
         assert "<img" not in html and "Speedup" not in html
         assert "speculoos replay run --draft tiny@heads --limit 12 -- -said" in html

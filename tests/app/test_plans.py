@@ -56,7 +56,7 @@ def test_a_plan_shows_its_verdict_its_surface_and_what_standalone_drafts_need(fi
         parts = [value for value in plans.PlanPanel.live_view(None, rows, job) if isinstance(value, str)]
         html = "".join([*parts, plan_view.plans_table(rows)])
     assert "a tree of 8 is fastest" in html and "1.60×" in html and "sp-heat-best" in html
-    assert "cannot pay" in html and "42%" in html and "77 verifications" in html
+    assert "not worthwhile" in html and "42%" in html and "77 verifications" in html
     assert "<img" not in html and "${" not in html
 
 
@@ -84,7 +84,7 @@ def test_another_kind_of_job_is_no_plan(filled):
         rows.get(Job, "plan").kind = "train"
     with reading(filled) as rows:
         job = rows.get(Job, "plan")
-        assert "no plan" in plan_view.head(rows, job)
+        assert "not a plan" in plan_view.head(rows, job)
         assert plan_view.pictures(job) == plan_view.shapes_table(job) == plan_view.standalone_table(job) == ""
         assert "No plan yet" in plan_view.plans_table(rows)
 

@@ -281,7 +281,7 @@ def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Work
     with reading(bench.settings) as session:
         base_id = queries.find_base(session, "tiny").id
     page.goto(f"{bench.url}/models?id={base_id}")
-    page.get_by_role("link", name="Add a published draft").click()
+    page.get_by_role("link", name="Import a published draft").click()
     expect(page.locator("#drafts-base input")).to_have_value(re.compile("tiny"))
     page.locator("#drafts-source").get_by_label("Upload").check()
     files = page.locator("#drafts-files input[type=file]")
