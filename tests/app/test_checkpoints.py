@@ -226,7 +226,7 @@ def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> N
         assert "no checkpoint yet" in targets.why_off(rows, "tiny", "")
     add_checkpoint(home, base_id)
     with reading(home) as rows:
-        assert "no draft is chosen" in targets.why_off(rows, "tiny", "")
+        assert "no draft is selected" in targets.why_off(rows, "tiny", "")
         assert targets.why_off(rows, "tiny", "heads") == ""
         assert "no base model yet" in targets.why_off(rows, "unknown", "")
 
