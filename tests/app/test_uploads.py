@@ -119,7 +119,7 @@ def test_a_box_for_several_files_takes_a_list_of_ones_own(
     config, other = send_file(ours, "config.json", b"{}"), send_file(theirs, "model.safetensors", b"x" * 16)
     before = {*(settings.home / "uploads").iterdir()}
     answer = look_at(ours, pages, [file_data(config)])
-    assert answer.status_code == 200 and "choose the one the draft was made for" in answer.text
+    assert answer.status_code == 200 and "choose the model that the draft was trained for" in answer.text
     assert {*(settings.home / "uploads").iterdir()} == before, "no empty file stays behind"
     for wrong in (
         [file_data(config), file_data(other)],
