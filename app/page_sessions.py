@@ -1,7 +1,7 @@
 """Server state of each open page: only the components that differ from the page as built.
 
-Gradio would copy the config of all components of all pages per open page (33 ms on the event loop, 0.7 MB, never freed).
-Only its routes into a page's state read that, and app/gradio_gate.py blocks them.
+Gradio would copy the config of all components per open page (33 ms on the event loop, 0.7 MB, never freed). Only its
+routes into a page's state read that, and app/gradio_gate.py blocks them.
 """
 
 from collections import ChainMap

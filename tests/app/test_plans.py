@@ -109,13 +109,13 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
     assert plans.plan_request("base", "", "1", "2", "", "192").draft_hidden_size == 192
     for values, word in (
         (("", "", "1", "2", ""), "Base model"),
-        (("base", "", "1,x", "2", ""), "Sequences at once"),
-        (("base", "", "1,65", "2", ""), "Sequences at once"),
-        (("base", "", "9" * 5000, "2", ""), "Sequences at once"),
+        (("base", "", "1,x", "2", ""), "Batch sizes"),
+        (("base", "", "1,65", "2", ""), "Batch sizes"),
+        (("base", "", "9" * 5000, "2", ""), "Batch sizes"),
         (("base", "", "1", "0", ""), "Layers"),
-        (("base", "", "1", "2", "{"), "Figures"),
+        (("base", "", "1", "2", "{"), "Measurements"),
         (("base", "", "1", "2", "", "wide"), "Hidden size of standalone drafts"),
-        (("base", "", "1", "2", "[1]"), "Figures"),
+        (("base", "", "1", "2", "[1]"), "Measurements"),
         (("base", "", "1", "2", "x" * 200_001), "200,000"),
     ):
         with pytest.raises(BadInput, match=word):

@@ -89,7 +89,7 @@ def test_the_page_draws_at_once_and_again_when_something_was_counted(filled: Fil
     page = StoragePage(filled.settings)
     page.surveys = storage.Surveys(filled.settings)
     first = page.draw()
-    assert "Counting" in first[1] or page.surveys.last
+    assert "Measuring" in first[1] or page.surveys.last
     page.surveys.count().join(30)
     drawn = page.poll(first[0])
     assert "Used by the home folder" in drawn[1]
@@ -122,10 +122,10 @@ def test_a_chore_runs_beside_the_page_once_at_a_time_and_says_how_it_went() -> N
 def test_what_would_go_and_what_went(page: StoragePage, filled: Filled) -> None:
     page.look()
     page.chore._thread.join(30)
-    assert "These would go: 1 states" in page.chore.words
+    assert "Would delete: 1 states" in page.chore.words
     page.clean()
     page.chore._thread.join(30)
-    assert "Removed 1 states" in page.chore.words
+    assert "Deleted 1 states" in page.chore.words
     assert "Last removed just now: 1 states" in page.round_html()
     old = storage_view.last_round(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
     assert "Last cleanup 1 h 0 min ago. Nothing removed so far." in old

@@ -40,7 +40,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     open_page(page, f"{workbench.url}/jobs")
     page.get_by_role("navigation", name="Jobs and experiments").get_by_role("link", name="Experiments").click()
     page.locator("#experiments-name input, #experiments-name textarea").fill(NAME)
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     page.wait_for_url("**/experiments?id=*")
     expect(page.locator("#experiment-head h2")).to_have_text(NAME)
     expect(page.locator("#experiment-jobs")).to_contain_text("No jobs yet")
@@ -48,7 +48,7 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     open_page(page, f"{workbench.url}/jobs")
     for name in ("slow", "quick", "wild"):
         page.get_by_role("checkbox", name=f"Choose Train {name}", exact=True).check()
-    field = page.get_by_role("combobox", name="Experiment, known or new")
+    field = page.get_by_role("combobox", name="Experiment (existing or new)")
     field.press_sequentially(NAME[:5])
     with writing(workbench.settings) as session:
         rename(session, session.get_one(Job, three[0]), "Train slow again")
