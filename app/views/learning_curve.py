@@ -84,9 +84,9 @@ def missing(curve: Curve) -> str:
     return notice(words, "info")
 
 
-def verdict(curve: Curve, found: Forecast) -> str:
+def verdict(curve: Curve, prediction: Forecast) -> str:
     """Notices: the forecast for twice the data, and a warning if other settings differ too."""
-    best, (tau, low, high) = max(point.tau for point in curve.points), found.at(2 * found.most)
+    best, (tau, low, high) = max(point.tau for point in curve.points), prediction.at(2 * prediction.most)
     likely = f"Twice the data: τ {tau:.2f} (95 % interval {low:.2f} to {high:.2f})"
     if low > best:
         words, tone = f"{likely}, above the best so far ({best:.2f}).", "good"
@@ -101,38 +101,38 @@ def verdict(curve: Curve, found: Forecast) -> str:
     return notice(words, tone) + (notice(mixed, "warn") if curve.others else "")
 
 
-def basis(found: Forecast) -> str:
+def basis(prediction: Forecast) -> str:
     """The fitted formula and the number of trainings behind it."""
-    if found.saturating:
-        kind = f"τ = a − b·n^(−c), with the limit a ≈ {found.limit:.2f}"
+    if prediction.saturating:
+        kind = f"τ = a − b·n^(−c), with the limit a ≈ {prediction.limit:.2f}"
     else:
-        few = found.count - found.freedom == 2
+        few = prediction.count - prediction.freedom == 2
         why = "fewer than five amounts of data show no limit" if few else "τ does not rise with the data"
         kind = f"τ = a + b·ln n, a curve without a limit, because {why}"
-    rest = f"{found.count} trainings, {found.freedom} more than the curve has parameters"
-    if found.freedom == 1:
-        rest = f"{found.count} trainings, one more than the curve has parameters, so the interval is wide"
+    rest = f"{prediction.count} trainings, {prediction.freedom} more than the curve has parameters"
+    if prediction.freedom == 1:
+        rest = f"{prediction.count} trainings, one more than the curve has parameters, so the interval is wide"
     far = f"n counts the tokens of every pass over the data; the forecast ends at {FARTHEST:g} times the data"
     return f"Fit: {kind}. Based on {rest}. {far}."
 
 
-def _table(curve: Curve, found: Forecast) -> str:
+def _table(curve: Curve, prediction: Forecast) -> str:
     rows = []
     for times in TIMES:
-        tau, low, high = found.at(times * found.most)
+        tau, low, high = prediction.at(times * prediction.most)
         between = safe(f"{low:.2f} – {high:.2f}")
-        rows.append([safe(f"{times:g} × ({times * found.most:,.0f} tokens)"), safe(f"{tau:.2f}"), between])
+        rows.append([safe(f"{times:g} × ({times * prediction.most:,.0f} tokens)"), safe(f"{tau:.2f}"), between])
     columns = ["Data", "τ (forecast)", "95 % interval"]
     return table(columns, rows, f"Forecast for {curve.name}", wide_first=True, named=columns[1:])
 
 
-def _chart(curve: Curve, found: Forecast | None) -> str:
+def _chart(curve: Curve, prediction: Forecast | None) -> str:
     series = {"measured": [(point.tokens, point.tau) for point in curve.points]}
-    if found and curve.points[0].tokens > 0:
-        first, last = curve.points[0].tokens, FARTHEST * found.most
+    if prediction and curve.points[0].tokens > 0:
+        first, last = curve.points[0].tokens, FARTHEST * prediction.most
         amounts = [round(first * (last / first) ** (step / STEPS)) for step in range(STEPS + 1)]
         for at, name in enumerate(("forecast", "95 %, low", "95 %, high")):
-            series[name] = [(n, found.at(n)[at]) for n in amounts]
+            series[name] = [(n, prediction.at(n)[at]) for n in amounts]
     look = ChartStyle(dots=("measured",), order=("measured", "forecast", "95 %, low", "95 %, high"), near=True, up="τ")
     return line_chart(f"τ by tokens seen, {curve.name}", series, across="tokens seen", look=look)
 

@@ -71,19 +71,19 @@ def labels(trainings: Sequence[Training]) -> list[str]:
     return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
 
 
-def said(found: FoundTrainings) -> str:
+def said(result: FoundTrainings) -> str:
     """A notice about jobs of the URL that are not shown, and why; otherwise ""."""
     words = []
-    if found.others:
-        words.append(f"{_quoted(found.others)} {_are(found.others)} no training and cannot be compared.")
-    if found.missing:
-        subject = "One of these jobs is" if found.missing == 1 else f"{found.missing} of these jobs are"
+    if result.others:
+        words.append(f"{_quoted(result.others)} {_are(result.others)} no training and cannot be compared.")
+    if result.missing:
+        subject = "One of these jobs is" if result.missing == 1 else f"{result.missing} of these jobs are"
         words.append(f"{subject} missing: deleted, or the URL is wrong.")
-    if found.surplus:
+    if result.surplus:
         words.append(
-            f"At most {MOST} trainings can be compared; {_quoted(found.surplus)} {_are(found.surplus)} left out."
+            f"At most {MOST} trainings can be compared; {_quoted(result.surplus)} {_are(result.surplus)} left out."
         )
-    if len(found.trainings) == 1:
+    if len(result.trainings) == 1:
         words.append("Only one training is selected. Select two or more on the page Jobs.")
     return notice(" ".join(words), "warn", "/jobs", "Select on Jobs") if words else ""
 

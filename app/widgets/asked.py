@@ -51,31 +51,31 @@ def of_address(query: Mapping[str, str], filters: tuple[str, ...]) -> ListQuery:
     return ListQuery.of([query.get("show"), query.get("find"), query.get("order")], filters)
 
 
-def address(page: str, place: str = "", asked: str = "", first: str = "All") -> str:
+def address(page: str, place: str = "", list_query: str = "", first: str = "All") -> str:
     """URL of the list on `page` that starts at the row `place`; the filter `first` is the default and is left out."""
-    query = asked if isinstance(asked, ListQuery) else ListQuery(asked)
+    query = list_query if isinstance(list_query, ListQuery) else ListQuery(list_query)
     fields = {"show": "" if query in ("", first) else str(query), "find": query.words, "order": query.order}
     encoded = urlencode({key: value for key, value in (fields | {"from": place}).items() if value})
     return f"/{page}?{encoded}" if encoded else f"/{page}"
 
 
-def is_narrowed(asked: str) -> bool:
+def is_narrowed(list_query: str) -> bool:
     """Whether a filter or a search may leave out rows."""
-    return asked not in ("", "All") or bool(getattr(asked, "words", ""))
+    return list_query not in ("", "All") or bool(getattr(list_query, "words", ""))
 
 
-def narrowed(query: Select[Any], asked: str) -> Select[Any]:
-    """`query` restricted to rows whose name or note contains every word of `asked`, in the order of `asked`."""
+def narrowed(query: Select[Any], list_query: str) -> Select[Any]:
+    """`query` restricted to rows whose name or note contains every word of `list_query`, in its order."""
     table = query.column_descriptions[0]["entity"]
-    words, order = getattr(asked, "words", ""), getattr(asked, "order", "")
+    words, order = getattr(list_query, "words", ""), getattr(list_query, "order", "")
     for word in words.split():
         query = query.where(or_(*(text.icontains(word, autoescape=True) for text in (table.name, table.note))))
     return query.order_by(None).order_by(*BY[order](table)) if order else query
 
 
-def nothing(asked: str, word: str, *begin: str) -> str:
+def nothing(list_query: str, word: str, *begin: str) -> str:
     """Text of an empty list; `word` is what the list contains, `begin` (text, link, link text) says how to add one."""
-    if is_narrowed(asked):
+    if is_narrowed(list_query):
         return empty_state("None of these", f"No {word} matches the filter and the search. Change them to see others.")
     return empty_state(f"No {word} yet", *begin)
 

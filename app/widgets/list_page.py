@@ -48,8 +48,8 @@ class Panel(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """A list of rows of `table` on `page`; `word` is the name of one row. `html(session, asked, place)` draws a page
-    of the list for the ListQuery `asked`.
+    """A list of rows of `table` on `page`; `word` is the name of one row. `html(session, list_query, place)` draws a
+    page of the list for a ListQuery.
 
     `signature` returns a text that changes with the list, `row_signature` one that changes with the open row.
     """
@@ -162,18 +162,18 @@ class ListPage:
         """Show the row or the list of the URL."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
         context, place = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
-        asked = of_address(query, self.what.filters)
-        shown = self.open(query.get("id", ""), asked.values, place, query)
-        return [*shown, place, context, asked.values, str(asked), asked.words, asked.order_words]
+        list_query = of_address(query, self.what.filters)
+        shown = self.open(query.get("id", ""), list_query.values, place, query)
+        return [*shown, place, context, list_query.values, str(list_query), list_query.words, list_query.order_words]
 
-    def pick(self, row_id: str, start: str, asked: Any, place: str, query: Mapping[str, str]) -> list[Any]:
+    def pick(self, row_id: str, start: str, list_query: Any, place: str, query: Mapping[str, str]) -> list[Any]:
         """Open the clicked row, keeping `place`, the start of the list, or show the list from `start` on."""
         place = place if row_id else start
-        return [*self.open(row_id, asked, place, query), place]
+        return [*self.open(row_id, list_query, place, query), place]
 
     def open(self, row_id: str, values: Any, place: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
         """Show one row, or the list if `row_id` is empty or unknown. `values` are those of a ListQuery."""
-        asked = self._list_query(values)
+        list_query = self._list_query(values)
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
@@ -181,14 +181,17 @@ class ListPage:
                 problem = ""
                 if row is None:
                     problem = notice(missing, "warn") if row_id else self.what.hint(session, query or {})
-                return [*self._frame(session, row, asked, place, problem), *self.panel.view(session, row, query or {})]
+                return [
+                    *self._frame(session, row, list_query, place, problem),
+                    *self.panel.view(session, row, query or {}),
+                ]
         except SpeculoosError as error:
             unchanged = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
             return ["", "", notice(str(error), "bad"), *unchanged]
 
-    def redraw(self, row_id: str, asked: Any, place: str) -> list[Any]:
+    def redraw(self, row_id: str, list_query: Any, place: str) -> list[Any]:
         """As `open`, for the outputs of the page itself and the live outputs of the panel."""
-        return self.open(row_id, asked, place)[: len(self.frame) + len(self.panel.live)]
+        return self.open(row_id, list_query, place)[: len(self.frame) + len(self.panel.live)]
 
     @saying_errors(gr.skip(), gr.skip(), gr.skip())
     def narrow(self, which: str, find: str, order: str) -> list[Any]:
@@ -202,30 +205,30 @@ class ListPage:
 
     def poll(self, row_id: str, values: Any, place: str, seen: str) -> Any:
         """The parts that changed since `seen`; gr.skip() if none did or the database is not available."""
-        asked = self._list_query(values)
+        list_query = self._list_query(values)
         try:
             with reading(self.settings) as session:
                 now = self.what.now(session, row_id)
                 if now == seen.partition(DRAWN)[0]:
                     return gr.skip()
-                return changed_parts(seen, now, self._parts(session, row_id, asked, place))
+                return changed_parts(seen, now, self._parts(session, row_id, list_query, place))
         except SpeculoosError:
             return gr.skip()
 
-    def _parts(self, session: Session, row_id: str, asked: ListQuery, place: str) -> list[Any]:
+    def _parts(self, session: Session, row_id: str, list_query: ListQuery, place: str) -> list[Any]:
         row = session.get(self.what.table, row_id) if row_id else None
         live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
-        return [gr.skip() if row else self.what.html(session, asked, place), *live]
+        return [gr.skip() if row else self.what.html(session, list_query, place), *live]
 
-    def _frame(self, session: Session, row: Any | None, asked: ListQuery, place: str, problem: str) -> list[Any]:
+    def _frame(self, session: Session, row: Any | None, list_query: ListQuery, place: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
-        listed = gr.skip() if row else self.what.html(session, asked, place)
-        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(asked, place)]
+        listed = gr.skip() if row else self.what.html(session, list_query, place)
+        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(list_query, place)]
 
-    def _back(self, asked: ListQuery, place: str) -> str:
+    def _back(self, list_query: ListQuery, place: str) -> str:
         """Link back to the list with its query and start."""
-        href = address(self.what.page, place, asked, self.what.filters[0])
+        href = address(self.what.page, place, list_query, self.what.filters[0])
         return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=href)
 
 

@@ -76,10 +76,10 @@ def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
     return tag("a", content, **{**own, **attributes})
 
 
-def pager(name: str, page: Page[Any], asked: str = "") -> str:
+def pager(name: str, page: Page[Any], list_query: str = "") -> str:
     """Which rows of page `name` are shown, with links to those before and after; "" if all are shown."""
-    words = BY_PLACE if getattr(asked, "order", "") else ("← Newer", "Older →")
-    return ways(page, words, lambda place: address(name, place, asked))
+    words = BY_PLACE if getattr(list_query, "order", "") else ("← Newer", "Older →")
+    return ways(page, words, lambda place: address(name, place, list_query))
 
 
 def ways(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:
