@@ -1,4 +1,4 @@
-"""Files that a page needs and only the store has: brought by a thread, while the page says that they are coming."""
+"""Downloads files that a page needs from the shared store in threads, while the page shows a notice."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,44 +14,48 @@ from tracking.stored import Files
 
 AT_ONCE = 2
 _pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="arrivals")
-_coming: dict[str, Future[Any]] = {}
+_downloads: dict[str, Future[Any]] = {}
 _lock = threading.Lock()
 
 
 def files_of(settings: Settings) -> Files:
-    """Where the files of rows are on this machine."""
+    """The local files of rows."""
     return Files(settings, installed)
 
 
 def awaited(session: Session, settings: Settings, *rows: Any) -> str:
-    """In one sentence, that files of these rows are on their way, or why they do not come; "" when all are here.
-    Whoever asks again after a failure starts another try."""
+    """A message that files of these rows are being downloaded, or why the download failed; "" if all files are local.
+    Starts missing downloads; the next call after a failure retries."""
     if not settings.store:
         return ""
     files = files_of(settings)
-    away = [(row, kept) for row in rows if not files.here(row, kept := stored.of(session, row.id))]
+    missing = [(row, stored_row) for row in rows if not files.here(row, stored_row := stored.of(session, row.id))]
     with _lock:
         for row in rows:
-            if row.id not in {each.id for each, _ in away}:
-                _coming.pop(row.id, None)
-    said = [_state(files, row, kept) for row, kept in away]
-    return said[0] if said else ""
+            if row.id not in {other.id for other, _ in missing}:
+                _downloads.pop(row.id, None)
+    messages = [_state(files, row, stored_row) for row, stored_row in missing]
+    return messages[0] if messages else ""
 
 
 def signature() -> str:
-    """Changes when files begin to come or have come: pages that wait for some are drawn again then."""
+    """Changes when a download starts or ends, so that waiting pages are redrawn."""
     with _lock:
-        return ",".join(f"{row_id[:8]}{int(future.done())}" for row_id, future in sorted(_coming.items()))
+        return ",".join(f"{row_id[:8]}{int(future.done())}" for row_id, future in sorted(_downloads.items()))
 
 
-def _state(files: Files, row: Any, kept: Any) -> str:
+def _state(files: Files, row: Any, stored_row: Any) -> str:
     with _lock:
-        future = _coming.get(row.id)
+        future = _downloads.get(row.id)
         if future is not None and future.done():
-            del _coming[row.id]
+            del _downloads[row.id]
             if error := future.exception():
-                return str(error) if isinstance(error, SpeculoosError) else f"Its files do not come: {error}."
+                return (
+                    str(error)
+                    if isinstance(error, SpeculoosError)
+                    else f"Its files could not be downloaded from the store: {error}."
+                )
             future = None
         if future is None:
-            _coming[row.id] = _pool.submit(files.bring, row, kept)
-    return f"The files of “{row.name}” are coming from the store; they are shown once they are here."
+            _downloads[row.id] = _pool.submit(files.bring, row, stored_row)
+    return f"The files of “{row.name}” are being downloaded from the store."

@@ -1,7 +1,7 @@
-"""The login in front of every page and route, where a password is set or SPECULOOS_LOGIN asks for a link.
+"""Login in front of all pages and routes, if a password is set or SPECULOOS_LOGIN requires a link.
 
-A login is a row (app/sessions.py), so logging out ends it and a restart does not; a new password ends them all.
-Everything but the login, its style sheet, `/healthz` and `/readyz` needs one.
+A login is a row (app/sessions.py): it survives a restart and ends with a logout; a new password ends all logins.
+All paths except the login, its style sheet, `/healthz` and `/readyz` require one.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from speculoos.settings import Settings
 from tracking.names import check_user
 
 PAUSE = 0.5
-"""Seconds a wrong password costs; wrong ones wait for each other."""
+"""Delay in seconds after a wrong password. Delays run one after another."""
 MOST_WAITING = 20
-"""While so many wrong ones wait, no password is looked at: so there are 1 / PAUSE tries a second in all."""
+"""With this many delays pending no password is checked, which limits attempts to 1 / PAUSE per second in total."""
 FORM_LIMIT = 4096
 OPEN = ("/healthz", "/readyz", "/login", "/logout", "/ui/style.css", "/ui/early.js", "/ui/icon.svg")
 MACHINES = ("/api/", "/gradio_api/", "/metrics")
-"""Paths that scripts ask for: they get 401, not the login page."""
-WRONG_PASSWORD = "That is not the password."
-WRONG_LINK = "This link was used already, or is too old. `speculoos login-link` prints another."
+"""Paths requested by scripts: they get 401, not the login page."""
+WRONG_PASSWORD = "Wrong password."
+WRONG_LINK = "This link was used already or has expired. `speculoos login-link` prints a new one."
 
 
 def check_bind(settings: Settings) -> None:
-    """Raises BadInput when others could reach the pages without a password."""
+    """Raises BadInput if the pages would be reachable from other machines without a password."""
     if not settings.is_loopback and not settings.password:
         raise BadInput(
             f"SPECULOOS_HOST: {settings.host} can be reached from other machines, so a password is needed; "
@@ -43,7 +43,7 @@ def check_bind(settings: Settings) -> None:
 
 
 def add_login(app: FastAPI, settings: Settings) -> None:
-    """Put the login in front of `app`. Does nothing when none is asked for."""
+    """Add the login to `app`, if the settings require one."""
     if not settings.asks_login:
         return
     door = Door(settings)
@@ -60,46 +60,46 @@ def add_login(app: FastAPI, settings: Settings) -> None:
 
     @app.post("/logout")
     async def logout(request: Request) -> Response:
-        answer = RedirectResponse("/login", status_code=303)
+        response = RedirectResponse("/login", status_code=303)
         if value := request.cookies.get(door.sessions.cookie):
             await asyncio.to_thread(door.sessions.end, value)
         for name in (door.sessions.cookie, BROWSER):
-            answer.delete_cookie(name)
-        return answer
+            response.delete_cookie(name)
+        return response
 
     app.state.sessions = door.sessions
     app.add_middleware(LoginRequired, sessions=door.sessions)
 
 
 class Door:
-    """Lets people in: by the password, or by a link that works once."""
+    """Handles login requests: by password, or by a link that works once."""
 
     def __init__(self, settings: Settings):
         self.settings, self.sessions = settings, Sessions(settings)
-        self._one_at_a_time, self._places = asyncio.Lock(), asyncio.Semaphore(MOST_WAITING)
+        self._delay_lock, self._delays = asyncio.Lock(), asyncio.Semaphore(MOST_WAITING)
 
     async def by_link(self, request: Request, token: str) -> Response:
-        """Someone opened the address that was printed; a browser that is in already uses up no link."""
+        """Login with a printed link. A browser that is logged in already does not use up the link."""
         if await self.sessions.find(request.cookies.get(self.sessions.cookie, "")):
             return RedirectResponse(own_path(request.query_params.get("next", "/")), status_code=303)
-        return await self._let_in(request, request.query_params.get("next", "/"), token=token)
+        return await self._log_in(request, request.query_params.get("next", "/"), token=token)
 
-    async def by_form(self, request: Request, given: dict[str, str]) -> Response:
-        """Someone filled in the form: a password or, where there is none, the printed address or its token."""
-        secret = given.get("password", "").strip() if not self.settings.password else given.get("password", "")
+    async def by_form(self, request: Request, fields: dict[str, str]) -> Response:
+        """Login with the form: the password or, if none is set, the printed link or its token."""
+        secret = fields.get("password", "").strip() if not self.settings.password else fields.get("password", "")
         token = "" if self.settings.password else token_in(secret)
-        return await self._let_in(request, given.get("next", "/"), given.get("name", ""), secret, token)
+        return await self._log_in(request, fields.get("next", "/"), fields.get("name", ""), secret, token)
 
-    async def _let_in(
+    async def _log_in(
         self, request: Request, target: str, name: str = "", password: str = "", token: str = ""
     ) -> Response:
         target = own_path(target)
-        if self._places.locked():
-            return self.page(target, "Too many tries at once; try again in a minute.", name, 429)
+        if self._delays.locked():
+            return self.page(target, "Too many attempts; try again in a minute.", name, 429)
         try:
             user = check_user(name)
             if not (self.sessions.is_password(password) or token and login_links.use(self.settings, token)):
-                async with self._places, self._one_at_a_time:
+                async with self._delays, self._delay_lock:
                     await asyncio.sleep(PAUSE)
                 wrong = WRONG_PASSWORD if self.settings.password and not token else WRONG_LINK
                 return self.page(target, wrong, name, 401)
@@ -109,12 +109,13 @@ class Door:
         return with_cookie(RedirectResponse(target, status_code=303), self.sessions.cookie, value, request)
 
     def page(self, target: str, problem: str = "", name: str = "", status: int = 200) -> HTMLResponse:
-        """The form, and what is wrong with what was sent."""
+        """The login form with an error message."""
         return HTMLResponse(login_page(self.settings, target, problem, name), status, {"Cache-Control": "no-store"})
 
 
 class LoginRequired:
-    """ASGI middleware: requests without a login are led to it, or refused with 401. The others carry their Visitor."""
+    """ASGI middleware: redirects requests without a login to the form, or refuses them with 401. Other requests get
+    their Visitor in the scope."""
 
     def __init__(self, app: Any, sessions: Sessions):
         self.app, self.sessions = app, sessions
@@ -150,35 +151,35 @@ class LoginRequired:
 
 
 def token_in(text: str) -> str:
-    """The token of a printed address, or `text` itself."""
+    """The token of a printed link, or `text` itself."""
     return dict(parse_qsl(text.partition("?")[2])).get("token", "") if "token=" in text else text
 
 
 async def read_form(request: Request) -> dict[str, str]:
     """The fields of a small urlencoded form; a larger body counts as empty."""
     body = b""
-    async for piece in request.stream():
-        body += piece
+    async for chunk in request.stream():
+        body += chunk
         if len(body) > FORM_LIMIT:
             return {}
     return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
 
 
 def own_path(target: str) -> str:
-    """`target` when it is an address of ours, else the home page."""
+    """`target` if it is a path of this application, otherwise "/"."""
     ours = target.startswith("/") and not target.startswith("//")
     return target if ours and "\\" not in target and target.isprintable() else "/"
 
 
-def with_cookie(answer: Response, name: str, value: str, request: Request) -> Response:
-    """Set the session cookie: not for scripts, not sent from other sites, over TLS only where the page came so."""
+def with_cookie(response: Response, name: str, value: str, request: Request) -> Response:
+    """Set the session cookie: HttpOnly, SameSite=strict, and Secure if the request came over TLS."""
     secure = is_secure(request)
-    answer.set_cookie(name, value, max_age=SECONDS, httponly=True, samesite="strict", secure=secure, path="/")
-    return answer
+    response.set_cookie(name, value, max_age=SECONDS, httponly=True, samesite="strict", secure=secure, path="/")
+    return response
 
 
 def login_page(settings: Settings, target: str, problem: str = "", name: str = "") -> str:
-    """The form, with nothing on it that needs a script."""
+    """The login form, which works without scripts."""
     folder = Path(__file__).parent / "static"
     template = (folder / "login.html").read_text(encoding="utf-8")
     form = (folder / f"login-{'password' if settings.password else 'link'}.html").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""`GET /api/changes`: has what a page shows changed? One cheap answer for every page, instead of an event of Gradio's.
+"""`GET /api/changes`: signatures of what pages show, a cheap way to poll for changes without Gradio events.
 
-What many pages ask at once is looked up once: answers are kept for half a second, and those under way are shared.
+Results are cached for half a second and shared by concurrent requests.
 """
 
 import asyncio
@@ -34,12 +34,13 @@ SIGNATURES: dict[str, Callable[[Session, str], str]] = {
     trainings.PAGE: trainings.now,
     **{what.page: what.now for what in LISTINGS},
 }
-"""How each page that lives from rows says what it shows; the others have the strip alone."""
+"""Page → function of its signature. Pages without one show the status strip only."""
 KEPT_SECONDS = 0.5
+"""Cache time in seconds."""
 ENDED = 20
-"""Ended jobs named at once."""
+"""Maximum number of finished jobs in a response."""
 IDLE, LISTED, OPEN = 10.0, 2.0, 1.0
-"""The longest pause between two questions in seconds: while nothing runs, of a list, of an open row."""
+"""Maximum poll interval in seconds: while nothing runs, of a list, of an open row."""
 
 
 def routes(settings: Settings) -> APIRouter:
@@ -57,44 +58,44 @@ def routes(settings: Settings) -> APIRouter:
 
 
 class Board:
-    """What was looked up lately. Used from one event loop; the looks themselves run in threads."""
+    """Cache of recent results. Used from one event loop; the queries run in threads."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self._answers: dict[tuple[str, ...], tuple[float, Any]] = {}
-        self._looking: dict[tuple[str, ...], asyncio.Task[Any]] = {}
+        self._results: dict[tuple[str, ...], tuple[float, Any]] = {}
+        self._pending: dict[tuple[str, ...], asyncio.Task[Any]] = {}
 
     async def answer(self, page: str, row_id: str, shown: str) -> dict[str, Any]:
-        """`page`: the signature ("" while the database does not answer); `strip`: its HTML and tag, unless `shown` is
-        the tag; `wait`: the longest pause in seconds until the next question."""
-        html, busy = await self._look(("strip",), self._strip)
-        signature = await self._look(("page", page, row_id), lambda: self._signature(page, row_id)) if page else ""
+        """`page`: the signature ("" while the database is not available); `strip`: its HTML and tag, unless `shown` is
+        the tag; `wait`: maximum seconds until the next request."""
+        html, busy = await self._cached(("strip",), self._strip)
+        signature = await self._cached(("page", page, row_id), lambda: self._signature(page, row_id)) if page else ""
         wait = (OPEN if row_id else LISTED) if busy else IDLE
         tag = f"{zlib.crc32(html.encode()):08x}"
         return {"page": signature, "wait": wait, **({} if tag == shown else {"strip": {"tag": tag, "html": html}})}
 
     async def ended(self) -> list[dict[str, Any]]:
-        """The long jobs that ended by themselves last, newest first; for browsers that show notifications."""
-        return await self._look(("ended",), self._ended)
+        """The last long jobs that succeeded or failed, newest first, for browser notifications."""
+        return await self._cached(("ended",), self._ended)
 
-    async def _look(self, key: tuple[str, ...], look: Callable[[], Any]) -> Any:
-        at, answer = self._answers.get(key, (0.0, None))
+    async def _cached(self, key: tuple[str, ...], query: Callable[[], Any]) -> Any:
+        at, result = self._results.get(key, (0.0, None))
         if at and time.monotonic() - at < KEPT_SECONDS:
-            return answer
-        if key not in self._looking:
-            self._looking[key] = task = asyncio.create_task(asyncio.to_thread(look))
-            task.add_done_callback(lambda done: self._keep(key, done))
-        return await asyncio.shield(self._looking[key])
+            return result
+        if key not in self._pending:
+            self._pending[key] = task = asyncio.create_task(asyncio.to_thread(query))
+            task.add_done_callback(lambda done: self._store(key, done))
+        return await asyncio.shield(self._pending[key])
 
-    def _keep(self, key: tuple[str, ...], done: "asyncio.Task[Any]") -> None:
-        del self._looking[key]
+    def _store(self, key: tuple[str, ...], done: "asyncio.Task[Any]") -> None:
+        del self._pending[key]
         now = time.monotonic()
-        self._answers = {k: entry for k, entry in self._answers.items() if now - entry[0] < KEPT_SECONDS}
+        self._results = {k: entry for k, entry in self._results.items() if now - entry[0] < KEPT_SECONDS}
         if not done.cancelled() and done.exception() is None:
-            self._answers[key] = now, done.result()
+            self._results[key] = now, done.result()
 
     def _strip(self) -> tuple[str, bool]:
-        """The strip, and whether something runs."""
+        """HTML of the strip, and whether a job runs."""
         running = select(Job.id).where(Job.state == JobState.RUNNING).limit(1)
         busy = self._rows(lambda session: session.scalar(running) is not None, False)
         return status_bar.render(self.settings), busy
@@ -106,10 +107,10 @@ class Board:
     def _signature(self, page: str, row_id: str) -> str:
         return self._rows(lambda session: SIGNATURES[page](session, row_id), "")
 
-    def _rows(self, look: Callable[[Session], Any], away: Any) -> Any:
-        """What `look` finds, or `away` while the database does not answer."""
+    def _rows(self, query: Callable[[Session], Any], default: Any) -> Any:
+        """The result of `query`, or `default` while the database is not available."""
         try:
             with reading(self.settings) as session:
-                return look(session)
+                return query(session)
         except SpeculoosError:
-            return away
+            return default

@@ -1,4 +1,4 @@
-"""Conversations over HTTP: the list, one of them with its versions, names, going on with an answer, Markdown."""
+"""HTTP routes of chats: list, one chat with its versions, rename, delete, continue a response, Markdown."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -12,12 +12,12 @@ from tracking import chats, runs
 from tracking.db import reading, writing
 
 SIZE = 30
-"""Chats of the list that are sent at once."""
+"""Number of chats per response."""
 LONGEST_NAME = 120
 
 
 def routes(settings: Settings) -> APIRouter:
-    """The routes under `/api/chats`, and two of a run that is a turn."""
+    """The routes under `/api/chats`, and two routes of a chat's runs."""
     router = APIRouter(prefix="/api")
 
     @router.get("/chats")
@@ -50,20 +50,20 @@ def routes(settings: Settings) -> APIRouter:
 
 
 def list_view(settings: Settings, find: str = "", before: str = "") -> dict[str, Any]:
-    """A part of the list, newest first; `before` is the time of the last one shown, `more` whether others follow."""
+    """A page of the list, newest first. `before` is the time of the last chat shown; `more`: whether others follow."""
     with reading(settings) as session:
-        found = chats.recent(session, find, _time(before), SIZE + 1)
-    return {"chats": [chat.to_json() for chat in found[:SIZE]], "more": len(found) > SIZE}
+        rows = chats.recent(session, find, _time(before), SIZE + 1)
+    return {"chats": [chat.to_json() for chat in rows[:SIZE]], "more": len(rows) > SIZE}
 
 
 def chat_view(settings: Settings, chat_id: str, chosen: str = "") -> dict[str, Any]:
-    """The turns of a chat in order, to the newest one or to the newest below `chosen`. `plain` is the last plain run
-    measured for a turn, if any; `versions` are the turns that stand in its place; `question` is its own, "" where it
-    goes on with an answer."""
+    """The turns of a chat in order, up to the newest one or the newest below `chosen`. `plain` is the last plain run
+    measured for a turn, if any; `versions` are the alternative turns at its position; `continues` is the turn whose
+    response it continues, or ""."""
     with reading(settings) as session:
         all_turns = runs.group_runs(session, chat_id)
-        standing = chats.versions(all_turns)
-        shown = [_turn(session, run, standing[run.id]) for run in chats.path(all_turns, chosen)]
+        versions = chats.versions(all_turns)
+        shown = [_turn(session, run, versions[run.id]) for run in chats.path(all_turns, chosen)]
     return {"id": chat_id, "title": chats.title(all_turns[0]) if all_turns else "", "turns": shown}
 
 
@@ -79,7 +79,7 @@ def _turn(session: Any, run: Any, versions: list[str]) -> dict[str, Any]:
 
 
 def called(settings: Settings, chat_id: str, name: str) -> str:
-    """The name that a chat was given. Raises BadInput, NotFound."""
+    """Rename a chat; returns the stored name. Raises BadInput, NotFound."""
     name = " ".join(name.split())
     if len(name) > LONGEST_NAME:
         raise BadInput(f"The name is longer than {LONGEST_NAME} characters; shorten it.")
@@ -90,11 +90,11 @@ def called(settings: Settings, chat_id: str, name: str) -> str:
 
 
 def whole_answer(settings: Settings, run_id: str) -> str:
-    """What was answered so far, with the parts it goes on from. Raises NotFound."""
+    """The response so far, including the turns it continues. Raises NotFound."""
     with reading(settings) as session:
         run = runs.get_run(session, run_id)
-        way = chats.path(runs.group_runs(session, str(run.group_id)), run_id) if run.group_id else []
-        text = chats.answer(run, way)
+        path = chats.path(runs.group_runs(session, str(run.group_id)), run_id) if run.group_id else []
+        text = chats.answer(run, path)
         if run.state in runs.ENDED:
             return text
         records = runs.steps_after(session, run_id, limit=10**9)
@@ -105,4 +105,4 @@ def _time(text: str) -> datetime | None:
     try:
         return datetime.fromisoformat(text).astimezone(UTC) if text else None
     except (ValueError, OverflowError):
-        raise BadInput(f"{text[:40]!r} is no time; reload the page.") from None
+        raise BadInput(f"{text[:40]!r} is not a time; reload the page.") from None

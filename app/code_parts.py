@@ -1,7 +1,7 @@
-"""Code of answers in parts, each with what it is (a keyword, a comment, …), so that it can be seen in colours.
+"""Splits code in responses into parts with a kind (keyword, comment, …) for syntax highlighting.
 
-The parts together are the code, whatever its lexer makes of it. A language that is not known stays in one part, and so
-does what lies beyond a length or a time: lexers take quadratic time of some texts.
+The parts joined are always the original code. Code of an unknown language, and the rest beyond a length or time limit,
+stay one part: lexers take quadratic time for some texts.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from pygments.lexers import find_lexer_class_by_name
 from pygments.token import Comment, Generic, Keyword, Name, Number, String
 
 LONGEST, SECONDS = 20_000, 0.25
-"""Characters of a block that get colours, and time of a processor that it may take."""
+"""Limits of a highlighted block: characters, and seconds of CPU time."""
 NAMES = """
     bash c c# c++ cpp cs csharp css dart diff docker dockerfile go golang haskell html ini java javascript js json jsx
     julia kotlin lua make makefile matlab perl php powershell py python python3 r rb rs ruby rust scala scss sh shell
     sql swift toml ts tsx typescript xml yaml yml zsh
 """
 LANGUAGES = frozenset(NAMES.split())
-"""What may stand after a fence: of the hundreds that Pygments knows, those whose lexers we try on hostile text."""
+"""Supported languages of code blocks: those Pygments lexers that are tested with hostile text."""
 KINDS = {
     "keyword": (Keyword, Comment.Preproc, Generic.Heading),
     "string": (String, Comment.PreprocFile),
@@ -32,11 +32,11 @@ KINDS = {
     "removed": (Generic.Deleted,),
     "added": (Generic.Inserted,),
 }
-"""What is shown in a colour of its own (`data-kind` in static/chat.css)."""
+"""Kind (`data-kind` in static/chat.css) → token types."""
 
 
 def parts(code: str, language: str) -> list[str | dict[str, Any]]:
-    """Texts and `{"tag": "span", "kind", "children": [text]}`, which together are `code`."""
+    """Texts and `{"tag": "span", "kind", "children": [text]}`; joined they are `code`."""
     if language.lower() not in LANGUAGES:
         return [code]
     lexer = find_lexer_class_by_name(language.lower())(ensurenl=False, stripnl=False)
@@ -45,7 +45,7 @@ def parts(code: str, language: str) -> list[str | dict[str, Any]]:
 
 
 def _lexed(code: str, lexer: Lexer) -> Iterator[tuple[str, str]]:
-    """(what it is, text) of one token after the other."""
+    """(kind, text) of each token."""
     done, until = 0, thread_time() + SECONDS
     for _, kind, text in lexer.get_tokens_unprocessed(code):
         if done > LONGEST or thread_time() > until or not code.startswith(text, done):
@@ -58,7 +58,7 @@ def _lexed(code: str, lexer: Lexer) -> Iterator[tuple[str, str]]:
 
 
 def _kind(kind: Any) -> str:
-    return next((word for word, found in KINDS.items() if any(kind in each for each in found)), "")
+    return next((name for name, types in KINDS.items() if any(kind in token_type for token_type in types)), "")
 
 
 def _part(kind: str, text: str) -> str | dict[str, Any]:

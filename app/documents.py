@@ -1,42 +1,48 @@
-"""The documents of our pages as Gradio writes them, kept: each is the same for everyone who asks at the same address.
+"""Cache of the HTML documents of the pages; a document is the same for all visitors of a URL.
 
-Writing one copies the descriptions of all its components (30 ms on a core), and a document says nothing of who asks:
-GradioGate lets no query and no login through to it, and what rows say comes by events. A cookie is added on top.
+Gradio copies the config of all components to create one (30 ms on a core). It does not depend on the visitor:
+GradioGate passes neither query nor login on, and data of rows comes with events. Cookies are added afterwards.
 """
 
 from collections import OrderedDict
 from typing import Any
 
 MOST = 64
-"""Documents kept: some names of this machine, times the pages."""
+"""Maximum number of cached documents: a few host names times the number of pages."""
 ADDRESS_HEADERS = frozenset({b"host", b"x-forwarded-host", b"x-forwarded-proto"})
-"""What Gradio may derive the addresses in a document from, beside the path. It sees no other header: one that is not in
-the key would let a visitor choose what the next one is shown."""
+"""Headers from which Gradio may derive URLs in a document. No other header is passed on: a header outside the cache key
+would let a visitor change what the next one sees."""
 
 
 class Documents:
-    """Answers a GET of a page from what `app` has answered before."""
+    """Answers GET requests of pages from the cache, or from `app`."""
 
     def __init__(self, app: Any):
         self.app = app
-        self._answers: OrderedDict[tuple[Any, ...], DocumentResponse] = OrderedDict()
+        self._cached: OrderedDict[tuple[Any, ...], DocumentResponse] = OrderedDict()
 
     async def serve(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        key = (scope["method"], scope["path"], scope.get("root_path", ""), scope["scheme"], tuple(_said(scope)))
-        if (answer := self._answers.get(key)) is None:
-            answer = DocumentResponse()
-            await self.app({**scope, "query_string": b"", "headers": _said(scope)}, receive, answer)
-            if answer.status == 200:
-                self._answers[key] = answer
-                while len(self._answers) > MOST:
-                    self._answers.popitem(last=False)
+        key = (
+            scope["method"],
+            scope["path"],
+            scope.get("root_path", ""),
+            scope["scheme"],
+            tuple(_address_headers(scope)),
+        )
+        if (response := self._cached.get(key)) is None:
+            response = DocumentResponse()
+            await self.app({**scope, "query_string": b"", "headers": _address_headers(scope)}, receive, response)
+            if response.status == 200:
+                self._cached[key] = response
+                while len(self._cached) > MOST:
+                    self._cached.popitem(last=False)
         else:
-            self._answers.move_to_end(key)
-        await answer.send(send)
+            self._cached.move_to_end(key)
+        await response.send(send)
 
 
 class DocumentResponse:
-    """A `send` that holds the whole answer, and gives it on."""
+    """A `send` that stores the whole response, to send it later."""
 
     def __init__(self) -> None:
         self.start: dict[str, Any] = {}
@@ -53,10 +59,10 @@ class DocumentResponse:
         return self.start.get("status", 500)
 
     async def send(self, send: Any) -> None:
-        """As if it had just been made."""
+        """Send the stored response."""
         await send({**self.start, "headers": list(self.start["headers"])})
         await send({"type": "http.response.body", "body": self.body})
 
 
-def _said(scope: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+def _address_headers(scope: dict[str, Any]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in scope["headers"] if name.lower() in ADDRESS_HEADERS]

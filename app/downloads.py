@@ -1,6 +1,6 @@
-"""Downloads over our own routes: a checkpoint as one zip, ours or in a server's format, and a data set as one JSONL
-file. A zip is written once, so a download that broke off can be continued; a data set is read from its shards while it
-is sent. Addresses are ids, never paths."""
+"""Download routes: a checkpoint as a zip in the native or a server's format, and a data set as one JSONL file. A zip is
+written once, so an interrupted download can be resumed; a data set is streamed from its shards. URLs contain ids, never
+paths."""
 
 import threading
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tracking.queries import must_be_ready
 from tracking.tables import Base, Checkpoint, Dataset
 
 KEEP_OUT = {"Cache-Control": "private, no-cache"}
-"""Asked for anew each time; a browser may still go on with a part it has."""
+"""Revalidated on every request; a browser can still resume a partial download."""
 
 
 def routes(settings: Settings) -> APIRouter:
@@ -41,13 +41,13 @@ def routes(settings: Settings) -> APIRouter:
         exports, source = exports_folder(settings.home, checkpoint_id), source_of(folder)
         export = stored_exports(exports, source).get(name)
         if export is None and name == OWN:
-            # who asks for the same zip meanwhile gets the one that is being written; others do not wait
+            # concurrent requests for the same zip wait for one writer; others do not wait
             with writing.setdefault(checkpoint_id, threading.Lock()):
                 export = stored_exports(exports, source).get(name) or own_zip(exports, folder, source)
         if export is None and settings.store:
             export = fetch_export(open_store(settings.store), exports, checkpoint_id, source, name)
         if export is None:
-            raise NotFound("This download is not made yet, or was made of an older state; make it on its page.")
+            raise NotFound("This download does not exist yet or is outdated. Create it on the checkpoint's page.")
         filename = filename if name == OWN else f"{filename.removesuffix('.zip')}-{name}.zip"
         return FileResponse(export.path, media_type="application/zip", filename=filename, headers=KEEP_OUT)
 
@@ -62,47 +62,47 @@ def routes(settings: Settings) -> APIRouter:
 
 
 def dataset_files(settings: Settings, dataset_id: str) -> tuple[Path, str]:
-    """The data set's folder, checked to lie in this home, and the name of its file.
+    """The data set's folder, checked to be in the home folder, and the name of its file.
 
-    Raises NotFound for an unknown id or missing files, Conflict for one that is not finished.
+    Raises NotFound for an unknown id or missing files, Conflict for an unfinished data set.
     """
-    with reading(settings) as rows:
-        data = rows.get(Dataset, dataset_id)
+    with reading(settings) as session:
+        data = session.get(Dataset, dataset_id)
         if data is None:
-            raise NotFound("This data set is gone; it was deleted, or the address is wrong.")
+            raise NotFound("This data set is gone: it was deleted, or the URL is wrong.")
         must_be_ready(data)
     folder = Path(files_of(settings).local(data)).resolve()
     if not folder.is_relative_to((settings.home / "datasets").resolve()):
-        raise NotFound(f"The files of “{data.name}” lie outside of this home, so they are not served.")
+        raise NotFound(f"The files of “{data.name}” are outside the home folder and cannot be downloaded.")
     return folder, data_export.file_name(data.name)
 
 
 def own_zip(exports: Path, folder: Path, source: str) -> StoredExport:
-    """Our own format: the checkpoint's folder as it is."""
+    """The native format: the checkpoint's folder unchanged."""
     return store_export(archive.write_zip(folder, exports / f".{OWN}.zip"), exports / f"{OWN}.zip", source, {})
 
 
 def checkpoint_files(settings: Settings, checkpoint_id: str) -> tuple[Path, str]:
-    """The checkpoint's folder, checked to lie in a store of ours, and the zip's file name.
+    """The checkpoint's folder, checked to be in one of `stores`, and the zip's file name.
 
-    Raises NotFound for an unknown id or missing files, Conflict for one that is not finished, Damaged for one whose
-    sums do not hold: what is given away must be what was trained.
+    Raises NotFound for an unknown id or missing files, Conflict for an unfinished checkpoint, Damaged if its checksums
+    do not match.
     """
-    with reading(settings) as rows:
-        checkpoint = rows.get(Checkpoint, checkpoint_id)
+    with reading(settings) as session:
+        checkpoint = session.get(Checkpoint, checkpoint_id)
         if checkpoint is None:
-            raise NotFound("This checkpoint is gone; it was deleted, or the address is wrong.")
-        base = rows.get_one(Base, checkpoint.base_id)
+            raise NotFound("This checkpoint is gone: it was deleted, or the URL is wrong.")
+        base = session.get_one(Base, checkpoint.base_id)
     if checkpoint.state != "ready":
         raise Conflict(f"The checkpoint “{checkpoint.name}” is not finished; wait for its job.")
     folder = Path(files_of(settings).local(checkpoint)).resolve()
     if not any(folder.is_relative_to(root) for root in stores(settings)):
-        raise NotFound(f"The files of “{checkpoint.name}” lie outside of this home, so they are not served.")
+        raise NotFound(f"The files of “{checkpoint.name}” are outside the home folder and cannot be downloaded.")
     archive.check(folder, checkpoint.name, checkpoint.sha256, Sums.of(settings))
     return folder, archive_name(base.name, checkpoint.name)
 
 
 def stores(settings: Settings) -> Iterator[Path]:
-    """Folders that checkpoints may be served from: the home's, and that of the head the installation came with."""
+    """Folders from which checkpoints may be downloaded: in the home folder, and of the installed starter head."""
     yield (settings.home / "checkpoints").resolve()
     yield HEAD

@@ -1,5 +1,4 @@
-"""What the form that adds a published draft asks for: where it is, the files that were uploaded, the request. Pure but
-for the folder that uploads are gathered in."""
+"""Values of the form that imports a published draft: source, uploaded files, request. Only `gather` writes files."""
 
 import os
 import shutil
@@ -19,13 +18,13 @@ from tracking.tables import Base
 from workers.jobs.requests import ImportDraft
 
 SOURCES = {"Hub id": "hub", "Upload": "upload", "Local folder": "folder"}
-LAYOUTS = [("Found by itself", ""), *((title, name) for name, title in TITLES.items())]
+LAYOUTS = [("Detect automatically", ""), *((title, name) for name, title in TITLES.items())]
 
 
 @dataclass(frozen=True)
 class DraftForm:
-    """The form's values: the source as the page calls it, a base's id, what was typed, paths of uploads, a layout, the
-    new checkpoint's name."""
+    """The form's values: source label, base model id, location, paths of uploads, layout, name of the new
+    checkpoint."""
 
     source: str
     base_id: str
@@ -36,7 +35,7 @@ class DraftForm:
 
     @classmethod
     def of(cls, source: Any, base_id: Any, location: Any, uploads: Any, layout: Any, name: Any) -> "DraftForm":
-        """Out of the boxes' values, which may be empty."""
+        """From the fields' values, which may be empty."""
         texts = [value if isinstance(value, str) else "" for value in (base_id, location, layout, name)]
         base_id, location, layout, name = texts
         source = source if isinstance(source, str) and source in SOURCES else next(iter(SOURCES))
@@ -49,16 +48,16 @@ class DraftForm:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing says yet which draft is meant."""
+        """Whether no draft is specified yet."""
         return not (self.uploads if self.kind == "upload" else self.location.strip())
 
 
 def files_of(settings: Settings, form: DraftForm) -> tuple[list[Path], str]:
-    """The draft's files that lie on this server, and what messages call them; none for a hub id. Raises BadInput."""
+    """The draft's files on this machine, and their name in messages; no files for a Hub id. Raises BadInput."""
     if form.kind == "hub":
         return [], ""
     if form.kind == "upload":
-        return draft_files(_still_there(form.uploads)), slug(form.name)
+        return draft_files(_existing(form.uploads)), slug(form.name)
     folder = _folder(settings, form.location)
     try:
         return draft_files([path for path in folder.iterdir() if path.is_file()]), folder.name
@@ -67,34 +66,34 @@ def files_of(settings: Settings, form: DraftForm) -> tuple[list[Path], str]:
 
 
 def first_look(settings: Settings, form: DraftForm, base: Base) -> DraftInspection | None:
-    """What the files are and whether they can be for `base`; None for a hub id, which the job fetches. Raises BadInput
-    or Unsupported."""
+    """Inspect the files and check that they fit `base`; None for a Hub id, which the job downloads. Raises BadInput or
+    Unsupported."""
     files, shown = files_of(settings, form)
     return look(files, wanted(base), form.layout, shown) if files else None
 
 
 def wanted(base: Base) -> ExpectedDraft:
-    """What a base's card says of it."""
+    """What a draft for `base` must match, from the base model's card."""
     card = base.card or {}
     sizes = (card.get("hidden_size") or 0, card.get("vocabulary") or 0)
     return ExpectedDraft(base.name, *sizes, card.get("methods") or {})
 
 
 def request_of(settings: Settings, form: DraftForm) -> ImportDraft:
-    """The job's request; of uploads with the place they would be gathered at. Raises BadInput."""
+    """The job's request; for uploads with the folder that `gather` fills. Raises BadInput."""
     if not form.base_id:
-        raise BadInput("Base model: choose the one the draft was made for.")
+        raise BadInput("Base model: choose the model that the draft was trained for.")
     if form.is_empty:
-        raise BadInput(f"{form.source}: say which draft; the box is empty.")
+        raise BadInput(f"{form.source}: the field is empty; enter the draft to import.")
     if form.layout and form.layout not in TITLES:
-        raise BadInput(f"Format: there is no {form.layout[:40]!r}; reload the page.")
-    places = {"hub": lambda: hub_id(form.location.strip()), "folder": lambda: str(_folder(settings, form.location))}
-    location = places[form.kind]() if form.kind in places else str(_new_place(settings, form.name))
+        raise BadInput(f"Format: {form.layout[:40]!r} is unknown; reload the page.")
+    locations = {"hub": lambda: hub_id(form.location.strip()), "folder": lambda: str(_folder(settings, form.location))}
+    location = locations[form.kind]() if form.kind in locations else str(_new_folder(settings, form.name))
     return ImportDraft(source=form.kind, location=location, base_id=form.base_id, layout=form.layout)
 
 
 def gather(settings: Settings, form: DraftForm, request: ImportDraft) -> None:
-    """Put uploads where the request says, side by side: links to the same files, which their cleaning up leaves."""
+    """Put uploads into the request's folder as hard links, which remain when the uploads are cleaned up."""
     if form.kind != "upload":
         return
     folder = Path(request.location)
@@ -102,23 +101,23 @@ def gather(settings: Settings, form: DraftForm, request: ImportDraft) -> None:
     for path in files_of(settings, form)[0]:
         try:
             os.link(path, folder / path.name)
-        except OSError:  # a disk that knows no links
+        except OSError:  # a file system without hard links
             shutil.copy2(path, folder / path.name)
 
 
 def slug(name: str) -> str:
-    """A folder's name for a draft's."""
+    """A folder name for a draft's name."""
     return plain_name(name)[:80] or "upload"
 
 
-def _still_there(uploads: Sequence[str]) -> list[Path]:
-    """Raises BadInput where one was cleaned up meanwhile."""
-    if gone := next((path for path in map(Path, uploads) if not path.is_file()), None):
-        raise BadInput(f"Upload: {gone.name} is not here any more; choose the files again.")
+def _existing(uploads: Sequence[str]) -> list[Path]:
+    """The paths. Raises BadInput if a file was cleaned up."""
+    if missing := next((path for path in map(Path, uploads) if not path.is_file()), None):
+        raise BadInput(f"Upload: {missing.name} no longer exists; choose the files again.")
     return [Path(path) for path in uploads]
 
 
-def _new_place(settings: Settings, name: str) -> Path:
+def _new_folder(settings: Settings, name: str) -> Path:
     return settings.home / "uploads" / uuid.uuid4().hex / slug(name)
 
 

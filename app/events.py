@@ -1,7 +1,7 @@
-"""Live and past generations over HTTP: step records as server-sent events, comparisons as JSON, stop.
+"""HTTP routes of runs and comparisons: step records as server-sent events, JSON, cancel, delete.
 
-Everything is read from rows, so a reload replays and a restart of this process loses nothing.
-Database reads run in threads; the event loop only waits and writes.
+Everything is read from rows, so a reload replays the run and a restart of this process loses nothing. Database reads
+run in threads.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from tracking import runs
 from tracking.db import reading
 
 LIVE_POLL = 0.05
-"""Seconds between looks at a run that is being generated (20 a second)."""
+"""Poll interval in seconds of a generating run."""
 WAITING_POLL = 0.25
-"""Seconds between looks at a run that has not begun."""
+"""Poll interval in seconds of a run that has not started."""
 KEEP_ALIVE = 15.0
-"""Seconds of silence after which a comment is sent, so that proxies keep the connection."""
+"""Seconds without events after which a comment is sent, so that proxies keep the connection."""
 PAGE = 500
-"""Most records read at once."""
+"""Maximum number of records per query."""
 
 
 def routes(settings: Settings) -> APIRouter:
@@ -76,7 +76,7 @@ def routes(settings: Settings) -> APIRouter:
 
 
 async def answer_error(_request: Request, error: SpeculoosError) -> JSONResponse:
-    """A SpeculoosError as JSON with its sentence (the exception handler of our own routes)."""
+    """Exception handler of the API routes: a SpeculoosError as JSON with its message."""
     status = 404 if isinstance(error, NotFound) else 503 if isinstance(error, Unavailable) else 400
     return JSONResponse({"error": {"message": str(error), "code": error.code}}, status_code=status)
 
@@ -88,7 +88,7 @@ def view(settings: Settings, run_id: str) -> dict[str, Any]:
 
 
 def comparison_view(settings: Settings, group_id: str) -> dict[str, Any]:
-    """The columns of a comparison, each set against the first. Raises NotFound when there is none."""
+    """The columns of a comparison, each relative to the first. Raises NotFound."""
     with reading(settings) as session:
         columns = runs.compare(session, group_id)
     if not columns:
@@ -101,9 +101,9 @@ async def follow(
 ) -> AsyncIterator[str]:
     """The run's records after index `last` as server-sent events, then `end` with the run itself.
 
-    `state` events say when it begins; the ids are step indices, so a reconnecting browser goes on where it was.
-    The stream breaks off when the database cannot be read or the run is gone: the browser then asks again. It ends
-    with the reader's login too, which `allowed` is asked for before every look.
+    `state` events report state changes; event ids are step indices, so a reconnecting browser resumes where it was.
+    The stream breaks off if the database cannot be read or the run was deleted; the browser then reconnects. It also
+    ends with the reader's login, which `allowed` checks before every poll.
     """
     shown, silent = "", 0.0
     while True:
@@ -111,7 +111,7 @@ async def follow(
             if allowed and not await allowed():
                 yield ": logged out\n\n"
                 return
-            run, records = await asyncio.to_thread(_look, settings, run_id, last)
+            run, records = await asyncio.to_thread(_poll, settings, run_id, last)
         except SpeculoosError as error:
             yield f": {' '.join(str(error).split())}\nretry: 2000\n\n"
             return
@@ -134,13 +134,13 @@ async def follow(
 
 
 def event(name: str, data: dict[str, Any], number: int | None = None) -> str:
-    """One server-sent event. JSON holds no raw line break, so a data line is enough."""
+    """One server-sent event. JSON contains no raw line breaks, so one data line is enough."""
     head = f"id: {number}\n" if number is not None else ""
     return f"{head}event: {name}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def _look(settings: Settings, run_id: str, last: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """State first, steps second: what has ended has all its steps stored. The whole run only at its end."""
+def _poll(settings: Settings, run_id: str, last: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Reads the state before the steps, because an ended run has all its steps stored. The whole run only if ended."""
     with reading(settings) as session:
         state = runs.state_of(session, run_id)
         run = runs.run_view(runs.get_run(session, run_id)) if state in runs.ENDED else {"state": state, "ended": False}

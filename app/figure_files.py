@@ -1,5 +1,5 @@
-"""Figures taken away as files: the leaderboard as `/api/evaluations.csv` and `.png`, of the view that their query
-names, and an experiment as `/api/experiments/{id}.json` and `.csv`."""
+"""Export routes: the leaderboard as `/api/evaluations.csv` and `.png` with the view of the query, and an experiment as
+`/api/experiments/{id}.json` and `.csv`."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -15,7 +15,7 @@ from tracking.leaderboard import LeaderboardView
 from tracking.tables import Experiment
 
 MOST = 100_000
-"""Rows of a file."""
+"""Maximum number of rows of a file."""
 CSV = "text/csv; charset=utf-8"
 
 
@@ -57,7 +57,7 @@ def routes(settings: Settings) -> APIRouter:
 
 
 def as_file(content: bytes, kind: str, name: str) -> Response:
-    """Saved by the browser, and asked for anew each time."""
+    """A response that browsers save as a file and do not cache."""
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return Response(content, media_type=kind, headers=headers)
 
@@ -66,11 +66,11 @@ def found(session: Session, experiment_id: str) -> Experiment:
     """The row. Raises NotFound."""
     row = session.get(Experiment, experiment_id[:64])
     if row is None:
-        raise NotFound("This experiment is gone; it was deleted, or the address is wrong.")
+        raise NotFound("This experiment is gone: it was deleted, or the URL is wrong.")
     return row
 
 
 def file_name(row: Experiment) -> str:
-    """Its name in letters, digits and dashes, as a header may hold it."""
+    """The experiment's name reduced to letters, digits and dashes, which are safe in a header."""
     plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in row.name.lower())
     return "-".join(filter(None, plain.split("-"))) or "experiment"

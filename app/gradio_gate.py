@@ -1,7 +1,7 @@
-"""The gate between the network and Gradio: only the routes our pages use, only the payloads they send.
+"""Allow-list in front of Gradio: only the routes that the pages use, only the payloads that they send.
 
-Gradio serves far more than our pages need (files, a proxy, streams, calls by name, an editor). What is not named here
-is not there; a new version's new routes are shut until someone opens them. Runs inside Gradio's own application.
+Gradio serves far more than the pages need (files, a proxy, streams, calls by name, an editor). Everything not listed
+below gets 404, including new routes of new Gradio versions. Runs inside Gradio's own application.
 """
 
 import json
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 API = "/gradio_api"
 EVENT, UPLOAD, FILE = f"{API}/run/predict", f"{API}/upload", f"{API}/file="
 READ = frozenset({f"{API}/upload_progress", f"{API}/app_id", "/theme.css", "/favicon.ico", "/robots.txt"})
-"""Addresses that may be read as they are; `app_id` is what a page asks for while its server is away."""
+"""Paths that are passed on unchanged; a page polls `app_id` while its server is down."""
 BUNDLED = ("/assets/", "/static/")
 """Gradio's own scripts and fonts."""
 LONGEST = 200
-"""Bytes of the path of one of them; of a longer one the disk itself says that it is too long, which is no answer."""
-UNANSWERABLE = "What was sent cannot be read or answered; reload the page."
+"""Maximum length of such a path in bytes; a longer one would make the file system raise an error."""
+UNANSWERABLE = "The request cannot be read or answered. Reload the page."
 EVENT_BYTES = 8 * 2**20
 YEAR = 365 * 24 * 3600
 
 
 class GradioGate:
-    """ASGI middleware around Gradio. `pages` are the paths of our pages, `uploads` knows whose a file is."""
+    """ASGI middleware around Gradio. `pages` are the paths of the pages, `uploads` knows the owner of each file."""
 
     def __init__(self, app: Any, blocks: gr.Blocks, uploads: Uploads, pages: Collection[str]):
         self.app, self.blocks, self.uploads, self.pages = app, blocks, uploads, frozenset(pages)
@@ -62,16 +62,16 @@ class GradioGate:
         elif posts and path == UPLOAD:
             await self._upload(scope, receive, send)
         elif reads and path in self.pages:
-            await self.documents.serve(scope, receive, _Known(scope, send))
+            await self.documents.serve(scope, receive, _WithBrowserCookie(scope, send))
         elif reads and (path in READ or path.startswith(BUNDLED) and len(path.encode()) <= LONGEST):
             await self.app(scope, receive, send)
         elif reads and path.startswith(FILE) and self.uploads.is_own(session_of(scope), path.removeprefix(FILE)):
-            await self.app(scope, receive, _harmless(send))
+            await self.app(scope, receive, _as_attachment(send))
         else:
-            await PlainTextResponse("There is nothing at this address.\n", status_code=404)(scope, receive, send)
+            await PlainTextResponse("Not found.\n", status_code=404)(scope, receive, send)
 
     async def _event(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Look at the whole body, then hand Gradio what was looked at."""
+        """Check the whole body, then pass the checked body to Gradio."""
         try:
             body = await _body(receive)
             session = session_of(scope)
@@ -82,23 +82,23 @@ class GradioGate:
         replaced = (b"content-type", b"content-length", b"content-encoding", b"transfer-encoding")
         headers = [(k, v) for k, v in scope["headers"] if k.lower() not in replaced]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        found: list[str] = []
-        refused.set(found)
-        answer = _AsRefused(found, send)
-        await self._gradio({**scope, "headers": headers}, _ReplayedBody(body, receive), answer)
+        refusals: list[str] = []
+        refused.set(refusals)
+        checked_send = _RefusalStatus(refusals, send)
+        await self._gradio({**scope, "headers": headers}, _StoredBody(body, receive), checked_send)
 
     async def _upload(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """What Gradio kept belongs to this session from now on."""
-        known = _Known(scope, send)
-        answer = DocumentResponse()
-        await self._gradio(scope, receive, answer)
-        if answer.status == 200:
-            for path in json.loads(answer.body):
-                self.uploads.claim(known.session, path)
-        await answer.send(known)
+        """Pass the upload to Gradio and record this session as the owner of the stored files."""
+        with_cookie = _WithBrowserCookie(scope, send)
+        response = DocumentResponse()
+        await self._gradio(scope, receive, response)
+        if response.status == 200:
+            for path in json.loads(response.body):
+                self.uploads.claim(with_cookie.session, path)
+        await response.send(with_cookie)
 
     async def _gradio(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Gradio raises for some forms (a file without a name) and some answers (half a character)."""
+        """Gradio raises for some forms (a file without a name) and some results (a lone surrogate)."""
         try:
             await self.app(scope, receive, send)
         except (TypeError, ValueError) as error:
@@ -109,8 +109,8 @@ class GradioGate:
             await _refusal(BadInput(UNANSWERABLE))(scope, receive, send)
 
 
-class _Known:
-    """`send` that gives a browser without a login or a cookie one, by which it is known again."""
+class _WithBrowserCookie:
+    """`send` that sets a cookie to identify a browser that has neither login nor cookie."""
 
     def __init__(self, scope: dict[str, Any], send: Any):
         self._scope, self._send = scope, send
@@ -125,14 +125,14 @@ class _Known:
         await self._send(message)
 
     def _cookie(self) -> tuple[bytes, bytes]:
-        answer = Response()
+        response = Response()
         secure = is_secure(Request(self._scope))
-        answer.set_cookie(BROWSER, self._new, max_age=YEAR, httponly=True, samesite="strict", secure=secure, path="/")
-        return b"set-cookie", answer.headers["set-cookie"].encode("latin-1")
+        response.set_cookie(BROWSER, self._new, max_age=YEAR, httponly=True, samesite="strict", secure=secure, path="/")
+        return b"set-cookie", response.headers["set-cookie"].encode("latin-1")
 
 
-class _ReplayedBody:
-    """A `receive` that gives `body` once, then what the network says (a browser that left)."""
+class _StoredBody:
+    """A `receive` that returns `body` once, then the messages of the network, such as a disconnect."""
 
     def __init__(self, body: bytes, receive: Any):
         self._body: bytes | None = body
@@ -145,8 +145,8 @@ class _ReplayedBody:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-class _AsRefused:
-    """`send` that turns Gradio's 500 into 400 when a value of the event was refused."""
+class _RefusalStatus:
+    """`send` that changes Gradio's status 500 to 400 if a value of the event was refused."""
 
     def __init__(self, refusals: list[str], send: Any):
         self._refusals, self._send = refusals, send
@@ -158,17 +158,17 @@ class _AsRefused:
 
 
 def is_secure(request: Request) -> bool:
-    """Whether the browser came over TLS, also through a proxy that says so."""
+    """Whether the request came over TLS, directly or through a proxy that sets X-Forwarded-Proto."""
     return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
 
 
 async def _body(receive: Any) -> bytes:
-    """The whole body. Raises BadInput when it is too long for an event, or the browser left."""
+    """The whole body. Raises BadInput if it is too long for an event or the browser disconnected."""
     body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] != "http.request":
-            raise BadInput("The browser left before it had sent the event.")
+            raise BadInput("The browser disconnected before it had sent the event.")
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > EVENT_BYTES:
@@ -177,12 +177,12 @@ async def _body(receive: Any) -> bytes:
 
 
 def _refusal(error: BadInput) -> Response:
-    """As Gradio words an error, so that the page shows the sentence."""
+    """A response in the format of Gradio's errors, so that the page shows the message."""
     return Response(json.dumps({"error": str(error)}), status_code=400, media_type="application/json")
 
 
-def _harmless(send: Any) -> Any:
-    """A file of a user is saved by the browser, never shown as a page of ours."""
+def _as_attachment(send: Any) -> Any:
+    """`send` that makes browsers save a user's file instead of displaying it as a page."""
 
     async def add(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -1,6 +1,6 @@
-"""Puts our style sheet and scripts into the head of each page as it leaves, before the browser draws anything.
+"""Inserts the style sheets and scripts into the head of each page's HTML, before the browser renders anything.
 
-Gradio adds its `head` argument from a script after the page has come up, which would flash the wrong theme.
+Gradio adds its `head` argument from a script after the page is displayed, which would flash the wrong theme.
 """
 
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from app.documents import DocumentResponse
 
 
 class PageHead:
-    """ASGI middleware: inserts `tags` before `</head>` in HTML answers to GET requests for `paths`."""
+    """ASGI middleware: inserts `tags` before `</head>` in HTML responses to GET requests for `paths`."""
 
     def __init__(self, app: Any, tags: str, paths: Collection[str]):
         self.app, self.tags, self.paths = app, tags.encode(), frozenset(paths)
@@ -21,9 +21,9 @@ class PageHead:
             await self.app(scope, receive, send)
             return
         plain = [(k, v) for k, v in scope["headers"] if k.lower() != b"accept-encoding"]
-        answer = DocumentResponse()
-        await self.app({**scope, "headers": plain}, receive, answer)
-        answer.body = answer.body.replace(b"</head>", self.tags + b"</head>", 1)
-        headers = [(k, v) for k, v in answer.start["headers"] if k.lower() not in (b"content-length", b"etag")]
-        answer.start["headers"] = [*headers, (b"content-length", str(len(answer.body)).encode())]
-        await answer.send(send)
+        response = DocumentResponse()
+        await self.app({**scope, "headers": plain}, receive, response)
+        response.body = response.body.replace(b"</head>", self.tags + b"</head>", 1)
+        headers = [(k, v) for k, v in response.start["headers"] if k.lower() not in (b"content-length", b"etag")]
+        response.start["headers"] = [*headers, (b"content-length", str(len(response.body)).encode())]
+        await response.send(send)

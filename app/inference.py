@@ -1,4 +1,4 @@
-"""The inference server as the pages see it: a generic post through the `openai` client, errors in one sentence."""
+"""Client of the inference server: posts through the `openai` client; errors become one sentence."""
 
 from functools import lru_cache
 from typing import Any
@@ -14,25 +14,25 @@ DOWN = "The inference server does not answer at {url}; start it with `speculoos 
 
 
 def start(settings: Settings, run_id: str) -> None:
-    """Ask the inference server to generate run `run_id`; on failure the run ends FAILED with the sentence raised.
+    """Request generation of run `run_id`. On failure the run ends FAILED with the raised message.
 
-    Raises Unavailable when the server is down or busy, BadInput when it refuses the request.
+    Raises Unavailable if the server is down or busy, BadInput if it refuses the request.
     """
     try:
         _post(settings, f"/runs/{run_id}")
     except (Unavailable, BadInput) as error:
-        with writing(settings) as opened:
-            runs.fail_run(opened, run_id, str(error))
+        with writing(settings) as session:
+            runs.fail_run(session, run_id, str(error))
         raise
 
 
 def cancel(settings: Settings, run_id: str) -> None:
-    """Stop run `run_id`. When nobody generates it (the server is down), its row is ended here."""
+    """Stop run `run_id`. If the server is down, only the row is ended."""
     try:
         _post(settings, f"/runs/{run_id}/cancel")
     except Unavailable:
-        with writing(settings) as opened:
-            runs.cancel_run(opened, run_id)
+        with writing(settings) as session:
+            runs.cancel_run(session, run_id)
 
 
 def _post(settings: Settings, path: str) -> Any:
@@ -46,13 +46,15 @@ def _post(settings: Settings, path: str) -> Any:
 
 def _refusal(error: openai.APIStatusError) -> Unavailable | BadInput:
     body = error.body if isinstance(error.body, dict) else {}
-    message = body.get("message") or f"The inference server answered {error.status_code}."
+    message = body.get("message") or f"The inference server returned status {error.status_code}."
     kind = Unavailable if error.status_code in (401, 403, 429) or error.status_code >= 500 else BadInput
     return kind(str(message))
 
 
 @lru_cache(maxsize=4)
 def _client(url: str, token: str) -> openai.OpenAI:
-    """Straight to the server: a proxy for the internet (HTTP_PROXY) would not find it, and would be told the token."""
-    straight = openai.DefaultHttpxClient(trust_env=False)
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=token or "none", max_retries=0, timeout=30, http_client=straight)
+    """A client that ignores HTTP_PROXY: a proxy could not reach the server, and would receive the token."""
+    http_client = openai.DefaultHttpxClient(trust_env=False)
+    return openai.OpenAI(
+        base_url=f"{url}/v1", api_key=token or "none", max_retries=0, timeout=30, http_client=http_client
+    )

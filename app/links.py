@@ -1,4 +1,4 @@
-"""Addresses of the pages, and how a click on a button leads to one. Every address is our own."""
+"""URLs of the pages, and events that open one. All URLs are local."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +14,8 @@ GO = "(to) => { if (to && to.startsWith('/') && !to.startsWith('//')) location.h
 
 
 def leads(event: Callable[..., Any], act: Callable[..., Any], inputs: Any, said: gr.HTML, target: gr.Textbox) -> None:
-    """When `event` happens, call `act(*inputs)`: (what went wrong, for `said`; an address, for the hidden `target`).
-    Then open that address, if there is one."""
+    """On `event`, call `act(*inputs)`, which returns (error message for `said`, URL for the hidden `target`), then open
+    the URL unless it is ""."""
     event(act, inputs, [said, target], **QUIET).then(None, target, None, js=GO, api_visibility="private")
 
 
@@ -25,11 +25,11 @@ def model_link(page: str, base: str, checkpoint: str = "") -> str:
 
 
 def clone_form(job: Job) -> str:
-    """The form filled in as it was for `job`; "" for kinds that have none worth changing, or none that says it all."""
+    """URL of the form with the values of `job`; "" for kinds without a form and requests that it cannot represent."""
     if job.kind == "train":
         return f"/train?clone={job.id}"
     if job.kind == "import_draft":
-        uploaded = job.request.get("source") == "upload"  # and gone
+        uploaded = job.request.get("source") == "upload"  # the uploaded files no longer exist
         return f"/checkpoints?base={job.request.get('base_id', '')}" if uploaded else f"/checkpoints?clone={job.id}"
     if job.kind == "generate_data":
         return f"/data?id={job.request.get('source_id', '')}&clone={job.id}"

@@ -1,4 +1,4 @@
-"""The web server: pages, their own routes, the guard in front. `python -m app.main` starts it; torch stays out."""
+"""The web server: pages, API routes and middleware. `python -m app.main` starts it; it does not import torch."""
 
 import hmac
 import os
@@ -36,15 +36,15 @@ from tracking.db import writing
 from tracking.processes import beating
 
 KEEP_ALIVE_SECONDS = 75
-"""Longer than clients and proxies keep an idle connection, so that none sends into one that is just being closed."""
+"""Longer than clients and proxies keep idle connections, so that none sends into a connection that is being closed."""
 UNUSED_QUEUE_SECONDS = 1.0
-"""How often Gradio looks into its queue, which no event of ours uses and app/gradio_gate.py shuts. It would look 1,100
-times a second, which takes 4 % of a core for as long as the process lives."""
+"""Poll interval of Gradio's queue, which no event uses and app/gradio_gate.py blocks. Gradio's default is 1,100 polls
+per second, 4 % of a core."""
 PAGES = {path: f"app.pages.{path.strip('/') or 'home'}" for _, path in (*shell.NAV, *shell.BESIDE)}
 
 
 def make_app(settings: Settings) -> FastAPI:
-    """The whole web application for one home."""
+    """The web application for one home folder."""
     app = FastAPI(title="Speculoos", docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/ui", Static(directory=STATIC), name="ui")
 
@@ -55,11 +55,11 @@ def make_app(settings: Settings) -> FastAPI:
     for part in (events, chats, downloads, changes, figure_files):
         app.include_router(part.routes(settings))
     app.add_exception_handler(SpeculoosError, events.answer_error)
-    measured = metrics.add_routes(app, settings, surveys_of(settings))
+    web_metrics = metrics.add_routes(app, settings, surveys_of(settings))
     auth.add_login(app, settings)
-    mount_pages(app, settings)  # after every route of ours: Gradio takes all that is left, a /login of its own too
+    mount_pages(app, settings)  # after all other routes: Gradio handles every remaining path, including its own /login
     if settings.metrics_token:
-        app.add_middleware(metrics.Scraper, metrics=measured, token=settings.metrics_token)
+        app.add_middleware(metrics.Scraper, metrics=web_metrics, token=settings.metrics_token)
     app.add_middleware(PageHead, tags=head(), paths=PAGES)
     app.add_middleware(
         Guard,
@@ -68,20 +68,20 @@ def make_app(settings: Settings) -> FastAPI:
         max_body_bytes=(settings.max_upload_mb + 1) * 2**20,
         policy=PAGES_POLICY,
     )
-    app.add_middleware(metrics.RequestTimes, metrics=measured, routes=metrics.route_names(app, PAGES))
+    app.add_middleware(metrics.RequestTimes, metrics=web_metrics, routes=metrics.route_names(app, PAGES))
     return app
 
 
 def mount_pages(app: FastAPI, settings: Settings) -> None:
-    """Mount the Gradio pages at `/`, with everything off that would show, keep or serve more than the pages do."""
+    """Mount the Gradio pages at `/`, with all features disabled that the pages do not use."""
     folder = settings.home / "uploads"
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     pages = make_pages(settings)
-    # A mounted app is never "launched", and Gradio then checks no path and shows any drawing it is named as its own.
+    # A mounted app is never "launched"; Gradio would then skip its checks of paths.
     pages.has_launched = pages.is_running = True
     uploads = Uploads(folder, hmac.digest(session_key(settings), b"uploads", "sha256"))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="SSR mode")  # said even when it is off
+        warnings.filterwarnings("ignore", message="SSR mode")  # emitted even if SSR is off
         gr.mount_gradio_app(
             app,
             pages,
@@ -103,7 +103,7 @@ def mount_pages(app: FastAPI, settings: Settings) -> None:
 
 
 def make_pages(settings: Settings) -> gr.Blocks:
-    """One Blocks with a route a page. Each page module's `build(settings)` wires its own components."""
+    """One Blocks with a route per page. Each page module's `build(settings)` creates its components and events."""
     with gr.Blocks(title="Speculoos", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
         build_page("/", settings)
     for label, path in (*shell.NAV[1:], *shell.BESIDE):
@@ -113,23 +113,23 @@ def make_pages(settings: Settings) -> gr.Blocks:
 
 
 def build_page(path: str, settings: Settings) -> None:
-    """The frame and the content of the page at `path`, inside the current Blocks."""
+    """The header and the content of the page at `path`, inside the current Blocks."""
     shell.frame(path, settings)
     before = loads()
     with gr.Column(elem_classes=["sp-page"], elem_id=shell.page_id(path)) as page:
         import_module(PAGES[path]).build(settings)
     if loads() > before:
-        page.elem_classes.append("sp-curtain")  # the style sheet holds it back until its rows are there
+        page.elem_classes.append("sp-curtain")  # hidden by the style sheet until its rows are loaded
 
 
 def register_starter(settings: Settings) -> None:
-    """Put the installed starter model into the list, so that a first visitor finds it; no starter is no error."""
+    """Add the installed starter model to the list of models, if there is one."""
     with suppress(SpeculoosError), writing(settings) as session:
         ensure_starter(session, settings)
 
 
 def main() -> int:
-    """Serve the pages where the settings say. One sentence on standard error when they cannot be served there."""
+    """Serve the pages at the configured address. Prints one sentence to standard error if that is not allowed."""
     keep_private()
     try:
         settings = load()

@@ -1,7 +1,7 @@
-"""`/metrics` in Prometheus' form and `/readyz`, for whoever watches the workbench with tools of their own.
+"""`/metrics` in the Prometheus format and `/readyz`, for monitoring.
 
-Figures of jobs come from rows, read at most once in some seconds however often someone asks; those of requests are
-counted here, in the web process. No label holds an id, a name or a path that people choose.
+Metrics of jobs come from rows, which are read at most once every few seconds; metrics of requests are counted in the
+web process. Labels never contain ids, names or paths chosen by users.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from tracking import workload
 from tracking.db import reading
 
 FRESH_SECONDS = 5.0
-"""How long what was read from rows is shown again."""
+"""Cache time of metrics from rows."""
 SURVEY_SECONDS = 600.0
-"""The same for what needs a walk through all files."""
+"""Cache time of metrics that need the sizes of all files."""
 READY = ("database", "broker", "worker-gpu", "worker-io")
-"""What must answer before work can be done."""
+"""Parts that must respond before jobs can run."""
 REASONS = {
-    "database": "the database does not answer, or is not of this version",
-    "broker": "the broker does not answer",
+    "database": "the database does not respond, or has another schema version",
+    "broker": "the broker does not respond",
     "worker-gpu": "no worker of the queue gpu is alive",
     "worker-io": "no worker of the queue io is alive",
 }
-"""Said without a login, so without addresses."""
+"""Public without a login, so without host names."""
 WAITS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 GRADIO = "/gradio_api"
@@ -52,32 +52,32 @@ GRADIO_ROUTES = ("queue/join", "queue/data", "run", "upload_progress", "upload",
 
 
 class WebMetrics:
-    """Everything `/metrics` shows of one home."""
+    """All metrics of one home folder."""
 
     def __init__(self, settings: Settings, surveys: Surveys):
         self.registry = CollectorRegistry()
         self.seconds = Histogram(
             "speculoos_http_request_seconds",
-            "Seconds until the pages' server began to answer, by route and status.",
+            "Seconds until the web server started to respond, by route and status.",
             ["method", "route", "status"],
             buckets=LATENCIES,
             registry=self.registry,
         )
         self.streams = Gauge(
-            "speculoos_event_streams", "Event streams that are open now, by route.", ["route"], registry=self.registry
+            "speculoos_event_streams", "Open event streams, by route.", ["route"], registry=self.registry
         )
         self.registry.register(MetricRows(settings, surveys))
-        for own in (ProcessCollector, PlatformCollector, GCCollector):
-            own(registry=self.registry)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
 
     def answer(self, accept: str) -> Response:
-        """All of it, in the form the asker understands."""
+        """The metrics in a format of the `accept` header."""
         encoder, kind = choose_encoder(accept)
         return Response(encoder(self.registry), headers={"Content-Type": kind, "Cache-Control": "no-store"})
 
 
 class MetricRows:
-    """A collector of figures from the database and the disk. Keeps the last ones for a few seconds."""
+    """A collector of metrics from the database and the disk, cached for a few seconds."""
 
     def __init__(self, settings: Settings, surveys: Surveys, fresh: float = FRESH_SECONDS):
         self.settings, self.surveys, self.fresh = settings, surveys, fresh
@@ -86,7 +86,7 @@ class MetricRows:
         self._waits = Waits()
 
     def collect(self) -> list[Metric]:
-        """The metrics, from rows at most `fresh` seconds old; one caller reads, the others wait for it."""
+        """The metrics, at most `fresh` seconds old; one caller reads the rows, the others wait for it."""
         with self._lock:
             if time.monotonic() > self._until:
                 self._last = list(self._collect())
@@ -94,7 +94,7 @@ class MetricRows:
             return self._last
 
     def _collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("speculoos_database_up", "1 when the database answers.")
+        up = GaugeMetricFamily("speculoos_database_up", "1 if the database responds.")
         try:
             with reading(self.settings) as session:
                 load, size = workload.workload(session), database_bytes(session)
@@ -110,51 +110,53 @@ class MetricRows:
         yield from self._disk()
 
     def _rows(self, load: workload.Workload) -> Iterator[Metric]:
-        yield gauge("speculoos_jobs", "Jobs that are listed.", ["queue", "state"], load.jobs)
+        yield gauge("speculoos_jobs", "Listed jobs.", ["queue", "state"], load.jobs)
         yield gauge(
             "speculoos_job_oldest_wait_seconds",
-            "How long the job that waits longest could have begun already.",
+            "Longest time a job has been ready to start.",
             ["queue"],
             by_one(load.oldest_wait),
         )
         yield gauge(
             "speculoos_job_heartbeat_age_seconds",
-            "Silence of the running job that was silent longest.",
+            "Age of the oldest heartbeat of a running job.",
             ["queue"],
             by_one(load.silent_jobs),
         )
         attempts = by_one(load.attempts)
-        yield counter("speculoos_job_attempts", "Attempts of the jobs that are listed.", ["queue"], attempts)
+        yield counter("speculoos_job_attempts", "Attempts of the listed jobs.", ["queue"], attempts)
         yield counter(
             "speculoos_attempts_lost",
-            "Attempts interrupted because their worker fell silent (lease_lost) or was gone (worker_gone).",
+            "Attempts interrupted because their worker stopped reporting (lease_lost) or exited (worker_gone).",
             ["reason"],
             by_one(load.counters),
         )
         yield gauge("speculoos_runs", "Turns of chats and columns of comparisons.", ["state"], by_one(load.runs))
-        ages = {name: min(each) for name, each in load.heartbeats.items()}
-        yield gauge("speculoos_heartbeat_age_seconds", "Since a process was heard of.", ["process"], by_one(ages))
-        alive = {name: sum(age < 20 for age in each) for name, each in load.heartbeats.items()}
-        yield gauge("speculoos_processes_alive", "Processes heard of within 20 s.", ["process"], by_one(alive))
+        ages = {name: min(values) for name, values in load.heartbeats.items()}
+        yield gauge(
+            "speculoos_heartbeat_age_seconds", "Seconds since a process's last heartbeat.", ["process"], by_one(ages)
+        )
+        alive = {name: sum(age < 20 for age in values) for name, values in load.heartbeats.items()}
+        yield gauge("speculoos_processes_alive", "Processes with a heartbeat within 20 s.", ["process"], by_one(alive))
         held = {(device, by): float(holder == by) for device, holder in load.devices.items() for by in ("job", "run")}
         yield gauge("speculoos_device_held", "1 while a job or a measurement holds the device.", ["device", "by"], held)
 
     def _disk(self) -> Iterator[Metric]:
         disk = shutil.disk_usage(existing(self.settings.home))
-        yield gauge("speculoos_disk_free_bytes", "Free where the home is.", [], {(): disk.free})
+        yield gauge("speculoos_disk_free_bytes", "Free bytes on the disk of the home folder.", [], {(): disk.free})
         yield gauge("speculoos_disk_total_bytes", "Size of that disk.", [], {(): disk.total})
         if survey := self.surveys.get(SURVEY_SECONDS):
             parts = by_one(survey.parts)
-            yield gauge("speculoos_storage_bytes", "What the parts of the home take.", ["part"], parts)
+            yield gauge("speculoos_storage_bytes", "Bytes used by each part of the home folder.", ["part"], parts)
 
 
 class Waits:
-    """A histogram of how long jobs waited for their first start, fed from rows: each job once."""
+    """A histogram of the time jobs waited for their first start, from rows; counts each job once."""
 
     def __init__(self) -> None:
         self.histogram = Histogram(
             "speculoos_job_wait_seconds",
-            "Seconds from a job's making to its first start, of jobs started since this process began.",
+            "Seconds from a job's creation to its first start, for jobs started since this process started.",
             ["queue"],
             buckets=WAITS,
             registry=None,
@@ -165,7 +167,7 @@ class Waits:
         self._seen: set[str] = set()
 
     def read(self, session: Any) -> None:
-        """Count the jobs that were started since the last time."""
+        """Count the jobs that were started since the last call."""
         at = datetime.now(UTC)
         starts = workload.started_since(session, self._since)
         for job_id, queue, seconds in starts:
@@ -175,10 +177,10 @@ class Waits:
         self._since = max(self._since, at)
 
 
-def _filled(kind: type, name: str, words: str, labels: list[str], values: dict[tuple[str, ...], float]) -> Any:
-    family = kind(name, words, labels=labels)
-    for of, value in values.items():
-        family.add_metric([str(label) for label in of], value)
+def _filled(kind: type, name: str, description: str, labels: list[str], values: dict[tuple[str, ...], float]) -> Any:
+    family = kind(name, description, labels=labels)
+    for key, value in values.items():
+        family.add_metric([str(label) for label in key], value)
     return family
 
 
@@ -186,12 +188,12 @@ gauge, counter = partial(_filled, GaugeMetricFamily), partial(_filled, CounterMe
 
 
 def by_one(values: dict[str, float] | dict[str, int]) -> dict[tuple[str, ...], float]:
-    """Values by one label."""
+    """Values by a single label."""
     return {(key,): value for key, value in values.items()}
 
 
 class Readiness:
-    """Whether work can be done, asked for at most once in a while whoever asks."""
+    """Whether jobs can run; the health check runs at most once every `fresh` seconds."""
 
     def __init__(self, settings: Settings, look: Callable[..., dict[str, HealthPart]] = check, fresh: float = 2.0):
         self.settings, self._look, self.fresh = settings, look, fresh
@@ -226,7 +228,7 @@ def add_routes(app: FastAPI, settings: Settings, surveys: Surveys) -> WebMetrics
 
 
 class RequestTimes:
-    """ASGI middleware: times every request to the beginning of its answer, and counts open event streams."""
+    """ASGI middleware: measures the time to the start of each response, and counts open event streams."""
 
     def __init__(self, app: Any, metrics: WebMetrics, routes: Callable[[dict[str, Any]], str]):
         self.app, self.metrics, self.routes = app, metrics, routes
@@ -235,13 +237,13 @@ class RequestTimes:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        route, begun = self.routes(scope), time.monotonic()
+        route, started = self.routes(scope), time.monotonic()
         streams = []
 
         async def timed(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 labels = (scope["method"] if scope["method"] in METHODS else "other", route, str(message["status"]))
-                self.metrics.seconds.labels(*labels).observe(time.monotonic() - begun)
+                self.metrics.seconds.labels(*labels).observe(time.monotonic() - started)
                 if _is_stream(message):
                     streams.append(self.metrics.streams.labels(route))
                     streams[-1].inc()
@@ -258,7 +260,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 
 
 def route_names(app: FastAPI, pages: dict[str, str]) -> Callable[[dict[str, Any]], str]:
-    """A function that names a request's route by its template: few names, whatever people ask for."""
+    """A function that returns a request's route template, so that the number of labels is bounded."""
     own = list(_own_routes(app.routes))
 
     def name(scope: dict[str, Any]) -> str:
@@ -277,7 +279,7 @@ def route_names(app: FastAPI, pages: dict[str, str]) -> Callable[[dict[str, Any]
 
 
 def _own_routes(routes: Iterable[Any]) -> Iterator[Any]:
-    """Ours, those of included routers too; mounted applications keep theirs to themselves."""
+    """The routes of `routes` and of included routers, without those of mounted applications."""
     for route in routes:
         if (included := getattr(route, "original_router", None)) is not None:
             yield from _own_routes(included.routes)
@@ -286,7 +288,7 @@ def _own_routes(routes: Iterable[Any]) -> Iterator[Any]:
 
 
 class Scraper:
-    """ASGI middleware in front of the login: who brings the metrics token may read `/metrics`, and nothing else."""
+    """ASGI middleware before the login: requests with the metrics token may read `/metrics`, and nothing else."""
 
     def __init__(self, app: Any, metrics: WebMetrics, token: str):
         self.app, self.metrics = app, metrics
@@ -301,11 +303,11 @@ class Scraper:
             answer = await asyncio.to_thread(self.metrics.answer, headers.get("accept", ""))
             await answer(scope, receive, send)
         else:
-            refusal = "That is not the token for metrics.\n"
+            refusal = "Wrong metrics token.\n"
             await Response(refusal, status_code=401, media_type="text/plain")(scope, receive, send)
 
-    def _is_token(self, given: str) -> bool:
-        kind, _, token = given.partition(" ")
+    def _is_token(self, header: str) -> bool:
+        kind, _, token = header.partition(" ")
         digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
         return kind.lower() == "bearer" and hmac.compare_digest(digest, self._token)
 

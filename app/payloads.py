@@ -1,7 +1,7 @@
-"""What an event of the pages may carry. Gradio treats `{"path", "meta"}` anywhere in an input as a file to copy, so
-only an input that takes a file may hold one, and only one that this session uploaded.
+"""Validates the body of events. Gradio treats `{"path", "meta"}` anywhere in an input as a file to copy, so only file
+inputs may contain one, and only a file that this session uploaded.
 
-The body is written anew from what was looked at: Gradio sees nothing that this has not.
+The body is rebuilt from the checked fields, so Gradio never sees unchecked data.
 """
 
 import json
@@ -15,7 +15,7 @@ from speculoos.errors import BadInput
 FILES = (gr.File,)
 """Components whose value is a file."""
 TABLES = (gr.JSON,)
-"""Components whose value is a table or a list; all others hold a text, a number, a truth value or a list of them."""
+"""Components whose value is an object or a list; others have a string, a number, a boolean or a list of these."""
 IDS = ("fn_index", "trigger_id")
 FILE_DATA = {"_type": "gradio.FileData"}
 DEEPEST = 20
@@ -23,26 +23,26 @@ MOST_FILES = 64
 
 
 def checked(body: bytes, blocks: gr.Blocks, is_own: Callable[[str], bool]) -> bytes:
-    """The event in `body` as Gradio may have it. `is_own` says whether a path is an upload of this session.
+    """The checked event of `body` for Gradio. `is_own(path)`: whether a path is an upload of this session.
 
-    Raises BadInput for anything else.
+    Raises BadInput for an invalid event.
     """
     event = _read(body)
     inputs = _inputs(event.get("fn_index"), blocks)
     data = event.get("data")
     if not isinstance(data, list) or len(data) > len(inputs):
-        raise BadInput("The event does not fit its inputs; reload the page.")
+        raise BadInput("The event does not match its inputs; reload the page.")
     clean = {"data": [_value(kind, value, is_own) for kind, value in zip(inputs, data, strict=False)]}
     clean |= {key: _whole(event.get(key), key) for key in IDS}
     clean["session_hash"] = _text(event.get("session_hash"))
-    if event.get("event_data") is not None and not _tells_files(clean["trigger_id"], blocks):
+    if event.get("event_data") is not None and not _repeats_files(clean["trigger_id"], blocks):
         clean["event_data"] = _without_files(event["event_data"])
     return json.dumps(clean).encode()
 
 
-def _tells_files(trigger: int | None, blocks: gr.Blocks) -> bool:
-    """Whether the event comes from a box of files, which says once more what is in it: no handler asks for that, so it
-    is left out."""
+def _repeats_files(trigger: int | None, blocks: gr.Blocks) -> bool:
+    """Whether the event comes from a file component, which repeats its files in the event data: that part is dropped,
+    since no handler reads it."""
     return isinstance(blocks.blocks.get(trigger), FILES)
 
 
@@ -57,9 +57,9 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _inputs(index: Any, blocks: gr.Blocks) -> list[Any]:
-    """The components an event reads."""
+    """The input components of an event."""
     function = blocks.fns.get(index) if type(index) is int else None
-    if function is None or function.fn is None:  # the browser itself handles events without a function
+    if function is None or function.fn is None:  # events without a function run in the browser
         raise BadInput("There is no such event; reload the page.")
     return list(function.inputs)
 
@@ -68,11 +68,11 @@ def _value(component: Any, value: Any, is_own: Callable[[str], bool]) -> Any:
     if isinstance(component, FILES):
         return _files(value, is_own) if component.file_count == "multiple" else _file(value, is_own)
     if isinstance(component, TABLES):
-        if isinstance(value, dict | list | None):  # no text: Gradio would read one as JSON
+        if isinstance(value, dict | list | None):  # no string: Gradio would parse it as JSON
             return _without_files(value)
     elif _is_plain(value) or isinstance(value, list) and all(_is_plain(item) for item in value):
         return value
-    raise BadInput(f"The {type(component).__name__} input of this event takes no such value; reload the page.")
+    raise BadInput(f"The {type(component).__name__} input of this event does not accept this value; reload the page.")
 
 
 def _is_plain(value: Any) -> bool:
@@ -80,7 +80,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _files(value: Any, is_own: Callable[[str], bool]) -> list[dict[str, Any] | None] | None:
-    """Of an input that takes several."""
+    """The files of an input for several files."""
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > MOST_FILES or None in value:
@@ -89,7 +89,8 @@ def _files(value: Any, is_own: Callable[[str], bool]) -> list[dict[str, Any] | N
 
 
 def _file(value: Any, is_own: Callable[[str], bool]) -> dict[str, Any] | None:
-    """An upload of this session, without what would make the server look elsewhere (`url`, `is_stream`)."""
+    """An upload of this session, without the fields that would make the server load another file (`url`,
+    `is_stream`)."""
     if value is None:
         return None
     path = value.get("path") if isinstance(value, dict) else None
@@ -101,12 +102,12 @@ def _file(value: Any, is_own: Callable[[str], bool]) -> dict[str, Any] | None:
 
 
 def _without_files(value: Any, depth: int = 0) -> Any:
-    """`value`, which must not hold anything that reads like a file at any depth."""
+    """`value`. Raises BadInput if it contains a file object at any depth."""
     if depth > DEEPEST:
         raise BadInput("The event is nested too deeply; reload the page.")
     if isinstance(value, Mapping):
         if "path" in value or "_type" in value:
-            raise BadInput("This input of the event takes no file; reload the page.")
+            raise BadInput("This input of the event does not accept files; reload the page.")
         return {key: _without_files(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [_without_files(item, depth + 1) for item in value]
@@ -122,4 +123,4 @@ def _whole(value: Any, key: str) -> int | None:
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str) and len(value) <= 100:
         return value
-    raise BadInput("The event's session is not a short text; reload the page.")
+    raise BadInput("The event's session is not a short string; reload the page.")

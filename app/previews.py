@@ -1,7 +1,7 @@
-"""Rows of a data set for its page: from its shards, a few at a time from any place on, and the loss masks of the first
-from `preview.json` where a job made one.
+"""Rows of a data set for its page: a few at a time from its shards, and the loss masks of the first rows from
+`preview.json` if a job wrote one.
 
-Reads bounded amounts of JSON; knows no tokenizer. Files that are missing or broken give no rows.
+Reads bounded amounts of JSON and needs no tokenizer. Missing or broken files give no rows.
 """
 
 import json
@@ -14,12 +14,13 @@ LONGEST_LINE = 1 << 21
 LONGEST_FILE = 1 << 25
 ROWS = 8
 MOST_READ = 64 << 20
-"""Bytes that are looked through for one answer; a search that found too little until then goes on from there."""
+"""Maximum number of bytes read per request; a search with too few results continues from there."""
 
 
 @dataclass(frozen=True)
 class PreviewRows:
-    """Some rows, and the place after them (`shard:byte`); "" at the end. `whole` is false where looking ended early."""
+    """Some rows, and the position after them (`shard:byte`, "" at the end). `whole` is False if MOST_READ ended the
+    search."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     next: str = ""
@@ -39,22 +40,22 @@ def masked_rows(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def rows_from(folder: str | Path, place: str = "", words: str = "", count: int = ROWS) -> PreviewRows:
-    """Up to `count` rows from `place` on, each with `messages`; of those that say all of `words` somewhere."""
-    found: list[dict[str, Any]] = []
+    """Up to `count` rows with `messages` from the position `place` on that contain all `words`."""
+    rows: list[dict[str, Any]] = []
     wanted = words.casefold().split()
-    shard, start = _place(place)
+    shard, start = _position(place)
     read, after = 0, ""
     for number, offset, line in _lines(folder, shard, start):
-        if len(found) == count or read > MOST_READ:
-            return PreviewRows(found, after, len(found) == count)
+        if len(rows) == count or read > MOST_READ:
+            return PreviewRows(rows, after, len(rows) == count)
         read, after = read + len(line), f"{number}:{offset}"
         if row := _row(line, wanted):
-            found.append(row)
-    return PreviewRows(found)
+            rows.append(row)
+    return PreviewRows(rows)
 
 
 def _lines(folder: str | Path, shard: int, start: int) -> Iterator[tuple[int, int, bytes]]:
-    """(shard, the place after it, bytes) of each line from a place on."""
+    """(shard, byte position after the line, bytes) of each line from a position on."""
     for number, path in enumerate(sorted(Path(folder).glob("shard-*.jsonl"))):
         if number < shard:
             continue
@@ -74,17 +75,17 @@ def _row(line: bytes, wanted: list[str]) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         return None
-    return row if not wanted or _says(row, wanted) else None
+    return row if not wanted or _contains(row, wanted) else None
 
 
-def _says(row: dict[str, Any], wanted: list[str]) -> bool:
+def _contains(row: dict[str, Any], wanted: list[str]) -> bool:
     contents = (m.get("content") for m in row["messages"] if isinstance(m, dict))
     text = "\n".join([str(row.get("id", "")), str(row.get("category", "")), *map(str, contents)]).casefold()
     return all(word in text for word in wanted)
 
 
-def _place(text: str) -> tuple[int, int]:
-    """(shard, byte); the beginning for anything that is no place."""
+def _position(text: str) -> tuple[int, int]:
+    """(shard, byte) of `shard:byte`; (0, 0) for an invalid position."""
     shard, _, start = text.partition(":")
     digits = all(part.isascii() and part.isdigit() and len(part) < 19 for part in (shard, start))
     return (int(shard), int(start)) if digits else (0, 0)

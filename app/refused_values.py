@@ -1,8 +1,8 @@
-"""Values that Gradio's own components refuse, such as a string for a slider: answered with 400, without a traceback.
-What else goes wrong while an event is answered is answered with 500: an error of ours with its sentence, any other is
-logged by its place, without a value.
+"""Errors of Gradio events. A value that a component refuses, such as a string for a slider, gives 400 without a
+traceback. Other errors give 500: a SpeculoosError with its message; any other is logged with its location, without
+values.
 
-Only Gradio knows which values a component takes now (a page may have changed its choices), so its own check decides.
+Gradio's own check decides which values are refused, since a page may have changed a component's choices.
 """
 
 import logging
@@ -19,12 +19,12 @@ from app.widgets.text import safe
 from speculoos.errors import SpeculoosError
 
 log = logging.getLogger(__name__)
-SENTENCE = "An input of this event holds a value that it does not take; reload the page."
-FAULT = "This failed because of a fault in the workbench; the log of the web process says where."
+SENTENCE = "An input of this event has a value that it does not accept; reload the page."
+FAULT = "This failed because of a bug in the workbench; the log of the web process shows where."
 FRAMES = 3
-"""Calls of a fault's traceback that are logged, the innermost ones."""
+"""Number of innermost frames of a traceback that are logged."""
 refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
-"""The refusals of the request that is being answered. A list, since Gradio answers in a copy of the context."""
+"""Refusals of the current request. A list, since Gradio runs in a copy of the context."""
 
 
 def refuse_quietly(blocks: gr.Blocks) -> None:
@@ -32,29 +32,29 @@ def refuse_quietly(blocks: gr.Blocks) -> None:
     check = blocks.preprocess_data
     counts: Counter[int] = Counter()
 
-    async def preprocess_data(block_fn: Any, *args: Any, **more: Any) -> Any:
+    async def preprocess_data(block_fn: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await check(block_fn, *args, **more)
+            return await check(block_fn, *args, **kwargs)
         except (OSError, MemoryError):
-            raise  # a fault of the server, not of the value
+            raise  # an error of the server, not of the value
         except Exception:
             counts[block_fn._id] += 1
             _log(block_fn, counts[block_fn._id])
-            if (found := refused.get()) is not None:
-                found.append(SENTENCE)
+            if (refusals := refused.get()) is not None:
+                refusals.append(SENTENCE)
             raise gr.Error(SENTENCE, print_exception=False) from None
 
     blocks.preprocess_data = preprocess_data  # type: ignore[method-assign]
 
 
 def fail_quietly(blocks: gr.Blocks) -> None:
-    """Make `blocks` log where an unexpected error of an event was raised, in one line in place of a traceback."""
+    """Make `blocks` log the location of an unexpected error of an event in one line instead of a traceback."""
     process = blocks.process_api
     counts: Counter[tuple[int, str]] = Counter()
 
-    async def process_api(block_fn: Any, *args: Any, **more: Any) -> Any:
+    async def process_api(block_fn: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await process(block_fn, *args, **more)
+            return await process(block_fn, *args, **kwargs)
         except gr.Error as error:
             error.print_exception = False
             raise
@@ -72,22 +72,22 @@ def fail_quietly(blocks: gr.Blocks) -> None:
 
 
 def origin(error: Exception) -> str:
-    """Where an error was raised, without its message: that often holds a value that someone typed."""
+    """Type and location of an error, without its message, which often contains user input."""
     frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
     calls = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     return f"{type(error).__name__} at {calls}"
 
 
 def is_power_of_two(count: int) -> bool:
-    """Which of many equal events are logged, so that an attack cannot fill the log."""
+    """Selects which of many equal events are logged, so that an attack cannot fill the log."""
     return count & (count - 1) == 0
 
 
 def _log(block_fn: Any, count: int) -> None:
-    """One line without the value."""
+    """Log one line without the value."""
     if is_power_of_two(count):
         log.warning(
-            "Event %d (%s) was refused: a value that its inputs do not take (%d so far)",
+            "Event %d (%s) was refused: a value that its inputs do not accept (%d so far)",
             block_fn._id,
             block_fn.name,
             count,

@@ -1,6 +1,6 @@
-"""Markdown of answers as a tree of elements that we know, for a script that builds them: no HTML at any point.
+"""Markdown of responses as a tree of known elements, from which a script builds the page; HTML is never generated.
 
-HTML in an answer is text, a picture is a link to it, and a link leads to the web or nowhere.
+HTML in a response stays text, pictures become links, and only links with SCHEMES are kept.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ from app import code_parts
 
 Node = str | dict[str, Any]
 LONGEST, DEEPEST = 40_000, 40
-"""Characters that are read as Markdown (longer ones are one text), and elements within each other."""
+"""Maximum number of characters and nesting depth; a response beyond these is one text."""
 SCHEMES = ("http", "https", "mailto")
 TAGS = {
     **{"paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item": "li", "blockquote": "blockquote"},
     **{"em": "em", "strong": "strong", "s": "s", "table": "table", "thead": "thead", "tbody": "tbody", "tr": "tr"},
     **{"th": "th", "td": "td", "hr": "hr", "hardbreak": "br"},
 }
-"""What becomes an element of its own, and which."""
+"""Markdown node type → HTML tag."""
 PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable("image")
 
 
@@ -35,7 +35,7 @@ def nodes(text: str) -> list[Node]:
 
 
 def _depth(root: SyntaxTreeNode) -> int:
-    """How many nodes lie within each other."""
+    """Maximum nesting depth of nodes."""
     level, depth = list(root.children), 0
     while level:
         level, depth = [child for node in level for child in node.children], depth + 1
@@ -43,7 +43,7 @@ def _depth(root: SyntaxTreeNode) -> int:
 
 
 def _children(node: SyntaxTreeNode) -> list[Node]:
-    return [made for child in node.children for made in _node(child)]
+    return [element for child in node.children for element in _node(child)]
 
 
 def _node(node: SyntaxTreeNode) -> list[Node]:
@@ -51,7 +51,7 @@ def _node(node: SyntaxTreeNode) -> list[Node]:
         return _children(node)
     if node.type in ("text", "softbreak"):
         return [node.content or "\n"] if node.type == "softbreak" or node.content else []
-    if node.type == "paragraph" and node.hidden:  # of a tight list
+    if node.type == "paragraph" and node.hidden:  # paragraph of a tight list
         return _children(node)
     return [_element(node)]
 
@@ -69,7 +69,7 @@ def _element(node: SyntaxTreeNode) -> Node:
     if node.type in TAGS:
         more = {"start": node.attrs["start"]} if "start" in node.attrs else {}
         return {"tag": TAGS[node.type], "children": _children(node), **more}
-    return node.content  # nothing that the parser makes today
+    return node.content  # fallback for node types that the parser does not produce
 
 
 def _link(node: SyntaxTreeNode) -> Node:

@@ -1,7 +1,8 @@
-"""Logins of the pages: cookie values, and the rows that make them hold.
+"""Logins of the pages: cookie values and their rows.
 
-A cookie holds a random text. The row's id is a digest of it, keyed with a key of the home and the password: the
-database does not tell a cookie, and a new password ends every login. Rows survive a restart and go with a logout.
+A cookie contains a random token. The row's id is an HMAC of it, keyed with a key of the home folder and the password:
+the database does not reveal cookies, and a new password ends all logins. Rows survive a restart and are deleted at
+logout.
 """
 
 import asyncio
@@ -19,15 +20,15 @@ from tracking import logins
 from tracking.db import reading, writing
 
 SECONDS = 14 * 24 * 3600
-"""How long a login lasts."""
+"""Duration of a login in seconds."""
 FRESH = 2.0
-"""Seconds for which a row that was read is believed, so that a page's many requests cost one query."""
+"""Cache time of a row in seconds, so that a page's many requests cost one query."""
 LONGEST_COOKIE = 100
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """Someone who is logged in: the login's id, the name they gave (or ""), and when the login ends."""
+    """A logged-in user: id of the login, user name (or ""), and end of the login."""
 
     id: str
     user: str
@@ -35,23 +36,23 @@ class Visitor:
 
 
 class Sessions:
-    """Begins, finds and ends logins of one home."""
+    """Creates, finds and ends logins of one home folder."""
 
     def __init__(self, settings: Settings):
         key = session_key(settings)
         self._settings, self._password = settings, settings.password
         self._key = hmac.digest(key, b"login " + self._password.encode(), "sha256")
         self.cookie = f"speculoos-session-{hashlib.sha256(key).hexdigest()[:8]}"
-        """Of this home: a browser sends cookies to every port of a host."""
+        """Specific to the home folder, since browsers send cookies to all ports of a host."""
         self._known: dict[str, tuple[float, Visitor]] = {}
 
-    def is_password(self, given: str) -> bool:
-        """Compared in constant time, whatever the lengths; never true when no password is set."""
-        digests = (hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (given, self._password))
+    def is_password(self, password: str) -> bool:
+        """Whether the password is right, compared in constant time; False if no password is set."""
+        digests = (hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (password, self._password))
         return hmac.compare_digest(*digests) and bool(self._password)
 
     def begin(self, user: str = "") -> str:
-        """Let someone in; returns the cookie's value."""
+        """Create a login; returns the cookie's value."""
         value = secrets.token_urlsafe(32)
         with writing(self._settings) as session:
             logins.begin(session, self._id(value), user, SECONDS)
@@ -65,14 +66,14 @@ class Sessions:
             logins.end(session, login_id)
 
     def rename(self, visitor: Visitor, user: str) -> None:
-        """Another name for someone who is logged in. `user` is checked already."""
+        """Change the user name of a login. `user` must be checked."""
         with writing(self._settings) as session:
             logins.rename(session, visitor.id, user)
         self._known.pop(visitor.id, None)
 
     async def find(self, value: str) -> Visitor | None:
-        """Who has this cookie, if they are logged in. A database that is away does not log out who was just here;
-        raises Unavailable for the others."""
+        """The visitor with this cookie, if logged in. While the database is not available, a cached visitor stays
+        logged in; raises Unavailable for others."""
         if not 0 < len(value) <= LONGEST_COOKIE:
             return None
         login_id = self._id(value)
@@ -100,5 +101,5 @@ class Sessions:
 
 
 def session_key(settings: Settings) -> bytes:
-    """The home's key for cookies and uploads, made at the first start, readable by its owner only."""
+    """The home folder's key for cookies and uploads, created at the first start, readable by its owner only."""
     return secret(settings.home / "secrets" / "session-key", lambda: secrets.token_hex(32)).encode()

@@ -1,6 +1,6 @@
-"""How the pages look to Gradio: every theme variable names a design token of `static/style.css`.
+"""The Gradio theme: every theme variable refers to a design token of `static/style.css`.
 
-The palette lives in that one style sheet (light and dark); fonts are the system's own, nothing is fetched from outside.
+That style sheet defines the light and dark palettes. Fonts are system fonts; nothing is downloaded.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ MONO = ("ui-monospace", "SF Mono", "Menlo", "Cascadia Mono", "DejaVu Sans Mono",
 STYLES = ("style.css", "pages.css", "chat.css")
 VERSION = "v-"
 MAIN = "main.js"
-"""The module that imports the others; `early.js` runs before anything is drawn and is none."""
+"""The module that imports the others. `early.js` is not a module: it runs before the page is rendered."""
 
 TOKENS = {
     "body_background_fill": "bg",
@@ -114,7 +114,7 @@ PLAIN = {
 
 
 def theme() -> gr.themes.Base:
-    """The theme: tokens for colours, system fonts, small text."""
+    """The theme: design tokens as colours, system fonts, small text."""
     base = gr.themes.Base(text_size=sizes.text_sm, radius_size=sizes.radius_md, font=SANS, font_mono=MONO)
     names = set(vars(base))
     values = {name: f"var(--sp-{token})" for name, token in TOKENS.items()}
@@ -123,7 +123,7 @@ def theme() -> gr.themes.Base:
 
 
 def head() -> str:
-    """Tags for every page's head: our style sheets and scripts, named with their hash so that a new one is fetched."""
+    """Tags for every page's head: style sheets and scripts, with their hash in the URL to invalidate caches."""
     styles = "".join(f'<link rel="stylesheet" href="{asset(name)}">' for name in STYLES)
     preloads = "".join(f'<link rel="modulepreload" href="{module(name)}">' for name in modules())
     return (
@@ -133,17 +133,17 @@ def head() -> str:
 
 
 def asset(name: str) -> str:
-    """The address of a file in `static/`."""
+    """URL of a file in `static/`."""
     return f"/ui/{name}?v={_hash([name])}"
 
 
 def modules() -> list[str]:
-    """The scripts that are ES modules."""
+    """Names of the scripts that are ES modules."""
     return sorted(path.name for path in STATIC.glob("*.js") if path.name != "early.js")
 
 
 def module(name: str) -> str:
-    """The address of a module. The hash of all is a folder, so that what a module imports beside it has it too."""
+    """URL of a module. The hash of all modules is a folder of the path, so relative imports contain it too."""
     return f"/ui/{_version()}/{name}"
 
 
@@ -157,7 +157,7 @@ def _hash(names: list[str]) -> str:
 
 
 class Static(StaticFiles):
-    """`static/`, where a folder that names a version is passed over."""
+    """Serves `static/`, ignoring the version folder of a path."""
 
     def get_path(self, scope: Scope) -> str:
         path = super().get_path(scope)

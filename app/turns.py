@@ -1,6 +1,6 @@
-"""Making runs from what a page asks for: a chat's next turn, the plain measurement of a turn, a comparison.
+"""Creates runs: the next turn of a chat, the plain measurement of a turn, a comparison.
 
-A run row is written first, then its id is posted to the inference server; a refusal ends the row FAILED.
+The run row is written first, then its id is posted to the inference server; a refusal ends the row FAILED.
 """
 
 import re
@@ -23,13 +23,13 @@ from tracking.tables import Run, new_id
 
 ID = re.compile(r"[0-9a-f]{32}")
 PROMPT_LIMIT = 200_000
-"""Most characters of one prompt."""
+"""Maximum number of characters of a prompt."""
 USUAL = Drafting()
 
 
 @dataclass(frozen=True)
 class TurnSampling:
-    """How tokens are chosen. Temperature 0 is greedy; `seed` None draws a new one each time."""
+    """Sampling options. Temperature 0 is greedy; with `seed` None every run draws a new seed."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -39,11 +39,11 @@ class TurnSampling:
     top_k: int = 0
 
     def parameters(self) -> dict[str, Any]:
-        """OpenAI's names and `top_k`, the system prompt and what narrows nothing left out."""
+        """Options with OpenAI's names and `top_k`, without the system prompt and without default values."""
         options: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        narrowing = {"seed": self.seed, "top_p": self.top_p, "top_k": self.top_k}
-        unused = {"seed": None, "top_p": 1.0, "top_k": 0}
-        return options | {name: value for name, value in narrowing.items() if value != unused[name]}
+        optional = {"seed": self.seed, "top_p": self.top_p, "top_k": self.top_k}
+        defaults = {"seed": None, "top_p": 1.0, "top_k": 0}
+        return options | {name: value for name, value in optional.items() if value != defaults[name]}
 
 
 def next_turn(
@@ -57,51 +57,51 @@ def next_turn(
     *,
     after: str | None = None,
 ) -> tuple[Run, str]:
-    """Ask `model` the next question of a chat ("" begins one) and start answering. Returns the run, and why it
-    could not start ("" when it did). `after` is the turn it follows, "" none: the last one unless told otherwise.
+    """Create and start the next turn of a chat ("" starts a new chat). Returns the run, and an error message or "".
+    `after` is the turn that it follows ("": none; None: the last one).
 
-    Raises BadInput for an empty prompt, a tree that this draft cannot draft, or while the chat's last answer is still
-    coming.
+    Raises BadInput for an empty prompt, a tree that the draft does not support, or while the chat's last turn is
+    running.
     """
     prompt = _checked(prompt)
     check_whole(sampling.system, "The system prompt")
     check_whole(model + drafter, "The name of the model")
-    with writing(settings) as opened:
-        speculation = _speculation(opened, model, drafter, drafting, sampling)
-        turns = _ended(runs.group_runs(opened, chat_id) if ID.fullmatch(chat_id) else [])
-        way = _way(turns, after)
-        messages = [*history(way, sampling.system, before(turns)), {"role": "user", "content": prompt}]
-        request = {**_request(messages, sampling, speculation), chats.KEY: _place(turns, way)}
+    with writing(settings) as session:
+        speculation = _speculation(session, model, drafter, drafting, sampling)
+        turns = _ended(runs.group_runs(session, chat_id) if ID.fullmatch(chat_id) else [])
+        path = _path(turns, after)
+        messages = [*history(path, sampling.system, before(turns)), {"role": "user", "content": prompt}]
+        request = {**_request(messages, sampling, speculation), chats.KEY: _chat_fields(turns, path)}
         group = turns[0].group_id if turns else new_id()
-        run = runs.create_run(opened, "chat", model, request, group, way[-1].position + 1 if way else 0)
+        run = runs.create_run(session, "chat", model, request, group, path[-1].position + 1 if path else 0)
     return run, start(settings, run.id)
 
 
 def continue_turn(settings: Settings, run_id: str) -> dict[str, Any]:
-    """Go on with an answer that was cut or stopped, token by token where it ended, as the next turn of its chat.
+    """Continue a truncated or stopped response from its last token, as the next turn of its chat.
 
-    Raises NotFound, or Conflict when it cannot be gone on with.
+    Raises NotFound, or Conflict if the response cannot be continued.
     """
-    with writing(settings) as opened:
-        turn = runs.get_run(opened, run_id)
-        turns = _ended(runs.group_runs(opened, str(turn.group_id)))
+    with writing(settings) as session:
+        turn = runs.get_run(session, run_id)
+        turns = _ended(runs.group_runs(session, str(turn.group_id)))
         cut = turn.state == "CANCELLED" or turn.summary.get("finish") == "length"
         if turn.kind != "chat" or not turn.text or not cut:
-            raise Conflict("This answer ended by itself; there is nothing to go on with. Ask the next question.")
-        place = {**_place(turns, [turn]), "continues": turn.id}
-        request = {**turn.request, chats.KEY: place}
-        run = runs.create_run(opened, "chat", turn.model, request, turn.group_id, turn.position + 1)
+            raise Conflict("This response is complete and cannot be continued. Send the next prompt.")
+        chat_fields = {**_chat_fields(turns, [turn]), "continues": turn.id}
+        request = {**turn.request, chats.KEY: chat_fields}
+        run = runs.create_run(session, "chat", turn.model, request, turn.group_id, turn.position + 1)
     inference.start(settings, run.id)
     return runs.run_view(run)
 
 
 def _ended(turns: list[Run]) -> list[Run]:
     if any(turn.state not in runs.ENDED for turn in turns):
-        raise BadInput("The last answer is still coming; wait for its end or stop it first.")
+        raise BadInput("The last response is still being generated; wait for it or stop it first.")
     return turns
 
 
-def _way(turns: list[Run], after: str | None) -> list[Run]:
+def _path(turns: list[Run], after: str | None) -> list[Run]:
     """The turns before the new one."""
     if after is None:
         return chats.path(turns)
@@ -109,15 +109,15 @@ def _way(turns: list[Run], after: str | None) -> list[Run]:
     return [next(turn for turn in turns if turn.id == turn_id) for turn_id in ids]
 
 
-def _place(turns: list[Run], way: list[Run]) -> dict[str, str]:
-    """What a new turn says of its place in the chat."""
-    named = {"name": name} if turns and (name := chats.told(turns[0]).get("name")) else {}
-    return {"after": way[-1].id if way else "", **named}
+def _chat_fields(turns: list[Run], path: list[Run]) -> dict[str, str]:
+    """The chat fields of a new turn's request: its predecessor, and the chat's name if set."""
+    fields = {"name": name} if turns and (name := chats.told(turns[0]).get("name")) else {}
+    return {"after": path[-1].id if path else "", **fields}
 
 
 def before(turns: list[Run]) -> list[dict[str, str]]:
-    """What stood before a chat's first question: nothing, or the turns of the prompt that was shown there, an
-    evaluation's or a recording's; with its own system prompt, which no field of the page says."""
+    """The messages before a chat's first prompt: none, or the earlier turns of a prompt from an evaluation or a
+    recording, with their own system prompt, which is not in a field of the page."""
     if not turns:
         return []
     shown = turns[0].request["messages"][:-1]
@@ -125,8 +125,8 @@ def before(turns: list[Run]) -> list[dict[str, str]]:
 
 
 def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]] = ()) -> list[dict[str, str]]:
-    """The messages so far, after those of `opening`: each answered question with its whole answer; failed turns are
-    left out. A system prompt of the page goes before one of the opening's."""
+    """The messages so far, after those of `opening`: each prompt with its whole response, without failed turns. The
+    page's system prompt takes precedence over that of `opening`."""
     system = system.strip() or next((m["content"] for m in opening if m["role"] == "system"), "")
     messages = [{"role": "system", "content": system}] if system else []
     messages += [dict(m) for m in opening if m["role"] != "system"]
@@ -142,47 +142,47 @@ def history(turns: list[Run], system: str = "", opening: Sequence[dict[str, str]
 
 
 def remove_turn(settings: Settings, run_id: str) -> None:
-    """Take an ended run of a chat out of the database, with what was measured for it.
+    """Delete an ended run of a chat and its measurements.
 
-    Raises NotFound, or Conflict while it goes on.
+    Raises NotFound, or Conflict while it runs.
     """
-    with writing(settings) as opened:
-        run = runs.get_run(opened, run_id)
+    with writing(settings) as session:
+        run = runs.get_run(session, run_id)
         if run.state not in runs.ENDED:
-            raise Conflict("This answer is still coming; stop it first.")
+            raise Conflict("This response is still being generated; stop it first.")
         if run.kind != "chat":
-            raise Conflict("This answer belongs to a comparison or was measured for another; delete that one.")
-        if run_id in chats.parents(runs.group_runs(opened, str(run.group_id))).values():
-            raise Conflict("Other turns follow this one; remove those first.")
-        for measured in runs.group_runs(opened, run_id):
-            runs.delete_run(opened, measured.id)
-        runs.delete_run(opened, run_id)
+            raise Conflict("This response belongs to a comparison or another response; delete that one.")
+        if run_id in chats.parents(runs.group_runs(session, str(run.group_id))).values():
+            raise Conflict("Other turns follow this one; delete those first.")
+        for measured in runs.group_runs(session, run_id):
+            runs.delete_run(session, measured.id)
+        runs.delete_run(session, run_id)
 
 
 def remove_comparison(settings: Settings, group_id: str) -> None:
-    """Take all columns of an ended comparison out of the database. Raises NotFound, or Conflict while one goes on."""
-    with writing(settings) as opened:
-        columns = [run for run in runs.group_runs(opened, group_id) if run.kind == "compare"]
+    """Delete all columns of an ended comparison. Raises NotFound, or Conflict while one runs."""
+    with writing(settings) as session:
+        columns = [run for run in runs.group_runs(session, group_id) if run.kind == "compare"]
         if not columns:
             raise NotFound(f"There is no comparison {group_id!r}.")
         if any(run.state not in runs.ENDED for run in columns):
             raise Conflict("This comparison is still being measured; stop it first.")
         for run in columns:
-            runs.delete_run(opened, run.id)
+            runs.delete_run(session, run.id)
 
 
 def measure_plain(settings: Settings, run_id: str, again: bool = False) -> dict[str, Any]:
-    """Answer the same messages with the base alone, measured alone. Its group is the run it is measured for.
+    """Run the same messages with plain decoding of the base model. The new run's group is the run it is measured for.
 
-    A measurement that is there already is returned, unless it has ended and `again` asks for another.
+    Returns an existing measurement, unless it has ended and `again` is set.
     """
-    with writing(settings) as opened:
-        turn = runs.get_run(opened, run_id)
-        measured = [r for r in runs.group_runs(opened, run_id) if r.state not in ("FAILED", "CANCELLED")]
+    with writing(settings) as session:
+        turn = runs.get_run(session, run_id)
+        measured = [r for r in runs.group_runs(session, run_id) if r.state not in ("FAILED", "CANCELLED")]
         if measured and not (again and measured[-1].state in runs.ENDED):
             return runs.run_view(measured[-1])
         request = {k: v for k, v in turn.request.items() if k != "speculation"}
-        run = runs.create_run(opened, "compare", split_model(turn.model)[0], request, group_id=run_id)
+        run = runs.create_run(session, "compare", split_model(turn.model)[0], request, group_id=run_id)
     inference.start(settings, run.id)
     return runs.run_view(run)
 
@@ -194,9 +194,9 @@ def new_comparison(
     sampling: TurnSampling,
     drafting: Drafting = USUAL,
 ) -> tuple[str, str]:
-    """The same prompt for 2 to 4 (model, drafter) targets, one column each, measured from the first to the last or,
-    every second time, the other way round; those that draft do as `drafting` says. Returns the comparison's id, and why
-    it could not start ("" when it did)."""
+    """Run a prompt on 2 to 4 (model, drafter) targets, one column each, measured one after another in order or, every
+    second time, in reverse order. `drafting` applies to targets with a draft. Returns the comparison's id, and an error
+    message if it could not start, otherwise ""."""
     if not 2 <= len(targets) <= 4:
         raise BadInput("Choose two to four targets to compare.")
     check_whole(sampling.system, "The system prompt")
@@ -204,43 +204,43 @@ def new_comparison(
     system = [{"role": "system", "content": sampling.system.strip()}] if sampling.system.strip() else []
     messages = [*system, {"role": "user", "content": _checked(prompt)}]
     if sampling.temperature and sampling.seed is None:
-        sampling = replace(sampling, seed=secrets.randbelow(2**31))  # one for all columns
-    with writing(settings) as opened:
-        backwards = runs.next_backwards(opened)
-        asked = [(m, _speculation(opened, m, d, drafting, sampling)) for m, d in targets]
+        sampling = replace(sampling, seed=secrets.randbelow(2**31))  # the same seed for all columns
+    with writing(settings) as session:
+        backwards = runs.next_backwards(session)
+        options = [(m, _speculation(session, m, d, drafting, sampling)) for m, d in targets]
         columns = runs.create_comparison(
-            opened, [(m, _request(messages, sampling, each)) for m, each in asked], backwards
+            session, [(m, _request(messages, sampling, speculation)) for m, speculation in options], backwards
         )
     reason = start(settings, columns[0].id)
     if reason:
-        with writing(settings) as opened:
+        with writing(settings) as session:
             for run in columns[1:]:
-                runs.fail_run(opened, run.id, reason)
+                runs.fail_run(session, run.id, reason)
     return str(columns[0].group_id), reason
 
 
 def measure_again(settings: Settings, run_id: str) -> dict[str, Any]:
-    """Measure a column anew that was stopped or failed: another run takes its place. Raises NotFound, Conflict."""
-    with writing(settings) as opened:
-        old = runs.get_run(opened, run_id)
+    """Replace a stopped or failed column by a new run. Raises NotFound, Conflict."""
+    with writing(settings) as session:
+        old = runs.get_run(session, run_id)
         if old.kind != "compare" or old.state not in ("FAILED", "CANCELLED"):
-            raise Conflict("This column is measured, or still waits for its turn.")
-        run = runs.create_run(opened, old.kind, old.model, old.request, old.group_id, old.position)
-        runs.delete_run(opened, old.id)
+            raise Conflict("Only a failed or stopped column can be measured again.")
+        run = runs.create_run(session, old.kind, old.model, old.request, old.group_id, old.position)
+        runs.delete_run(session, old.id)
     inference.start(settings, run.id)
     return runs.run_view(run)
 
 
 def chat_of(settings: Settings, chat_id: str) -> list[Run]:
-    """The turns of a chat, for its page; empty when the id is unknown."""
+    """The turns of a chat; empty if the id is unknown."""
     if not ID.fullmatch(chat_id):
         return []
-    with reading(settings) as opened:
-        return runs.group_runs(opened, chat_id)
+    with reading(settings) as session:
+        return runs.group_runs(session, chat_id)
 
 
 def start(settings: Settings, run_id: str) -> str:
-    """Have a run answered; why it could not start, "" when it did."""
+    """Start a run; returns an error message, or "" on success."""
     try:
         inference.start(settings, run_id)
     except SpeculoosError as error:
@@ -249,13 +249,13 @@ def start(settings: Settings, run_id: str) -> str:
 
 
 def _speculation(
-    opened: Session, model: str, drafter: str, drafting: Drafting, sampling: TurnSampling
+    session: Session, model: str, drafter: str, drafting: Drafting, sampling: TurnSampling
 ) -> dict[str, Any]:
-    """What a request says of drafting; nothing for a base alone, which drafts nothing. Raises BadInput."""
-    drafted = bool(drafter or split_model(model)[1])
-    if drafted and drafting != USUAL:
-        drafts.check(opened, drafting, model, drafter, sampling.temperature)
-    return drafting.speculation(drafter) if drafted else {}
+    """Speculation options of a request; {} for plain decoding. Raises BadInput."""
+    has_draft = bool(drafter or split_model(model)[1])
+    if has_draft and drafting != USUAL:
+        drafts.check(session, drafting, model, drafter, sampling.temperature)
+    return drafting.speculation(drafter) if has_draft else {}
 
 
 def _request(messages: list[dict[str, str]], sampling: TurnSampling, speculation: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _request(messages: list[dict[str, str]], sampling: TurnSampling, speculation
 
 def _checked(prompt: str) -> str:
     if not (prompt or "").strip():
-        raise BadInput("Write a question first.")
+        raise BadInput("Enter a prompt first.")
     if len(prompt) > PROMPT_LIMIT:
         raise BadInput(f"The prompt is longer than {PROMPT_LIMIT:,} characters; shorten it.")
     check_whole(prompt, "The prompt")
@@ -273,9 +273,9 @@ def _checked(prompt: str) -> str:
 
 
 def check_whole(text: str, what: str) -> None:
-    """Half a character can neither be stored nor read by a model. Raises BadInput."""
+    """Raises BadInput for a text with a lone surrogate, which can be neither stored nor tokenized."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        place = f"a lone surrogate, after {error.start} characters"
-        raise BadInput(f"{what} holds half of a character ({place}); write it again.") from None
+        where = f"a lone surrogate after {error.start} characters"
+        raise BadInput(f"{what} contains half of a character ({where}); enter it again.") from None

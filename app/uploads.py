@@ -1,7 +1,7 @@
-"""Whose an upload is. Gradio keeps it as `uploads/<sha256>/<name>` for everybody; here it gets an owner.
+"""Owners of uploads. Gradio stores them as `uploads/<sha256>/<name>` without an owner.
 
-The owner is a browser session. A marker beside the file binds them: its name is a keyed digest of session and folder,
-so it says nothing about the session, survives a restart, and goes when the folder is cleaned up.
+The owner is a browser session, recorded by a marker file in the upload's folder. Its name is an HMAC of session and
+folder: it does not reveal the session, survives a restart, and is deleted with the folder.
 """
 
 import hmac
@@ -14,20 +14,20 @@ FOLDER = re.compile(r"[0-9a-f]{64}")
 
 
 class Uploads:
-    """The uploads below `folder`; `key` makes the markers."""
+    """The uploads in `folder`; `key` is the HMAC key of the markers."""
 
     def __init__(self, folder: Path, key: bytes):
         self.folder, self._key = folder, key
 
     def claim(self, session: str, path: str) -> None:
-        """Note that `session` sent the file at `path`. Does nothing for a path that is no upload."""
+        """Record that `session` uploaded the file at `path`. Does nothing for a path that is not an upload."""
         if session and (parts := self._parts(path)):
             marker = self._marker(session, parts[0])
             marker.parent.mkdir(parents=True, exist_ok=True)
             marker.touch(mode=0o600)
 
     def is_own(self, session: str, path: str) -> bool:
-        """Whether `path`, as it is written, is a file that `session` sent. Links, dots and other spellings are not."""
+        """Whether `path` is exactly a file that `session` uploaded; links, dots and other spellings do not count."""
         parts = self._parts(path)
         if not session or not parts or not self._marker(session, parts[0]).exists():
             return False

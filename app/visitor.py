@@ -1,4 +1,4 @@
-"""Who is at the other end of a request: the login that let a browser in, or the browser itself where nobody logs in."""
+"""Identity of a request's sender: the login or, without logins, the browser."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from starlette.requests import Request
 LOGIN = "speculoos.login"
 """Key of the request's scope that holds the app.sessions.Visitor; only requests with a login have it."""
 BROWSER = "speculoos-browser"
-"""Cookie that tells browsers apart where no login does."""
+"""Cookie that identifies a browser without a login."""
 
 
 def session_of(scope: dict[str, Any]) -> str:
-    """What uploads are bound to: the login, else the browser's cookie; "" for a browser that has neither yet."""
+    """Owner of uploads: the login, otherwise the browser's cookie; "" for a browser without either."""
     if visitor := scope.get(LOGIN):
         return f"login {visitor.id}"
     cookie = Request(scope).cookies.get(BROWSER, "")
@@ -20,14 +20,14 @@ def session_of(scope: dict[str, Any]) -> str:
 
 
 def visitor_of(request: Any) -> Any | None:
-    """The app.sessions.Visitor of a `gr.Request` or of a request of our own routes; None where nobody logs in."""
+    """The app.sessions.Visitor of a `gr.Request` or of a request of an API route; None without logins."""
     plain = getattr(request, "request", None) or request
     return getattr(plain, "scope", {}).get(LOGIN)
 
 
 async def still_in(request: Request) -> bool:
-    """Whether the login that let a request in holds yet: what answers for long asks again and again. True where nobody
-    logs in. Raises Unavailable when the database cannot tell."""
+    """Whether the request's login is still valid, for long responses to check repeatedly. True without logins. Raises
+    Unavailable if the database is not available."""
     sessions = getattr(request.app.state, "sessions", None)
     if sessions is None or LOGIN not in request.scope:
         return True
@@ -35,6 +35,6 @@ async def still_in(request: Request) -> bool:
 
 
 def user() -> str:
-    """The name given at the login by whoever caused the event that runs now; "" when there is none."""
+    """User name of the login that caused the current event; "" without one."""
     visitor = visitor_of(LocalContext.request.get(None))
     return visitor.user if visitor else ""

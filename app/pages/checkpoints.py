@@ -1,5 +1,5 @@
-"""The checkpoints page: every draft with its lineage and figures, and adding one that others published; `?id=` opens
-one, to download or delete."""
+"""The Checkpoints page: all drafts with lineage and figures, import of published drafts; `?id=` opens one to download,
+evaluate, tune or delete it."""
 
 from typing import Any
 
@@ -26,13 +26,11 @@ from tracking.tables import Checkpoint, Evaluation, Job
 from workers.jobs.requests import Evaluate, Export, Tune
 from workers.jobs.submit import submit
 
-LEAD = (
-    "Drafts, trained here or published elsewhere: where each comes from, how well it does, and the files to take away."
-)
+LEAD = "Draft models, trained here or imported: their origin, quality and downloads."
 
 
 def signature(session: Session) -> str:
-    """A text that changes when a checkpoint or what was measured of one does; a tuning that ended too."""
+    """A text that changes when a checkpoint, an evaluation or the number of finished tunings changes."""
     counted = select(Evaluation.state, func.count(), func.max(Evaluation.created_at)).group_by(Evaluation.state)
     measured = sorted(map(str, session.execute(counted)))
     tunings = select(func.count()).select_from(Job).where(Job.kind == Tune.kind, Job.state == JobState.SUCCEEDED)
@@ -41,7 +39,7 @@ def signature(session: Session) -> str:
 
 
 def row_signature(session: Session, _checkpoint_id: str) -> str:
-    """The same for one checkpoint and the files that are being made of it."""
+    """A text that also changes when an export starts or ends."""
     return f"{signature(session)}.{export_rows.signature(session)}"
 
 
@@ -57,7 +55,7 @@ CHECKPOINTS = Listing(
 
 
 class CheckpointPanel:
-    """One checkpoint's components, and what to put into them. `chosen` is the hidden box with its id."""
+    """The components of one checkpoint and their values. `chosen` is the hidden text with its id."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
@@ -79,8 +77,8 @@ class CheckpointPanel:
         self.manage = Manage(settings, Checkpoint, "checkpoint", "checkpoint", chosen)
         self.live = [self.head, self.links, self.exports, self.evaluations, self.config, self.measure]
         self.live += self.tree.live
-        drawn_once = [*self.replay.outputs, *self.tree.outputs, *self.manage.outputs]
-        self.outputs = [*self.live, self.export_said, self.said, *drawn_once]
+        static = [*self.replay.outputs, *self.tree.outputs, *self.manage.outputs]
+        self.outputs = [*self.live, self.export_said, self.said, *static]
         on_make(self.exports, chosen, self._make, [self.export_said, self.exports])
         self.measure.click(lambda row_id: measure(settings, row_id), chosen, self.said, **QUIET)
 
@@ -99,15 +97,15 @@ class CheckpointPanel:
     def view(self, session: Session, row: Checkpoint | None, query: dict[str, str]) -> list[Any]:
         """Values of `outputs`."""
         live = self.live_view(session, row) if row else ["", "", "", "", "", gr.Button(visible=False), ""]
-        drawn_once = [*self.replay.view(session, row), *self.tree.view(session, row), *self.manage.view(row)]
-        return [*live, "", "", *drawn_once]
+        static = [*self.replay.view(session, row), *self.tree.view(session, row), *self.manage.view(row)]
+        return [*live, "", "", *static]
 
     @saying_errors(gr.skip())
     def _make(self, name: str, checkpoint_id: str) -> tuple[str, Any]:
-        """Queue the export called `name`: (what went wrong, the list as it is now)."""
+        """Queue an export to the format `name`: (error notice, the current list)."""
         with reading(self.settings) as session:
-            ask = export_rows.can_be_made(session, self.settings, checkpoint_id, name)
-        if ask:
+            is_needed = export_rows.can_be_made(session, self.settings, checkpoint_id, name)
+        if is_needed:
             submit(Export(checkpoint_id, name), user=visitor.user(), settings=self.settings)
         with reading(self.settings) as session:
             row = manage.row(session, Checkpoint, "checkpoint", checkpoint_id)
@@ -115,7 +113,7 @@ class CheckpointPanel:
 
 
 def measure(settings: Settings, checkpoint_id: str) -> str:
-    """Queue an evaluation of the checkpoint; what came of it, as HTML."""
+    """Queue an evaluation of the checkpoint; returns a notice."""
     return queued(
         settings,
         checkpoint_id,
@@ -130,11 +128,11 @@ def build(settings: Settings) -> None:
     page = ListPage(settings, CHECKPOINTS)
     with page.listing():
         AddDraft(settings)
-        said = block(elem_id="checkpoints-bulk-said")
+        message = block(elem_id="checkpoints-bulk-said")
     with page.opened():
         panel = CheckpointPanel(settings, page.chosen)
     page.wire(panel)
     redraw, inputs, outputs = page.again
     panel.manage.wire(redraw, inputs, outputs)
-    gone = Action("Deleted", lambda row_id: manage.delete(settings, Checkpoint, "checkpoint", row_id))
-    on_bulk(page.table, {"delete": gone}, said).then(redraw, inputs, outputs, **QUIET)
+    action = Action("Deleted", lambda row_id: manage.delete(settings, Checkpoint, "checkpoint", row_id))
+    on_bulk(page.table, {"delete": action}, message).then(redraw, inputs, outputs, **QUIET)

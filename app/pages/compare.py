@@ -1,4 +1,4 @@
-"""Compare: the same prompt to two to four targets, each measured alone, side by side with what differs."""
+"""The Compare page: one prompt on two to four targets, each measured alone, side by side."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from tracking.db import reading
 from tracking.tables import Run
 
 LEAD = (
-    "The same prompt to two to four targets, one after the other, each alone on the device; every second comparison "
-    "is measured from the last to the first."
+    "Runs one prompt on two to four targets, one after another, each alone on the device. Every second comparison runs "
+    "in reverse order."
 )
 MOST = 4
 RECENT = 8
@@ -43,15 +43,15 @@ def start(
     sampling: turns.TurnSampling,
     drafting: Drafting = turns.USUAL,
 ) -> tuple[str, str]:
-    """(comparison id, problem as HTML). Plain targets come first, so that the others are set against them. Raises
-    what turns.new_comparison raises."""
+    """(comparison id, error as HTML). Plain targets come first, so that the others are compared with them. Raises what
+    turns.new_comparison raises."""
     chosen = sorted((targets.parse(v) for v in values or []), key=lambda t: (bool(t.drafter), "@" in t.model))
-    group, refused = turns.new_comparison(settings, chosen, prompt, sampling, drafting)
-    return group, notice(refused, "bad") if refused else ""
+    group, error = turns.new_comparison(settings, chosen, prompt, sampling, drafting)
+    return group, notice(error, "bad") if error else ""
 
 
 def first_targets(choices: list[tuple[str, str]]) -> list[str]:
-    """The plain first base and its best checkpoint, else its prompt lookup."""
+    """The first base model with plain decoding and its best checkpoint or, without one, prompt lookup."""
     values = [value for _, value in choices]
     return values[:2]
 
@@ -80,7 +80,7 @@ def build(settings: Settings) -> None:
         lines=2,
         max_lines=8,
         elem_id="compare-prompt",
-        placeholder="Ask something…   Ctrl+Enter compares, Esc stops",
+        placeholder="Enter a prompt…   Ctrl+Enter compares, Esc stops",
     )
     sampling, drafting = sampling_fields(), drafting_fields()
     with gr.Row(elem_classes="sp-actions"):
@@ -95,7 +95,7 @@ def build(settings: Settings) -> None:
 
 
 def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earlier) -> None:
-    """Choices at opening; the button starts a comparison that the browser's script follows."""
+    """Load choices when the page opens; the button starts a comparison that the browser's script follows."""
 
     def load(request: gr.Request):
         with reading(settings) as session:
@@ -119,7 +119,8 @@ def wire(settings, chosen, prompt, sampling, drafting, run, problem, group, earl
 def opening(
     settings: Settings, query: dict[str, str], choices: list[tuple[str, str]]
 ) -> tuple[list[str], str, Drafting]:
-    """Targets, prompt and drafting shown first: those of the comparison in the address, else the first two."""
+    """Initial targets, prompt and speculation options: those of the comparison or the query in the URL; by default the
+    first two targets."""
     known = [value for _, value in choices]
     with reading(settings) as session:
         columns = runs.group_runs(session, query.get("comparison", ""))
@@ -128,7 +129,7 @@ def opening(
         drafting = Drafting(query.get("tree", "")[: trees.LONGEST])
         return chosen or first_targets(choices), query.get("prompt", "")[:2000], drafting
     values = [_value(run) for run in columns]
-    drafting = next((said for run in columns if (said := Drafting.of(run.request)) != turns.USUAL), turns.USUAL)
+    drafting = next((options for run in columns if (options := Drafting.of(run.request)) != turns.USUAL), turns.USUAL)
     return [v for v in values if v in known], columns[0].request["messages"][-1]["content"], drafting
 
 

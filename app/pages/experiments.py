@@ -1,4 +1,4 @@
-"""The experiments page: named groups of jobs that people make; `?id=` opens one."""
+"""The Experiments page: named groups of jobs; `?id=` opens one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from tracking import experiments
 from tracking.db import writing
 from tracking.tables import Experiment
 
-LEAD = "Jobs that belong together: their figures, what came of what, and what more data would buy."
+LEAD = "Groups of jobs: results, lineage, and a forecast of what more data would bring."
 EXPERIMENTS = Listing(
     "experiments",
     Experiment,
@@ -32,7 +32,7 @@ EXPERIMENTS = Listing(
 
 
 class ExperimentPanel:
-    """One experiment."""
+    """The components of one experiment and their values."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
@@ -41,7 +41,7 @@ class ExperimentPanel:
         self.figures = live("experiment-figures")
         section("Learning curve")
         self.curves = live("experiment-curves")
-        section("What came of what")
+        section("Lineage")
         self.lineage = live("experiment-lineage")
         section("Jobs")
         self.said = block(elem_id="experiment-bulk-said")
@@ -50,10 +50,10 @@ class ExperimentPanel:
         self.outputs = [*self.live, self.said, *self.manage.outputs]
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        """Wire the actions; `redraw` shows what came of them."""
+        """Connect the actions; `redraw` shows their result."""
         self.manage.wire(redraw, inputs, outputs)
-        gone = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
-        on_bulk(self.jobs, {"remove": gone}, self.said).then(redraw, inputs, outputs, **QUIET)
+        action = Action("Removed from the experiment", lambda job_id: remove(self.settings, job_id))
+        on_bulk(self.jobs, {"remove": action}, self.said).then(redraw, inputs, outputs, **QUIET)
 
     def live_view(self, session: Session, row: Experiment) -> list[Any]:
         """Values of `live`."""
@@ -79,23 +79,23 @@ def build(settings: Settings) -> None:
 
 
 def build_form(settings: Settings) -> None:
-    """A name and a button."""
+    """The form that creates an experiment."""
     with gr.Row(elem_classes="sp-find"):
         name = one_line("New experiment", "experiments-name", max_length=200, scale=3)
-        make = gr.Button("Make it", elem_id="experiments-make", **SMALL)
-    said, target = block(elem_id="experiments-said"), hidden("experiments-target")
+        make = gr.Button("Create", elem_id="experiments-make", **SMALL)
+    message, target = block(elem_id="experiments-said"), hidden("experiments-target")
 
     @saying_errors("")
     def create(text: str) -> tuple[str, str]:
-        """Make the row: (notice, where to go)."""
+        """Create the row: (error notice, URL)."""
         with writing(settings) as session:
             return "", f"/experiments?id={experiments.create(session, text or '').id}"
 
     for event in (make.click, name.submit):
-        leads(event, create, name, said, target)
+        leads(event, create, name, message, target)
 
 
 def remove(settings: Settings, job_id: str) -> None:
-    """Take a job out of its experiment."""
+    """Remove a job from its experiment."""
     with writing(settings) as session:
         experiments.remove(session, job_id)

@@ -1,4 +1,4 @@
-"""The home page: quickstart, where you were, what runs, the best drafts. `?experiment=` shows one experiment."""
+"""The home page: quickstart, last job, active jobs, best drafts. `?experiment=` shows one experiment."""
 
 import os
 import shutil
@@ -40,16 +40,18 @@ from tracking.experiments import jobs_of
 from tracking.tables import Base, Checkpoint, Experiment, Job
 from workers.jobs.quickstart import submit_quickstart
 
-LEAD = "Make a language model faster without changing a word it says: a small draft guesses, the model checks."
-LOOK = "The starter model comes with a small draft, trained already: chat, and watch which words it guessed ahead."
+LEAD = (
+    "Speculative decoding: a small draft model proposes tokens, the base model verifies them. Same output, but faster."
+)
+LOOK = "The starter model comes with a trained draft. Chat with it and see which tokens were drafted."
 PROMISE = (
-    "Trains small heads on the starter model and lets you watch them guess, in about seven minutes on two processor "
-    "cores. Nothing is downloaded, and you may close this page while it works."
+    "Trains small draft heads for the starter model and shows them at work, in about seven minutes on two CPU cores. "
+    "Nothing is downloaded, and you can close this page meanwhile."
 )
 BEST, ACTIVE = 5, 10
-"""Rows shown of each."""
-WEAK_TAU, WEAK = 1.1, " · hardly a guess of it is accepted: it needs more data or more steps"
-"""Below which mean accepted length a draft is said to be weak, and the words."""
+"""Maximum number of best drafts and of active jobs shown."""
+WEAK_TAU, WEAK = 1.1, " · few of its tokens are accepted: it needs more data or more steps"
+"""Mean accepted length below which a draft is called weak, and the note."""
 
 
 def build(settings: Settings) -> None:
@@ -67,7 +69,7 @@ class HomePage:
         self.seen = hidden("home-seen")
         self.look = live("home-look")
         with gr.Column(elem_classes="sp-hero", elem_id="quickstart"):
-            block(hero("Quickstart: make one yourself", PROMISE))
+            block(hero("Quickstart: train a draft", PROMISE))
             self.start = gr.Button(
                 "Start the quickstart", variant="primary", size="lg", elem_id="quickstart-start", scale=0
             )
@@ -94,7 +96,7 @@ class HomePage:
         ]
 
     def wire(self) -> None:
-        """Loading, the poll, the button."""
+        """Connect the events: opening, the poll, the button."""
         on_load(self.open_address, [self.experiment, *self.live])
         experiment = {"chosen": "home-experiment", "seen": "home-seen"}
         on_change("home", self.poll, [self.experiment, self.seen], self.live, **experiment)
@@ -103,7 +105,7 @@ class HomePage:
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """The experiment the address names, else the latest."""
+        """Show the experiment in the URL, or the latest."""
         experiment_id = str(request.query_params.get("experiment", ""))[:64]
         return [experiment_id, *self.redraw(experiment_id)]
 
@@ -116,7 +118,7 @@ class HomePage:
             return ["", notice(sentence(error), "bad"), *[gr.skip()] * (len(self.live) - 2)]
 
     def poll(self, experiment_id: str, seen: str) -> Any:
-        """What changed since `seen`."""
+        """Values of `live` if something changed since `seen`."""
         try:
             with reading(self.settings) as session:
                 now = listing.signature(session)
@@ -126,8 +128,8 @@ class HomePage:
 
     def _view(self, session: Session, experiment_id: str) -> list[Any]:
         experiment = shown_experiment(session, experiment_id)
-        elsewhere = experiment.id if experiment else ""
-        active = listing.active(session, without_experiment=elsewhere, limit=ACTIVE + 1)
+        experiment_shown = experiment.id if experiment else ""
+        active = listing.active(session, without_experiment=experiment_shown, limit=ACTIVE + 1)
         queues, best = listing.Queues(session), best_drafts(session)
         return [
             first_look(session),
@@ -142,22 +144,22 @@ class HomePage:
 
     @saying_errors("")
     def begin(self) -> tuple[str, str]:
-        """Submit the chain: (notice, experiment)."""
+        """Submit the quickstart: (error notice, experiment id)."""
         return "", begin_quickstart(self.settings)
 
 
 def hero(title: str, text: str) -> str:
-    """The words of one of the two big boxes."""
+    """Title and text of one of the two large boxes."""
     return tag("div", tag("h2", safe(title)) + tag("p", safe(text)), class_="sp-hero-text")
 
 
 def first_look(session: Session) -> str:
-    """The way to a first chat with the head that comes with the starter; "" when it is not in the list."""
+    """Box with a link to chat with the starter's draft; "" if that is not in the list."""
     for checkpoint in queries.checkpoints(session, ready_only=True):
         if Path(checkpoint.path).name == HEAD.name:
             link = model_link("playground", session.get_one(Base, checkpoint.base_id).name, checkpoint.name)
             button = link_button("Chat with the starter", link, main=True)
-            return tag("div", hero("See it at work", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")
+            return tag("div", hero("Try it", LOOK) + tag("div", button, class_="sp-hero-go"), class_="sp-hero")
     return ""
 
 
@@ -168,10 +170,10 @@ REMEMBER = """(id) => {
 
 
 def begin_quickstart(settings: Settings) -> str:
-    """Submit the quickstart unless one is going on; returns its experiment's id."""
+    """Submit the quickstart unless one is active; returns its experiment's id."""
     with reading(settings) as session:
-        if going := active_quickstart(session):
-            return going.id
+        if active := active_quickstart(session):
+            return active.id
     chain = submit_quickstart(settings, user=visitor.user())
     with reading(settings) as session:
         return jobs.get(session, chain.job_ids[-1]).experiment_id
@@ -186,17 +188,17 @@ def active_quickstart(session: Session) -> Experiment | None:
 
 
 def shown_experiment(session: Session, experiment_id: str) -> Experiment | None:
-    """The experiment that was asked for, else the latest quickstart."""
+    """The requested experiment, otherwise the latest quickstart."""
     return (session.get(Experiment, experiment_id) if experiment_id else None) or experiment_view.latest(session)
 
 
 def start_button(running: bool) -> Any:
-    """The big button; it waits while a quickstart is going on."""
+    """The start button, disabled while a quickstart is active."""
     return gr.Button("The quickstart is running…" if running else "Start the quickstart", interactive=not running)
 
 
 def last_job(session: Session) -> str:
-    """The way back to what was done last without an experiment; for a newcomer, the way on."""
+    """Link to the last job; without jobs the first steps."""
     jobs = listing.jobs(session, limit=1)
     if not jobs:
         return first_steps()
@@ -204,15 +206,23 @@ def last_job(session: Session) -> str:
 
 
 STEPS = (
-    ("/models", "1. Choose a model", "The starter is here already; add your own by hub id, folder or GGUF file."),
-    ("/data", "2. Let it write answers", "Import prompts; the model answers them. That is what a draft learns from."),
-    ("/train", "3. Train a draft", "Medusa heads, EAGLE, or a small standalone model; watch loss and accuracy live."),
-    ("/playground", "4. Watch it draft", "Chat, and see which words were guessed ahead and how much faster it goes."),
+    ("/models", "1. Choose a model", "The starter is installed. Add your own by Hub id, folder or GGUF file."),
+    (
+        "/data",
+        "2. Generate training data",
+        "Import prompts and generate the model's responses. The draft is trained on them.",
+    ),
+    (
+        "/train",
+        "3. Train a draft",
+        "Medusa heads, EAGLE, or a small standalone model, with live charts of loss and accuracy.",
+    ),
+    ("/playground", "4. Chat with it", "See which tokens were drafted and how much faster the responses are."),
 )
 
 
 def first_steps() -> str:
-    """The way by hand, for someone who has done nothing yet."""
+    """Cards with the manual steps, for a home folder without jobs."""
     cards = "".join(
         tag(
             "a",
@@ -226,7 +236,7 @@ def first_steps() -> str:
 
 
 def best_drafts(session: Session) -> list[Checkpoint]:
-    """Measured checkpoints, longest accepted runs first, by what was measured here where something was."""
+    """Checkpoints with the highest mean accepted length, from local evaluations if there are any."""
     ready = queries.checkpoints(session, ready_only=True)
     measured = last_measured(session, [checkpoint.id for checkpoint in ready])
     tau = {c.id: number(figures_of(c, measured.get(c.id)).get("mean_accepted_length")) for c in ready}
@@ -235,8 +245,8 @@ def best_drafts(session: Session) -> list[Checkpoint]:
 
 
 def best_table(session: Session, best: list[Checkpoint]) -> str:
-    """A row for each of the best drafts."""
-    columns = ["Draft", "Method", "τ", "Against plain", ""]
+    """Table of the best drafts."""
+    columns = ["Draft", "Method", "τ", "Speedup", ""]
     measured = last_measured(session, [checkpoint.id for checkpoint in best])
     rows_html = [_best_row(session, c, figures_of(c, measured.get(c.id))) for c in best]
     return table(columns, rows_html, "Best drafts", wide_first=True, named=columns[1:4])
@@ -261,27 +271,27 @@ def _best_row(session: Session, checkpoint: Checkpoint, figures: dict[str, Any])
 
 
 def active_table(jobs: list[Job], queues: listing.Queues) -> str:
-    """The first of the jobs that run or wait, and the way to the others."""
+    """Table of the first active jobs, with a link to the others."""
     waits = {job.id: job_rows.waits_words(queues, job) for job in jobs[:ACTIVE]}
-    words = f"All {queues.active:,} jobs that run or wait"
+    words = f"All {queues.active:,} active jobs"
     more = tag("nav", tag("a", safe(words), href="/jobs", class_="sp-back"), class_="sp-pager") if jobs[ACTIVE:] else ""
     return job_rows.jobs_table(jobs[:ACTIVE], waits) + more
 
 
 def machine(session: Session, settings: Settings, running: int) -> str:
-    """Processor, memory, disk, and what is here."""
+    """Tiles of CPU, memory, disk, running jobs and models."""
     disk, memory = shutil.disk_usage(existing(settings.home)), psutil.virtual_memory()
     return tiles(
         [
-            ("Device", device(session), f"{os.cpu_count()} processor cores"),
+            ("Device", device(session), f"{os.cpu_count()} CPU cores"),
             ("Memory free", size(memory.available), f"of {size(memory.total)}"),
             ("Disk free", size(disk.free), f"of {size(disk.total)}"),
-            ("Jobs running", running, f"models here: {len(queries.bases(session, ready_only=True))}"),
+            ("Jobs running", running, f"models: {len(queries.bases(session, ready_only=True))}"),
         ]
     )
 
 
 def device(session: Session) -> str:
-    """What the inference server computes on, from its heartbeat."""
+    """Device of the inference server, from its heartbeat."""
     alive = processes.alive(session, "inference")
     return str(alive[0].value.get("device", "cpu")).upper() if alive else "CPU"

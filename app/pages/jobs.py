@@ -1,4 +1,4 @@
-"""The jobs page: what the workers do, have done and will do; `?id=` opens one."""
+"""The Jobs page: list of jobs; `?id=` opens one."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -27,11 +27,11 @@ SHOWN = {
 
 
 BULK = {"cancel": ("Cancel", ""), "delete": ("Delete", "Delete for good?")}
-ADD = ("add", "Add to experiment", "Experiment, known or new")
+ADD = ("add", "Add to experiment", "Experiment (existing or new)")
 
 
 def table(session: Session, which: str, place: str = "") -> str:
-    """A page of the list of jobs under the filter `which` (app/widgets/asked.py), newest first."""
+    """A page of the jobs that match `which` (a ListQuery), newest first by default."""
     query = narrowed(listing.newest(SHOWN.get(which, ())), which)
     shown, queues = page(session, query, place), listing.Queues(session)
     waits = {job.id: job_rows.waits_words(queues, job) for job in shown.rows if job.state == JobState.QUEUED}
@@ -44,8 +44,8 @@ def table(session: Session, which: str, place: str = "") -> str:
 
 
 def row_signature(session: Session, job_id: str) -> str:
-    """Changes when the job does, and when its draft is measured: its verdict may; while it waits, when any job does:
-    its place may."""
+    """Changes with the job and with evaluations of its draft, which affect the verdict; while it waits, with any job,
+    since its position in the queue may change."""
     row = session.execute(select(Job.state, Job.version).where(Job.id == job_id)).one_or_none()
     if row and row.state in WAITING:
         return listing.signature(session)
@@ -57,22 +57,22 @@ JOBS = Listing("jobs", Job, "job", table, listing.signature, tuple(SHOWN), row_s
 
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
-    page_header("Jobs", "What the workers do, newest first. A job goes on when you close this page.")
+    page_header("Jobs", "Jobs of the workers, newest first. They continue when you close this page.")
     shell.tabs("/jobs")
     listed = ListPage(settings, JOBS)
     with listed.listing():
         own_kind_forms(settings)
-        said = block(elem_id="jobs-bulk-said")
+        message = block(elem_id="jobs-bulk-said")
     with listed.opened():
         panel = JobPanel(settings, listed.chosen)
     listed.wire(panel)
     panel.wire(*listed.again)
     redraw, inputs, outputs = listed.again
-    on_bulk(listed.table, actions(settings), said).then(redraw, inputs, outputs, **QUIET)
+    on_bulk(listed.table, actions(settings), message).then(redraw, inputs, outputs, **QUIET)
 
 
 def actions(settings: Settings) -> dict[str, Action]:
-    """What can be done with several jobs."""
+    """The bulk actions on jobs."""
     return {
         "cancel": Action("Asked to stop", lambda job_id: cancel(settings, job_id)),
         "delete": Action("Deleted", lambda job_id: manage.delete(settings, Job, "job", job_id)),
@@ -81,6 +81,6 @@ def actions(settings: Settings) -> dict[str, Action]:
 
 
 def add(settings: Settings, job_id: str, name: str) -> None:
-    """Put a job into the experiment called `name`."""
+    """Add a job to the experiment called `name`."""
     with writing(settings) as session:
         experiments.add(session, job_id, name)

@@ -1,4 +1,4 @@
-"""The models page: base models, their cards, and adding one; `?id=` opens one."""
+"""The Models page: base models, their details, and a form to add one; `?id=` opens one."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -29,10 +29,16 @@ from tracking.tables import Base, Job
 from workers.jobs.submit import submit
 
 HINTS = {
-    "Hub id": ("owner/name", "Fetched from the hub; gated ones need HF_TOKEN in the environment."),
-    "Local folder": ("/path/to/folder", "A Hugging Face folder on this server: config.json, weights, tokenizer."),
-    "GGUF file": ("/path/to/model.gguf", "Converted once to safetensors; the original and its GGUF are two models."),
-    "Starter model": ("", "SmolLM2-135M-Instruct, which came with the installation."),
+    "Hub id": ("owner/name", "Downloaded from the Hugging Face Hub; gated models need HF_TOKEN in the environment."),
+    "Local folder": (
+        "/path/to/folder",
+        "A Hugging Face model folder on this machine: config.json, weights, tokenizer.",
+    ),
+    "GGUF file": (
+        "/path/to/model.gguf",
+        "Converted once to safetensors. A GGUF file and its original count as two models.",
+    ),
+    "Starter model": ("", "SmolLM2-135M-Instruct, included in the installation."),
 }
 
 
@@ -40,7 +46,7 @@ def table(session: Session, which: str, place: str = "") -> str:
     """A page of the list of models."""
     shown = page_of(session, narrowed(queries.base_query(), which), place)
     if not shown.rows:
-        return nothing(which, "model", "Add one above: a hub id, a folder, a GGUF file or the starter model.")
+        return nothing(which, "model", "Add one above: a Hub id, a folder, a GGUF file or the starter model.")
     cards = tag("div", "".join(map(model_view.card, shown.rows)), class_="sp-cards")
     return cards + pager("models", shown, which)
 
@@ -50,7 +56,7 @@ MODELS = Listing("models", Base, "model", table, signature_of(Base))
 
 def build(settings: Settings) -> None:
     """Wire the page inside the current Blocks."""
-    page_header("Models", "Base models: the ones that are made faster. A model's identity is the hash of its weights.")
+    page_header("Models", "Base models to speed up. A model is identified by the hash of its weights.")
     page = ListPage(settings, MODELS)
     with page.listing():
         build_add(settings)
@@ -63,32 +69,32 @@ def build(settings: Settings) -> None:
 def build_add(settings: Settings) -> None:
     """The form that adds a model."""
     with closed_accordion("Add a model", elem_id="models-add"):
-        source = gr.Radio(list(SOURCES), value="Hub id", label="Where it comes from", elem_id="models-source")
+        source = gr.Radio(list(SOURCES), value="Hub id", label="Source", elem_id="models-source")
         hub = HubSearch()
         with gr.Row():
             placeholder, info = HINTS["Hub id"]
-            location = one_line("Which one", "models-location", placeholder=placeholder, info=info, scale=3)
-            name = one_line("Name (optional)", "models-new-name", info="How it is called here.", scale=2)
-        said = block(elem_id="models-said")
+            location = one_line("Location", "models-location", placeholder=placeholder, info=info, scale=3)
+            name = one_line("Name (optional)", "models-new-name", info="Name on these pages.", scale=2)
+        message = block(elem_id="models-said")
         add = gr.Button("Add model", variant="primary", elem_id="models-submit", **SMALL)
         target = hidden("models-target")
     source.change(hint, source, [location, hub.all], **QUIET)
     hub.wire(location)
     values = [source, location, name]
     for event in (add.click, location.submit):
-        leads(event, partial(add_model, settings), values, said, target)
+        leads(event, partial(add_model, settings), values, message, target)
 
 
 def hint(source: str) -> tuple[Any, Any]:
-    """The box for a source: what to type, and what will be done with it; the search for the hub alone."""
+    """The location field for a source, and the visibility of the Hub search."""
     placeholder, info = HINTS[source]
-    box = gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
-    return box, gr.Column(visible=source == "Hub id")
+    field = gr.Textbox(placeholder=placeholder, info=info, visible=source != "Starter model")
+    return field, gr.Column(visible=source == "Hub id")
 
 
 @saying_errors("")
 def add_model(settings: Settings, source: str, location: str, name: str) -> tuple[str, str]:
-    """Submit the job, or take the starter as it is installed: (notice, where to go)."""
+    """Submit the download job, or add the installed starter: (error notice, URL)."""
     request = fetch_request(settings, source, location)
     if request.source == "starter":
         with writing(settings) as session:
@@ -99,12 +105,12 @@ def add_model(settings: Settings, source: str, location: str, name: str) -> tupl
 
 
 class ModelPanel:
-    """One model: how fetching goes, what can be done with it, its card."""
+    """The components of one model and their values."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.head = live("model-head")
         self.facts = block(elem_id="model-facts")
-        section("Drafts it can carry")
+        section("Supported draft methods")
         self.methods = block(elem_id="model-methods")
         self.manage = Manage(settings, Base, "model", "model", chosen)
         self.live = [self.head, self.facts, self.methods]
@@ -116,8 +122,8 @@ class ModelPanel:
         waits = listing.Queues(session).waits_for(job) if job else ""
         parts = [model_view.title(base), note_line(base), model_view.state(base, job, waits), model_view.uses(base)]
         head = tag("div", "".join(parts), class_="sp-stack", data_state=base.state)
-        known = model_view.methods(base) or tag("p", "Known once the model is here.", class_="sp-lead")
-        return [head, model_view.details(base), known]
+        methods = model_view.methods(base) or tag("p", "Known after the download.", class_="sp-lead")
+        return [head, model_view.details(base), methods]
 
     def view(self, session: Session, base: Base | None, query: Mapping[str, str]) -> list[Any]:
         """Values of `outputs` for a newly opened model."""

@@ -1,4 +1,4 @@
-"""The planner: which drafting pays on this machine or another, before anything is trained; `?id=` opens a plan."""
+"""The Plans page: predicted speedups of drafts on this or another machine before training; `?id=` opens a plan."""
 
 import json
 from collections.abc import Mapping
@@ -25,32 +25,29 @@ from tracking.db import reading
 from tracking.tables import Base, Job
 from workers.jobs.requests import PlanRequest
 
-LEAD = (
-    "Which drafting pays: measured costs of a step and what a draft gets right, as predicted speed over shapes and "
-    "sequences at once."
-)
-NO_DRAFT = ("None: standalone drafts that could be cut from it", "")
-FIGURES = "JSON that `speculoos plan --keep FILE` wrote on the other machine. Empty: measured here."
+LEAD = "Predicts the speedup of draft shapes and batch sizes from measured step times and acceptance rates."
+NO_DRAFT = ("None: standalone drafts with layers of the base model", "")
+FIGURES = "JSON written by `speculoos plan --keep FILE` on the other machine. Empty: measure on this machine."
 WIDTH = "Hidden size of standalone drafts"
 LONGEST = 200_000
 PLANS = Listing("plans", Job, "plan", plan_view.plans_table, plan_view.signature)
 
 
 class PlanForm:
-    """What to plan for, inside the current Blocks."""
+    """The form of a plan, inside the current Blocks."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
         with gr.Row(equal_height=True):
             self.base = dropdown([], label="Base model", elem_id="plans-base", min_width=240)
             self.draft = dropdown([NO_DRAFT], value="", label="Draft", elem_id="plans-draft", min_width=240)
-        with closed_accordion("Sequences, layers, another machine", elem_id="plans-more"):
+        with closed_accordion("Batch sizes, layers, another machine", elem_id="plans-more"):
             with gr.Row():
                 self.batches = setting_control(PlanRequest.options()["batches"], "plans-batches")
                 self.layers = setting_control(PlanRequest.options()["layers"], "plans-layers")
-                self.width = one_line(WIDTH, "plans-width", placeholder="the base's")
+                self.width = one_line(WIDTH, "plans-width", placeholder="as the base model")
             self.figures = gr.Textbox(
-                label="Figures of another machine", info=FIGURES, lines=3, max_lines=8, elem_id="plans-figures"
+                label="Measurements of another machine", info=FIGURES, lines=3, max_lines=8, elem_id="plans-figures"
             )
         self.review = block(elem_id="plans-review")
         self.said = block(elem_id="plans-said")
@@ -68,14 +65,14 @@ class PlanForm:
         leads(self.start.click, self.submit, self.values, self.said, self.target)
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """The choices; `?base=` and `?checkpoint=` name what to plan for."""
+        """The choices, with the base model and the draft of `?base=` and `?checkpoint=` selected."""
         try:
             with reading(self.settings) as session:
                 bases = choices.bases(session)
                 base = choices.first(bases, str(request.query_params.get("base", ""))[:64])
-                wish = str(request.query_params.get("checkpoint", ""))[:64]
+                requested = str(request.query_params.get("checkpoint", ""))[:64]
                 drafts = draft_choices(session, base or "")
-                draft = choices.first(drafts, wish) or ""
+                draft = choices.first(drafts, requested) or ""
         except SpeculoosError as error:
             return [gr.skip(), gr.skip(), notice(sentence(error), "bad")]
         return [
@@ -85,29 +82,29 @@ class PlanForm:
         ]
 
     def choose_base(self, base: str) -> Any:
-        """Another base: its drafts."""
+        """The drafts of a newly selected base model."""
         with reading(self.settings) as session:
             drafts = draft_choices(session, base or "")
         return gr.Dropdown(drafts, value=drafts[0][1])
 
     def review_now(self, *values: Any) -> str:
-        """The command that does the same, or what is wrong."""
+        """The equivalent command, or an error."""
         return command_of(self.settings, lambda: plan_request(*values))
 
     def submit(self, *values: Any) -> tuple[str, str]:
-        """Queue the job: (notice, where to go)."""
+        """Queue the job: (error notice, URL)."""
         return started(self.settings, lambda: plan_request(*values), "plans")
 
 
 def draft_choices(session: Session, base_id: str) -> list[tuple[str, str]]:
-    """Checkpoints of a base, newest first, then none."""
+    """Checkpoints of a base model, newest first, then NO_DRAFT."""
     base = session.get(Base, base_id)
     rows = queries.checkpoints(session, base.id, ready_only=True) if base else []
     return [*((row.name, row.id) for row in rows), NO_DRAFT]
 
 
 def plan_request(base: str, draft: str, batches: str, layers: str, figures: str, width: str = "") -> PlanRequest:
-    """What the form asks for. Raises BadInput with the control's name."""
+    """The request of the form's values. Raises BadInput with the field's name."""
     if not base:
         raise BadInput("Base model: there is none yet; add one on the Models page.")
     return PlanRequest(
@@ -121,22 +118,24 @@ def plan_request(base: str, draft: str, batches: str, layers: str, figures: str,
 
 
 def figures_of(text: str) -> dict[str, Any]:
-    """Another machine's figures; {} for an empty box. The job says which key is wrong."""
+    """Measurements of another machine; {} for an empty field. The job checks the keys."""
     if not (text or "").strip():
         return {}
     if len(text) > LONGEST:
-        raise BadInput(f"Figures of another machine: more than {LONGEST:,} characters.")
+        raise BadInput(f"Measurements of another machine: more than {LONGEST:,} characters; shorten it.")
     try:
-        found = json.loads(text)
+        costs = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or "target_ms" not in found:
-        raise BadInput("Figures of another machine: expected the JSON object that `speculoos plan --keep FILE` wrote.")
-    return found
+        costs = None
+    if not isinstance(costs, dict) or "target_ms" not in costs:
+        raise BadInput(
+            "Measurements of another machine: enter the JSON object that `speculoos plan --keep FILE` wrote."
+        )
+    return costs
 
 
 class PlanPanel:
-    """One plan."""
+    """The components of one plan and their values."""
 
     def __init__(self) -> None:
         self.head = live("plan-head")

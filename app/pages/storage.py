@@ -1,4 +1,4 @@
-"""The Storage page: what each thing costs, what depends on it, and cleaning up. Counting happens beside it."""
+"""The Storage page: disk usage of rows, what depends on them, and cleanup. Sizes are measured in the background."""
 
 import threading
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from speculoos.settings import Settings
 from tracking import changes, rules, stored
 from tracking.db import reading
 
-LEAD = "What each thing costs, what depends on it, and what can go."
-COUNTING = "Counting the files of this home …"
+LEAD = "Disk usage, dependencies, and cleanup."
+COUNTING = "Measuring the files of the home folder …"
 
 POLL_SECONDS = 2.0
 
@@ -33,7 +33,7 @@ def build(settings: Settings) -> None:
 
 
 class Chore:
-    """Something that may take long, done in a thread, one at a time; `words` says how it went."""
+    """Runs one long task at a time in a thread; `words` is a notice about its state or result."""
 
     def __init__(self) -> None:
         self.words = ""
@@ -45,7 +45,7 @@ class Chore:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, what: str, work: Callable[[], str]) -> None:
-        """Begin, unless another one goes on."""
+        """Start the task, unless another one is running."""
         with self._lock:
             if self.busy:
                 return
@@ -61,7 +61,7 @@ class Chore:
 
 
 class StoragePage:
-    """The components, and what they show."""
+    """The components and their values."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -81,29 +81,30 @@ class StoragePage:
         on_load(self.open_address, [*frame, *self.drawn])
         for listed in (self.things, self.back):
             on_pick(listed, self.search, lambda row_id, _place: self.open(row_id), [], frame)
-        gr.Timer(POLL_SECONDS).tick(self.poll, self.seen, self.drawn, **QUIET)  # counts and chores are not rows
+        gr.Timer(POLL_SECONDS).tick(self.poll, self.seen, self.drawn, **QUIET)  # sizes and tasks are not in rows
         self._wire_delete(frame)
 
     def _build_list(self) -> None:
         self.overview = block(elem_id="storage-overview")
         self.parts = block(elem_id="storage-parts")
         section(
-            "Put in order", "The reconciler does this every hour, by the rules above; the Settings page changes them."
+            "Cleanup",
+            "The reconciler cleans up every hour by the retention rules above. Change them on the Settings page.",
         )
         self.round = block(elem_id="storage-round")
         self.chore_said = block(elem_id="storage-chore")
         with gr.Row(elem_classes="sp-buttons"):
-            look = gr.Button("What would go now?", elem_id="storage-look", **SMALL)
+            look = gr.Button("Preview cleanup", elem_id="storage-look", **SMALL)
             clean = gr.Button("Clean up now", elem_id="storage-clean", **SMALL)
-            again = gr.Button("Count again", elem_id="storage-count", **SMALL)
+            again = gr.Button("Measure again", elem_id="storage-count", **SMALL)
         section("Largest things", "Open one to see what depends on it, and to delete it.")
         self.things = picker("storage-things", main=True)
-        section("Leftovers", "Files and folders of the home that no row names, unchanged for a day.")
+        section("Leftovers", "Files and folders of the home folder that are not in use and unchanged for a day.")
         self.left = block(elem_id="storage-leftovers")
         with gr.Row(elem_classes="sp-buttons"):
-            sweep = gr.Button("Remove leftovers …", elem_id="storage-sweep", **SMALL)
-        asked = notice("They are removed for good. Nothing in the lists of the workbench uses them.", "warn")
-        sure, _, really = last_question("storage-sweep", "Remove for good", "Keep them", asked)
+            sweep = gr.Button("Delete leftovers …", elem_id="storage-sweep", **SMALL)
+        warning = notice("They are deleted for good. Nothing on these pages uses them.", "warn")
+        sure, _, really = last_question("storage-sweep", "Delete for good", "Keep them", warning)
         look.click(self.look, None, self.chore_said, **QUIET)
         clean.click(self.clean, None, self.chore_said, **QUIET)
         again.click(self.count, None, self.overview, **QUIET)
@@ -119,27 +120,27 @@ class StoragePage:
 
     def _wire_delete(self, frame: list[Any]) -> None:
         self.delete.click(self.ask, self.chosen, [self.confirm, self.question], **QUIET)
-        gone = self.really.click(self.remove, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
-        gone.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
+        event = self.really.click(self.remove, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
+        event.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
             self.after_removal, [self.chosen, self.said], [*frame, *self.drawn], **QUIET
         )
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """What the address asks for, and everything that is drawn."""
+        """Show the row or the list of the URL."""
         return [*self.open(str(request.query_params.get("id", ""))[:64]), *self.draw()]
 
     def open(self, row_id: str) -> list[Any]:
-        """One thing, or the list."""
+        """One row, or the list."""
         try:
             html, problem = (self.thing_html(row_id), "") if row_id else ("", "")
         except SpeculoosError as error:
             row_id, html, problem = "", "", notice(sentence(error), "warn")
-        back = pick("storage", "", "← All of the storage", class_="sp-back") if row_id else ""
+        back = pick("storage", "", "← All storage", class_="sp-back") if row_id else ""
         shown = (gr.Column(visible=not row_id), gr.Column(visible=bool(row_id)))
         return [row_id, *shown, problem, back, html, gr.Column(visible=False)]
 
     def thing_html(self, row_id: str) -> str:
-        """One thing with what depends on it. Raises NotFound."""
+        """Details of one row with what depends on it. Raises NotFound."""
         with reading(self.settings) as session:
             kind, row = find(session, row_id)
             used = changes.dependents(session, row)
@@ -147,7 +148,7 @@ class StoragePage:
         return storage_view.one(storage.thing(self.settings, kind, row), path, used)
 
     def draw(self) -> list[Any]:
-        """Values of everything that the poll keeps fresh."""
+        """Values of the outputs of the poll."""
         survey = self.surveys.get()
         tail = [self.chore.words, self.round_html()]
         if survey is None:
@@ -161,12 +162,12 @@ class StoragePage:
         return [self.signature(), *shown, storage_view.leftovers(survey.leftovers, str(self.settings.home)), *tail]
 
     def poll(self, seen: str) -> Any:
-        """What changed since `seen`."""
+        """Values of `drawn` if something changed since `seen`."""
         self.surveys.get()
         return gr.skip() if self.signature() == seen else self.draw()
 
     def signature(self) -> str:
-        """Changes when another count has ended, or a chore has something to say."""
+        """Changes when a measurement ends or the notice of a task changes."""
         last = self.surveys.last
         return f"{last.at.isoformat() if last else ''}|{self.surveys.problem}|{hash(self.chore.words)}"
 
@@ -176,42 +177,42 @@ class StoragePage:
             return storage_view.last_round(retention.last_round(session))
 
     def look(self) -> str:
-        """Say what cleaning up would remove."""
+        """Show what a cleanup would delete."""
 
         def work() -> str:
             words = retention.in_words(retention.clean(self.settings, dry_run=True))
-            return f"These would go: {words}." if words else "Nothing would go: all of it is to be kept."
+            return f"Would delete: {words}." if words else "Nothing to delete."
 
-        self.chore.start("Looking …", work)
+        self.chore.start("Checking …", work)
         return self.chore.words
 
     def clean(self) -> str:
-        """Apply the rules now."""
-        return self._remove(retention.clean, "Cleaning up; the page may be closed …", "Nothing had to go.")
+        """Apply the retention rules now."""
+        return self._remove(retention.clean, "Cleaning up. You can close this page …", "Nothing to delete.")
 
     def sweep(self) -> tuple[str, Any]:
-        """Remove the leftovers."""
-        words = self._remove(retention.sweep, "Removing leftovers …", "Nothing was left over.")
+        """Delete the leftovers."""
+        words = self._remove(retention.sweep, "Deleting leftovers …", "There are no leftovers.")
         return words, gr.Column(visible=False)
 
     def _remove(self, act: Callable[[Settings], Any], what: str, nothing: str) -> str:
-        """Have `act` done beside the page, and count again."""
+        """Run `act` in the background, then measure again."""
 
         def work() -> str:
             words = retention.in_words(act(self.settings))
             self.surveys.count()
-            return f"Removed {words}." if words else nothing
+            return f"Deleted {words}." if words else nothing
 
         self.chore.start(what, work)
         return self.chore.words
 
     def count(self) -> Any:
-        """Count anew; the poll shows the result."""
+        """Measure again; the poll shows the result."""
         self.surveys.count()
         return tag("p", COUNTING, class_="sp-lead")
 
     def ask(self, row_id: str) -> tuple[Any, str]:
-        """Before something goes: what depends on it."""
+        """The confirmation question: what depends on the row."""
 
         def words() -> str:
             with reading(self.settings) as session:
@@ -221,7 +222,7 @@ class StoragePage:
         return gr.Column(visible=True), outcome_notice(words, "warn")
 
     def remove(self, row_id: str) -> tuple[str, str, Any]:
-        """Delete the row, its files, and what depends on it; the reader was asked."""
+        """Delete the row, its files, and what depends on it. The user has confirmed this."""
         try:
             with reading(self.settings) as session:
                 kind, row = find(session, row_id)
@@ -232,7 +233,7 @@ class StoragePage:
         return "", notice(words, "good"), gr.Column(visible=False)
 
     def after_removal(self, row_id: str, words: str) -> list[Any]:
-        """The list again, with the sentence on top; the thing when it could not go."""
+        """The list with the message on top; no change if the deletion failed."""
         if row_id:
             return [gr.skip()] * (7 + len(self.drawn))
         frame = self.open("")
@@ -244,4 +245,4 @@ def find(session: Session, row_id: str) -> tuple[str, Any]:
     for table, kind in stored.KINDS.items():
         if row := session.get(table, row_id):
             return kind, row
-    raise NotFound("This is gone; it was deleted, or the address is wrong.")
+    raise NotFound("This is gone: it was deleted, or the URL is wrong.")

@@ -1,5 +1,5 @@
-"""Trainings compared: curves over each other, figures side by side, the settings that differ. `?ids=a,b` names the
-jobs, `?over=` and `?smooth=` say how the curves are drawn: the address shows the same to everyone."""
+"""The page that compares trainings: curves, figures, and settings that differ. `?ids=a,b` lists the jobs; `?over=` and
+`?smooth=` select the x axis and the smoothing."""
 
 import json
 from typing import Any
@@ -28,10 +28,10 @@ from tracking import downsampling, trainings
 from tracking.db import reading
 
 PAGE = "trainings"
-LEAD = "Curves over each other, figures side by side, and only the settings that differ."
+LEAD = "Curves in common charts, results side by side, and the settings that differ."
 NOTHING = empty_state(
     "Nothing to compare yet",
-    "On the list of jobs tick two or more trainings, then press Compare trainings.",
+    "Select two or more trainings on the page Jobs, then press Compare trainings.",
     "/jobs",
     "Go to Jobs",
 )
@@ -46,7 +46,7 @@ WRITE = """(ids, over, smooth, seen) => {
 
 
 def now(session: Session, ids: str) -> str:
-    """What the page remembers of what it shows."""
+    """Signature of what the page shows."""
     return f"{ids}|{trainings.signature(session, TrainingsView.of({'ids': ids}).ids)}"
 
 
@@ -58,7 +58,7 @@ def build(settings: Settings) -> None:
 
 
 class TrainingsPage:
-    """The components. All that is shown follows from the address and the rows."""
+    """The components. Everything shown depends on the URL and the rows only."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -67,7 +67,7 @@ class TrainingsPage:
         with gr.Column(visible=False, elem_id="trainings-shown") as self.column:
             self.differ = block(elem_id="trainings-settings")
             with gr.Row(elem_classes="sp-find", elem_id="trainings-how"):
-                self.over = gr.Radio(list(OVER), value=next(iter(OVER)), label="Curves over", elem_id="trainings-over")
+                self.over = gr.Radio(list(OVER), value=next(iter(OVER)), label="X axis", elem_id="trainings-over")
                 self.smooth = gr.Slider(
                     0, SMOOTHEST, 0, step=0.05, label="Smoothing of training curves", elem_id="trainings-smooth"
                 )
@@ -81,7 +81,7 @@ class TrainingsPage:
         self.live = [self.problem, self.column, *shown]
 
     def wire(self) -> None:
-        """Opening, the two controls, the poll."""
+        """Connect the events: opening, the two controls, the poll."""
         on_load(self.open_address, [self.ids, self.over, self.smooth, self.seen, *self.live])
         shown = [self.ids, self.over, self.smooth, self.seen]
         gr.on(
@@ -96,13 +96,13 @@ class TrainingsPage:
         on_change(PAGE, self.poll, shown, [self.seen, *self.live], chosen="trainings-ids", seen="trainings-seen")
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """What the address asks for."""
+        """Show the view of the URL."""
         view = TrainingsView.of({key: str(value) for key, value in request.query_params.items()})
         over = next(words for words, key in OVER.items() if key == view.over)
         return [",".join(view.ids), over, view.smooth, *self.redraw(",".join(view.ids), over, view.smooth, "")]
 
     def redraw(self, ids: str, over: str, smooth: float, seen: str) -> list[Any]:
-        """What changed since `seen`, which is not asked whether anything did."""
+        """The parts that differ from `seen`."""
         try:
             with reading(self.settings) as session:
                 return changed_parts(seen, now(session, ids), drawn(session, view_of(ids, over, smooth)))
@@ -110,7 +110,7 @@ class TrainingsPage:
             return ["", notice(str(error), "bad"), *[gr.skip()] * (len(self.live) - 1)]
 
     def poll(self, ids: str, over: str, smooth: float, seen: str) -> Any:
-        """What changed since `seen`."""
+        """The parts that changed since `seen`; gr.skip() if the signature is the same."""
         try:
             with reading(self.settings) as session:
                 known = now(session, ids) == seen.partition(DRAWN)[0]
@@ -120,15 +120,15 @@ class TrainingsPage:
 
 
 def view_of(ids: str, over: str, smooth: float) -> TrainingsView:
-    """What the components say."""
+    """The view of the components' values."""
     return TrainingsView.of({"ids": ids, "over": OVER.get(over, ""), "smooth": smooth})
 
 
 def drawn(session: Session, view: TrainingsView) -> list[Any]:
     """Values of `live`."""
     found = trainings.find(session, view.ids)
-    named = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)
-    metrics = {label: downsampling.metrics(session, each.job.id) for label, each in named}
+    pairs = zip(trainings_view.labels(found.trainings), found.trainings, strict=True)
+    metrics = {label: downsampling.metrics(session, training.job.id) for label, training in pairs}
     first, more = trainings_view.charts(metrics, view.over, view.smooth)
     return [
         trainings_view.said(found) if view.ids else NOTHING,

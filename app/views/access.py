@@ -1,4 +1,4 @@
-"""Who may open the pages, on the Settings page: how that is guarded, and one's own name on jobs."""
+"""Section of the Settings page: access to the pages, and the visitor's name on jobs."""
 
 import gradio as gr
 
@@ -14,7 +14,7 @@ from tracking.names import LONGEST_USER, check_user
 
 
 def build(settings: Settings) -> None:
-    """The section, inside the current Blocks."""
+    """Create the section inside the current Blocks."""
     section("Access")
     state = block(elem_id="settings-access")
 
@@ -27,22 +27,24 @@ def build(settings: Settings) -> None:
 
 
 def access_notice(settings: Settings, visitor: Visitor | None) -> str:
-    """How people get in, and whether that will do here."""
+    """How people log in, or a warning that access is not protected."""
     if warning := access_warning(settings):
         return notice(warning, "warn")
     if settings.asks_login:
-        until = f" Your login holds until {visitor.ends_at:%d %B %Y}, or until you log out." if visitor else ""
-        way = "who knows the password" if settings.password else "who has a link of `speculoos login-link`"
-        return notice(f"Open to {way}.{until}", "good")
-    return notice(f"Open to who reaches {settings.host}:{settings.port}; nobody else has an account here.", "good")
+        until = f" Your login is valid until {visitor.ends_at:%d %B %Y}, or until you log out." if visitor else ""
+        who = "everyone with the password" if settings.password else "everyone with a link of `speculoos login-link`"
+        return notice(f"Open to {who}.{until}", "good")
+    return notice(
+        f"Open without login at {settings.host}:{settings.port}; no other user has an account on this machine.", "good"
+    )
 
 
 def _name(sessions: Sessions) -> None:
-    """The box with one's name, and what became of changing it."""
+    """The field with the visitor's name, its button and the message afterwards."""
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
         name = one_line("Your name on jobs", "settings-user", max_length=LONGEST_USER)
     save = gr.Button("Save name", elem_id="settings-user-save", **SMALL)
-    said = block(elem_id="settings-user-said")
+    message = block(elem_id="settings-user-said")
 
     def shown(request: gr.Request) -> str:
         visitor = visitor_of(request)
@@ -52,12 +54,12 @@ def _name(sessions: Sessions) -> None:
         return rename(sessions, visitor_of(request), text)
 
     on_load(shown, name)
-    save.click(keep, name, said, **QUIET)
+    save.click(keep, name, message, **QUIET)
 
 
 @saying_errors()
 def rename(sessions: Sessions, visitor: Visitor | None, text: str) -> str:
-    """Keep the name; says so, or why not."""
+    """Store the name. A notice: success, or the error."""
     user = check_user(text)
     if visitor:
         sessions.rename(visitor, user)

@@ -1,4 +1,4 @@
-"""Keys for the inference server on the Settings page: made and shown once, listed without their secrets, revoked."""
+"""API keys of the inference server on the Settings page: create (shown once), list without secrets, revoke."""
 
 from typing import Any
 
@@ -16,33 +16,33 @@ from speculoos.settings import Settings
 from tracking import keys
 from tracking.db import reading, writing
 
-NONE_YET = "None yet. Programs on this machine may also use the token in {path}."
-MADE = "Made “{name}”. Copy the key now: it is not kept and cannot be shown again."
+NONE_YET = "No keys yet. Programs on this machine can also use the token in {path}."
+MADE = "Created “{name}”. Copy the key now: it is not stored and cannot be shown again."
 
 
 def build(settings: Settings) -> None:
     """Wire the section inside the current Blocks."""
     listed = block(elem_id="keys-list")
     with gr.Row(equal_height=True, elem_classes="sp-manage"):
-        name = one_line("New key for", "keys-name", placeholder="who or what will use it", max_length=120, scale=2)
+        name = one_line("New key for", "keys-name", placeholder="user or program", max_length=120, scale=2)
         doomed = dropdown([], label="Key to revoke", value=None, elem_id="keys-doomed", scale=2)
     with gr.Row(elem_classes="sp-buttons"):
-        make = gr.Button("Make a key", variant="primary", elem_id="keys-make", **SMALL)
+        make = gr.Button("Create key", variant="primary", elem_id="keys-make", **SMALL)
         revoke = gr.Button("Revoke", variant="stop", elem_id="keys-revoke", **SMALL)
-    said = block(elem_id="keys-said")
+    message = block(elem_id="keys-said")
     secret = one_line("The new key", "keys-secret", interactive=False, visible=False, buttons=["copy"])
     shown = [listed, doomed]
     on_load(lambda: view(settings), shown)
     for event in (make.click, name.submit):
-        event(lambda given: make_key(settings, given), name, [said, secret, name, *shown], **QUIET)
-    revoke.click(lambda chosen: revoke_key(settings, chosen), doomed, [said, secret, *shown], **QUIET)
+        event(lambda text: make_key(settings, text), name, [message, secret, name, *shown], **QUIET)
+    revoke.click(lambda chosen: revoke_key(settings, chosen), doomed, [message, secret, *shown], **QUIET)
 
 
 @saying_errors(gr.skip())
 def view(settings: Settings) -> list[Any]:
-    """The table, and the choices of what to revoke."""
-    with reading(settings) as rows:
-        live = keys.list_keys(rows)
+    """The table of keys and the choices to revoke."""
+    with reading(settings) as session:
+        live = keys.list_keys(session)
     choices = gr.Dropdown([(f"{key.name} ({key.hint}…)", key.id) for key in live], value=None)
     if not live:
         return [tag("p", safe(NONE_YET.format(path=settings.inference_token_file)), class_="sp-lead"), choices]
@@ -50,14 +50,17 @@ def view(settings: Settings) -> list[Any]:
         [safe(key.name), tag("code", safe(key.hint + "…")), safe(ago(key.created_at)), safe(ago(key.last_used_at))]
         for key in live
     ]
-    return [table(["Name", "Begins with", "Made", "Last used"], lines, "Keys", True, {"Made", "Last used"}), choices]
+    return [
+        table(["Name", "Starts with", "Created", "Last used"], lines, "Keys", True, {"Created", "Last used"}),
+        choices,
+    ]
 
 
 def make_key(settings: Settings, name: str) -> list[Any]:
-    """Make one and show it, this once: notice, secret, the emptied name, `view`."""
+    """Create a key: notice, secret, emptied name, `view`. The secret is shown only this once."""
     try:
-        with writing(settings) as rows:
-            key, secret = keys.make_key(rows, name or "")
+        with writing(settings) as session:
+            key, secret = keys.make_key(session, name or "")
     except SpeculoosError as error:
         return [notice(sentence(error), "bad"), gr.Textbox("", visible=False), name, *view(settings)]
     message = notice(MADE.format(name=key.name), "good")
@@ -65,10 +68,10 @@ def make_key(settings: Settings, name: str) -> list[Any]:
 
 
 def revoke_key(settings: Settings, key_id: str | None) -> list[Any]:
-    """End one: notice, the hidden secret, `view`."""
+    """Revoke a key: notice, hidden secret, `view`."""
     try:
-        with writing(settings) as rows:
-            said = notice(f"Revoked “{keys.revoke(rows, key_id or '').name}”; it is refused from now on.", "good")
+        with writing(settings) as session:
+            message = notice(f"Revoked “{keys.revoke(session, key_id or '').name}”; it no longer works.", "good")
     except SpeculoosError as error:
-        said = notice(sentence(error) if key_id else "Choose the key to revoke first.", "bad")
-    return [said, gr.Textbox("", visible=False), *view(settings)]
+        message = notice(sentence(error) if key_id else "Choose the key to revoke first.", "bad")
+    return [message, gr.Textbox("", visible=False), *view(settings)]

@@ -1,5 +1,5 @@
-"""Where an evaluated draft does well: lengths of accepted paths, τ by place, drafted tokens by kind, the worst prompts.
-Pure functions over the row."""
+"""Breakdown of an evaluation: accepted lengths, τ by position, drafted tokens by kind, prompts with the lowest τ. Pure
+functions of the row."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -12,29 +12,32 @@ from tracking.replays import is_replay
 from tracking.tables import Evaluation
 
 SHOWN = 12
-"""Prompts in the table, the worst ones."""
+"""Maximum number of prompts in the table."""
 LONGEST = 120
-"""Characters of a prompt there."""
-HOW = "Its steps: the same prompt again in the Playground, with p and q of every candidate."
-ANSWERED_HERE = "Its steps: the prompt asked again here, in the Playground; this answer may differ from the one judged."
-OF_SERVERS = "By place in the answer and by kind of token: not known, since no server says which tokens it had drafted."
-ONE_BY_ONE = "Worst prompts: not known, since this server says nothing of single answers."
+"""Maximum number of characters of a prompt in the table."""
+HOW = "“Show its steps” runs the prompt again in the Playground and shows p and q of every candidate."
+ANSWERED_HERE = (
+    "“Show its steps” runs the prompt on the local engine in the Playground. The response may differ from the "
+    "evaluated one."
+)
+OF_SERVERS = "By position and by kind of token: unknown, because servers do not report which tokens were drafted."
+ONE_BY_ONE = "Worst prompts: unknown, because this server reports no statistics of single responses."
 BEFORE = (
-    "By place, by kind of token and worst prompts: not known; this was measured before they were kept. Measure again."
+    "By position, by kind of token and worst prompts: not recorded by the version that measured this. Measure again."
 )
 
 
 def parts(row: Evaluation, again: bool = True) -> str:
-    """All of them, and why some are not there; "" where nothing was drafted. `again`: prompts have a button, which the
-    evaluation's own page knows what to do with."""
+    """All parts, and why some are missing; "" without drafting. `again`: prompts have a button that the evaluation's
+    page handles."""
     result = row.result or {}
     drawn = lengths(result) + by_position(result) + by_class(result)
-    why = tag("p", safe(said), class_="sp-hint") if (said := missing(row)) else ""
+    why = tag("p", safe(reason), class_="sp-hint") if (reason := missing(row)) else ""
     return (tag("div", drawn, class_="sp-charts") if drawn else "") + worst(row, again) + why
 
 
 def missing(row: Evaluation) -> str:
-    """Why parts are not there, in a sentence or two."""
+    """Why parts are missing; "" if none are."""
     result = row.result or {}
     if not result.get("mean_accepted_length"):
         return ""
@@ -44,7 +47,7 @@ def missing(row: Evaluation) -> str:
 
 
 def lengths(result: Mapping[str, Any]) -> str:
-    """How many steps gave how many tokens."""
+    """Share of steps by number of generated tokens."""
     counts = [count for count in result.get("lengths") or () if isinstance(count, int)]
     total = sum(counts)
     rows = [
@@ -52,11 +55,11 @@ def lengths(result: Mapping[str, Any]) -> str:
         for n, count in enumerate(counts, 1)
         if total
     ]
-    return bars("Tokens a step gave", rows, f"Of {total:,} steps; τ is their mean.")
+    return bars("Tokens per step", rows, f"{total:,} steps; τ is their mean.")
 
 
 def by_position(result: Mapping[str, Any]) -> str:
-    """τ along the answers."""
+    """τ by position in the response."""
     spans = result.get("by_position") or []
     if not spans:
         return ""
@@ -66,33 +69,37 @@ def by_position(result: Mapping[str, Any]) -> str:
         (f"{span['from']} – {end - 1}" if end else f"from {span['from']}", span["tau"] / most, f"{span['tau']:.2f}")
         for span, end in zip(spans, ends, strict=True)
     ]
-    return bars("τ by place in the answer", rows, "Tokens of the answer that were there before the step.")
+    return bars("τ by position in the response", rows, "Number of response tokens before the step.")
 
 
 def by_class(result: Mapping[str, Any]) -> str:
-    """Which kinds of token the draft had right."""
+    """Share of drafted tokens by kind of token."""
     rows = []
     for each in result.get("by_class") or ():
         share = each["drafted"] / each["tokens"] if each["tokens"] else 0.0
         rows.append((f"{each['class']} ({each['tokens']:,})", share, f"{share:.0%}"))
-    return bars("Drafted, by kind of token", rows, "Share of the tokens of a kind that the draft had written.")
+    return bars(
+        "Drafted, by kind of token",
+        rows,
+        "Share of the generated tokens of a kind that came from accepted draft tokens.",
+    )
 
 
 def worst(row: Evaluation, again: bool = True) -> str:
-    """The prompts with the lowest τ, and the way to their steps."""
+    """The prompts with the lowest τ, with buttons to show their steps."""
     prompts = (row.result or {}).get("per_prompt") or []
     if not prompts:
         return ""
     columns = ["Prompt", "τ", "Tokens", "Steps", ""]
-    here = again and row.base_id is not None
-    rows = [_prompt(number, prompt, here) for number, prompt in enumerate(prompts[:SHOWN])]
+    has_buttons = again and row.base_id is not None
+    rows = [_prompt(number, prompt, has_buttons) for number, prompt in enumerate(prompts[:SHOWN])]
     how = ANSWERED_HERE if row.source or is_replay(row.result) else HOW
     head = tag("h3", "Worst prompts")
     head += tag("p", safe(how), class_="sp-hint") if any(cells[-1] for cells in rows) else ""
     return tag("section", head + table(columns, rows, "Worst prompts", wide_first=True, named=columns[1:4]))
 
 
-def _prompt(number: int, prompt: Mapping[str, Any], here: bool) -> list[str]:
+def _prompt(number: int, prompt: Mapping[str, Any], has_button: bool) -> list[str]:
     messages = prompt.get("messages") or ()
     text = str(messages[-1].get("content", "")) if messages else ""
     turn = f"turn {prompt['turn'] + 1}" if prompt.get("turn") else ""
@@ -108,4 +115,4 @@ def _prompt(number: int, prompt: Mapping[str, Any], here: bool) -> list[str]:
         aria_label=f"Show its steps: prompt {number + 1}",
     )
     numbers = [f"{prompt.get('tau', 0):.2f}", f"{prompt.get('tokens', 0):,}", f"{prompt.get('steps', 0):,}"]
-    return [name, *map(safe, numbers), button if messages and here else ""]
+    return [name, *map(safe, numbers), button if messages and has_button else ""]

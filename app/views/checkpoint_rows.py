@@ -1,4 +1,4 @@
-"""Checkpoints as people see them: the list, one's figures and lineage. Pure functions over rows."""
+"""HTML of checkpoints: the list, metrics and lineage. Pure functions of rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,8 +25,8 @@ from tracking.tables import Base, Checkpoint, Dataset, Evaluation, Job
 from workers.jobs.matrix import setting_words
 
 SOURCE_WORDS = {"hub": "hub:", "folder": "local folder:", "upload": "uploaded files:"}
-"""How an import is called by where the draft was."""
-COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Made"]
+"""Source of an imported draft → its label."""
+COLUMNS = ["Name", "Base", "Method", "Data", "τ", "Speedup", "Size", "Created"]
 
 
 def method_words(method: str) -> str:
@@ -34,20 +34,20 @@ def method_words(method: str) -> str:
     return METHODS[method].title if method in METHODS else method
 
 
-BULK = {"delete": ("Delete", "Delete for good, with what depends on them?")}
+BULK = {"delete": ("Delete", "Delete for good, with everything that depends on them?")}
 
 
 def checkpoints_table(session: Session, which: str = "", place: str = "") -> str:
-    """A page of all checkpoints, newest first unless `which` (app/widgets/asked.py) says otherwise."""
+    """A page of the checkpoints that match `which` (a ListQuery), newest first by default."""
     shown = page(session, narrowed(queries.checkpoint_query(), which), place)
     if not shown.rows:
         return nothing(
             which,
             "checkpoint",
-            "A checkpoint is what training leaves: a small network that drafts for one base model. One that others "
-            "published can be added above.",
+            "A checkpoint is the result of training: a draft model for one base model. You can import published ones "
+            "above.",
             "/train",
-            "Train one",
+            "Train a draft",
         )
     names, measured = names_of(session, shown.rows), last_measured(session, [c.id for c in shown.rows])
     cells = [row_cells(c, names, figures_of(c, measured.get(c.id))) for c in shown.rows]
@@ -56,28 +56,28 @@ def checkpoints_table(session: Session, which: str = "", place: str = "") -> str
 
 
 def names_of(session: Session, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
-    """The names of their bases and data sets by id."""
+    """id → name of the base models and data sets of `checkpoints`."""
     sources = ((Base, {c.base_id for c in checkpoints}), (Dataset, {c.dataset_id for c in checkpoints}))
     queries = (select(table.id, table.name).where(table.id.in_(ids - {None})) for table, ids in sources)
     return {row_id: name for query in queries for row_id, name in session.execute(query)}
 
 
 def last_measured(session: Session, checkpoint_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the last evaluation of each found, by its id: of those that say how it is used, greedy and with its own
-    tree; replays measured nothing."""
-    usual = (
+    """checkpoint id → result of its last evaluation, among those at default settings: greedy, with the checkpoint's own
+    tree, on the local engine. Replays do not count: they measure no speed."""
+    defaults = (
         Evaluation.temperature == 0,
         Evaluation.tree == "",
         Evaluation.source == "",
         Evaluation.matrix_id.is_(None),
     )
     of_these = Evaluation.checkpoint_id.in_(checkpoint_ids)
-    query = select(Evaluation).where(of_these, *usual).order_by(Evaluation.created_at)
+    query = select(Evaluation).where(of_these, *defaults).order_by(Evaluation.created_at)
     return {e.checkpoint_id: e.result for e in session.scalars(query) if e.result and not is_replay(e.result)}
 
 
 def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping[str, Any]) -> list[str]:
-    """One line of the list."""
+    """Cells of a row of the list."""
     speedup = figures.get("speedup")
     return [
         box(checkpoint.id, checkpoint.name)
@@ -86,7 +86,7 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
         + tag_links("checkpoints", checkpoint.note),
         safe(names.get(checkpoint.base_id, "–")),
         safe(method_words(checkpoint.method)),
-        safe(names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + _further(checkpoint)),
+        safe(names.get(checkpoint.dataset_id or "", data_words(checkpoint) or "–") + _more_data(checkpoint)),
         safe(figure(number(figures.get("mean_accepted_length")))) + _small(tau_source(figures)),
         safe(f"{speedup:.2f}×") + _small(REFERENCE * bool(figures.get(REFERENCE)))
         if isinstance(speedup, int | float)
@@ -96,15 +96,15 @@ def row_cells(checkpoint: Checkpoint, names: Mapping[str, str], figures: Mapping
     ]
 
 
-def _further(checkpoint: Checkpoint) -> str:
-    """ " + 1", where it learned from another data set too."""
+def _more_data(checkpoint: Checkpoint) -> str:
+    """ " + 1" if it was trained on another data set too."""
     more = (checkpoint.config or {}).get("more_dataset_ids")
     return f" + {len(more)}" if more else ""
 
 
 def tau_source(figures: Mapping[str, Any]) -> str:
-    """Whether τ came with the checkpoint's files, was measured here by an evaluation, or estimated on conversations
-    held out in training."""
+    """Whether τ came with the checkpoint's files (REFERENCE), was "measured" by a local evaluation or "estimated" on
+    held-out conversations in training; "" without τ."""
     if number(figures.get("mean_accepted_length")) is None:
         return ""
     if figures.get(REFERENCE):
@@ -113,27 +113,27 @@ def tau_source(figures: Mapping[str, Any]) -> str:
 
 
 def state_mark(checkpoint: Checkpoint) -> str:
-    """Badges for one that was published elsewhere, and for one that cannot be used (yet)."""
-    states = {"pending": ("being made", "info"), "failed": ("not finished", "bad")}
+    """Badges of an imported checkpoint and of one that is not ready."""
+    states = {"pending": ("being created", "info"), "failed": ("not finished", "bad")}
     imported = [("imported", "")] if is_imported(checkpoint) else []
     marks = [*imported, *(mark for state, mark in states.items() if state == checkpoint.state)]
     return "".join(" " + badge(*mark) for mark in marks)
 
 
 def is_imported(checkpoint: Checkpoint) -> bool:
-    """Whether others published it."""
+    """Whether the draft was imported, not trained here."""
     return str(checkpoint.config.get("source")) in SOURCE_WORDS
 
 
 REFERENCE = "reference"
-"""The key of figures that came with a checkpoint's files, and what people read beside them."""
+"""Key that marks figures from a checkpoint's files, and the label beside them."""
 OF_A_MEASUREMENT = ("mean_accepted_length", "acceptance_by_depth", "speedup", "tokens_per_second", "measured_on")
 OF_A_MEASUREMENT += ("plain_tokens_per_second", "identical_to_plain", "prompts", "measured_tokens", "ties")
 
 
 def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The figures to show of a checkpoint: `measured`, what its last evaluation here found, in place of its own; own
-    ones that came with its files are marked as REFERENCE."""
+    """Figures to show: those of the last local evaluation (`measured`) replace the checkpoint's own; own figures of an
+    imported checkpoint's files are marked with REFERENCE."""
     own = checkpoint.figures or {}
     if measured:
         return {
@@ -144,47 +144,49 @@ def figures_of(checkpoint: Checkpoint, measured: Mapping[str, Any] | None) -> di
 
 
 def is_reference(checkpoint: Checkpoint) -> bool:
-    """Whether the row's own figures were measured elsewhere, by those who published the draft."""
+    """Whether the row's own figures were measured by the publisher of the draft."""
     measured_on = (checkpoint.figures or {}).get("measured_on")
     return measured_on != HERE and (bool(measured_on) or is_imported(checkpoint))
 
 
 def best_figures(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What its last evaluation found, over what training measured."""
+    """`figures_of` with its last evaluation."""
     return figures_of(checkpoint, last_measured(session, [checkpoint.id]).get(checkpoint.id))
 
 
 def head(session: Session, checkpoint: Checkpoint) -> str:
-    """Name, figures, lineage, and what can be done with it."""
+    """Name, warnings, figures and lineage."""
     base = session.get(Base, checkpoint.base_id)
     name = detail_head(checkpoint.name, state_mark(checkpoint))
     parts = name, warnings(checkpoint, base), figure_tiles(session, checkpoint), lineage(session, checkpoint, base)
     return tag("div", "".join(parts), class_="sp-stack")
 
 
-PLAIN_IS_FASTER = "Plain decoding would be faster here: a tuning found no tree of this draft that pays."
+PLAIN_IS_FASTER = "Plain decoding is faster on this machine: tuning found no tree that makes this draft worthwhile."
 
 
 def plain_is_faster(checkpoint: Checkpoint) -> bool:
-    """Whether its last tuning says so."""
-    found = (checkpoint.figures or {}).get("tuned")
-    return isinstance(found, Mapping) and bool(found.get("plain_is_faster"))
+    """Whether its last tuning found plain decoding to be faster."""
+    tuned = (checkpoint.figures or {}).get("tuned")
+    return isinstance(tuned, Mapping) and bool(tuned.get("plain_is_faster"))
 
 
 def warnings(checkpoint: Checkpoint, base: Base | None) -> str:
-    """Why it cannot be used, that it was trained on other weights, or that plain decoding is faster."""
+    """A notice: the checkpoint is not ready, was trained on other weights, or plain decoding is faster."""
     if checkpoint.state == "pending":
         link = f"/jobs?id={checkpoint.job_id}" if checkpoint.job_id else ""
-        return notice("Its job is still at work.", "info", link, "See the job" if link else "")
+        return notice("Its job is still running.", "info", link, "Open the job" if link else "")
     if checkpoint.state == "failed":
-        return notice("It was not finished; retry its job, or delete this checkpoint.", "bad")
+        return notice("It was not finished. Retry its job, or delete this checkpoint.", "bad")
     if base and checkpoint.base_sha256 and checkpoint.base_sha256 != base.weights_sha256:
-        return notice(f"Trained on other weights than {base.name} has now; fewer tokens will be accepted.", "warn")
+        return notice(
+            f"The weights of {base.name} have changed since this was trained; fewer tokens will be accepted.", "warn"
+        )
     return notice(PLAIN_IS_FASTER, "warn") if plain_is_faster(checkpoint) else ""
 
 
 def figure_tiles(session: Session, checkpoint: Checkpoint) -> str:
-    """The figures people ask for first."""
+    """Tiles of the main figures."""
     figures = best_figures(session, checkpoint)
     tau, speedup = number(figures.get("mean_accepted_length")), number(figures.get("speedup"))
     speed, plain = number(figures.get("tokens_per_second")), number(figures.get("plain_tokens_per_second"))
@@ -204,7 +206,7 @@ REFERENCE_WORDS = "reference: measured elsewhere"
 
 
 def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
-    """What τ is, or between which figures it lies."""
+    """Interval of τ, or how it was determined."""
     if not tau:
         return "not measured yet"
     if tau_source(figures) == "estimated":
@@ -215,35 +217,35 @@ def tau_note(figures: Mapping[str, Any], tau: float | None) -> str:
 
 
 def speedup_note(figures: Mapping[str, Any], speedup: float | None) -> str:
-    """The speedup's interval; of one that has none, what it is."""
+    """Interval of the speedup, or what it is relative to."""
     if figures.get(REFERENCE):
         return REFERENCE_WORDS if speedup else ""
-    return (interval(figures, "speedup", "×") or "against plain decoding") if speedup else ""
+    return (interval(figures, "speedup", "×") or "vs. plain decoding") if speedup else ""
 
 
 def data_words(checkpoint: Checkpoint) -> str:
-    """The data set as the files of a checkpoint name it, where it is no row here; "" where they do not."""
+    """Name of the data set in the checkpoint's config; "" if it has none."""
     return str(checkpoint.config.get("data") or "")
 
 
 def sets_of(session: Session, checkpoint: Checkpoint) -> list[Dataset]:
-    """The data sets that it learned from, as far as they are there."""
+    """The data sets it was trained on that still exist."""
     return [data for row_id in queries.trained_on(checkpoint) if (data := session.get(Dataset, row_id))]
 
 
 def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
-    """Where it comes from: base, data, job, settings; each a link."""
+    """Origin of the checkpoint: base model, data and job as links, hashes and note."""
     sets, job = sets_of(session, checkpoint), session.get(Job, checkpoint.job_id or "")
     unknown = safe(data_words(checkpoint)) or ("" if is_imported(checkpoint) else "not recorded")
     items = [
         ("Base model", _link(f"/models?id={base.id}", base.name) if base else "–"),
         ("Base weights", _code(checkpoint.base_sha256[:16] + "…") if checkpoint.base_sha256 else ""),
-        ("Came from", safe(origin(checkpoint))),
+        ("Source", safe(origin(checkpoint))),
         ("Data", ", ".join(_link(f"/data?id={d.id}", d.name) for d in sets) or unknown),
-        ("Made by", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
+        ("Job", _link(f"/jobs?id={job.id}", job.name) if job else "not recorded"),
         ("Steps", f"{checkpoint.step:,}" if checkpoint.step else ""),
         ("sha256", _code(checkpoint.sha256) if checkpoint.sha256 else ""),
-        ("Made", safe(ago(checkpoint.created_at))),
+        ("Created", safe(ago(checkpoint.created_at))),
         ("Note", safe(checkpoint.note)),
     ]
     rows_html = "".join(tag("dt", safe(k)) + tag("dd", v) for k, v in items if v)
@@ -251,18 +253,18 @@ def lineage(session: Session, checkpoint: Checkpoint, base: Base | None) -> str:
 
 
 def origin(checkpoint: Checkpoint) -> str:
-    """Of a draft that was published elsewhere: where, in which format, its licence and what was noticed."""
+    """Source, format, licence and notices of an imported draft; "" for others."""
     imported = checkpoint.config.get("imported") or {}
     if not imported:
         return ""
-    where = SOURCE_WORDS.get(str(checkpoint.config.get("source")), "")
-    said = " ".join(imported.get("notices") or ())
+    source = SOURCE_WORDS.get(str(checkpoint.config.get("source")), "")
+    notices = " ".join(imported.get("notices") or ())
     licence = imported.get("licence") or "not stated"
-    return f"{where} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {said}".strip()
+    return f"{source} {imported.get('origin')} · {imported.get('title')} · licence {licence}. {notices}".strip()
 
 
 def actions(session: Session, checkpoint: Checkpoint) -> str:
-    """Download, try, compare: links."""
+    """Links to download, try, compare and plan."""
     if checkpoint.state != "ready":
         return ""
     base = session.get_one(Base, checkpoint.base_id)
@@ -279,13 +281,13 @@ def actions(session: Session, checkpoint: Checkpoint) -> str:
 
 
 def settings_table(checkpoint: Checkpoint) -> str:
-    """How it was trained, as a list of names and values."""
+    """The training settings as names and values."""
     flat = list(flatten(checkpoint.config))
     return facts(flat) if flat else tag("p", "No settings were recorded.", class_="sp-hint")
 
 
 def evaluations_table(session: Session, checkpoint: Checkpoint) -> str:
-    """Every measurement of it, newest first."""
+    """Its evaluations, newest first."""
     evaluations = [e for e in queries.evaluations(session, checkpoint.id) if e.result]
     if not evaluations:
         return tag("p", "Not evaluated yet.", class_="sp-hint")
@@ -303,18 +305,18 @@ def flatten(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _evaluation(evaluation: Evaluation) -> list[str]:
-    """One line; a replay says τ on recorded outputs, and the speed as projected."""
+    """Cells of an evaluation. Those of a replay: τ on recorded outputs and the projected speedup."""
     result = evaluation.result
     if is_replay(result):
         speedup, beside = number(result.get("projected_speedup")), "projected"
         place = f"/jobs?id={evaluation.job_id}" if evaluation.job_id else f"/evaluations?id={evaluation.id}"
         source = result[REPLAYED]
         name = _link(place, evaluation.name)
-        how = f"replayed: {source.get('rows')} answers of {source.get('file')}"
+        how = f"replay of {source.get('rows')} responses from {source.get('file')}"
     else:
         speedup, beside = number(result.get("speedup")), interval(result, "speedup", "×")
         name = _link(f"/evaluations?id={evaluation.id}", evaluation.questions or evaluation.name)
-        at = [f"at {evaluation.source}"] if evaluation.source else []
+        at = [f"on {evaluation.source}"] if evaluation.source else []
         how = " · ".join([*setting_words(evaluation.config or {}), *at])
     return [
         name + _small(how),

@@ -1,4 +1,4 @@
-"""What can be chosen from: bases, data sets, endpoints, as (words, value) for dropdowns. Values are ids."""
+"""Choices of dropdowns as (label, id): base models, data sets, endpoints."""
 
 from sqlalchemy.orm import Session
 
@@ -12,37 +12,37 @@ Choices = list[tuple[str, str]]
 
 
 def bases(session: Session) -> Choices:
-    """Models that are ready, or being fetched (a job can wait for them)."""
+    """Base models that are ready or being downloaded (a job can wait for them)."""
     return [(base_words(b), b.id) for b in queries.bases(session) if b.state != "failed"]
 
 
 def base_words(base: Base) -> str:
     parameters = (base.card or {}).get("parameters")
     size = f" · {count(parameters)} parameters" if parameters else ""
-    return base.name + size + ("" if base.state == "ready" else " · being fetched")
+    return base.name + size + ("" if base.state == "ready" else " · being downloaded")
 
 
 def datasets(session: Session, kind: str) -> Choices:
-    """Data sets of a kind that are ready, or being made."""
+    """Data sets of `kind` that are ready or being created."""
     return [(data_words(d), d.id) for d in queries.datasets(session, kind) if d.state != "failed"]
 
 
 def data_words(data: Dataset) -> str:
-    return f"{data.name} · {data.rows:,} rows" if data.state == "ready" else f"{data.name} · being made"
+    return f"{data.name} · {data.rows:,} rows" if data.state == "ready" else f"{data.name} · being created"
 
 
 def answerers(session: Session, settings: Settings) -> Choices:
-    """Who can answer prompts: bases here, and the operator's endpoints."""
+    """Models that can generate responses: local base models and the configured endpoints."""
     return bases(session) + [(f"endpoint {name}", ENDPOINT + name) for name in settings.endpoints]
 
 
 def all_of(choices: Choices, wanted: list[str]) -> list[str]:
-    """Those of `wanted` that are among the choices, else the first of these."""
+    """Those of `wanted` that are among the choices, otherwise the first choice."""
     values = [value for _, value in choices]
     return [value for value in wanted if value in values] or values[:1]
 
 
 def first(choices: Choices, preference: str | None = "") -> str | None:
-    """`preference` where it is among the choices, else the first one."""
+    """`preference` if it is among the choices, otherwise the first one; None without choices."""
     values = [value for _, value in choices]
     return preference if preference in values else (values[0] if values else None)

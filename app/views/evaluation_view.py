@@ -1,4 +1,4 @@
-"""One evaluation: its figures, how it was measured, what a server gets beside it, the command that measures it."""
+"""HTML of one evaluation: figures, settings, comparison with servers, and the command that repeats it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,29 +22,28 @@ from tracking.replays import is_replay
 from tracking.tables import Evaluation, Job
 
 SHOWN_SO_FAR = 100
-"""Questions whose results are shown while an evaluation runs."""
-SO_FAR = "Each is one short measurement; the report will give their speedup with its interval."
+"""Maximum number of prompts shown while an evaluation runs."""
+SO_FAR = "Each row is one short measurement. The report will show the speedup with its 95 % interval."
 OF_QUESTION = {
     "mean_accepted_length": 2,
     "tokens_per_second": 1,
     "plain_tokens_per_second": 1,
     "end_to_end_speedup": 2,
 }
-"""Figures of a question, with their digits."""
+"""Figures of a prompt → digits."""
 Names = Mapping[str, str]
-SLOWER = "Plain decoding would be faster here: the whole interval of the speedup lies below 1."
-TRAINED, GETS = "What you trained", "What your server gets"
+SLOWER = "Plain decoding is faster on this machine: the whole interval of the speedup is below 1."
 
 
 def view(session: Session, row: Evaluation) -> str:
-    """All of it."""
+    """The whole view of an evaluation; while it runs, its results so far."""
     names = names_of(session, [row])
-    found = so_far(session, row.job_id) if row.state == "pending" and row.job_id else report(session, row)
-    return tag("div", _title(row, names) + note_line(row) + found + links(session, row), class_="sp-stack")
+    results = so_far(session, row.job_id) if row.state == "pending" and row.job_id else report(session, row)
+    return tag("div", _title(row, names) + note_line(row) + results + links(session, row), class_="sp-stack")
 
 
 def report(session: Session, row: Evaluation, again: bool = True) -> str:
-    """What was found and how, as an evaluation's page shows it and, without buttons (`again`), its job's page."""
+    """Results and settings, for the evaluation's page and, without buttons (`again` False), its job's page."""
     if is_replay(row.result):
         parts = replayed(row) + depths(row) + breakdown_view.parts(row, again)
         return parts + reproduce(row, names_of(session, [row]))
@@ -65,8 +64,7 @@ def report(session: Session, row: Evaluation, again: bool = True) -> str:
 
 
 def report_of(session: Session, job: Job) -> str:
-    """The report on the page of the job that measured it, the results of questions until there is one; "" on others'
-    pages."""
+    """The report on the page of the job that measured it; the results so far while the job runs; "" for other jobs."""
     measures = job.kind in ("evaluate", "replay")
     row = session.get(Evaluation, job.request.get("evaluation_id") or "") if measures else None
     if row is None or row.state != "ready" or not row.result:
@@ -75,12 +73,12 @@ def report_of(session: Session, job: Job) -> str:
 
 
 def so_far(session: Session, job_id: str) -> str:
-    """What each question gave that an evaluation has finished, the newest first; "" while there is none."""
-    kept = {sample.step: sample.record for sample in reports.samples(session, job_id, SHOWN_SO_FAR)}
-    if not kept:
+    """Results of each finished prompt, newest first; "" without any."""
+    records = {sample.step: sample.record for sample in reports.samples(session, job_id, SHOWN_SO_FAR)}
+    if not records:
         return ""
     columns = ["Question", "τ", "Tokens/s", "Plain tokens/s", "× plain"]
-    rows = [_so_far(record) for _, record in sorted(kept.items(), reverse=True)]
+    rows = [_so_far(record) for _, record in sorted(records.items(), reverse=True)]
     head = tag("h3", "Results so far") + tag("p", SO_FAR, class_="sp-hint")
     return tag("section", head + table(columns, rows, "Results so far", wide_first=True, named=columns[1:]))
 
@@ -91,15 +89,15 @@ def _so_far(record: Mapping[str, Any]) -> list[str]:
 
 
 def figures(row: Evaluation) -> str:
-    """The figures people ask for first, each with its interval."""
+    """Tiles of the main figures with their intervals."""
     plain = row.plain_tokens_per_second
     return tiles(
         (
-            ("Speed against plain", figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
+            ("Speedup", figure(row.speedup, unit="×"), _between(row, "speedup", " ×")),
             ("Mean accepted length τ", figure(row.tau), _between(row, "tau")),
             ("Tokens per second", figure(row.tokens_per_second, 1), f"plain {plain:.1f}" if plain else ""),
             (
-                "Same words as plain",
+                "Same output as plain",
                 yes_or_no((row.result or {}).get("identical_to_plain")),
                 "greedy, token for token" if row.temperature == 0 else "sampled: not compared",
             ),
@@ -108,49 +106,49 @@ def figures(row: Evaluation) -> str:
 
 
 def replayed(row: Evaluation) -> str:
-    """The figures of a replay: nothing was timed, so its speed is what steps cost where that is known."""
-    result, of = row.result, row.result[REPLAYED]
+    """Tiles of a replay. It measures no time: the speed is projected from known step costs."""
+    result, source = row.result, row.result[REPLAYED]
     between = interval(result, "mean_accepted_length")
     return tiles(
         (
             ("Mean accepted length τ", figure(number(result.get("mean_accepted_length"))), between),
-            ("Projected speed", figure(number(result.get("projected_speedup")), unit="×"), "against plain"),
-            ("Recorded answers", figure(number(of.get("rows")), 0), str(of.get("file") or "")),
+            ("Projected speed", figure(number(result.get("projected_speedup")), unit="×"), "vs. plain"),
+            ("Recorded responses", figure(number(source.get("rows")), 0), str(source.get("file") or "")),
         )
     )
 
 
 def slower(row: Evaluation) -> str:
-    """That plain decoding would be faster, where the whole interval says so."""
+    """A warning that plain decoding is faster, if the whole interval of the speedup is below 1."""
     high = row.speedup_high
     return notice(SLOWER, "warn") if high is not None and high < 1 and row.checkpoint_id else ""
 
 
 def busy(result: Mapping[str, Any] | None) -> str:
-    """The warning of a measurement beside other programs."""
+    """The warning of a measurement on a busy machine."""
     words = (result or {}).get("busy")
     return notice(str(words), "warn") if words else ""
 
 
-def side_by_side(found: Sequence[Evaluation]) -> str:
-    """The same draft on the same questions here and at servers; "" where there is one of the two only."""
-    if len(found) < 2 or len({bool(each.source) for each in found}) < 2:
+def side_by_side(rows: Sequence[Evaluation]) -> str:
+    """The same draft on the same prompts on the local engine and on servers; "" without both."""
+    if len(rows) < 2 or len({bool(row.source) for row in rows}) < 2:
         return ""
-    cells = [_beside(each) for each in found]
+    cells = [_beside(row) for row in rows]
     columns = ["Where", "τ", "Speedup", "Tokens/s", "When"]
-    head = tag("h3", safe(f"{TRAINED}, and {GETS[0].lower()}{GETS[1:]}"))
+    head = tag("h3", "Local engine and servers")
     return tag("section", head + table(columns, cells, "Side by side", wide_first=True, named=columns[1:]))
 
 
 def details(row: Evaluation) -> str:
-    """How it was measured."""
+    """The settings of the measurement."""
     result = row.result or {}
     source = result.get("source") if isinstance(result.get("source"), Mapping) else {}
     return facts(
         [
             ("Questions", row.questions),
             ("Prompts", result.get("prompts")),
-            ("Most tokens a turn", result.get("max_tokens")),
+            ("Max tokens per turn", result.get("max_tokens")),
             ("Temperature", f"{row.temperature:g}"),
             ("Top-p", f"{row.top_p:g}" if row.top_p != 1 else ""),
             ("Seed", result.get("seed") if row.temperature else ""),
@@ -159,40 +157,40 @@ def details(row: Evaluation) -> str:
             ("Engine", result.get("engine")),
             ("Passes", result.get("passes")),
             ("Endpoint", row.source),
-            ("Model there", source.get("model")),
+            ("Model on the server", source.get("model")),
             ("Server", source.get("server")),
-            ("Its acceptance comes from", BY.get(str(source.get("by")), "") if row.source else ""),
+            ("Acceptance measured from", BY.get(str(source.get("by")), "") if row.source else ""),
             ("Machine", row.machine if not row.source else ""),
-            ("Left out", len(result.get("skipped") or result.get("failed") or ()) or ""),
+            ("Skipped", len(result.get("skipped") or result.get("failed") or ()) or ""),
             ("Measured", ago(row.measured_at)),
-            ("Id", row.id),
+            ("ID", row.id),
         ]
     )
 
 
 BY = {
-    "answers": "what it says with each answer",
-    "counters": "its counters before and after each answer",
-    "answers, counters": "its answers, and its counters where they say nothing",
-    "gauge": "its gauge after the last answer, which others who use it move too",
-    "": "nothing: it does not publish any",
+    "answers": "statistics in each response",
+    "counters": "the server's counters before and after each response",
+    "answers, counters": "statistics in the responses, otherwise the server's counters",
+    "gauge": "the server's gauge after the last response, which includes requests of other clients",
+    "": "not available: the server publishes no statistics",
 }
 
 
 def categories(row: Evaluation) -> str:
-    """Figures by category; "" where there is one category only."""
-    found = (row.result or {}).get("per_category") or {}
-    if len(found) < 2:
+    """Figures by category; "" with fewer than two categories."""
+    results = (row.result or {}).get("per_category") or {}
+    if len(results) < 2:
         return ""
     columns = ["Category", "Speedup", "τ", "Tokens/s", "Prompts"]
-    rows = [_category(name, values) for name, values in sorted(found.items())]
+    rows = [_category(name, values) for name, values in sorted(results.items())]
     return tag("h3", "By category") + table(columns, rows, "By category", wide_first=True, named=columns[1:])
 
 
 def depths(row: Evaluation) -> str:
-    """Acceptance by depth: of the tokens drafted there after accepted ones, how many the base took."""
-    found = [value for value in (row.result or {}).get("acceptance_by_depth") or () if isinstance(value, int | float)]
-    bars = "".join(_depth(depth, value) for depth, value in enumerate(found, 1))
+    """Acceptance by depth: acceptance rate of the tokens drafted at a depth whose predecessors were accepted."""
+    rates = [value for value in (row.result or {}).get("acceptance_by_depth") or () if isinstance(value, int | float)]
+    bars = "".join(_depth(depth, value) for depth, value in enumerate(rates, 1))
     return tag("h3", labelled("Acceptance by depth")) + tag("ol", bars, class_="sp-bars sp-depths") if bars else ""
 
 
@@ -203,32 +201,32 @@ def _depth(depth: int, value: float) -> str:
 
 
 def reproduce(row: Evaluation, names: Names) -> str:
-    """The command that measures it again."""
-    return command_box(made) if (made := command(row, names)) else ""
+    """The command that repeats the measurement."""
+    return command_box(line) if (line := command(row, names)) else ""
 
 
 def links(session: Session, row: Evaluation) -> str:
-    """Where it comes from; a matrix may be deleted, its cells go on being cells."""
+    """Links to its job, matrix and checkpoint. The job of a matrix may be deleted while its cells remain."""
     matrix = session.get(Job, row.matrix_id) if row.matrix_id else None
-    known = (
-        (f"/jobs?id={row.job_id}", "Its job", row.job_id),
-        (f"/jobs?id={row.matrix_id}", "The matrix it is a cell of", matrix),
-        (address(LeaderboardView(matrix=row.matrix_id or "")), "The other cells", row.matrix_id),
-        (f"/checkpoints?id={row.checkpoint_id}", "The checkpoint", row.checkpoint_id),
+    candidates = (
+        (f"/jobs?id={row.job_id}", "Job", row.job_id),
+        (f"/jobs?id={row.matrix_id}", "Matrix", matrix),
+        (address(LeaderboardView(matrix=row.matrix_id or "")), "Other cells of the matrix", row.matrix_id),
+        (f"/checkpoints?id={row.checkpoint_id}", "Checkpoint", row.checkpoint_id),
     )
-    made = "".join(link_button(words, to) for to, words, is_there in known if is_there)
-    return tag("div", made, class_="sp-link-row") if made else ""
+    buttons = "".join(link_button(words, to) for to, words, exists in candidates if exists)
+    return tag("div", buttons, class_="sp-link-row") if buttons else ""
 
 
 def _title(row: Evaluation, names: Names) -> str:
-    state = {"pending": ("Being measured", "info"), "failed": ("Not finished", "bad")}.get(row.state)
+    state = {"pending": ("Running", "info"), "failed": ("Not finished", "bad")}.get(row.state)
     marks = (badge(*state) if state else "") + badge("replay", "info") * is_replay(row.result)
     return detail_head(model_words(row, names), marks + badge(row.source, "info") * bool(row.source))
 
 
 def _beside(row: Evaluation) -> list[str]:
-    where = f"{GETS}: {row.source}" if row.source else f"{TRAINED}: this engine"
-    name = tag("a", safe(where), href=f"/evaluations?id={row.id}", class_="sp-row-name")
+    text = f"Server {row.source}" if row.source else "Local engine"
+    name = tag("a", safe(text), href=f"/evaluations?id={row.id}", class_="sp-row-name")
     return [
         name + row_note(row.machine or ""),
         _with(figure(row.tau), _between(row, "tau")),

@@ -1,5 +1,5 @@
-"""An experiment taken away: all its rows as JSON, its trainings with every setting and evaluation as CSV. Files of the
-home are named as rows name them, and what looks like a secret is masked."""
+"""Export of an experiment: all rows as JSON, or its trainings with all settings and evaluations as CSV. Paths in the
+home folder are relative as in the database; secrets are masked."""
 
 import json
 from collections.abc import Sequence
@@ -40,35 +40,36 @@ SETTING = "setting."
 
 
 def as_json(session: Session, row: Experiment, home: Path, secrets: list[str]) -> str:
-    """The experiment, its jobs, its trainings with settings, curves (some 240 points each) and evaluations, lineage."""
+    """The experiment, its jobs, its trainings with settings, curves (about 240 points each) and evaluations, and the
+    lineage."""
     jobs = experiments.jobs_of(session, row.id)
-    found = _trainings(session, jobs)
-    tokens = tokens_of(session, found)
-    said = {
+    rows = _trainings(session, jobs)
+    tokens = tokens_of(session, rows)
+    document = {
         "format": FORMAT,
         "experiment": {"id": row.id, "name": row.name, "note": row.note, "created_at": row.created_at},
         "jobs": [_job(job, home) for job in jobs],
-        "trainings": [_training(session, each, tokens.get(each.job.id), home) for each in found],
+        "trainings": [_training(session, training, tokens.get(training.job.id), home) for training in rows],
         "lineage": _graph(lineage.graph(session, jobs)),
     }
-    return json.dumps(_masked(said, secrets), ensure_ascii=False, indent=1, default=str)
+    return json.dumps(_masked(document, secrets), ensure_ascii=False, indent=1, default=str)
 
 
 def as_csv(session: Session, row: Experiment, home: Path, secrets: list[str]) -> str:
-    """A line for each evaluation of each training; one without figures for a training that was not measured."""
-    found = _trainings(session, experiments.jobs_of(session, row.id))
-    tokens = tokens_of(session, found)
+    """A line per evaluation of each training; a training without evaluations gets one line without figures."""
+    rows = _trainings(session, experiments.jobs_of(session, row.id))
+    tokens = tokens_of(session, rows)
     records = []
-    for each in found:
-        told = _told(row, each, tokens.get(each.job.id), home)
-        records += [{**told, **_figures(e)} for e in each.evaluations] or [told]
+    for training in rows:
+        fields = _fields(row, training, tokens.get(training.job.id), home)
+        records += [{**fields, **_figures(e)} for e in training.evaluations] or [fields]
     keys = dict.fromkeys(key for record in records for key in record if key.startswith(SETTING))
     masked = [{key: _masked(value, secrets) for key, value in record.items()} for record in records]
     return spreadsheet.as_csv([*HEAD, *MEASURED, *keys], masked)
 
 
 def _masked(value: Any, secrets: list[str]) -> Any:
-    """Every text in it without secrets, before quotes are escaped and cells are joined."""
+    """`value` with secrets masked in every text, before quotes are escaped and cells are joined."""
     if isinstance(value, str):
         return redact(value, secrets)
     if isinstance(value, dict):
@@ -80,19 +81,19 @@ def _trainings(session: Session, jobs: Sequence[Job]) -> list[Training]:
     return trainings.whole(session, [job for job in jobs if job.kind == KIND])
 
 
-def _told(row: Experiment, each: Training, tokens: float | None, home: Path) -> dict[str, Any]:
-    settings = _settings(each, home)
+def _fields(row: Experiment, training: Training, tokens: float | None, home: Path) -> dict[str, Any]:
+    settings = _settings(training, home)
     values = {
         "experiment": row.name,
-        "job": each.job.name,
-        "job_id": each.job.id,
-        "state": each.job.state,
-        "draft": each.checkpoint.name if each.checkpoint else "",
+        "job": training.job.name,
+        "job_id": training.job.id,
+        "state": training.job.state,
+        "draft": training.checkpoint.name if training.checkpoint else "",
         "base": settings.pop("base"),
         "data_set": settings.pop("data set"),
         "method": settings.pop("method"),
-        "steps": each.job.done,
-        "seconds": job_view.seconds(each.job),
+        "steps": training.job.done,
+        "seconds": job_view.seconds(training.job),
         "tokens_seen": tokens,
     }
     return values | {f"{SETTING}{key}": _cell(value) for key, value in settings.items()}
@@ -103,38 +104,38 @@ def _cell(value: Any) -> Any:
 
 
 def _job(job: Job, home: Path) -> dict[str, Any]:
-    named = ("id", "name", "note", "kind", "state", "user", "created_at", "started_at", "finished_at", "done", "total")
-    told = {key: getattr(job, key) for key in (*named, "unit", "error")}
-    return {**told, "request": _relative(job.request, home), "result": _relative(job.result, home)}
+    names = ("id", "name", "note", "kind", "state", "user", "created_at", "started_at", "finished_at", "done", "total")
+    fields = {key: getattr(job, key) for key in (*names, "unit", "error")}
+    return {**fields, "request": _relative(job.request, home), "result": _relative(job.result, home)}
 
 
-def _training(session: Session, each: Training, tokens: float | None, home: Path) -> dict[str, Any]:
-    draft = each.checkpoint
+def _training(session: Session, training: Training, tokens: float | None, home: Path) -> dict[str, Any]:
+    draft = training.checkpoint
     return {
-        "job_id": each.job.id,
+        "job_id": training.job.id,
         "draft": {"id": draft.id, "name": draft.name, "sha256": draft.sha256, "figures": draft.figures}
         if draft
         else None,
         "tokens_seen": tokens,
-        "settings": _settings(each, home),
-        "metrics": downsampling.metrics(session, each.job.id),
-        "evaluations": [{"id": row.id, "created_at": row.created_at, **_figures(row)} for row in each.evaluations],
+        "settings": _settings(training, home),
+        "metrics": downsampling.metrics(session, training.job.id),
+        "evaluations": [{"id": row.id, "created_at": row.created_at, **_figures(row)} for row in training.evaluations],
     }
 
 
-def _settings(each: Training, home: Path) -> dict[str, Any]:
-    return _relative(settings_of(each), home)
+def _settings(training: Training, home: Path) -> dict[str, Any]:
+    return _relative(settings_of(training), home)
 
 
 def _figures(row: Evaluation) -> dict[str, Any]:
     return {key: getattr(row, key) for key in MEASURED}
 
 
-def _graph(made: Graph) -> dict[str, Any]:
-    nodes = [{"key": node.key, "name": node.name, "note": node.note} for node in made.nodes.values()]
-    return {"nodes": nodes, "edges": [list(edge) for edge in made.edges]}
+def _graph(graph: Graph) -> dict[str, Any]:
+    nodes = [{"key": node.key, "name": node.name, "note": node.note} for node in graph.nodes.values()]
+    return {"nodes": nodes, "edges": [list(edge) for edge in graph.edges]}
 
 
 def _relative(value: Any, home: Path) -> Any:
-    """With places of the home as rows name them."""
+    """`value` with paths inside the home folder relative to it."""
     return places.each_path(value or {}, lambda text: places.stored(home, text))

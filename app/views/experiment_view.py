@@ -1,4 +1,4 @@
-"""An experiment as steps: its jobs in order, how far each is, and where the finished work leads. Pure over rows."""
+"""HTML of a quickstart experiment: its jobs as steps with their progress, and its results. Pure functions of rows."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -18,19 +18,19 @@ TONES = {"SUCCEEDED": "good", "RUNNING": "info", "FAILED": "bad", "INTERRUPTED":
 
 
 def latest(session: Session) -> Experiment | None:
-    """The newest quickstart that has jobs. Experiments that people make are no steps of one thing."""
+    """The newest quickstart with jobs. Jobs of other experiments are not steps of one task."""
     has_jobs = select(Job.id).where(Job.experiment_id == Experiment.id).exists()
     quick = Experiment.name.startswith(QUICKSTART, autoescape=True)
     return session.scalar(select(Experiment).where(has_jobs, quick).order_by(Experiment.created_at.desc()).limit(1))
 
 
 def is_active(jobs: list[Job]) -> bool:
-    """Something still waits or runs."""
+    """Whether a job is queued or running."""
     return any(job.state in ACTIVE for job in jobs)
 
 
 def steps(session: Session, jobs: list[Job]) -> str:
-    """Every job as a numbered step."""
+    """The jobs as numbered steps."""
     queues = listing.Queues(session)
     html = "".join(_step(queues, number, job) for number, job in enumerate(jobs, 1))
     return tag("div", html, class_="sp-steps")
@@ -52,18 +52,18 @@ def _step(queues: listing.Queues, number: int, job: Job) -> str:
 
 
 def outcome(session: Session, jobs: list[Job]) -> str:
-    """What came of it: the checkpoint's figures and the way to the Playground, or how to go on."""
+    """The checkpoint's figures and a link to the Playground, or how to continue."""
     if is_active(jobs):
-        return notice("Working on the server: you may close this page and come back.", "info")
+        return notice("Running on the server. You can close this page and come back later.", "info")
     html = "".join(_finished(session, checkpoint) for checkpoint in trained_checkpoints(session, jobs))
     broken = next((job for job in jobs if job.state != "SUCCEEDED"), None)
     if broken:
-        return notice("It did not come to its end.", "warn", f"/jobs?id={broken.id}", "See why, and retry") + html
+        return notice("A step did not finish.", "warn", f"/jobs?id={broken.id}", "See why, and retry") + html
     return html or notice("Done.", "good")
 
 
 def trained_checkpoints(session: Session, jobs: list[Job]) -> list[Checkpoint]:
-    """Checkpoints that these jobs made and that can be used."""
+    """Ready checkpoints of these jobs."""
     mine = Checkpoint.job_id.in_([job.id for job in jobs])
     return list(session.scalars(select(Checkpoint).where(mine, Checkpoint.state == "ready")))
 
@@ -72,36 +72,36 @@ def _finished(session: Session, checkpoint: Checkpoint) -> str:
     base = session.get_one(Base, checkpoint.base_id)
     link = model_link("playground", base.name, checkpoint.name)
     button = link_button("Open in Playground", link, main=True, id="open-playground")
-    text = f"“{checkpoint.name}” is trained. Chat with it and see which words it guessed."
-    compare = link_button("Compare with the base alone", model_link("compare", base.name, checkpoint.name))
+    text = f"“{checkpoint.name}” is trained. Chat with it and see which tokens it drafted."
+    compare = link_button("Compare with the base model", model_link("compare", base.name, checkpoint.name))
     return notice(text, "good") + figures(checkpoint) + tag("div", button + compare, class_="sp-link-row")
 
 
 def figures(checkpoint: Checkpoint) -> str:
-    """What was measured of a checkpoint."""
+    """Tiles of the checkpoint's measured figures; "" without any."""
     values = checkpoint.figures or {}
     if values.get("mean_accepted_length") is None:
         return ""
     return tiles(
         [
             (
-                "Tokens per verification τ",
+                "Mean accepted length τ",
                 figure(values.get("mean_accepted_length")),
                 interval(values, "mean_accepted_length") or "1 without drafting",
             ),
             (
-                "Speed against plain",
+                "Speedup",
                 figure(values.get("speedup"), unit="×"),
                 interval(values, "speedup", "×") or "same engine",
             ),
             ("Tokens per second", figure(values.get("tokens_per_second"), 1), plain_words(values)),
-            ("Same words as plain", yes_or_no(values.get("identical_to_plain")), "greedy, token for token"),
+            ("Same output as plain", yes_or_no(values.get("identical_to_plain")), "greedy, token for token"),
         ]
     )
 
 
 def plain_words(values: dict[str, float]) -> str:
-    """The base's own speed."""
+    """Speed of the base model without drafting; "" if unknown."""
     plain = values.get("plain_tokens_per_second")
     return f"{plain:.1f} without drafting" if isinstance(plain, int | float) else ""
 

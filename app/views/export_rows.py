@@ -1,4 +1,4 @@
-"""The formats a checkpoint can be downloaded in: for which server each is, whether it was proved, and why not."""
+"""Download formats of a checkpoint: servers of each format, its validation, and why a format is not available."""
 
 from collections.abc import Container, Sequence
 from functools import lru_cache
@@ -22,15 +22,15 @@ from tracking import queries
 from tracking.states import FINISHED, JobState
 from tracking.tables import Base, Checkpoint, Job
 
-COLUMNS = ["Format", "For", "Proof", "Download"]
+COLUMNS = ["Format", "For", "Validation", "Download"]
 LATEST = 200
-"""Export jobs that are looked at, the newest first."""
+"""Maximum number of export jobs that are read, newest first."""
 
 
 def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) -> str:
-    """Every format: what can be had, what is being made, what cannot be and why."""
+    """Table of all formats: ready, in progress, or not available and why."""
     if checkpoint.state != "ready":
-        return tag("p", "There is something to download once it is made.", class_="sp-lead")
+        return tag("p", "Downloads are available when the checkpoint is ready.", class_="sp-lead")
     base, files = session.get_one(Base, checkpoint.base_id), files_of(settings)
     if words := awaited(session, settings, checkpoint, base):
         return notice(words, "info")
@@ -48,32 +48,32 @@ def exports_table(session: Session, settings: Settings, checkpoint: Checkpoint) 
 
 
 def made_elsewhere(jobs: dict[str, Job], source: str) -> dict[str, StoredExport]:
-    """{format: zip} that workers of other machines put into the store, of the checkpoint as it is; they come here when
-    someone downloads them."""
-    made = {name: job.result for name, job in jobs.items() if (job.result or {}).get("source") == source}
-    return {name: StoredExport(Path(f"{name}.zip"), said["bytes"], said["report"]) for name, said in made.items()}
+    """Format → zip of the current checkpoint that a worker of another machine put into the store; it is copied to this
+    machine when it is downloaded."""
+    results = {name: job.result for name, job in jobs.items() if (job.result or {}).get("source") == source}
+    return {name: StoredExport(Path(f"{name}.zip"), r["bytes"], r["report"]) for name, r in results.items()}
 
 
-def summary(found: Sequence[Option], made: Container[str]) -> str:
-    """Which servers can take the checkpoint and for which that was proved, at a glance."""
-    others = [option for option in found if option.name != OWN]
-    proved = [option.servers for option in others if option.possible and option.name in made]
-    open_ones = [option.servers for option in others if option.possible and option.name not in made]
+def summary(formats: Sequence[Option], exports: Container[str]) -> str:
+    """Overview: which servers can load the checkpoint, and for which an export is validated."""
+    others = [option for option in formats if option.name != OWN]
+    validated = [option.servers for option in others if option.possible and option.name in exports]
+    available = [option.servers for option in others if option.possible and option.name not in exports]
     refused = [option.title for option in others if not option.possible]
-    groups = (("Proved for", proved), ("Can be made for", open_ones), ("Not in the format of", refused))
+    groups = (("Validated for", validated), ("Available for", available), ("Not available for", refused))
     return facts((words, "; ".join(names)) for words, names in groups)
 
 
 def options_of(checkpoint: str, base: str) -> tuple[Option, ...]:
-    """Every format for the files in two folders; headers and configs are read once for each state of them."""
+    """All formats for the files in two folders. Headers and configs are read once per state of the files."""
     return _options(checkpoint, base, stamps(checkpoint), stamps(base))
 
 
 def stamps(folder: str) -> tuple[tuple[Any, ...], ...]:
-    """(name, size, time, inode) of the files that headers and configs are read from: other ones mean another state."""
+    """(name, size, mtime, inode) of the files with headers and configs; it identifies their state."""
     files = (path for path in Path(folder).glob("[!.]*") if path.suffix in (".json", ".safetensors"))
-    found = ((path.name, path.stat()) for path in sorted(files))
-    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)
+    stats = ((path.name, path.stat()) for path in sorted(files))
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
 
 
 @lru_cache(maxsize=64)
@@ -82,25 +82,25 @@ def _options(checkpoint: str, base: str, *_stamps: tuple[tuple[Any, ...], ...]) 
 
 
 def latest_jobs(session: Session, checkpoint_id: str) -> dict[str, Job]:
-    """{format: the last job that was to make it}."""
+    """Format → its last export job."""
     query = select(Job).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
     own = [job for job in session.scalars(query) if job.request.get("checkpoint_id") == checkpoint_id]
     return {job.request["format"]: job for job in reversed(own)}
 
 
 def signature(session: Session) -> int:
-    """Changes when an export begins or ends: asked for at every poll, so it reads no requests."""
+    """Changes when an export starts or ends. Every poll computes it, so it does not read the jobs' requests."""
     query = select(Job.id, Job.state).where(Job.kind == "export").order_by(Job.created_at.desc()).limit(LATEST)
     return hash(tuple(map(tuple, session.execute(query))))
 
 
 def can_be_made(session: Session, settings: Settings, checkpoint_id: str, name: str) -> bool:
-    """Whether nobody is making that format now. Raises NotFound, or Unsupported with the reason why it cannot be."""
+    """Whether no job is creating the format now. Raises NotFound, or Unsupported with the reason."""
     checkpoint, files = queries.find_checkpoint(session, checkpoint_id), files_of(settings)
     base = session.get_one(Base, checkpoint.base_id)
     formats = {option.name: option for option in options_of(str(files.path(checkpoint)), str(files.path(base)))}
     if name not in formats or name == OWN:
-        raise Unsupported(f"There is no format {name!r} to be made; reload the page.")
+        raise Unsupported(f"There is no format {name!r} to create. Reload the page.")
     if not formats[name].possible:
         raise Unsupported(formats[name].reason)
     job = latest_jobs(session, checkpoint.id).get(name)
@@ -118,9 +118,9 @@ def _row(checkpoint_id: str, option: Option, export: StoredExport | None, job: J
 
 
 def _proof(export: StoredExport | None) -> str:
-    """What the validation found, in a word, with every check behind it."""
+    """Number of passed checks, with the list of checks."""
     if export is None:
-        return tag("span", "not made yet", class_="sp-off")
+        return tag("span", "not created yet", class_="sp-off")
     checks = export.report.get("checks", [])
     word = badge(f"{len(checks)} checks passed", "good")
     items = "".join(tag("li", _check(check)) for check in checks)
@@ -135,8 +135,8 @@ def _action(checkpoint_id: str, option: Option, export: StoredExport | None, job
     if export is not None:
         return _link(checkpoint_id, option, f"Download ({size(export.bytes)})")
     if job is not None and job.state not in FINISHED:
-        return tag("a", "Being made and checked… (a job; you may leave)", href=f"/jobs?id={job.id}")
-    words = f"Make and download (about {size(option.bytes)})"
+        return tag("a", "Being created and checked… (a job; you can leave this page)", href=f"/jobs?id={job.id}")
+    words = f"Create and download (about {size(option.bytes)})"
     button = tag("button", safe(words), type="button", class_="sp-small-button", data_make=option.name)
     if job is not None and job.state == JobState.FAILED:
         return button + tag("div", safe(job.error), class_="sp-hint")

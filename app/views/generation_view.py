@@ -1,5 +1,5 @@
-"""A running generation as its page shows it: rows, tokens, speeds, what was left out and why, the room it will take,
-and the first answers. From rows alone; what models and people wrote is shown as text."""
+"""HTML of a running generation: rows, tokens, speeds, skipped rows with reasons, disk space and the first responses.
+Pure functions of rows; text of models and users is escaped."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ from tracking.tables import Job
 
 KINDS = ("generate_data", "generate_shard")
 WHY = {
-    "failed": "The model or its server refused it",
-    "empty": "The answer is empty",
-    "cut": "The answer was cut",
-    "duplicate": "It is there twice",
+    "failed": "The model or its server returned an error",
+    "empty": "The response is empty",
+    "cut": "The response was truncated",
+    "duplicate": "Duplicate",
 }
 FIRST = 6
-"""Answers that are shown, and examples of what was left out."""
+"""Number of responses and of skipped rows that are shown."""
 
 
 def part(session: Session, job: Job, home: Path | None = None) -> str:
-    """What stands below a generation's progress; "" for other jobs, and before the first rows."""
+    """Details below a generation's progress; "" for other jobs and before the first rows."""
     if job.kind not in KINDS or job.state == JobState.QUEUED:
         return ""
     now = generations.going(session, job.id)
@@ -45,44 +45,44 @@ def part(session: Session, job: Job, home: Path | None = None) -> str:
 
 
 def figures(job: Job, now: Going) -> list[tuple[str, object, str]]:
-    """Rows, tokens, speed, and the time left while it runs."""
+    """(name, value, note) of rows and tokens; while it runs also of speed and time left."""
     of = f"of {job.total:,}" if job.total else ""
     counted = [("Rows", f"{max(reached(job), now.rows):,}", of), ("Tokens", f"{now.tokens:,}", "generated")]
     if job.state != JobState.RUNNING:
         return counted
     eta = duration(job.eta_seconds) if job.eta_seconds is not None else "–"
-    return [*counted, ("Speed", f"{now.speed:,.0f}", "tokens a second"), ("Time left", eta, "")]
+    return [*counted, ("Speed", f"{now.speed:,.0f}", "tokens per second"), ("Time left", eta, "")]
 
 
 def speeds(now: Going) -> str:
-    """Tokens a second of each worker and each server; nothing where that is one and the same."""
+    """Table of tokens per second of each worker and server; "" with fewer than two."""
     rows = [[safe(name), "worker", f"{speed:,.0f}"] for name, speed in sorted(now.workers.items())]
     rows += [[safe(name), "server", f"{speed:,.0f}"] for name, speed in sorted(now.servers.items())]
-    columns = ["Who", "What", "Tokens a second"]
+    columns = ["Name", "Kind", "Tokens per second"]
     return table(columns, rows, "Speeds", wide_first=True, named=columns[2:]) if len(rows) > 1 else ""
 
 
 def room(job: Job, now: Going, home: Path | None) -> str:
-    """How much of the disk it takes, and will take at the size of the rows so far."""
+    """Disk space used, and expected at the average row size so far."""
     if not now.rows or job.state != JobState.RUNNING:
         return ""
     words = f"{size(now.bytes)} of rows so far"
     if job.total and job.total > now.rows:
-        words += f", about {size(now.bytes / now.rows * job.total)} when it is done"
+        words += f", about {size(now.bytes / now.rows * job.total)} in total"
     if home is not None and home.exists():
-        words += f"; {size(shutil.disk_usage(home).free)} of the disk are free"
+        words += f"; {size(shutil.disk_usage(home).free)} of disk space free"
     return tag("p", safe(f"{words}."), class_="sp-lead")
 
 
 def left_out(counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> str:
-    """Why rows were left out, how many, and one of each."""
+    """Table of skipped rows by reason, with an example of each."""
     by_kind = {str(each.get("kind")): each for each in reversed(examples)}
     rows = [[safe(WHY.get(kind, kind)), f"{counts[kind]:,}", _example(by_kind.get(kind))] for kind in sorted(counts)]
-    return table(["Left out because", "Rows", "For example"], rows, "Rows left out", wide_first=True, named=("Rows",))
+    return table(["Reason", "Rows", "Example"], rows, "Skipped rows", wide_first=True, named=("Rows",))
 
 
 def first_answers(session: Session, job: Job) -> str:
-    """The first answers, as they arrived; "" for other jobs, and while there is none."""
+    """The first responses; "" for other jobs and before the first one."""
     if job.kind not in KINDS:
         return ""
     return "".join(map(_answer, generations.samples(session, job.id, ANSWERS, FIRST)))
@@ -97,5 +97,5 @@ def _example(record: Mapping[str, Any] | None) -> str:
 
 
 def _answer(record: Mapping[str, Any]) -> str:
-    ended = "cut at its limit" if record.get("finish") == "length" else "ended by itself"
+    ended = "truncated at the limit" if record.get("finish") == "length" else "complete"
     return sample_card(f"{record.get('id', '')} · {ended}", record, safe(record.get("text", "")))

@@ -1,4 +1,4 @@
-"""Looking for a base model on the hub: a box, what was found with size and licence, and a click that takes a name."""
+"""Search for a base model on the Hugging Face Hub: field, results with size and licence, buttons to select a model."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,10 +16,10 @@ from app.widgets.text import safe, tag
 from models.hub_search import LONGEST, HubModel, search
 from speculoos.errors import SpeculoosError
 
-COLUMNS = ["Model", "Parameters", "Weights", "Licence", "Fetched", "Drafts"]
-NONE = "The hub has no text model with safetensors whose name has this in it; look for a shorter part of it."
-FOUND = "{} on the hub, those fetched most in a month first. Take one, then press Add model."
-TAKEN = "{} is in the box below; press Add model to fetch it."
+COLUMNS = ["Model", "Parameters", "Weights", "Licence", "Downloads", "Drafts"]
+NONE = "No text model with safetensors on the Hub has this in its name. Search for a shorter part of it."
+FOUND = "{} on the Hub, by downloads in the last month. Select one, then press Add model."
+TAKEN = "{} is selected. Press Add model to download it."
 TAKE = """
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-repo]');
@@ -29,32 +29,32 @@ element.addEventListener('click', (event) => {
 
 
 class HubSearch:
-    """The components, inside the current Blocks. `wire` says where a name goes that was taken."""
+    """The components, inside the current Blocks. `wire` connects them to the field of the selected name."""
 
     def __init__(self, find: Callable[[str], Sequence[HubModel]] = search):
         self.find = find
         with gr.Column(elem_id="models-hub") as self.all:
-            example = "a part of its name, such as SmolLM2"
-            self.words = one_line("Look for it on the hub", "models-hub-words", placeholder=example, max_length=LONGEST)
+            example = "part of the name, such as SmolLM2"
+            self.words = one_line("Search the Hub", "models-hub-words", placeholder=example, max_length=LONGEST)
             with gr.Row(elem_classes="sp-buttons"):
-                self.start = gr.Button("Search the hub", elem_id="models-hub-search", **SMALL)
+                self.start = gr.Button("Search", elem_id="models-hub-search", **SMALL)
             self.found = gr.HTML(elem_id="models-hub-found", js_on_load=TAKE, apply_default_css=False)
             self.said = block(elem_id="models-hub-said")
 
     def wire(self, location: gr.Textbox) -> None:
-        """Searches, and a name that is taken."""
-        asked = {**QUIET, "show_progress": "minimal"}
-        gr.on([self.start.click, self.words.submit], self.searched, self.words, [self.found, self.said], **asked)
+        """Connect the events; `location` receives the selected name."""
+        options = {**QUIET, "show_progress": "minimal"}
+        gr.on([self.start.click, self.words.submit], self.searched, self.words, [self.found, self.said], **options)
         self.found.take(self.taken, None, [location, self.said], **QUIET)
 
     @saying_errors("", tone="warn")
     def searched(self, words: str) -> tuple[str, str]:
-        """What was found, or why nothing was; what was said of a name before goes."""
+        """The results or an error; clears the message about a selected name."""
         return results(self.find(words or "")), ""
 
     @staticmethod
     def taken(event: gr.EventData) -> tuple[object, str]:
-        """The name for the box below."""
+        """The selected name for the field, and a message."""
         try:
             repo = hub_id(str(getattr(event, "wanted", "")))
         except SpeculoosError as error:
@@ -62,26 +62,26 @@ class HubSearch:
         return repo, notice(TAKEN.format(repo), "good")
 
 
-def results(found: Sequence[HubModel]) -> str:
-    """A table of models, or that there is none."""
-    if not found:
+def results(models: Sequence[HubModel]) -> str:
+    """A table of models, or a notice that none was found."""
+    if not models:
         return notice(NONE, "info")
-    number = "One model" if len(found) == 1 else f"{len(found)} models"
-    rows = table(COLUMNS, [_row(each) for each in found], "Models of the hub", True, COLUMNS[1:])
+    number = "One model" if len(models) == 1 else f"{len(models)} models"
+    rows = table(COLUMNS, [_row(model) for model in models], "Models of the hub", True, COLUMNS[1:])
     return tag("div", notice(FOUND.format(number), "info") + rows, class_="sp-stack")
 
 
-def _row(found: HubModel) -> list[str]:
-    take = tag("button", safe(found.repo), type="button", class_="sp-small-button", data_repo=found.repo)
-    gated = " " + badge("gated", "warn") if found.gated else ""
-    numbers = [count(found.parameters) if found.parameters else "–", size(found.size) if found.size else "–"]
-    fetched = f"{found.downloads:,}" if found.downloads else "–"
-    return [take + gated, *map(safe, (*numbers, found.licence or "not stated", fetched)), _drafts(found)]
+def _row(model: HubModel) -> list[str]:
+    take = tag("button", safe(model.repo), type="button", class_="sp-small-button", data_repo=model.repo)
+    gated = " " + badge("gated", "warn") if model.gated else ""
+    numbers = [count(model.parameters) if model.parameters else "–", size(model.size) if model.size else "–"]
+    fetched = f"{model.downloads:,}" if model.downloads else "–"
+    return [take + gated, *map(safe, (*numbers, model.licence or "not stated", fetched)), _drafts(model)]
 
 
-def _drafts(found: HubModel) -> str:
-    """Whether drafts can be made for it, as far as its config says."""
-    if found.why_not:
-        return badge("no", "bad") + tag("div", safe(found.why_not), class_="sp-row-note")
-    kind = tag("div", safe(found.architecture or "said once it is here"), class_="sp-row-note")
-    return (badge("yes", "good") if found.architecture else badge("not known")) + kind
+def _drafts(model: HubModel) -> str:
+    """Whether drafts can be trained for the model, according to its config."""
+    if model.why_not:
+        return badge("no", "bad") + tag("div", safe(model.why_not), class_="sp-row-note")
+    kind = tag("div", safe(model.architecture or "known after the download"), class_="sp-row-note")
+    return (badge("yes", "good") if model.architecture else badge("unknown")) + kind

@@ -1,4 +1,4 @@
-"""One job's page: how it is, what can be done with it, charts, samples, log and what it was asked to do.
+"""One job's page: state, actions, charts, samples, log and request.
 
 Everything is drawn from rows, so a reload or a restarted web process shows the same.
 """
@@ -44,18 +44,18 @@ OUTPUTS: tuple[tuple[type, str, str], ...] = (
 )
 
 
-SAID = "(said) => { window.speculoosSaid = said ? Date.now() : 0; }"
-STALE = """(said) => {
+MESSAGE_TIME = "(message) => { window.speculoosSaid = message ? Date.now() : 0; }"
+STALE = """(message) => {
   const now = document.querySelector('#job-head [data-state]')?.dataset.state;
   const before = window.speculoosState;
   window.speculoosState = now;
-  return before && before !== now && Date.now() - window.speculoosSaid > 1500 ? '' : said;
+  return before && before !== now && Date.now() - window.speculoosSaid > 1500 ? '' : message;
 }"""
-"""Takes what a button said away once the job has got into another state than it was in then."""
+"""Clears the message of a button once the job's state has changed."""
 
 
 class JobPanel:
-    """The components of one job's page, and what to put into them. `chosen` is the hidden box with the job's id."""
+    """The components of one job's page and their values. `chosen` is the hidden text with the job's id."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings, self.chosen = settings, chosen
@@ -86,10 +86,10 @@ class JobPanel:
                 self.config = block(elem_id="job-config")
 
     def wire(self, redraw: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        """Wire the actions; `redraw` shows what came of them."""
+        """Connect the actions; `redraw` shows their result."""
         for button, action in ((self.cancel, cancel), (self.retry, retry)):
             button.click(self._act(action), self.chosen, self.said, **QUIET).then(redraw, inputs, outputs, **QUIET)
-        self.said.change(None, self.said, None, js=SAID, api_visibility="private")
+        self.said.change(None, self.said, None, js=MESSAGE_TIME, api_visibility="private")
         self.head.change(None, self.said, self.said, js=STALE, api_visibility="private")
         leads(self.clone.click, self._clone, self.chosen, self.said, self.target)
         self.manage.wire(redraw, inputs, outputs)
@@ -104,12 +104,12 @@ class JobPanel:
     def live_view(self, session: Session, job: Job) -> list[Any]:
         """Values of `live`."""
         state = JobState(job.state)
-        word, alone = "Retry" if state == JobState.FAILED else "Resume", not job.parent_id
+        word, is_part = "Retry" if state == JobState.FAILED else "Resume", bool(job.parent_id)
         charts = metrics_view.charts(downsampling.metrics(session, job.id, but=generations.NOW))
         return [
             head(session, job, self.settings.home),
-            gr.Button(visible=alone and state not in FINISHED, interactive=not job.cancel_requested),
-            gr.Button(word, visible=alone and state.can_become(JobState.QUEUED)),
+            gr.Button(visible=not is_part and state not in FINISHED, interactive=not job.cancel_requested),
+            gr.Button(word, visible=not is_part and state.can_become(JobState.QUEUED)),
             charts or tag("p", safe(no_charts(job)), class_="sp-lead"),
             samples(session, job),
             job_rows.log_lines(reports.logs(session, job.id, limit=300)),
@@ -123,16 +123,16 @@ class JobPanel:
 
 
 def samples(session: Session, job: Job) -> str:
-    """Answers that were kept while the job went on."""
+    """Samples recorded while the job ran."""
     if job.kind in generation_view.KINDS:
         return generation_view.first_answers(session, job) or job_rows.samples(())
     if job.kind == "evaluate":
-        return job_rows.samples(())  # its records are the results of questions, shown above
+        return job_rows.samples(())  # the head shows its records: results per prompt
     return job_rows.samples((s.step, s.record) for s in reports.samples(session, job.id))
 
 
 def head(session: Session, job: Job, home: Path | None = None) -> str:
-    """Name, state, progress, the banner and what the job made. `home`: where its rows go, to see what room is left."""
+    """Name, state, progress, banner and results of the job. `home`: the home folder, to show its free disk space."""
     parts = [
         job_rows.title(job),
         note_line(job),
@@ -143,21 +143,21 @@ def head(session: Session, job: Job, home: Path | None = None) -> str:
         generation_view.part(session, job, home),
         job_view.banner(job, job_rows.waits_words(listing.Queues(session), job)),
     ]
-    ended = verdict.part(session, job) + output_links(session, job) + evaluation_view.report_of(session, job)
-    return tag("div", "".join(parts) + ended, class_="sp-job-head", data_state=job.state)
+    results = verdict.part(session, job) + output_links(session, job) + evaluation_view.report_of(session, job)
+    return tag("div", "".join(parts) + results, class_="sp-job-head", data_state=job.state)
 
 
 def no_charts(job: Job) -> str:
     """Why there is no chart."""
     if job.kind in ("train", *generation_view.KINDS) and job.state in job_view.ACTIVE and not job.shards:
-        return "The first numbers appear here a moment after the job has begun."
+        return "The first numbers appear here shortly after the job starts."
     if job.kind == "evaluate" and job.state in job_view.ACTIVE:
-        return "The result of each question stands above, as it comes; the report follows when all are measured."
-    return "This job measured nothing to chart."
+        return "The results of finished questions are shown above. The report follows when all are measured."
+    return "This job has no charts."
 
 
 def output_links(session: Session, job: Job) -> str:
-    """Links to what a finished job made."""
+    """Links to the results of a finished job."""
     if job.state != JobState.SUCCEEDED:
         return ""
     links = made(session, job)
@@ -165,58 +165,58 @@ def output_links(session: Session, job: Job) -> str:
         links += "".join(_chat(number, chat) for number, chat in enumerate(job.result.get("chats") or (), 1))
     if job.kind in ("evaluate", "replay"):
         to = f"/evaluations?id={job.request.get('evaluation_id', '')}"
-        links += notice("The evaluation is stored.", "good", to, "Open it")
+        links += notice("The evaluation is stored.", "good", to, "Open the evaluation")
     if job.kind == "tune":
         to = f"/checkpoints?id={job.request.get('checkpoint_id', '')}"
         words = (job.result.get("busy"), job.result.get("verdict"), tree_view.kept_words(job.result))
-        said = " ".join(str(each) for each in words if each)
-        links += notice(said, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
+        message = " ".join(str(each) for each in words if each)
+        links += notice(message, tree_view.verdict_tone(job.result), to, "Open the checkpoint")
     if job.kind == "plan":
         busy = str(job.result.get("busy") or "")
-        said = " ".join(filter(None, (busy, "The plan is made.")))
-        links += notice(said, "warn" if busy else "good", f"/plans?id={job.id}", "Open it")
+        message = " ".join(filter(None, (busy, "The plan is ready.")))
+        links += notice(message, "warn" if busy else "good", f"/plans?id={job.id}", "Open the plan")
     return links + downloads(session, job)
 
 
 def _chat(number: int, chat: object) -> str:
-    return notice(f"Answer {number}, replayed.", "good", f"/playground?chat={chat}", "See it in the Playground")
+    return notice(f"Response {number}, replayed.", "good", f"/playground?chat={chat}", "Open in Playground")
 
 
 def downloads(session: Session, job: Job) -> str:
-    """Where the files are of the checkpoint that a job trained or exported."""
+    """Link to the downloads of the checkpoint that a job trained or exported."""
     query = select(Checkpoint.id).where(Checkpoint.job_id == job.id, Checkpoint.state == "ready")
     checkpoint_id = job.request.get("checkpoint_id") if job.kind == "export" else session.scalar(query)
-    link = link_button("Download it for a server…", f"/checkpoints?id={checkpoint_id}")
+    link = link_button("Download for a server…", f"/checkpoints?id={checkpoint_id}")
     return tag("div", link, class_="sp-link-row") if checkpoint_id else ""
 
 
 def made(session: Session, job: Job) -> str:
-    """Each row that the job made and that is ready."""
-    said = ""
+    """Notices with links to the ready rows that the job created."""
+    html = ""
     for table, word, page in OUTPUTS:
         for row in session.scalars(select(table).where(table.job_id == job.id, table.state == "ready")):
             link, words = f"/{page}?id={row.id}", "Open it"
             if table is Checkpoint:
                 base = session.get_one(Base, row.base_id)
                 link, words = model_link("playground", base.name, row.name), "Open in Playground"
-            said += notice(f"Made the {word} “{row.name}”.", "good", link, words)
-    return said
+            html += notice(f"Created the {word} “{row.name}”.", "good", link, words)
+    return html
 
 
 def cancel(settings: Settings, job_id: str) -> str:
-    """Ask a job to stop."""
+    """Request that a job stops."""
     job = submit.request_cancel(job_id, settings)
-    return "Cancelled." if job.state == JobState.CANCELLED else "Asked to stop; what is finished is saved first."
+    return "Cancelled." if job.state == JobState.CANCELLED else "Asked to stop; finished work is saved first."
 
 
 def retry(settings: Settings, job_id: str) -> str:
-    """Queue it again."""
+    """Queue the job again."""
     submit.retry(job_id, settings)
-    return "Queued again; it goes on from what was saved."
+    return "Queued again; it continues from the last saved state."
 
 
 def clone(settings: Settings, job_id: str) -> str:
-    """Where to go: the form filled in as for this job, or the page of a new job that does the same."""
+    """URL of the form with this job's values or, for kinds without a form, of a new job with the same request."""
     with reading(settings) as session:
         job = jobs.get(session, job_id)
     return clone_form(job) or f"/jobs?id={submit.clone(job_id, user=visitor.user(), settings=settings).id}"

@@ -1,4 +1,4 @@
-"""Rows of the jobs table and the parts of one job's page, as HTML, from rows alone."""
+"""HTML of the jobs table and of the parts of one job's page. Pure functions of rows."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -27,27 +27,27 @@ def jobs_table(
     chosen: bool = False,
     elsewhere: bool = False,
 ) -> str:
-    """The table of jobs; `waits` says for a job's id what it waits for; `chosen`: with a box before each; `elsewhere`:
-    not on the page of jobs, so that a click goes there."""
+    """The table of jobs; `waits`: job id → what the job waits for; `chosen`: with checkboxes; `elsewhere`: the table is
+    not on the page Jobs, so a click opens that page."""
     rows = [_row(job, waits.get(job.id, ""), chosen, elsewhere) for job in jobs]
     if rows:
         return tag("div", table(COLUMNS, rows, "Jobs", named=("Result",)), class_="sp-jobs")
     if filtered:
-        return empty_state("None of these", "No job is like that; look for other words, or choose “All”.")
+        return empty_state("None of these", "No job matches the filter and the search. Change them, or choose “All”.")
     return empty_state(
-        "No job yet", "Jobs appear when you add a model, import prompts or train.", "/", "Go to Quickstart"
+        "No jobs yet", "Jobs appear when you add a model, import prompts or train.", "/", "Go to Quickstart"
     )
 
 
 def waits_words(queues: listing.Queues, job: Job) -> str:
-    """A waiting job's place in its queue, and what it waits for."""
-    place, reason = queues.place(job), queues.waits_for(job)
-    return f"No. {place} in the {job.queue} queue. {reason}" if place and place > 1 else reason
+    """Position of a waiting job in its queue, and what it waits for."""
+    position, reason = queues.place(job), queues.waits_for(job)
+    return f"Position {position} in the {job.queue} queue. {reason}" if position and position > 1 else reason
 
 
 def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
-    there = {"data_pick": None} if elsewhere else {}
-    name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **there)
+    attributes = {"data_pick": None} if elsewhere else {}
+    name = pick("jobs", job.id, safe(job.name), class_="sp-row-name", **attributes)
     kind = row_note(kind_and_user(job)) + tag_links("jobs", job.note)
     how = _how(job, waits_for)
     if job.state == "FAILED":
@@ -61,34 +61,34 @@ def _row(job: Job, waits_for: str, chosen: bool, elsewhere: bool) -> list[str]:
 
 
 def _how(job: Job, waits_for: str) -> str:
-    """A bar while there is more to do; of a job that is done what it counted."""
+    """A progress bar; for a finished job its final counts."""
     if job.state == "SUCCEEDED":
         return _note(progress_words(job))
     return progress(job) or _note(waits_for)
 
 
 def _note(words: str) -> str:
-    """A cell's words; where there are none, what cards on narrow screens leave out."""
+    """A cell's text; "–", which cards on narrow screens hide, if it is empty."""
     return row_note(words) if words else "–"
 
 
 def kind_and_user(job: Job) -> str:
-    """`Train draft · Ada`: what a job does and, where it is known, who asked for it."""
+    """`Train draft · Ada`: the job's kind and its user, if known."""
     return f"{kind_title(job.kind)} · {job.user}" if job.user else kind_title(job.kind)
 
 
 def time_words(job: Job) -> str:
-    """When a job began, or how long it took and when."""
+    """When a job was queued or started, or its duration and end."""
     if job.state == "QUEUED":
-        return f"asked {ago(job.created_at)}"
+        return f"queued {ago(job.created_at)}"
     if job.state in ACTIVE:
-        return f"began {ago(job.started_at)}"
+        return f"started {ago(job.started_at)}"
     took = seconds(job)
     return (f"took {duration(took)}, " if took is not None else "") + f"ended {ago(job.finished_at)}"
 
 
 def attempts(times: Mapping[int, float]) -> str:
-    """How long each attempt of a job took, where there were several."""
+    """Duration of each attempt of a job; "" with a single attempt."""
     rows = [(f"attempt {number}", f"took {duration(took)}") for number, took in sorted(times.items())]
     return facts(rows) if len(rows) > 1 else ""
 
@@ -99,10 +99,10 @@ def title(job: Job) -> str:
 
 
 def log_lines(lines: Iterable[JobLog]) -> str:
-    """The log, newest line first; each line with its time and, where it is not plain information, its level."""
+    """The log, newest line first, each line with its time and its level unless that is "info"."""
     items = "".join(_log_line(line) for line in reversed(list(lines)))
     if not items:
-        return tag("p", "No line was logged yet.", class_="sp-lead")
+        return tag("p", "The log is empty.", class_="sp-lead")
     return tag("ol", items, class_="sp-log", tabindex="0", aria_label="Log, newest line first")
 
 
@@ -113,7 +113,7 @@ def _log_line(line: JobLog) -> str:
 
 
 def config(job: Job, names: Mapping[str, str]) -> str:
-    """What the job was asked to do, ids replaced by names."""
+    """The job's request, ids replaced by names."""
     plain = {k: v for k, v in job.request.items() if v not in ("", None, {}, [])}
     settings = plain.pop("settings", {})
     rows = [(key.removesuffix("_id").replace("_", " "), _value(value, names)) for key, value in plain.items()]
@@ -131,15 +131,15 @@ def _value(value: Any, names: Mapping[str, str]) -> str:
 
 
 def samples(records: Iterable[tuple[int, dict[str, Any]]]) -> str:
-    """Sample generations kept while training: the prompt, the answer with accepted draft tokens marked. The base's
-    greedy answer is the same at every step, so it is shown once, as it was drafted last, with τ at each step."""
+    """Samples of a training: prompt and response with accepted draft tokens marked. The base model's greedy response is
+    the same at every step, so it is shown once, with the last step's marks and τ at each step."""
     cards: dict[tuple[str, str], tuple[list[str], str]] = {}
     for step, record in records:
         answer = (str(record.get("prompt", "")), _answer(record))
         heads, _ = cards.get(answer, ([], ""))
         heads.append(_step(step, record))
         cards[answer] = heads, sample_card("; ".join(heads), record, _drafted(record))
-    return "".join(card for _, card in cards.values()) or tag("p", "No sample was kept yet.", class_="sp-lead")
+    return "".join(card for _, card in cards.values()) or tag("p", "No samples yet.", class_="sp-lead")
 
 
 def _step(step: int, record: Mapping[str, Any]) -> str:
@@ -153,13 +153,13 @@ def _answer(record: Mapping[str, Any]) -> str:
 
 
 def _drafted(record: Mapping[str, Any]) -> str:
-    """The answer as HTML."""
+    """The response as HTML."""
     tokens = record.get("tokens")
     return "".join(_token(t) for t in tokens) if isinstance(tokens, list) else safe(record.get("text", ""))
 
 
 def sample_card(head: str, record: Mapping[str, Any], text: str) -> str:
-    """One kept answer; `text` is its HTML."""
+    """Card of one response; `text` is its HTML."""
     prompt = tag("p", safe(record.get("prompt", "")), class_="sp-sample-prompt")
     answer = tag("div", text, class_="sp-sample")
     return tag("section", tag("h3", safe(head)) + prompt + answer, class_="sp-sample-card")

@@ -1,4 +1,4 @@
-"""Jobs as people see them: state in words, progress with its estimate, what a waiting job waits for. Pure functions."""
+"""Texts of jobs: state, progress with its estimate, and what a waiting job waits for. Pure functions."""
 
 from app.widgets.elements import Tone, badge, notice, progress_bar
 from app.widgets.formatting import duration, rounded, size
@@ -9,7 +9,7 @@ from workers.jobs.evaluate import longest_seconds
 
 ACTIVE = ("QUEUED", "RUNNING", "INTERRUPTED")
 PAUSED = "Paused: "
-"""How the reason begins of a job that waits for room on its worker's machine."""
+"""Start of the note of a job that waits for memory or disk space on its worker's machine."""
 STATES: dict[str, tuple[str, Tone | str]] = {
     "QUEUED": ("Waiting", "warn"),
     "RUNNING": ("Running", "info"),
@@ -19,11 +19,11 @@ STATES: dict[str, tuple[str, Tone | str]] = {
     "CANCELLED": ("Cancelled", ""),
 }
 MARKS = {"SUCCEEDED": "✓", "RUNNING": "▸", "FAILED": "✗", "CANCELLED": "–", "INTERRUPTED": "‖"}
-"""Signs of a state where there is no room for its name."""
+"""Signs of states, for narrow cells."""
 
 
 def state_words(job: Job) -> tuple[str, Tone | str]:
-    """The state's name on the pages, and its tone."""
+    """The label of the state and its tone."""
     if paused(job):
         return "Paused", "warn"
     if job.cancel_requested and job.state == "RUNNING":
@@ -32,12 +32,12 @@ def state_words(job: Job) -> tuple[str, Tone | str]:
 
 
 def paused(job: Job) -> bool:
-    """Interrupted for want of room on its worker's machine; the note says of what."""
+    """Whether it was interrupted because its worker's machine lacks memory or disk space; the note says which."""
     return job.state == "INTERRUPTED" and job.progress_note.startswith(PAUSED)
 
 
 def state_badge(job: Job) -> str:
-    """The state in a coloured box, with the word in it."""
+    """The state as a badge."""
     return badge(*state_words(job))
 
 
@@ -49,14 +49,13 @@ def counted(done: int, total: int | None, unit: str) -> str:
 
 
 def reached(job: Job) -> int:
-    """How far it is. Answers that were not in a shard when an attempt was killed are made again, and a count that fell
-    back would read as lost work: of rows it stays at the highest that attempts before reached, until this one passes
-    it."""
+    """The progress to show. A new attempt of a generation repeats rows that were not yet in a shard; its count stays at
+    the maximum of earlier attempts until it exceeds that, since a falling count would look like lost work."""
     return max(job.done, job.done_before or 0) if job.kind.startswith("generate_") else job.done
 
 
 def progress_words(job: Job) -> str:
-    """One line: how far, how long still, what it is doing."""
+    """One line: progress, time left and the current note."""
     done = reached(job)
     parts = [counted(done, job.total, job.unit)] if job.unit or done else []
     if job.state == "RUNNING" and not job.cancel_requested:
@@ -67,7 +66,7 @@ def progress_words(job: Job) -> str:
 
 
 def time_left(job: Job) -> str:
-    """`1 min 35 s left`, or why that is not known. Of an evaluation that may repeat its questions, the worst case."""
+    """`1 min 35 s left`, or why it is unknown. The worst case for an evaluation that may repeat its prompts."""
     if job.total and job.done >= job.total:
         return "finishing…"
     if job.eta_seconds is None:
@@ -76,7 +75,7 @@ def time_left(job: Job) -> str:
 
 
 def progress(job: Job) -> str:
-    """A bar and its words; nothing for a job that has not begun."""
+    """A progress bar with its text; "" for a job that has not started."""
     if job.state == "QUEUED" and not job.done:
         return ""
     total = job.total if job.total else (1 if job.state == "SUCCEEDED" else None)
@@ -89,7 +88,7 @@ def progress(job: Job) -> str:
 
 
 def banner(job: Job, waits_for: str = "") -> str:
-    """One strip that says how the job is: the error with what to do, or what it waits for."""
+    """A notice of the job's state: the error and its hint, what it waits for, or how it ended."""
     if job.state == "FAILED":
         return notice(" ".join(filter(None, (job.error or "The job failed without a message.", job.hint))), "bad")
     if job.state == "QUEUED":
@@ -97,18 +96,18 @@ def banner(job: Job, waits_for: str = "") -> str:
     if paused(job):
         return notice(waits_for or f"{job.progress_note}.", "warn")
     if job.state == "INTERRUPTED":
-        return notice("Its worker went away; it goes on from its last checkpoint as soon as a worker is free.", "warn")
+        return notice("Its worker stopped. It continues from its last checkpoint as soon as a worker is free.", "warn")
     if job.state == "CANCELLED":
         return notice(job.error or "Stopped at your request.", "info")
     if job.state == "RUNNING" and job.cancel_requested:
-        return notice("Stopping: the job saves what it has first.", "warn")
+        return notice("Stopping: the job saves its state first.", "warn")
     if job.state == "RUNNING":
-        return notice(f"Running on the server: you may close this page, it goes on{guessed(job)}.", "info")
+        return notice(f"Running on the server{guessed(job)}. You can close this page.", "info")
     return notice(f"Done in {duration(seconds(job))}{guessed(job)}." if seconds(job) is not None else "Done.", "good")
 
 
 def guessed(job: Job) -> str:
-    """ " (estimated: 2 min)", where it was; the worst case of an evaluation too while it runs."""
+    """ " (estimated: 2 min)" if estimated; for a running evaluation with the worst case."""
     if not job.estimated_seconds:
         return ""
     longest = worst_case(longest_seconds(job)) if job.state == "RUNNING" else ""
@@ -116,12 +115,12 @@ def guessed(job: Job) -> str:
 
 
 def seconds(job: Job) -> float | None:
-    """How long it took since it was first begun, or begun again after a retry."""
+    """Duration since its start, or since its restart after a retry; None if it has not finished."""
     if not job.started_at or not job.finished_at:
         return None
     return (job.finished_at - job.started_at).total_seconds()
 
 
 def job_line(job: Job) -> str:
-    """The way from what a job makes to its page."""
+    """Link from the result of a job to the job."""
     return tag("p", tag("a", "Its job: log, cancel, retry", href=f"/jobs?id={job.id}"), class_="sp-lead")

@@ -1,4 +1,4 @@
-"""The leaderboard as people see it and take it away: its rows as HTML, bars, CSV. Pure functions over rows."""
+"""The leaderboard as HTML, bar chart and CSV. Pure functions of rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ COLUMNS = {
     "Measured on": "machine",
     "When": "made",
 }
-"""Heads of the list, and what a click on each sorts by."""
+"""Column head → sort key."""
 NAMED = tuple(COLUMNS)[1:]
 CSV = (
     *("id", "name", "base", "checkpoint", "suite", "questions", "temperature", "top_p", "tree", "dtype", "source"),
@@ -52,23 +52,22 @@ Names = Mapping[str, str]
 
 
 def names_of(session: Session, rows: Sequence[Evaluation]) -> dict[str, str]:
-    """id → name of their bases, checkpoints and question sets: three queries, however many rows."""
+    """id → name of their base models, checkpoints and prompt sets, with three queries for any number of rows."""
     data = {str((row.config or {}).get("dataset_id") or "") for row in rows}
     ids = ((Base, {row.base_id for row in rows}), (Checkpoint, {row.checkpoint_id for row in rows}), (Dataset, data))
-    found = [(kind, known - {None, ""}) for kind, known in ids]
-    queries = [select(kind.id, kind.name).where(kind.id.in_(known)) for kind, known in found if known]
+    kinds = [(kind, known - {None, ""}) for kind, known in ids]
+    queries = [select(kind.id, kind.name).where(kind.id.in_(known)) for kind, known in kinds if known]
     return {row_id: name for query in queries for row_id, name in session.execute(query)}
 
 
 def model_words(row: Evaluation, names: Names) -> str:
-    """`starter@my-heads`, as the rows are called now; of a server's model that is not known here, what it was asked
-    for."""
+    """`starter@my-heads` with the current names; for a server's model without a local row, the evaluation's name."""
     base, checkpoint = names.get(row.base_id or "", ""), names.get(row.checkpoint_id or "", "")
     return f"{base}@{checkpoint}" if base and checkpoint else base or row.name
 
 
 def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) -> str:
-    """A page of the list, with heads that sort."""
+    """A page of the list with sortable heads."""
     if not shown.rows:
         return nothing(view)
     heads = {column: _head(column, key, view) for column, key in COLUMNS.items()}
@@ -78,27 +77,27 @@ def leaderboard(shown: Page[Evaluation], names: Names, view: LeaderboardView) ->
 
 
 UNLIKE = (
-    "Some rows were measured on fewer questions than others of the same set; choose one “Number of questions” to "
-    "compare like with like."
+    "Some rows were measured on fewer questions than others of the same set. Filter by “Number of questions” before "
+    "comparing them."
 )
 
 
 def unlike(rows: Sequence[Evaluation]) -> str:
-    """That rows of one set of questions were measured on different numbers of them; "" where they were not."""
+    """A notice if rows of the same prompt set were measured on different numbers of prompts; otherwise ""."""
     counts: dict[str, set[int]] = {}
     for row in rows:
         counts.setdefault(row.questions, set()).update(filter(None, [prompts_of(row)]))
-    return notice(UNLIKE, "info") if any(len(each) > 1 for each in counts.values()) else ""
+    return notice(UNLIKE, "info") if any(len(numbers) > 1 for numbers in counts.values()) else ""
 
 
 def prompts_of(row: Evaluation) -> int | None:
-    """How many questions it was measured on."""
+    """Number of prompts that it was measured on."""
     count = (row.result or {}).get("prompts")
     return count if isinstance(count, int) else None
 
 
 def prompts_words(row: Evaluation) -> str:
-    """`24 questions`; "" where the result does not say."""
+    """`24 questions`; "" if unknown."""
     count = prompts_of(row)
     return f"{count:,} question{'' if count == 1 else 's'}" if count else ""
 
@@ -106,30 +105,29 @@ def prompts_words(row: Evaluation) -> str:
 def nothing(view: LeaderboardView) -> str:
     if view != LeaderboardView(sort=view.sort):
         return empty_state(
-            "None of these", "No evaluation is so; choose “All” in a filter.", "/evaluations", "Show all"
+            "None of these", "No evaluation matches the filters. Choose “All” in a filter.", "/evaluations", "Show all"
         )
     return empty_state(
-        "No evaluation yet",
-        "Measure checkpoints on suites of questions above; every figure has its interval and the command that "
-        "reproduces it.",
+        "No evaluations yet",
+        "Measure checkpoints on questions above. Every result has a 95 % interval and the command to reproduce it.",
     )
 
 
 def chart(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> str:
-    """Bars of the figure that the list is sorted by."""
+    """Bar chart of `bars`."""
     return interval_chart(*bars(rows, names, view))
 
 
 def bars(rows: Sequence[Evaluation], names: Names, view: LeaderboardView) -> tuple[str, list[Bar], str]:
-    """(title, bars, unit) of τ where the list is sorted by it, else of the speedup."""
+    """(title, bars, unit) of τ if the list is sorted by it, otherwise of the speedup."""
     key = "tau" if view.sort.endswith("tau") else "speedup"
-    words, unit = {"tau": ("Tokens per verification τ", ""), "speedup": ("Speed against plain", " ×")}[key]
+    words, unit = {"tau": ("Mean accepted length τ", ""), "speedup": ("Speedup", " ×")}[key]
     return words, bars_of(key, [(model_words(row, names), settings_words(row), row) for row in rows]), unit
 
 
-def bars_of(key: str, named: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
-    """Bars of the figure `key`, of (name, note, evaluation); none where it was not measured."""
-    measured = ((name, note, row) for name, note, row in named if getattr(row, key) is not None)
+def bars_of(key: str, rows: Iterable[tuple[str, str, Evaluation]]) -> list[Bar]:
+    """Bars of the figure `key` from (name, note, evaluation); rows without this figure are left out."""
+    measured = ((name, note, row) for name, note, row in rows if getattr(row, key) is not None)
     return [Bar(name, note, getattr(row, key), *ends(row, key)) for name, note, row in measured]
 
 
@@ -139,7 +137,7 @@ def ends(row: Evaluation, key: str) -> tuple[float | None, float | None]:
 
 
 def between(row: Evaluation, key: str) -> str:
-    """The same in small print; "" where it was measured without."""
+    """The interval in small print; "" if there is none."""
     low, high = ends(row, key)
     if low is None or high is None:
         return ""
@@ -147,18 +145,18 @@ def between(row: Evaluation, key: str) -> str:
 
 
 def settings_words(row: Evaluation) -> str:
-    """`GSM8K · 24 questions · T 0 · chain 4 · at team`."""
+    """`GSM8K · 24 questions · T 0 · chain 4 · on team`."""
     parts = [
         row.questions,
         prompts_words(row),
         f"T {row.temperature:g}",
         row.tree or ("" if row.source else "its own tree"),
     ]
-    return " · ".join([*filter(None, parts), *([f"at {row.source}"] if row.source else [])])
+    return " · ".join([*filter(None, parts), *([f"on {row.source}"] if row.source else [])])
 
 
 def take_away(view: LeaderboardView, total: int) -> str:
-    """Downloads of what is shown, and its address."""
+    """Links to download the shown rows and to this view."""
     query = view.query()
     links = (
         (f"/api/evaluations.csv?{query}", f"CSV of {total:,}", True),
@@ -172,24 +170,24 @@ def take_away(view: LeaderboardView, total: int) -> str:
 
 
 def address(view: LeaderboardView, **more: str) -> str:
-    """Of the page that shows it."""
+    """URL of the page with `view`."""
     return f"/evaluations?{query}" if (query := view.query(**more)) else "/evaluations"
 
 
 def as_csv(rows: Sequence[Evaluation], names: Names) -> str:
-    """Each evaluation as its row says it, with the command that measures it again."""
+    """A line per evaluation, with the command that repeats it."""
     return spreadsheet.as_csv(CSV, [_record(row, names) for row in rows])
 
 
 def command(row: Evaluation, names: Names) -> str:
-    """The command that measures it again; "" where the row does not say how it was measured."""
+    """The command that repeats the evaluation; "" if its request is not stored."""
     try:
         request = from_json("replay" if is_replay(row.result) else "evaluate", row.config or {})
     except (BadInput, TypeError):
         return ""
     assert isinstance(request, Evaluate | ReplayRequest)
-    said = request.base_id or (isinstance(request, Evaluate) and request.endpoint)
-    return command_for(request, names) if said else ""
+    has_target = request.base_id or (isinstance(request, Evaluate) and request.endpoint)
+    return command_for(request, names) if has_target else ""
 
 
 def _record(row: Evaluation, names: Names) -> dict[str, Any]:
@@ -209,11 +207,13 @@ def _record(row: Evaluation, names: Names) -> dict[str, Any]:
 
 
 def _head(column: str, key: str, view: LeaderboardView) -> str:
-    """A link that sorts; the arrow says how it is sorted now."""
+    """A link that sorts by the column; an arrow shows the current order."""
     sign = {key: " ↑", f"-{key}": " ↓"}.get(view.sort, "")
     words = {key: "ascending", f"-{key}": "descending"}.get(view.sort, "")
     to = address(view.sorted_by(key))
-    return tag("a", safe(column + sign), href=to, data_pick="", title=f"Sort by {column}, now {words or 'by another'}")
+    return tag(
+        "a", safe(column + sign), href=to, data_pick="", title=f"Sort by {column}, now {words or 'by another column'}"
+    )
 
 
 def _row(row: Evaluation, names: Names, view: LeaderboardView) -> list[str]:

@@ -1,4 +1,4 @@
-"""τ over data of an experiment's trainings, with what more data would buy. Pure over rows."""
+"""Learning curves of an experiment: τ over training data, with a forecast for more data. Pure functions of rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,125 +15,124 @@ from tracking.tables import Evaluation
 from tracking.trainings import Training
 
 DATA = ("data set", "recipe", "epochs", "max_steps", "max_minutes", "seed")
-"""Settings that may differ between the points of a curve: how much data there is, and chance."""
+"""Settings that may differ between the points of a curve: the amount of data, and the seed."""
 STEPS = 24
-"""Points of the drawn curve."""
+"""Number of intervals of the drawn curve."""
 TIMES = (2.0, FARTHEST)
-HELD_OUT = "as training expects it of its own held-out conversations"
+HELD_OUT = "estimated in training on held-out conversations"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points that belong together: trainings of one method for one base, measured in one way."""
+    """Trainings of one method for one base model, measured in the same way."""
 
     name: str
     how: str
     points: list[Point]
-    others: list[str]  # settings that differ too
+    others: list[str]  # other settings that differ
 
 
 def learning_curves(trainings: Sequence[Training], tokens: Mapping[str, float], held_out: Mapping[str, float]) -> str:
-    """A part for each base and method; `tokens` and `held_out` say tokens seen and the best expected τ by job."""
+    """A part per base model and method; `tokens`: job id → tokens seen, `held_out`: job id → best expected τ."""
     groups: dict[tuple[str, str], list[Training]] = {}
     for training in trainings:
         request = training.job.request or {}
         groups.setdefault((str(request.get("base_id")), str(request.get("method"))), []).append(training)
     parts = [part(curve_of(own, tokens, held_out)) for own in groups.values()]
-    return "".join(parts) or tag("p", "No training is in this experiment yet.", class_="sp-lead")
+    return "".join(parts) or tag("p", "This experiment has no trainings yet.", class_="sp-lead")
 
 
 def curve_of(trainings: Sequence[Training], tokens: Mapping[str, float], held_out: Mapping[str, float]) -> Curve:
-    """Their points: measured in the way that most share where enough of them do, else as training expected them."""
+    """The curve of `trainings`: measured τ if enough of them share a setting, otherwise τ expected in training."""
     first = trainings[0]
     method = method_words(str((first.job.request or {}).get("method") or ""))
     name = f"{method} for {first.base.name}" if first.base else method or "Trainings"
-    seen = [each for each in trainings if tokens.get(each.job.id)]
+    usable = [training for training in trainings if tokens.get(training.job.id)]
     how, points = (
         HELD_OUT,
-        {e.job.id: Point(tokens[e.job.id], held_out[e.job.id]) for e in seen if e.job.id in held_out},
+        {e.job.id: Point(tokens[e.job.id], held_out[e.job.id]) for e in usable if e.job.id in held_out},
     )
-    for way, rows in measured_ways(seen)[:1]:
-        found = {job_id: row for job_id, row in rows.items() if row.tau is not None}
-        if len(found) >= LEAST or len(found) >= len(points):
-            how = way
-            points = {job_id: Point(tokens[job_id], row.tau, _spread(row)) for job_id, row in found.items()}
-    used = [each for each in seen if each.job.id in points]
-    differ, _ = sorted_out([settings_of(each) for each in used])
+    for setting, rows in measured_ways(usable)[:1]:
+        measured = {job_id: row for job_id, row in rows.items() if row.tau is not None}
+        if len(measured) >= LEAST or len(measured) >= len(points):
+            how = setting
+            points = {job_id: Point(tokens[job_id], row.tau, _spread(row)) for job_id, row in measured.items()}
+    used = [training for training in usable if training.job.id in points]
+    differ, _ = sorted_out([settings_of(training) for training in used])
     ordered = sorted(points.values(), key=lambda point: point.tokens)
     return Curve(name, how, ordered, [key for key in differ if key not in DATA])
 
 
 def part(curve: Curve) -> str:
-    """One curve with its forecast, or what is missing for one."""
-    found = forecast(curve.points)
+    """One curve with its forecast, or what a forecast needs."""
+    prediction = forecast(curve.points)
     head = tag("h3", safe(curve.name)) + tag("p", safe(f"τ over data: {curve.how}."), class_="sp-lead")
-    if found is None:
-        told = missing(curve)
+    if prediction is None:
+        text = missing(curve)
     else:
-        told = verdict(curve, found) + _table(curve, found) + tag("p", safe(basis(found)), class_="sp-hint")
-    beside = tag("div", head + told, class_="sp-stack")
-    return tag("section", _chart(curve, found) + beside, class_="sp-curve")
+        text = (
+            verdict(curve, prediction) + _table(curve, prediction) + tag("p", safe(basis(prediction)), class_="sp-hint")
+        )
+    words = tag("div", head + text, class_="sp-stack")
+    return tag("section", _chart(curve, prediction) + words, class_="sp-curve")
 
 
 def missing(curve: Curve) -> str:
-    """Why nothing is forecast."""
+    """Why there is no forecast."""
     amounts = len({point.tokens for point in curve.points})
-    said = {0: "None is", 1: "One is"}.get(amounts, f"{amounts} are")
-    words = f"A forecast needs trainings on at least {LEAST} different amounts of data, each measured. {said} here."
+    words = f"A forecast needs measured trainings on at least {LEAST} different amounts of data; there are {amounts}."
     return notice(words, "info")
 
 
-def verdict(curve: Curve, found: Forecast) -> str:
-    """One sentence: what twice the data buys, and whether that is sure; a second where more than data differs."""
-    best, (tau, low, high) = max(point.tau for point in curve.points), found.at(2 * found.most)
-    likely = f"Twice the data: τ {tau:.2f}, between {low:.2f} and {high:.2f} at 95 %"
+def verdict(curve: Curve, prediction: Forecast) -> str:
+    """Notices: the forecast for twice the data, and a warning if other settings differ too."""
+    best, (tau, low, high) = max(point.tau for point in curve.points), prediction.at(2 * prediction.most)
+    likely = f"Twice the data: τ {tau:.2f} (95 % interval {low:.2f} to {high:.2f})"
     if low > best:
         words, tone = f"{likely}, above the best so far ({best:.2f}).", "good"
     elif tau > best:
         words, tone = (
-            f"{likely}; the best so far ({best:.2f}) lies in between, so more data may also buy nothing.",
+            f"{likely}. The interval contains the best so far ({best:.2f}), so more data may not help.",
             "info",
         )
     else:
-        words, tone = f"{likely}; more data is not likely to beat the best so far ({best:.2f}).", "warn"
-    mixed = (
-        f"These trainings differ in more than their data ({', '.join(curve.others[:4])}); the curve is of all of it."
-    )
+        words, tone = f"{likely}. More data is unlikely to beat the best so far ({best:.2f}).", "warn"
+    mixed = f"These trainings differ in other settings too ({', '.join(curve.others[:4])}), which affects the curve."
     return notice(words, tone) + (notice(mixed, "warn") if curve.others else "")
 
 
-def basis(found: Forecast) -> str:
-    """What the forecast rests on."""
-    if found.saturating:
-        kind = f"τ = a − b·n^(−c), which ends at about {found.limit:.2f} if it goes on so"
+def basis(prediction: Forecast) -> str:
+    """The fitted formula and the number of trainings behind it."""
+    if prediction.saturating:
+        kind = f"τ = a − b·n^(−c), with the limit a ≈ {prediction.limit:.2f}"
     else:
-        few = found.count - found.freedom == 2
-        why = "fewer than five amounts of data tell no end" if few else "τ does not rise with the data here"
-        kind = f"τ = a + b·ln n, a curve without an end, as {why}"
-    rest = f"{found.count} trainings, {found.freedom} more than the curve has unknowns"
-    if found.freedom == 1:
-        rest = f"{found.count} trainings, one more than the curve has unknowns, hence the width"
-    far = f"n counts every pass over the data; beyond {FARTHEST:g} times nothing is said"
-    return f"Fitted: {kind}. It rests on {rest}. {far}."
+        few = prediction.count - prediction.freedom == 2
+        why = "fewer than five amounts of data show no limit" if few else "τ does not rise with the data"
+        kind = f"τ = a + b·ln n, a curve without a limit, because {why}"
+    rest = f"{prediction.count} trainings, {prediction.freedom} more than the curve has parameters"
+    if prediction.freedom == 1:
+        rest = f"{prediction.count} trainings, one more than the curve has parameters, so the interval is wide"
+    far = f"n counts the tokens of every pass over the data; the forecast ends at {FARTHEST:g} times the data"
+    return f"Fit: {kind}. Based on {rest}. {far}."
 
 
-def _table(curve: Curve, found: Forecast) -> str:
+def _table(curve: Curve, prediction: Forecast) -> str:
     rows = []
     for times in TIMES:
-        tau, low, high = found.at(times * found.most)
+        tau, low, high = prediction.at(times * prediction.most)
         between = safe(f"{low:.2f} – {high:.2f}")
-        rows.append([safe(f"{times:g} × ({times * found.most:,.0f} tokens)"), safe(f"{tau:.2f}"), between])
-    columns = ["Data", "τ, forecast", "95 % interval"]
+        rows.append([safe(f"{times:g} × ({times * prediction.most:,.0f} tokens)"), safe(f"{tau:.2f}"), between])
+    columns = ["Data", "τ (forecast)", "95 % interval"]
     return table(columns, rows, f"Forecast for {curve.name}", wide_first=True, named=columns[1:])
 
 
-def _chart(curve: Curve, found: Forecast | None) -> str:
+def _chart(curve: Curve, prediction: Forecast | None) -> str:
     series = {"measured": [(point.tokens, point.tau) for point in curve.points]}
-    if found and curve.points[0].tokens > 0:
-        first, last = curve.points[0].tokens, FARTHEST * found.most
-        places = [round(first * (last / first) ** (step / STEPS)) for step in range(STEPS + 1)]
+    if prediction and curve.points[0].tokens > 0:
+        first, last = curve.points[0].tokens, FARTHEST * prediction.most
+        amounts = [round(first * (last / first) ** (step / STEPS)) for step in range(STEPS + 1)]
         for at, name in enumerate(("forecast", "95 %, low", "95 %, high")):
-            series[name] = [(n, found.at(n)[at]) for n in places]
+            series[name] = [(n, prediction.at(n)[at]) for n in amounts]
     look = ChartStyle(dots=("measured",), order=("measured", "forecast", "95 %, low", "95 %, high"), near=True, up="τ")
     return line_chart(f"τ by tokens seen, {curve.name}", series, across="tokens seen", look=look)
 

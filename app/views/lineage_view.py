@@ -1,5 +1,5 @@
-"""A graph of what came of what as a small picture whose boxes are links: prompts, data, drafts, figures and exports
-from left to right. Pure over the rows in it."""
+"""Lineage graph as SVG with boxes that link to their rows: prompts, data, drafts, evaluations and exports from left to
+right. Pure functions of rows."""
 
 from collections.abc import Mapping
 
@@ -8,24 +8,22 @@ from app.widgets.text import safe, tag
 from formats import FORMATS
 from tracking.lineage import CAME, DRAFT, Graph, Node
 
-HEADS = ("Prompts", "Data", "Drafts", "Figures and exports")
+HEADS = ("Prompts", "Data", "Drafts", "Evaluations and exports")
 BOX, HIGH, GAP, ROW, TOP = 212, 42, 64, 54, 26
-"""Pixels: a box, what lies between two columns, from one row to the next, above the first."""
+"""Pixels: width and height of a box, gap between columns, distance of rows, top margin."""
 LONGEST = 26
-"""Letters of a name that a box has room for."""
+"""Maximum number of characters of a name in a box."""
 MOST = 120
-"""Boxes of a picture."""
+"""Maximum number of boxes of a picture."""
 Places = Mapping[str, tuple[float, float]]
 
 
 def picture(graph: Graph) -> str:
-    """The graph, or why there is none."""
+    """The graph as HTML, or why there is none."""
     if not graph.nodes:
-        return tag("p", "Nothing has come of these jobs yet.", class_="sp-lead")
+        return tag("p", "These jobs have no results yet.", class_="sp-lead")
     if len(graph.nodes) > MOST:
-        return tag(
-            "p", safe(f"{len(graph.nodes)} things came of these jobs, too many for a picture."), class_="sp-lead"
-        )
+        return tag("p", safe(f"These jobs have {len(graph.nodes)} results, too many for a picture."), class_="sp-lead")
     columns = sorted({node.column for node in graph.nodes.values()})
     places, width = placed(graph), _x(len(columns)) - GAP + 1
     height = max(y for _, y in places.values()) + ROW
@@ -39,38 +37,38 @@ def picture(graph: Graph) -> str:
         width=f"{width:.0f}",
         height=f"{height:.0f}",
         role="group",
-        aria_label="What came of what, from left to right",
+        aria_label="Lineage, from left to right",
     )
     return tag("div", drawn, class_="sp-lineage", tabindex="0", role="region", aria_label="Lineage")
 
 
 def placed(graph: Graph) -> dict[str, tuple[float, float]]:
-    """key → the box's left upper corner. Boxes of a column stand in the order of what they came from, none over
-    another, none above the first of what it came from; columns without any are left out."""
+    """key → upper left corner of the box. Boxes of a column are ordered by their sources, do not overlap and are not
+    above their first source; empty columns are left out."""
     places: dict[str, tuple[float, float]] = {}
     for at, column in enumerate(sorted({node.column for node in graph.nodes.values()})):
         nodes = [node for node in graph.nodes.values() if node.column == column]
-        nodes.sort(key=lambda node: _wish(node, graph, places))
+        nodes.sort(key=lambda node: _source_y(node, graph, places))
         next_y = float(TOP)
         for node in nodes:
-            y = max(next_y, _wish(node, graph, places))
+            y = max(next_y, _source_y(node, graph, places))
             places[node.key] = (_x(at), y)
             next_y = y + ROW
     return places
 
 
-def _wish(node: Node, graph: Graph, places: Places) -> float:
-    """As high as the first thing that it came from."""
-    above = [places[a][1] for a, b in graph.edges if b == node.key and a in places]
-    return min(above, default=float(TOP))
+def _source_y(node: Node, graph: Graph, places: Places) -> float:
+    """y of the highest box that the node came from."""
+    sources = [places[a][1] for a, b in graph.edges if b == node.key and a in places]
+    return min(sources, default=float(TOP))
 
 
-def _x(place: int) -> float:
-    return 1 + place * (BOX + GAP)
+def _x(column: int) -> float:
+    return 1 + column * (BOX + GAP)
 
 
 def _edge(start: tuple[float, float], end: tuple[float, float]) -> str:
-    """A curve from a box's right side to another's left; between two of one column along their left sides."""
+    """A curve from the right side of a box to the left side of another; within a column along the left sides."""
     (x0, y0), (x1, y1) = (start[0] + BOX, start[1] + HIGH / 2), (end[0], end[1] + HIGH / 2)
     if start[0] == end[0]:
         return _path(f"M{start[0]:.0f} {y0:.0f} C{x1 - 26:.0f} {y0:.0f} {x1 - 26:.0f} {y1:.0f} {x1:.0f} {y1:.0f}")

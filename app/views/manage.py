@@ -1,6 +1,6 @@
-"""Name, note and deletion of one listed thing, the same on every page that shows one.
+"""Controls to rename, annotate and delete a row, shared by all pages with a list.
 
-Deleting asks first, and says what depends on the thing.
+Deletion requires a confirmation, which lists the rows that depend on the deleted one.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ SMALL = {"size": "md", "scale": 0, "min_width": 110}
 
 
 class Manage:
-    """The folded controls for rows of `table`. `chosen` is the hidden box with the row's id; ids of controls start with
-    `prefix`; `word` is what the thing is called in sentences."""
+    """The controls, in a closed accordion, for rows of `table`. `chosen` is the hidden text with the row's id; element
+    ids start with `prefix`; `word` names a row in messages."""
 
     def __init__(self, settings: Settings, table: type[Table], word: str, prefix: str, chosen: gr.Textbox):
         self.settings, self.table, self.word, self.prefix, self.chosen = settings, table, word, prefix, chosen
@@ -40,7 +40,7 @@ class Manage:
         with gr.Row(equal_height=True, elem_classes="sp-manage"):
             self.name = one_line("Name", f"{self.prefix}-name", max_length=200, scale=2)
             self.note = gr.Textbox(
-                label="Note; words with # are tags",
+                label="Note (words starting with # are tags)",
                 max_lines=4,
                 max_length=4000,
                 elem_id=f"{self.prefix}-note",
@@ -54,16 +54,16 @@ class Manage:
             )
 
     def view(self, row: Any) -> list[Any]:
-        """Values of `outputs` for a newly opened row (None: nothing is open)."""
+        """Values of `outputs` for a newly opened row (None: no row is open)."""
         return [row.name if row else "", row.note if row else "", "", gr.Column(visible=False)]
 
     def wire(self, redraw: Callable[..., list[Any]], inputs: list[Any], outputs: list[Any]) -> None:
-        """After saving or deleting put `redraw(*inputs)` into `outputs`; after deleting, `chosen` is empty."""
+        """After saving or deleting, put `redraw(*inputs)` into `outputs`; after deleting, `chosen` is empty."""
         self.save.click(self._save, [self.chosen, self.name, self.note], self.said, **QUIET).then(
             redraw, inputs, outputs, **QUIET
         )
-        gone = self.really.click(self._delete, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
-        gone.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
+        event = self.really.click(self._delete, self.chosen, [self.chosen, self.said, self.confirm], **QUIET)
+        event.then(None, self.chosen, None, js=LEAVE_IF_EMPTY, api_visibility="private").then(
             redraw, inputs, outputs, **QUIET
         )
 
@@ -86,28 +86,28 @@ class Manage:
 def last_question(
     prefix: str, words: str = "Delete for good", keep: str = "Keep it", html: str = ""
 ) -> tuple[gr.Column, gr.HTML, gr.Button]:
-    """What is asked before something goes, unseen until then: (all of it, the question, the button that says yes)."""
-    with gr.Column(visible=False, elem_id=f"{prefix}-confirm") as asked:
+    """A hidden confirmation: (column, question, confirming button)."""
+    with gr.Column(visible=False, elem_id=f"{prefix}-confirm") as confirmation:
         question = block(html, elem_id=f"{prefix}-question")
         with gr.Row(elem_classes="sp-buttons"):
             really = gr.Button(words, variant="stop", elem_id=f"{prefix}-really", **SMALL)
             no = gr.Button(keep, elem_id=f"{prefix}-keep", **SMALL)
-    no.click(lambda: gr.Column(visible=False), None, asked, **QUIET)
-    return asked, question, really
+    no.click(lambda: gr.Column(visible=False), None, confirmation, **QUIET)
+    return confirmation, question, really
 
 
-LEFT = {Experiment: "Its jobs, data sets and checkpoints stay."}
-"""What deleting a row of a table leaves."""
+LEFT = {Experiment: "Its jobs, data sets and checkpoints are kept."}
+"""Table → what remains when a row is deleted."""
 LEAVE_IF_EMPTY = "(id) => { if (!id) history.replaceState({}, '', location.pathname); }"
 
 
 def note_line(row: Any) -> str:
-    """The row's note, under its name."""
+    """The row's note, below its name; "" without one."""
     return tag("p", safe(row.note), class_="sp-lead sp-note") if row.note else ""
 
 
 def question(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
-    """What the reader should know before a row goes."""
+    """The confirmation question of a deletion: what depends on the row."""
     with reading(settings) as session:
         used = changes.dependents(session, row(session, table, word, row_id))
     if table in LEFT:
@@ -118,33 +118,33 @@ def question(settings: Settings, table: type[Table], word: str, row_id: str) -> 
 
 
 def save(settings: Settings, table: type[Table], row_id: str, name: str, note: str) -> str:
-    """Rename and note a row."""
+    """Store the name and the note of a row."""
     with writing(settings) as session:
         record = row(session, table, "thing", row_id)
-        if name.strip() != record.name:  # names made up by the workbench may hold more than people may type
+        if name.strip() != record.name:  # generated names may be invalid as user input
             changes.rename(session, record, name)
         changes.set_note(session, record, note)
     return "Saved."
 
 
 def delete(settings: Settings, table: type[Table], word: str, row_id: str) -> str:
-    """Delete a row and its files, and what depends on it; the reader was asked."""
+    """Delete a row, its files and what depends on it. The user has confirmed this."""
     with writing(settings) as session:
         record = row(session, table, word, row_id)
         name, paths = record.name, changes.delete(session, settings, record, force=True)
     freed = changes.remove_files(paths)
-    return f"Deleted “{name}”" + (f"; {size(freed)} are free again." if freed else ".")
+    return f"Deleted “{name}”" + (f"; {size(freed)} freed." if freed else ".")
 
 
 def row(session: Session, table: type[Table], word: str, row_id: str) -> Any:
-    """The row, or NotFound."""
+    """The row. Raises NotFound."""
     if record := session.get(table, row_id):
         return record
-    raise NotFound(f"This {word} is gone; it was deleted, or the address is wrong.")
+    raise NotFound(f"This {word} is gone: it was deleted, or the URL is wrong.")
 
 
 def outcome_notice(action: Callable[[], str], tone: str = "good") -> str:
-    """Run `action` and show the sentence it returns, or the error's."""
+    """Run `action`. A notice with the message it returns, or with the error."""
     try:
         text = action()
     except SpeculoosError as error:

@@ -1,4 +1,4 @@
-"""A matrix as its page shows it: a grid of cells, models and trees down, suites and temperatures across."""
+"""HTML of an evaluation matrix: a grid with models and trees as rows and suites and temperatures as columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,37 +20,42 @@ Names = Mapping[str, str]
 
 
 def part(session: Session, job: Job) -> str:
-    """What stands on a matrix's page below its progress."""
+    """The part of a matrix's page below its progress."""
     columns = (Job.id, Job.state, Job.done, Job.total, Job.request, Job.result, Job.error)
-    found = session.execute(select(*columns).where(Job.parent_id == job.id).order_by(Job.number)).all()
+    cells = session.execute(select(*columns).where(Job.parent_id == job.id).order_by(Job.number)).all()
     tally = shards.tally(session, job.id)
-    board = link_button("The measured ones on the leaderboard", address(LeaderboardView(matrix=job.id)))
-    said = "" if job.progress_note else tag("p", safe(f"{tally.words(job.kind)}."), class_="sp-lead")
-    words = said + tag("div", board, class_="sp-link-row")
-    return tag("section", words + grid(found, _names(session, found)), class_="sp-shards", aria_label="Cells")
+    board = link_button("Show results on the leaderboard", address(LeaderboardView(matrix=job.id)))
+    progress = "" if job.progress_note else tag("p", safe(f"{tally.words(job.kind)}."), class_="sp-lead")
+    words = progress + tag("div", board, class_="sp-link-row")
+    return tag("section", words + grid(cells, _names(session, cells)), class_="sp-shards", aria_label="Cells")
 
 
 def grid(cells: Sequence[Any], names: Names) -> str:
-    """One cell a combination; what cannot be combined is empty."""
+    """A cell per combination; invalid combinations are empty."""
     placed = {(_row(cell), _column(cell)): cell for cell in cells}
     rows, columns = dict.fromkeys(map(_row, cells)), dict.fromkeys(map(_column, cells))
     head = tag("td") + "".join(tag("th", _column_words(c, names), scope="col") for c in columns)
     body = "".join(
-        tag("tr", tag("th", _row_words(row, names), scope="row") + "".join(_place(placed, row, c) for c in columns))
+        tag("tr", tag("th", _row_words(row, names), scope="row") + "".join(_grid_cell(placed, row, c) for c in columns))
         for row in rows
     )
-    made = tag("table", tag("thead", tag("tr", head)) + tag("tbody", body), class_="sp-matrix", aria_label="Cells")
-    return tag("div", made, class_="sp-matrix-wrap", tabindex="0")
+    html = tag("table", tag("thead", tag("tr", head)) + tag("tbody", body), class_="sp-matrix", aria_label="Cells")
+    return tag("div", html, class_="sp-matrix-wrap", tabindex="0")
 
 
 def _row(cell: Any) -> tuple[Any, ...]:
-    asked = cell.request
-    return asked.get("base_id", ""), asked.get("checkpoint_id", ""), trees.words(asked.get("drafting") or {})
+    request = cell.request
+    return request.get("base_id", ""), request.get("checkpoint_id", ""), trees.words(request.get("drafting") or {})
 
 
 def _column(cell: Any) -> tuple[Any, ...]:
-    asked = cell.request
-    return asked.get("dataset_id", ""), asked.get("temperature", 0.0), asked.get("top_p", 1.0), asked.get("dtype", "")
+    request = cell.request
+    return (
+        request.get("dataset_id", ""),
+        request.get("temperature", 0.0),
+        request.get("top_p", 1.0),
+        request.get("dtype", ""),
+    )
 
 
 def _row_words(row: tuple[Any, ...], names: Names) -> str:
@@ -67,21 +72,21 @@ def _column_words(column: tuple[Any, ...], names: Names) -> str:
     return tag("b", breakable(name)) + tag("span", safe(" · ".join(settings)), class_="sp-row-note")
 
 
-def _place(placed: Mapping[Any, Any], row: tuple[Any, ...], column: tuple[Any, ...]) -> str:
+def _grid_cell(placed: Mapping[Any, Any], row: tuple[Any, ...], column: tuple[Any, ...]) -> str:
     cell = placed.get((row, column))
     return tag("td", _cell(cell)) if cell is not None else tag("td", "", class_="sp-no-cell")
 
 
 def _cell(cell: Any) -> str:
-    """A link with the figures once it is measured, else with how it is."""
+    """A link with the results, or with the state until it is measured."""
     word, tone = STATES.get(cell.state, (cell.state, ""))
     kind = f"sp-cell sp-{tone}" if tone else "sp-cell"
     if cell.state == "SUCCEEDED":
         return _measured(cell.result or {}, kind)
     counted = f"{cell.done:,} of {cell.total:,}" if cell.total and cell.state == "RUNNING" else ""
-    said = f"{word}: {cell.error}" if cell.error else word
+    title = f"{word}: {cell.error}" if cell.error else word
     words = tag("span", safe(MARKS.get(cell.state, "·")), aria_hidden="true") + tag("span", safe(counted or word))
-    return tag("a", words, href=f"/jobs?id={cell.id}", class_=kind, title=said)
+    return tag("a", words, href=f"/jobs?id={cell.id}", class_=kind, title=title)
 
 
 def _measured(result: Mapping[str, Any], kind: str) -> str:
@@ -93,11 +98,11 @@ def _measured(result: Mapping[str, Any], kind: str) -> str:
 
 
 def _names(session: Session, cells: Sequence[Any]) -> dict[str, str]:
-    """id → name of what the cells are about; a suite's is its title."""
+    """id → name of base models, checkpoints and data sets of the cells; a suite's name is its title."""
     ids = {str(value) for cell in cells for value in (cell.request or {}).values() if isinstance(value, str)}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for kind in (Base, Checkpoint):
-        found |= {i: name for i, name in session.execute(select(kind.id, kind.name).where(kind.id.in_(ids)))}
+        names |= {i: name for i, name in session.execute(select(kind.id, kind.name).where(kind.id.in_(ids)))}
     for data in session.scalars(select(Dataset).where(Dataset.id.in_(ids))):
-        found[data.id] = title((data.config or {}).get("suite") or "") or data.name
-    return found
+        names[data.id] = title((data.config or {}).get("suite") or "") or data.name
+    return names

@@ -1,7 +1,7 @@
-"""Metrics of a job as charts: which names share a picture, what each is called. Pure functions.
+"""Charts of a job's metrics: grouping of metric names and titles. Pure functions.
 
-Names look like `train/loss`, `eval/top1_head2`: the part before the slash is the split, a number at the end one of
-several series, and the rest says what is measured.
+Names look like `train/loss` or `eval/top1_head2`: the part before the slash is the split, a number at the end selects
+one of several series, and the rest is the metric.
 """
 
 import re
@@ -23,17 +23,17 @@ TITLES = {
     "grad_norm": "Gradient norm",
 }
 UNITS = {"tokens_per_second": "tokens/s", "memory_mb": "MB", "tau": "tokens per verification"}
-SPLITS = {"train": "training", "eval": "held out", "val": "held out", "generate": "answers"}
+SPLITS = {"train": "training", "eval": "held out", "val": "held out", "generate": "responses"}
 FIRST = ("loss", "top1", "accuracy", "acceptance", "tau")
 AXES = {"tokens": "train/tokens", "time": "train/minutes"}
-"""Metrics that say how far a training was at a step: what others can be drawn over, no charts of their own."""
+"""Metrics used as x axes of other charts; they have no chart of their own."""
 SHARES = ("top1", "accuracy", "acceptance", "coverage")
 
 
 def chart_of(name: str) -> tuple[str, str]:
     """(chart, series): `eval/top1_head2` → ("top1, held out", "head 2"), `eval/loss` → ("loss", "held out").
 
-    Numbered series of one split have a chart of their own; else the splits share one.
+    Numbered series have a chart per split; otherwise the splits share one.
     """
     split, slash, rest = name.rpartition("/")
     match = NUMBERED.match(rest if slash else name)
@@ -45,13 +45,13 @@ def chart_of(name: str) -> tuple[str, str]:
 
 
 def title_of(chart: str) -> str:
-    """What a chart is called: `top1, held out` → "Top-1 accuracy, held out"."""
+    """Title of a chart: `top1, held out` → "Top-1 accuracy, held out"."""
     what, comma, split = chart.partition(", ")
     return TITLES.get(what, what.replace("_", " ").capitalize()) + comma + split
 
 
 def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
-    """chart → series → points; what people look at first comes first."""
+    """chart → series → points, the charts of FIRST first."""
     groups: dict[str, dict[str, Points]] = {}
     for name in sorted(set(metrics) - {*AXES.values()}, key=_natural):
         chart, series = chart_of(name)
@@ -61,7 +61,7 @@ def groups_of(metrics: Mapping[str, Points]) -> dict[str, dict[str, Points]]:
 
 
 def charts(metrics: Mapping[str, Points]) -> str:
-    """Every chart of a job, as HTML."""
+    """All charts of a job as HTML; "" without metrics."""
     pictures = [
         line_chart(
             title_of(chart), series, percent=chart.startswith(SHARES), unit=UNITS.get(chart.partition(",")[0], "")

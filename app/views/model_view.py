@@ -1,4 +1,4 @@
-"""Base models as people see them: a card in the list, and the facts of one. Pure functions over rows."""
+"""HTML of base models: a card in the list, and the details of one. Pure functions of rows."""
 
 from app.links import model_link
 from app.views.checkpoint_rows import method_words
@@ -10,7 +10,7 @@ from app.widgets.text import safe, tag
 from tracking.tables import Base, Job
 
 SOURCE_WORDS = {"starter": "starter", "hub": "hub", "folder": "local folder", "gguf": "GGUF file"}
-STATE_BADGES = {"pending": ("Being fetched", "info"), "failed": ("Not fetched", "bad"), "ready": ("Ready", "good")}
+STATE_BADGES = {"pending": ("Downloading", "info"), "failed": ("Download failed", "bad"), "ready": ("Ready", "good")}
 
 
 def card(base: Base) -> str:
@@ -44,14 +44,14 @@ def title(base: Base) -> str:
 
 
 def state(base: Base, job: Job | None, waits_for: str) -> str:
-    """How fetching goes, or what went wrong; nothing once the model is ready."""
+    """Progress or error of the download; "" for a ready model."""
     if base.state == "ready" or job is None:
-        return "" if base.state == "ready" else notice("This model was not fetched; add it again.", "bad")
+        return "" if base.state == "ready" else notice("The download of this model failed. Add it again.", "bad")
     return progress(job) + banner(job, waits_for) + job_line(job)
 
 
 def uses(base: Base) -> str:
-    """What can be done next with a ready model."""
+    """Links to the uses of a ready model; "" for others."""
     if base.state != "ready":
         return ""
     links = (
@@ -59,13 +59,13 @@ def uses(base: Base) -> str:
         link_button("Generate training data", f"/data?base={base.id}"),
         link_button("Train a draft for it", f"/train?base={base.id}"),
         link_button("Plan a draft", f"/plans?base={base.id}"),
-        link_button("Add a published draft", f"/checkpoints?base={base.id}"),
+        link_button("Import a published draft", f"/checkpoints?base={base.id}"),
     )
     return tag("div", "".join(links), class_="sp-link-row")
 
 
 def methods(base: Base) -> str:
-    """Which drafts this base can carry, and why not where it cannot."""
+    """Draft methods that the base model supports, and why it does not support others."""
     reasons = (base.card or {}).get("methods") or {}
     rows = "".join(_method(name, reason) for name, reason in reasons.items())
     return tag("ul", rows, class_="sp-methods") if rows else ""
@@ -77,7 +77,7 @@ def _method(name: str, reason: str) -> str:
 
 
 def details(base: Base) -> str:
-    """Everything on the card."""
+    """All facts of the model."""
     card = base.card or {}
     memory = card.get("memory") or {}
     heads = f"{card.get('heads')} ({card.get('kv_heads')} key-value)" if card.get("heads") else ""
@@ -89,13 +89,13 @@ def details(base: Base) -> str:
             ("Hidden size", card.get("hidden_size")),
             ("Attention heads", heads),
             ("Vocabulary", f"{card['vocabulary']:,}" if card.get("vocabulary") else ""),
-            ("Longest context", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
-            ("Stored as", card.get("dtype")),
+            ("Maximum context", f"{card['max_length']:,} tokens" if card.get("max_length") else ""),
+            ("Data type", card.get("dtype")),
             ("Size on disk", size(card["size_bytes"]) if card.get("size_bytes") else ""),
             ("Memory needed", ", ".join(f"{size(v)} in {k}" for k, v in memory.items())),
-            ("Chat template", {True: "yes", False: "none: it is not a chat model"}.get(card.get("chat_template"))),
+            ("Chat template", {True: "yes", False: "none (not a chat model)"}.get(card.get("chat_template"))),
             ("Licence", card.get("licence") or ("not stated" if card else "")),
-            ("Comes from", f"{SOURCE_WORDS.get(base.source, base.source)}: {base.location}"),
+            ("Source", f"{SOURCE_WORDS.get(base.source, base.source)}: {base.location}"),
             ("Folder", base.path),
             ("Weights sha256", base.weights_sha256),
             ("Tokenizer sha256", base.tokenizer_sha256),

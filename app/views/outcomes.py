@@ -1,4 +1,4 @@
-"""What a finished job came to, in a few words for the list: rows, answers, loss and τ, τ × speedup. From its row."""
+"""Short results of finished jobs for the list: rows, responses, loss and τ, τ and speedup. Pure functions of rows."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,26 +12,26 @@ Result = Mapping[str, Any]
 
 
 def outcome(job: Job) -> str:
-    """In words; "" while nothing came of it."""
-    say = SAID.get(job.kind)
-    return say(job.result) if say and job.state == "SUCCEEDED" and job.result else ""
+    """The result as text; "" before the job has succeeded."""
+    describe = SAID.get(job.kind)
+    return describe(job.result) if describe and job.state == "SUCCEEDED" and job.result else ""
 
 
 def _rows(result: Result) -> str:
-    bad = f", {result['bad_rows']:,} left out" if result.get("bad_rows") else ""
+    bad = f", {result['bad_rows']:,} skipped" if result.get("bad_rows") else ""
     return f"{result['rows']:,} rows{bad}" if isinstance(result.get("rows"), int) else ""
 
 
 def _answers(result: Result) -> str:
     tokens = result.get("tokens")
     counted = f" · {tokens:,} tokens" if isinstance(tokens, int) and tokens else ""
-    return f"{result['rows']:,} answers{counted}" if isinstance(result.get("rows"), int) else ""
+    return f"{result['rows']:,} responses{counted}" if isinstance(result.get("rows"), int) else ""
 
 
 def _trained(result: Result) -> str:
     tau, loss = number(result.get("mean_accepted_length")), number(result.get("loss"))
-    said = [f"τ {tau:.2f} held out" if tau else "", f"loss {loss:.3f}" if loss is not None else ""]
-    return " · ".join(filter(None, said)) or _steps(result)
+    parts = [f"held-out τ {tau:.2f}" if tau else "", f"loss {loss:.3f}" if loss is not None else ""]
+    return " · ".join(filter(None, parts)) or _steps(result)
 
 
 def _steps(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""Plans as people see them: the list, and one's verdict, surface and tables. Pure functions over rows of jobs."""
+"""HTML of plans: the list, and one plan with its verdict, charts and tables. Pure functions of rows of jobs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,17 +23,17 @@ PLAIN = "plain"
 
 
 def signature(session: Session) -> str:
-    """A text that changes when a plan does."""
+    """A text that changes when a plan changes."""
     count, version = session.execute(select(func.count(), func.sum(Job.version)).where(Job.kind == "plan")).one()
     return f"{count}.{version}"
 
 
 def plans_table(session: Session, which: str = "", place: str = "") -> str:
-    """A page of the list, for what was asked (app/widgets/asked.py)."""
+    """A page of the plans that match `which` (a ListQuery)."""
     newest = select(Job).where(Job.kind == "plan").order_by(Job.created_at.desc(), Job.id)
     shown = page(session, narrowed(newest, which), place)
     if not shown.rows:
-        begin = "A plan measures what a step costs here and says which drafting pays, before anything is trained."
+        begin = "A plan measures step times on this machine and predicts which draft is worthwhile before training."
         return nothing(which, "plan", begin)
     return table(COLUMNS, [_row(job) for job in shown.rows], "Plans") + pager("plans", shown, which)
 
@@ -45,16 +45,16 @@ def _row(job: Job) -> list[str]:
 
 
 def head(session: Session, job: Job) -> str:
-    """Name, progress while it is made, and the verdict."""
+    """Name, progress or verdict, and a link to the job."""
     result = job.result or {}
     if job.kind != "plan":
-        return notice("This job is no plan.", "warn", f"/jobs?id={job.id}", "Open it")
+        return notice("This job is not a plan.", "warn", f"/jobs?id={job.id}", "Open it")
     parts = [job_rows.title(job)]
     if job.state == "SUCCEEDED":
         if result.get("busy"):
             parts.append(notice(str(result["busy"]), "warn"))
         tone = "info" if result.get("best", {}).get("1", PLAIN) != PLAIN or not result.get("shapes") else "warn"
-        parts.append(notice(result.get("verdict") or "Nothing was planned.", tone))
+        parts.append(notice(result.get("verdict") or "The plan has no result.", tone))
     else:
         waits = job_rows.waits_words(listing.Queues(session), job)
         parts += [job_view.progress(job), job_view.banner(job, waits)]
@@ -63,20 +63,20 @@ def head(session: Session, job: Job) -> str:
 
 
 def pictures(job: Job) -> str:
-    """The surface of speedups over shape and sequences, and tokens a second by sequences."""
+    """Heat map of speedups over draft shape and batch size, and tokens per second by batch size."""
     result = _result(job)
     if not result:
         return ""
     batches = list(result["plain"]["by_batch"])
     rows = {shape["name"]: [shape["by_batch"][b]["speedup"] for b in batches] for shape in result["shapes"]}
-    hint = "× plain decoding of as many sequences at once; framed: the fastest of a column."
-    drawn = [surface("Speed by what is drafted and sequences at once", rows, batches, hint) if rows else ""]
+    hint = "Speedup over plain decoding at the same batch size; framed: the fastest of a column."
+    drawn = [surface("Speedup by draft shape and batch size", rows, batches, hint) if rows else ""]
     drawn.append(
         line_chart(
-            "Tokens a second by sequences at once",
+            "Tokens per second by batch size",
             _lines(result, batches),
             unit="tokens/s",
-            across="sequences at once",
+            across="batch size",
             look=ChartStyle(best=True),
         )
     )
@@ -84,7 +84,7 @@ def pictures(job: Job) -> str:
 
 
 def _lines(result: Mapping[str, Any], batches: list[str]) -> dict[str, list[tuple[float, float]]]:
-    """Plain decoding, the best chain and the best tree for one sequence."""
+    """Lines of plain decoding and of the chain and the tree that are best at batch size 1."""
     chosen = {PLAIN: result["plain"]}
     for kind in ("chain", "tree"):
         shapes = [shape for shape in result["shapes"] if shape["kind"] == kind]
@@ -97,11 +97,11 @@ def _lines(result: Mapping[str, Any], batches: list[str]) -> dict[str, list[tupl
 
 
 def shapes_table(job: Job) -> str:
-    """What each shape was predicted to give for one sequence."""
+    """Table of predictions per shape at batch size 1."""
     result = _result(job)
     if not result:
         return ""
-    columns = ["Drafting", "τ", "Step ms", "of it drafting", "Tokens a second", "× plain"]
+    columns = ["Drafting", "τ", "Step (ms)", "Draft (ms)", "Tokens per second", "× plain"]
     return table(
         columns, [_shape(shape) for shape in (result["plain"], *result["shapes"])], "Shapes", named=columns[1:]
     )
@@ -117,40 +117,43 @@ def _shape(shape: Mapping[str, Any]) -> list[str]:
 
 
 def standalone_table(job: Job) -> str:
-    """Drafts that could be cut from the base: what they need to pay."""
+    """Table of standalone drafts with some of the base model's layers: the acceptance rate to break even."""
     rows = _result(job).get("standalone") or []
     if not rows:
         return ""
-    columns = ["Layers kept", "A token", "Must be accepted", *(f"at {share}" for share in rows[0]["speedups"])]
-    width = f"of hidden size {rows[0]['hidden_size']}" if "hidden_size" in rows[0] else "cut from this base, width kept"
-    words = f"Standalone drafts {width}: the share of drafted tokens that must hold to break even, "
-    words += "and the speed at which shares."
+    columns = ["Layers", "Time per token", "Break-even acceptance", *(f"at {share}" for share in rows[0]["speedups"])]
+    width = (
+        f"of hidden size {rows[0]['hidden_size']}"
+        if "hidden_size" in rows[0]
+        else "with layers of this base model, same hidden size"
+    )
+    words = f"Standalone drafts {width}: the acceptance rate needed to break even, and the speedup at some rates."
     lead = tag("p", safe(words), class_="sp-hint")
-    return lead + table(columns, [_cut(row) for row in rows], "Standalone drafts", named=columns[1:])
+    return lead + table(columns, [_standalone_row(row) for row in rows], "Standalone drafts", named=columns[1:])
 
 
-def _cut(row: Mapping[str, Any]) -> list[str]:
+def _standalone_row(row: Mapping[str, Any]) -> list[str]:
     needed = row["needed_acceptance"]
-    words = "cannot pay" if needed is None else f"{needed:.0%}"
+    words = "not worthwhile" if needed is None else f"{needed:.0%}"
     speeds = (f"{at['speedup']:.2f}×" for at in row["speedups"].values())
     return [safe(w) for w in (row["layers"], f"{row['token_ms']:.2f} ms", words, *speeds)]
 
 
 def conditions(job: Job) -> str:
-    """Where the costs were measured, and how many verifications the acceptance rests on."""
+    """Where the costs were measured, and the number of verifications behind the acceptance rates."""
     result = _result(job)
     if not result:
         return ""
     acceptance = result.get("acceptance") or {}
     rests = f"{acceptance['verifications']} verifications" if acceptance.get("verifications") else ""
-    named = [(key.replace("_", " ").capitalize(), value) for key, value in (result.get("machine") or {}).items()]
+    machine = [(key.replace("_", " ").capitalize(), value) for key, value in (result.get("machine") or {}).items()]
     load = result.get("other_load")
-    others = f"{load:.0%} of the processor time" if isinstance(load, int | float) else ""
-    known = [("Costs", result.get("basis", "")), ("Acceptance from", rests), ("Other programs took", others)]
-    return facts([*known, *named])
+    others = f"{load:.0%} of the CPU time" if isinstance(load, int | float) else ""
+    known = [("Costs", result.get("basis", "")), ("Acceptance from", rests), ("Other programs used", others)]
+    return facts([*known, *machine])
 
 
 def _result(job: Job) -> Mapping[str, Any]:
-    """What a finished plan says; nothing of other jobs."""
-    found = job.result or {}
-    return found if job.kind == "plan" and "plain" in found else {}
+    """The result of a finished plan; {} for other jobs."""
+    result = job.result or {}
+    return result if job.kind == "plan" and "plain" in result else {}

@@ -1,4 +1,4 @@
-"""The rows of a data set, a few at a time, looked through for words."""
+"""Browser of a data set's rows with paging and search."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ from tracking.db import reading
 from tracking.tables import Dataset
 
 FIRST = ""
-"""The place where rows begin."""
+"""Position of the first row."""
 MOST_PLACES = 10_000
 LONGEST_WORDS = 200
 
 
 class RowsBrowser:
-    """The components, inside the current Blocks. `chosen` holds the data set's id; `live` is drawn again when that
-    changes."""
+    """The components, inside the current Blocks. `chosen` is the hidden text with the data set's id; `live` is redrawn
+    when it changes."""
 
     def __init__(self, settings: Settings, chosen: gr.Textbox):
         self.settings = settings
@@ -35,10 +35,10 @@ class RowsBrowser:
             self.after = gr.Button("After →", elem_id="dataset-after", visible=False, **SMALL)
         self.places = hidden_json("dataset-places", [])
         self.live = [self.preview, self.before, self.after, self.places]
-        asked, shown = [chosen, self.find, self.places], self.live
-        on_typing([self.find], self._search, asked[:2], shown)
-        self.after.click(self._shown, asked, shown, **QUIET)
-        self.before.click(self._back, asked, shown, **QUIET)
+        inputs, shown = [chosen, self.find, self.places], self.live
+        on_typing([self.find], self._search, inputs[:2], shown)
+        self.after.click(self._shown, inputs, shown, **QUIET)
+        self.before.click(self._back, inputs, shown, **QUIET)
 
     def live_view(self, session: Session, data: Dataset) -> list[Any]:
         """Values of `live`: the first rows."""
@@ -57,21 +57,21 @@ class RowsBrowser:
             return self._drawn(session, data, words or "", places)
 
     def _drawn(self, session: Session, data: Dataset, words: str, places: Any) -> list[Any]:
-        """The rows after the last of `places`, which were seen before, and the ways on and back."""
+        """The rows after the last of `places` (the pages shown before), and the paging buttons."""
         if data.state == "ready" and (waits := arrivals.awaited(session, self.settings, data)):
-            return [notice(waits, "info"), *self._ways([], ""), []]
+            return [notice(waits, "info"), *self._buttons([], ""), []]
         known = [place for place in places if isinstance(place, str)][:MOST_PLACES] if isinstance(places, list) else []
         folder = arrivals.files_of(self.settings).path(data) if data.path else self.settings.home / "datasets" / data.id
-        found = previews.rows_from(folder, known[-1] if known else FIRST, words[:LONGEST_WORDS])
+        rows = previews.rows_from(folder, known[-1] if known else FIRST, words[:LONGEST_WORDS])
         masks = {} if words.strip() or known else previews.masked_rows(folder)
-        html = data_view.preview(found.rows, masks, words) + _early(found)
-        return [html, *self._ways(known, found.next), [*known, found.next]]
+        html = data_view.preview(rows.rows, masks, words) + _early(rows)
+        return [html, *self._buttons(known, rows.next), [*known, rows.next]]
 
-    def _ways(self, known: list[str], after: str) -> tuple[Any, Any]:
+    def _buttons(self, known: list[str], after: str) -> tuple[Any, Any]:
         return gr.Button(visible=bool(known)), gr.Button(visible=bool(after))
 
 
-def _early(found: previews.PreviewRows) -> str:
-    """That the rest was not looked through yet."""
-    words = f"Looked through {previews.MOST_READ >> 20} MB; “After” looks further."
-    return "" if found.whole else tag("p", safe(words), class_="sp-lead")
+def _early(rows: previews.PreviewRows) -> str:
+    """A note if the search stopped before the end."""
+    words = f"Searched {previews.MOST_READ >> 20} MB; “After” continues the search."
+    return "" if rows.whole else tag("p", safe(words), class_="sp-lead")

@@ -1,4 +1,4 @@
-"""Rules to be changed on the Settings page while everything runs: what is kept for how long, and limits of work."""
+"""Form of the Settings page for rules that can change at run time: retention times and limits of jobs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from tracking.rules import RetentionRule
 
 
 class RulesForm:
-    """The fields of some rules, inside the current Blocks. `then` says from when on what was kept counts."""
+    """The fields of some rules, inside the current Blocks. `then` says when saved values take effect."""
 
     def __init__(
         self, settings: Settings, name: str, some: Mapping[str, RetentionRule], title: str, lead: str, then: str
@@ -27,32 +27,32 @@ class RulesForm:
         with gr.Row(elem_classes="sp-settings"):
             self.fields = [self._field(rule, each.label) for rule, each in some.items()]
         self.said = block(elem_id=f"{name}-said")
-        self.save = gr.Button(f"Keep these {name}", variant="primary", elem_id=f"{name}-save", **SMALL)
+        self.save = gr.Button(f"Save {name}", variant="primary", elem_id=f"{name}-save", **SMALL)
         on_load(self.values, self.fields)
         self.save.click(self.kept, self.fields, self.said, **QUIET)
 
     def _field(self, name: str, label: str) -> gr.Textbox:
-        outside = getattr(self.settings, name)
-        words = f"{outside:,} from outside" if outside or name in rules.KEEPING else UNSET.get(name, "")
+        configured = getattr(self.settings, name)
+        words = f"{configured:,} (configured)" if configured or name in rules.KEEPING else UNSET.get(name, "")
         return one_line(label, f"rule-{name}", placeholder=words, min_width=220)
 
     def values(self) -> list[str]:
-        """What people chose, "" where they did not."""
+        """The saved value of each rule, "" for the default."""
         with reading(self.settings) as session:
-            found = rules.chosen(session)
-        return [str(found.get(name, "")) for name in self.rules]
+            saved = rules.chosen(session)
+        return [str(saved.get(name, "")) for name in self.rules]
 
     @saying_errors()
     def kept(self, *values: Any) -> str:
-        """Keep what is in the fields."""
-        asked = dict(zip(self.rules, values, strict=True))
-        rules.keep(self.settings, {name: whole(self.rules[name].label, value) for name, value in asked.items()})
-        return notice(f"Kept; they count {self.then}.", "good")
+        """Save the values of the fields."""
+        texts = dict(zip(self.rules, values, strict=True))
+        rules.keep(self.settings, {name: whole(self.rules[name].label, value) for name, value in texts.items()})
+        return notice(f"Saved. They take effect {self.then}.", "good")
 
 
 UNSET = {
-    "job_memory_mb": "what the machine has",
+    "job_memory_mb": "the machine's memory",
     "min_disk_mb": "1,024, less on small disks",
     "min_memory_mb": "512, less on small machines",
 }
-"""What holds where a limit was set neither here nor from outside."""
+"""Default of a limit that is neither saved here nor configured."""

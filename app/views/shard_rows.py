@@ -1,4 +1,4 @@
-"""The shards of a divided job as its page shows them: a square each, and the counts in words."""
+"""HTML of a divided job's shards: a square per shard, and counts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,29 +12,29 @@ from tracking import shards
 from tracking.tables import Job
 
 SQUARES = 1000
-"""More shards than this are told in words alone."""
+"""Maximum number of shards drawn as squares."""
 
 
 def part(session: Session, job: Job) -> str:
-    """What stands on a divided job's page below its progress; "" on others'."""
+    """The part of a divided job's page below its progress; "" for other jobs."""
     if not job.shards:
         return ""
     if job.kind == "matrix":
         return matrix_grid.part(session, job)
-    found, tally = shards.brief(session, job.id), shards.tally(session, job.id)
+    rows, tally = shards.brief(session, job.id), shards.tally(session, job.id)
     words = tag("p", safe(f"{tally.words()}, {tally.done:,} {job.unit}."), class_="sp-lead")
-    return tag("section", words + squares(found), class_="sp-shards", aria_label="Shards")
+    return tag("section", words + squares(rows), class_="sp-shards", aria_label="Shards")
 
 
-def squares(found: Sequence[Any]) -> str:
-    """One link a shard, with how it is as colour, sign and words."""
-    if not found or len(found) > SQUARES:
+def squares(rows: Sequence[Any]) -> str:
+    """A link per shard, its state as colour, sign and text."""
+    if not rows or len(rows) > SQUARES:
         return ""
-    return tag("ol", "".join(map(_square, found)), class_="sp-shard-grid")
+    return tag("ol", "".join(map(_square, rows)), class_="sp-shard-grid")
 
 
 def whole_link(session: Session, job: Job) -> str:
-    """The way from a shard to the job it belongs to."""
+    """Link from a shard to its divided job; "" for other jobs."""
     if not job.parent_id:
         return ""
     name = session.get_one(Job, job.parent_id).name

@@ -1,4 +1,4 @@
-"""What frames every page: brand, navigation, theme switch, and the strip that says how the workbench is."""
+"""Header of every page: brand, navigation, theme switch and the status strip."""
 
 from app.widgets.elements import block
 from app.widgets.text import safe, tag
@@ -20,7 +20,7 @@ NAV = (
     ("Words", "/words"),
 )
 BESIDE = (("Experiments", "/experiments"), ("Compare trainings", "/trainings"))
-"""Pages that have no place in the bar: one comes to them from Jobs, whose place is marked meanwhile."""
+"""Pages without a link in the bar; they are reached from Jobs, which is marked instead."""
 TABS = (("Jobs", "/jobs"), ("Experiments", "/experiments"))
 MARK = (
     '<svg viewBox="0 0 32 32" width="26" height="26" aria-hidden="true"><rect x="2" y="7" width="28" height="18" rx="5"'
@@ -30,8 +30,8 @@ MARK = (
 
 
 def frame(current: str, settings: Settings) -> None:
-    """Bar and strip at the top of the page at path `current`, inside the current Blocks. A script (static/changes.js)
-    fills the strip from `/api/changes` and keeps it fresh."""
+    """Bar and status strip of the page at path `current`, inside the current Blocks. A script (static/changes.js) fills
+    and updates the strip from `/api/changes`."""
     block(bar(current, settings.asks_login))
     block(tag("div", "", data_sp="strip"), elem_id="strip")
 
@@ -42,7 +42,7 @@ def page_id(path: str) -> str:
 
 
 def bar(current: str, can_log_out: bool = False) -> str:
-    """Brand, links to every page, the theme switch and, behind a login, the way out."""
+    """Brand, links to all pages, the theme switch and, with logins, a button to log out."""
     links = "".join(tag("a", safe(label), href=path, aria_current=_mark(path, current)) for label, path in NAV)
     brand = tag("a", MARK + tag("span", "Speculoos"), href="/", class_="sp-brand")
     switch = tag("button", "", class_="sp-theme", type="button", data_sp="theme", aria_label="Colour theme")
@@ -54,7 +54,7 @@ def bar(current: str, can_log_out: bool = False) -> str:
 
 
 def tabs(current: str) -> None:
-    """The pages that belong together with Jobs, below the head of each; one that needs an address while it is open."""
+    """Tabs of the pages related to Jobs. A page that needs URL parameters has a tab only while it is open."""
     shown = [page for page in dict.fromkeys((*TABS, *BESIDE)) if page in TABS or page[1] == current]
     links = "".join(
         tag("a", safe(label), href=path, aria_current="page" if path == current else None) for label, path in shown
@@ -63,6 +63,6 @@ def tabs(current: str) -> None:
 
 
 def _mark(path: str, current: str) -> str | None:
-    """`page` for the page one is on; `true` for the place from which one came to a page beside."""
-    beside = path == "/jobs" and current in {where for _, where in BESIDE}
-    return "page" if path == current else "true" if beside else None
+    """aria-current of a link: "page" for the current page, "true" for Jobs on a page of BESIDE."""
+    is_parent = path == "/jobs" and current in {page for _, page in BESIDE}
+    return "page" if path == current else "true" if is_parent else None

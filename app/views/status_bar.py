@@ -1,4 +1,4 @@
-"""The strip on top of every page: the running job, whether the processes are alive, the disk. Read from rows only."""
+"""Status strip on top of every page: the running job, the processes, the disk. Reads rows only."""
 
 import shutil
 import time
@@ -22,15 +22,15 @@ from tracking.processes import FRESH
 from tracking.tables import Job, Preference, now
 
 LOW_DISK = 2 * 10**9
-"""Free bytes under which the strip warns."""
+"""Free bytes below which the strip warns."""
 ROOM_PAGE = "/storage"
-"""Where people see what is large and make room."""
+"""Page to free disk space."""
 WEIGH_SECONDS = 60
-"""How long the sizes of the largest things are kept: looking at every file takes time."""
+"""Cache time of the sizes of the largest folders; computing them reads every file's size."""
 
 
 def render(settings: Settings) -> str:
-    """The whole strip as HTML; says so when the database cannot be read."""
+    """The whole strip as HTML; shows the error if the database cannot be read."""
     try:
         with reading(settings) as session:
             parts = job_chip(session) + process_dot(silences(session))
@@ -41,7 +41,7 @@ def render(settings: Settings) -> str:
 
 
 def job_chip(session: Session) -> str:
-    """The job that runs now with its share done and time left, and how many wait."""
+    """The running job with its progress and time left, and the number of waiting jobs."""
     listed = Job.parent_id.is_(None)
     running = session.scalar(select(Job).where(Job.state == "RUNNING", listed).order_by(Job.started_at).limit(1))
     waiting = session.scalar(select(func.count()).select_from(Job).where(Job.state == "QUEUED", listed)) or 0
@@ -53,7 +53,7 @@ def job_chip(session: Session) -> str:
 
 
 def job_progress(job: Job) -> str:
-    """`42 % · 3 min 5 s left`, or what is known of it."""
+    """`42% · 3 min 5 s left`, or less if the total or the time is unknown."""
     if not job.total:
         return job.progress_note or f"{reached(job)} {job.unit}".strip()
     share = f"{min(reached(job) / job.total, 1.0):.0%}"
@@ -63,23 +63,23 @@ def job_progress(job: Job) -> str:
 
 
 def silences(session: Session) -> dict[str, float]:
-    """Seconds since each process was heard of that wrote heartbeats to this database lately, by name; several of a
-    name count as one."""
+    """Process name → seconds since its last heartbeat in this database; of processes with the same name the latest
+    heartbeat counts."""
     latest: dict[str, float] = {}
     for row in session.scalars(select(Preference).where(Preference.key.startswith("process:"))):
         name = str(row.value.get("name", row.key))
-        silent = abs((now() - row.updated_at).total_seconds())  # in the future: the clock was put back
+        silent = abs((now() - row.updated_at).total_seconds())  # negative if the clock was set back
         latest[name] = min(silent, latest.get(name, silent))
     return dict(sorted(latest.items()))
 
 
 def process_dot(silences: Mapping[str, float]) -> str:
-    """A dot and a word; names the process that has been silent for longest."""
+    """A dot and a text; names the process with the oldest heartbeat if that is too old."""
     name, seconds = max(silences.items(), key=itemgetter(1), default=("", 0.0))
     if not silences:
         words, tone = "no worker has reported yet", "warn"
     elif seconds >= FRESH.total_seconds():
-        words, tone = f"{name} silent for {duration(seconds)}", "bad"
+        words, tone = f"{name} has not reported for {duration(seconds)}", "bad"
     else:
         words, tone = f"{len(silences)} processes alive" if len(silences) > 1 else f"{name} alive", "good"
     dot = tag("span", "", class_=f"sp-dot sp-{tone}", aria_hidden="true")
@@ -87,26 +87,26 @@ def process_dot(silences: Mapping[str, float]) -> str:
 
 
 def disk_chip(home: Path) -> str:
-    """Free space where the home folder is."""
+    """Free disk space of the home folder."""
     free = shutil.disk_usage(room.existing(home)).free
     return tag("span", safe(f"{size(free)} free"), class_=f"sp-chip{' sp-bad' if free < LOW_DISK else ''}")
 
 
 def no_room(settings: Settings) -> str:
-    """What every page says while the disk is full or below the floor at which jobs pause; "" while there is room."""
+    """Notice on every page while the disk is full or has too little space for jobs; otherwise ""."""
     if room.full(settings.home):
-        words = f"The disk that holds {settings.home} is full; nothing new can be kept. {largest_words(settings.home)}"
+        words = f"The disk that holds {settings.home} is full; nothing can be stored. {largest_words(settings.home)}"
     elif short := room.disk_shortage(settings):
         words = f"Jobs pause: {short.sentence}. {largest_words(settings.home)}"
     else:
         return ""
-    return notice(words, "bad", ROOM_PAGE, "Make room")
+    return notice(words, "bad", ROOM_PAGE, "Free up space")
 
 
 def largest_words(home: Path) -> str:
-    """`The largest here: models 12.0 GB, checkpoints 3.1 GB, logs 200 MB.`"""
+    """`Largest folders: models 12.0 GB, checkpoints 3.1 GB, logs 200 MB.`"""
     names = [f"{name} {size(weight)}" for name, weight in _largest(home, int(time.monotonic() // WEIGH_SECONDS))]
-    return f"The largest here: {', '.join(names)}." if names else ""
+    return f"Largest folders: {', '.join(names)}." if names else ""
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""What can be asked: ready bases, the checkpoints that fit them, and in words why speculation is off. Pure queries."""
+"""Targets of requests: ready base models, their compatible checkpoints, and why speculation is off. Queries only."""
 
 from typing import NamedTuple
 
@@ -10,66 +10,66 @@ from tracking import queries
 from tracking.tables import Base, Checkpoint
 
 PLAIN = ""
-"""The choice of no draft at all."""
+"""The choice of plain decoding."""
 LOOKUP_CHOICE = ":ngram"
-"""The choice of prompt lookup; no checkpoint can have this name, which begins with a colon."""
+"""The choice of prompt lookup; names of checkpoints cannot start with a colon."""
 
 
 class ServerTarget(NamedTuple):
-    """A model as the API names it, and the drafter asked for ("" is the checkpoint's own)."""
+    """A model as in the API, and the requested drafter ("" is the checkpoint's own)."""
 
     model: str
     drafter: str = ""
 
 
 def base_names(session: Session) -> list[str]:
-    """Ready bases, the starter first."""
+    """Names of ready base models, the starter first."""
     return [base.name for base in queries.bases(session, ready_only=True)]
 
 
 def fits(checkpoint: Checkpoint, base: Base) -> bool:
-    """Trained on exactly these weights."""
+    """Whether the checkpoint was trained on exactly these weights."""
     return not checkpoint.base_sha256 or checkpoint.base_sha256 == base.weights_sha256
 
 
 def fitting(session: Session, base: Base) -> list[Checkpoint]:
-    """Ready checkpoints of a base, the best first: by measured speedup, then τ; of equal ones the newest."""
+    """Ready compatible checkpoints of a base model, best first: by measured speedup, then τ, then newest."""
     ready = [c for c in queries.checkpoints(session, base.id, ready_only=True) if fits(c, base)]
     return sorted(ready, key=lambda c: (-_number(c, "speedup"), -_number(c, "mean_accepted_length")))
 
 
 def draft_choices(session: Session, base_name: str) -> list[tuple[str, str]]:
-    """(label, value) of every way to draft for a base: its fitting checkpoints, best first, prompt lookup, none."""
+    """(label, value) of the drafts for a base model: compatible checkpoints, best first, prompt lookup, none."""
     base = _base(session, base_name)
     checkpoints = fitting(session, base) if base else []
     labels = [(f"{c.name} · {c.method}{_figure(c)}", c.name) for c in checkpoints]
-    return [*labels, ("Prompt lookup (n-grams, nothing to train)", LOOKUP_CHOICE), ("None: plain decoding", PLAIN)]
+    return [*labels, ("Prompt lookup (n-grams, no training)", LOOKUP_CHOICE), ("None: plain decoding", PLAIN)]
 
 
 def target(base_name: str, draft: str) -> ServerTarget:
-    """What the two pickers together ask for."""
+    """The target for a base model and a draft choice."""
     if draft == LOOKUP_CHOICE:
         return ServerTarget(base_name, LOOKUP)
     return ServerTarget(f"{base_name}@{draft}" if draft else base_name)
 
 
 def why_off(session: Session, base_name: str, draft: str) -> str:
-    """Why speculation is off, or which checkpoints are not offered; "" when there is nothing to say."""
+    """Why speculation is off, or which checkpoints are not offered; otherwise ""."""
     base = _base(session, base_name)
     if base is None:
-        return "There is no base model yet; bring one on the Models page."
+        return "There is no base model yet. Add one on the Models page."
     ready = queries.checkpoints(session, base.id, ready_only=True)
-    strangers = [c.name for c in ready if not fits(c, base)]
-    left_out = f" Not offered, because trained on other weights: {', '.join(strangers)}." if strangers else ""
+    incompatible = [c.name for c in ready if not fits(c, base)]
+    note = f" Not offered because trained on other weights: {', '.join(incompatible)}." if incompatible else ""
     if draft != PLAIN:
-        return left_out.strip()
-    if len(ready) > len(strangers):
-        return "Speculation is off: no draft is chosen, so the model writes every token itself." + left_out
-    return f"Speculation is off: {base_name} has no checkpoint yet; train one on the Train page." + left_out
+        return note.strip()
+    if len(ready) > len(incompatible):
+        return "Speculation is off: no draft is selected, so the base model generates every token." + note
+    return f"Speculation is off: {base_name} has no checkpoint yet. Train one on the Train page." + note
 
 
 def all_targets(session: Session) -> list[tuple[str, str]]:
-    """(label, value) of everything Compare can set side by side; the value is `model` or `model` + LOOKUP_CHOICE."""
+    """(label, value) of all targets on the Compare page; the value is `model` or `model` + LOOKUP_CHOICE."""
     choices = []
     for base in queries.bases(session, ready_only=True):
         choices.append((f"{base.name} · plain", base.name))
@@ -97,6 +97,6 @@ def _figure(checkpoint: Checkpoint) -> str:
 
 
 def _number(checkpoint: Checkpoint, name: str) -> float:
-    """A measured figure; 0 where there is none."""
+    """A measured figure; 0 if there is none."""
     value = checkpoint.figures.get(name)
     return float(value) if isinstance(value, int | float) else 0.0

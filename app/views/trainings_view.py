@@ -1,5 +1,5 @@
-"""Trainings over each other: one chart a metric, a line for each, over steps, tokens or time, smoothed or not. Pure
-over rows."""
+"""Charts that compare trainings: a chart per metric, a line per training, over steps, tokens or time, optionally
+smoothed. Pure functions of rows."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from tracking.trainings import MOST, FoundTrainings, Training
 Metrics = Mapping[str, Mapping[str, Points]]
 """A training's label → its metrics."""
 OVER = {"Steps": "", "Tokens seen": "tokens", "Time": "time"}
-"""What lines are drawn over, and how the address calls it."""
+"""Label of an x axis → its value in the URL."""
 SMOOTHEST = 0.95
 LONGEST = 60 * 33
-"""Characters of ids in an address that are read: more than a page of a list has rows."""
+"""Maximum number of characters of the ids in a URL: more than a page of a list has."""
 NAMED = 3
 TIMES = ((3.0, "seconds", 60.0), (180.0, "minutes", 1.0), (float("inf"), "hours", 1 / 60))
-"""Up to so many minutes, the unit and how many of it a minute has."""
+"""(maximum minutes, unit, units per minute)."""
 
 
 @dataclass(frozen=True)
 class TrainingsView:
-    """What is compared, and how the curves are drawn. An address holds all of it."""
+    """The compared trainings and the options of the charts, as in the URL."""
 
     ids: tuple[str, ...] = ()
     over: str = ""
@@ -35,7 +35,7 @@ class TrainingsView:
 
     @classmethod
     def of(cls, query: Mapping[str, Any]) -> "TrainingsView":
-        """What an address asks for; what it does not know is left out."""
+        """The view in a URL's query; invalid values become the defaults."""
         ids = str(query.get("ids") or "")[:LONGEST].split(",")
         over = str(query.get("over") or "")
         known = tuple(dict.fromkeys(row_id.strip()[:64] for row_id in ids if row_id.strip()))
@@ -43,17 +43,17 @@ class TrainingsView:
 
     @property
     def address(self) -> str:
-        said = {"ids": ",".join(self.ids), "over": self.over, "smooth": f"{self.smooth:g}" if self.smooth else ""}
-        query = urlencode({key: value for key, value in said.items() if value}, safe=",")
+        fields = {"ids": ",".join(self.ids), "over": self.over, "smooth": f"{self.smooth:g}" if self.smooth else ""}
+        query = urlencode({key: value for key, value in fields.items() if value}, safe=",")
         return f"/trainings?{query}" if query else "/trainings"
 
     def without(self, row_id: str) -> "TrainingsView":
-        """The same of the others."""
-        return TrainingsView(tuple(each for each in self.ids if each != row_id), self.over, self.smooth)
+        """The view without this training."""
+        return TrainingsView(tuple(other for other in self.ids if other != row_id), self.over, self.smooth)
 
 
 def smoothing(value: Any) -> float:
-    """A share of what came before, from 0 to SMOOTHEST; 0 for what is none."""
+    """The weight of earlier points, from 0 to SMOOTHEST; 0 for an invalid value."""
     try:
         share = round(float(value or 0), 2)
     except (TypeError, ValueError):
@@ -62,61 +62,61 @@ def smoothing(value: Any) -> float:
 
 
 def labels(trainings: Sequence[Training]) -> list[str]:
-    """What each is called in charts and tables: its name, with a number where several have it."""
+    """Labels of the trainings in charts and tables: the name, with a number if several share it."""
     names = [training.name for training in trainings]
     places = [names[: place + 1].count(name) for place, name in enumerate(names)]
-    made = [name if names.count(name) == 1 else f"{name} · {at}" for name, at in zip(names, places, strict=True)]
-    if len(set(made)) == len(made):
-        return made
+    numbered = [name if names.count(name) == 1 else f"{name} · {at}" for name, at in zip(names, places, strict=True)]
+    if len(set(numbered)) == len(numbered):
+        return numbered
     return [f"{name} · {training.job.id}" for name, training in zip(names, trainings, strict=True)]
 
 
-def said(found: FoundTrainings) -> str:
-    """What of the address is not shown, and why."""
+def said(result: FoundTrainings) -> str:
+    """A notice about jobs of the URL that are not shown, and why; otherwise ""."""
     words = []
-    if found.others:
-        words.append(f"{_quoted(found.others)} {_are(found.others)} no training, so there are no curves to compare.")
-    if found.missing:
-        gone = "One of these jobs is" if found.missing == 1 else f"{found.missing} of these jobs are"
-        words.append(f"{gone} not here: deleted, or the address is wrong.")
-    if found.surplus:
+    if result.others:
+        words.append(f"{_quoted(result.others)} {_are(result.others)} no training and cannot be compared.")
+    if result.missing:
+        subject = "One of these jobs is" if result.missing == 1 else f"{result.missing} of these jobs are"
+        words.append(f"{subject} missing: deleted, or the URL is wrong.")
+    if result.surplus:
         words.append(
-            f"{MOST} trainings at once can be told apart; {_quoted(found.surplus)} {_are(found.surplus)} left out."
+            f"At most {MOST} trainings can be compared; {_quoted(result.surplus)} {_are(result.surplus)} left out."
         )
-    if len(found.trainings) == 1:
-        words.append("One training alone; choose two or more on the list of jobs.")
-    return notice(" ".join(words), "warn", "/jobs", "Choose on Jobs") if words else ""
+    if len(result.trainings) == 1:
+        words.append("Only one training is selected. Select two or more on the page Jobs.")
+    return notice(" ".join(words), "warn", "/jobs", "Select on Jobs") if words else ""
 
 
 def charts(metrics: Metrics, over: str, smooth: float) -> tuple[str, str]:
-    """(the charts people look at first, the others), as HTML."""
+    """(the main charts, the others), as HTML."""
     names = list(metrics)
     drawn: dict[bool, str] = {True: "", False: ""}
-    for metric in ordered({name for found in metrics.values() for name in found}):
-        series = {label: found[metric] for label, found in metrics.items() if metric in found}
+    for metric in ordered({name for values in metrics.values() for name in values}):
+        series = {label: values[metric] for label, values in metrics.items() if metric in values}
         drawn[is_first(metric)] += _chart(metric, series, metrics, names, over, smooth)
     first, more = (tag("div", html, class_="sp-charts") if html else "" for html in (drawn[True], drawn[False]))
     return first, more
 
 
 def without_axis(metrics: Metrics, over: str) -> str:
-    """Which trainings cannot be drawn over what was asked for."""
-    missing = [label for label, found in metrics.items() if over and found and AXES[over] not in found]
+    """A notice of the trainings without the requested x axis; "" if all have it."""
+    missing = [label for label, values in metrics.items() if over and values and AXES[over] not in values]
     if not missing:
         return ""
-    words = f"{' and '.join(f'“{label}”' for label in missing)}: what was seen and how long it took was not kept then."
-    return notice(f"{words} Over steps they are shown.", "info")
+    names = " and ".join(f"“{label}”" for label in missing)
+    return notice(f"{names}: no tokens and times were recorded. Choose “Steps” to show them.", "info")
 
 
 def ordered(metrics: set[str]) -> list[str]:
-    """What people look at first comes first."""
-    found: dict[str, Points] = {name: () for name in metrics}
-    by_place = {chart_of(name): name for name in found}
-    return [by_place[chart, series] for chart, lines in groups_of(found).items() for series in lines]
+    """The metrics in the order of charts, the main ones first."""
+    lines_of: dict[str, Points] = {name: () for name in metrics}
+    by_chart = {chart_of(name): name for name in lines_of}
+    return [by_chart[chart, series] for chart, lines in groups_of(lines_of).items() for series in lines]
 
 
 def is_first(metric: str) -> bool:
-    """Losses, τ and what the first head or depth gets right; the rest is folded."""
+    """Whether the metric is a main one: losses, τ and the accuracy of the first head or depth."""
     split, _, rest = metric.rpartition("/")
     match = NUMBERED.match(rest)
     assert match
@@ -131,17 +131,16 @@ def title(metric: str) -> str:
 
 
 def smoothed(points: Points, share: float) -> list[tuple[float, float]]:
-    """Each value as a mean of itself and those before, weighted by `share` a point of distance (an exponential moving
-    average that its first points do not pull to zero)."""
-    made, last, weight = [], 0.0, 0.0
+    """Exponential moving average with bias correction; `share` is the weight of the earlier average."""
+    averages, last, weight = [], 0.0, 0.0
     for x, y in points:
         last, weight = share * last + (1 - share) * y, share * weight + (1 - share)
-        made.append((x, last / weight))
-    return made
+        averages.append((x, last / weight))
+    return averages
 
 
 def over_axis(points: Points, axis: Points) -> list[tuple[float, float]]:
-    """The points over what `axis` says of their steps: in proportion between two of its steps, nothing at step 0."""
+    """The points with x = `axis` at their steps, interpolated linearly between its steps and 0 at step 0."""
     known = [(0.0, 0.0), *((step, value) for step, value in axis if step > 0)]
     return [(_at(known, step), value) for step, value in points]
 
@@ -158,7 +157,7 @@ def _chart(
     metric: str, series: Mapping[str, Points], metrics: Metrics, order: Sequence[str], over: str, smooth: float
 ) -> str:
     lines, across = _placed(series, metrics, over)
-    smooth = smooth if metric.startswith("train/") else 0.0  # what is measured on held-out data is few, and no noise
+    smooth = smooth if metric.startswith("train/") else 0.0  # held-out points are few and need no smoothing
     drawn = {label: smoothed(points, smooth) for label, points in lines.items()} if smooth else lines
     what = chart_of(metric)[0].partition(",")[0]
     look = ChartStyle(behind=lines if smooth else {}, order=order, near=True)
@@ -166,7 +165,7 @@ def _chart(
 
 
 def _placed(series: Mapping[str, Points], metrics: Metrics, over: str) -> tuple[dict[str, Points], str]:
-    """The lines over what was asked for, and what that is called."""
+    """The lines over the requested x axis, and its label."""
     if not over:
         return dict(series), "step"
     axes = {label: metrics[label][AXES[over]] for label in series if AXES[over] in metrics[label]}

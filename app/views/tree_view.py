@@ -1,4 +1,4 @@
-"""A checkpoint's tree: what a tuning found, and what any other tree is expected to give. Pure functions."""
+"""HTML of a checkpoint's tree: the result of tuning, and predictions for any other tree. Pure functions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,101 +18,100 @@ from speculoos.errors import BadInput
 from tracking.evaluations import machine_words
 from tracking.tables import Base, Checkpoint
 
-FASTER = "Plain decoding would be faster here: no tree of this draft pays on this machine."
+FASTER = "Plain decoding is faster on this machine: no tree makes this draft worthwhile."
 NOTHING = (
-    "Nothing says yet how often this draft is right at which place: tune it, or evaluate it, and any tree can be "
-    "reckoned."
+    "This draft's acceptance rates by position are not known yet. Tune or evaluate it to get predictions for any tree."
 )
 
 SHAPES = 'Give a tree with a fixed shape: "chain 4", "tree 4x2x1", or paths such as [[0], [0, 0]].'
 
 
 def tuned(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """What the last tuning found; {} where there was none, or one of an earlier version that kept words alone."""
-    found = (checkpoint.figures or {}).get("tuned")
-    return found if isinstance(found, Mapping) else {}
+    """The result of the last tuning; {} without one, or with one of an older version that stored text only."""
+    result = (checkpoint.figures or {}).get("tuned")
+    return result if isinstance(result, Mapping) else {}
 
 
 def verdict(checkpoint: Checkpoint) -> str:
-    """One strip; "" where nothing was tuned."""
-    words, found = (checkpoint.figures or {}).get("tuning"), tuned(checkpoint)
-    words = FASTER if found.get("plain_is_faster") else f"Tuned: {words}" if words else ""
+    """A notice of the tuning's result; "" without one."""
+    words, result = (checkpoint.figures or {}).get("tuning"), tuned(checkpoint)
+    words = FASTER if result.get("plain_is_faster") else f"Tuned: {words}" if words else ""
     if not words:
         return ""
-    said = " ".join(filter(None, (words, kept_words(found), where(found))))
-    busy = str(found.get("busy") or "")
-    return (notice(busy, "warn") if busy else "") + notice(said, verdict_tone(found))
+    message = " ".join(filter(None, (words, kept_words(result), where(result))))
+    busy = str(result.get("busy") or "")
+    return (notice(busy, "warn") if busy else "") + notice(message, verdict_tone(result))
 
 
-def verdict_tone(found: Mapping[str, Any]) -> Tone:
-    """Of a tuning's finding: good only where drafting pays and the machine was quiet."""
-    return "warn" if found.get("plain_is_faster") or found.get("busy") else "good"
+def verdict_tone(result: Mapping[str, Any]) -> Tone:
+    """Tone of a tuning's result: "good" only if drafting is faster and the machine was not busy."""
+    return "warn" if result.get("plain_is_faster") or result.get("busy") else "good"
 
 
-def kept_words(found: Mapping[str, Any]) -> str:
-    """What a tuning changed about the checkpoint; "" where that is not known."""
-    if "kept" not in found:
+def kept_words(result: Mapping[str, Any]) -> str:
+    """What a tuning changed in the checkpoint; "" if unknown."""
+    if "kept" not in result:
         return ""
-    if found["kept"] and found.get("drafting"):
-        return "The checkpoint drafts with this tree from now on."
+    if result["kept"] and result.get("drafting"):
+        return "The checkpoint now uses this tree."
     return trees.NOT_KEPT
 
 
-def found_tree(found: Mapping[str, Any]) -> str:
-    """The tree that was found, its depth counted as in the verdict: a dynamic tree's option `depth` does not count the
-    first level."""
-    drafting = found.get("drafting") or {}
-    if drafting and "tree" not in drafting and found.get("depth"):
-        return f"{found.get('nodes')} nodes, depth {found['depth']}, chosen anew at each step"
+def found_tree(result: Mapping[str, Any]) -> str:
+    """The tuned tree. The depth is counted as in the verdict: a dynamic tree's option `depth` does not count the first
+    level."""
+    drafting = result.get("drafting") or {}
+    if drafting and "tree" not in drafting and result.get("depth"):
+        return f"{result.get('nodes')} nodes, depth {result['depth']}, selected at each step"
     return trees.words(drafting) or "none: plain decoding"
 
 
-def where(found: Mapping[str, Any]) -> str:
-    """The machine and the precision it was tuned on."""
-    parts = [machine_words(found), str(found.get("dtype") or ""), str(found.get("at") or "")[:10]]
+def where(result: Mapping[str, Any]) -> str:
+    """Machine, precision and date of the tuning, in parentheses."""
+    parts = [machine_words(result), str(result.get("dtype") or ""), str(result.get("at") or "")[:10]]
     words = ", ".join(filter(None, parts))
     return f"({words})" if words else ""
 
 
 def finding(checkpoint: Checkpoint) -> str:
-    """The verdict, what it rests on, and the curve it was chosen from."""
-    found = tuned(checkpoint)
-    if not found:
+    """The verdict, its basis, and the curve of expected speed by nodes."""
+    result = tuned(checkpoint)
+    if not result:
         return verdict(checkpoint) or tag("p", "Not tuned yet.", class_="sp-hint")
     rows = [
-        ("Tree", found_tree(found)),
-        ("Expected τ", _with_interval(found, "expected_tau")),
-        ("Expected speed", _with_interval(found, "expected_speedup", "× plain")),
-        ("Machine", machine_words(found)),
-        ("Precision", found.get("dtype")),
-        ("Questions", found.get("questions")),
-        ("Verifications", found.get("verifications")),
+        ("Tree", found_tree(result)),
+        ("Expected τ", _with_interval(result, "expected_tau")),
+        ("Expected speedup", _with_interval(result, "expected_speedup", "× plain")),
+        ("Machine", machine_words(result)),
+        ("Precision", result.get("dtype")),
+        ("Questions", result.get("questions")),
+        ("Verifications", result.get("verifications")),
     ]
-    sizes = [(float(nodes), speedup) for nodes, _, speedup in found.get("sizes") or ()]
-    title = "Expected speed by nodes"
+    sizes = [(float(nodes), speedup) for nodes, _, speedup in result.get("sizes") or ()]
+    title = "Expected speedup by nodes"
     chart = line_chart(
         title,
-        {"the best tree of a size": sizes},
+        {"best tree per size": sizes},
         unit="× plain",
-        across="nodes with the root",
+        across="nodes, with the root",
         look=ChartStyle(best=True),
     )
     drawn = tag("div", chart, class_="sp-charts") if len(sizes) > 1 else ""
     return tag("div", verdict(checkpoint) + facts(rows) + drawn, class_="sp-stack")
 
 
-def _with_interval(found: Mapping[str, Any], key: str, unit: str = "") -> str:
-    between = interval(found, key)
-    return figure(found.get(key), unit=unit) + (f", {between}" if between else "")
+def _with_interval(result: Mapping[str, Any], key: str, unit: str = "") -> str:
+    between = interval(result, key)
+    return figure(result.get(key), unit=unit) + (f", {between}" if between else "")
 
 
 def measured_of(session: Session, checkpoint: Checkpoint) -> Measured | None:
-    """Of its tuning, else of its last evaluation (which says nothing of costs)."""
+    """Measurements of its tuning, otherwise of its last evaluation, which has no step costs."""
     return Measured.of(tuned(checkpoint)) or Measured.of(best_figures(session, checkpoint))
 
 
 def first_tree(session: Session, checkpoint: Checkpoint) -> str:
-    """What the editor begins with: the tuned tree, else the one that is reckoned best."""
+    """Initial text of the editor: the tuned tree, otherwise the one with the best prediction, otherwise ""."""
     own = (tuned(checkpoint).get("drafting") or {}).get("tree")
     if own:
         return written(own)
@@ -121,13 +120,13 @@ def first_tree(session: Session, checkpoint: Checkpoint) -> str:
 
 
 def written(tree: list[list[int]]) -> str:
-    """As a person types it: in words where that says all."""
+    """The tree as text: `chain 4` or `tree 4x2x1` if possible, otherwise its paths."""
     words = trees.words({"tree": tree})
     return words if words.startswith(("chain", "tree ")) and not words.startswith("tree of") else str(tree)
 
 
 def reckoned(session: Session, checkpoint: Checkpoint, text: str) -> str:
-    """What a tree is expected to give, drawn; or in one sentence why not."""
+    """Predictions for a tree with its picture, or a notice why there are none."""
     measured = measured_of(session, checkpoint)
     if measured is None:
         return notice(NOTHING, "info")
@@ -137,42 +136,42 @@ def reckoned(session: Session, checkpoint: Checkpoint, text: str) -> str:
         return notice(str(error), "warn")
     if not tree:
         return notice(SHAPES, "warn")
-    found = expected(tree, measured)
+    result = expected(tree, measured)
     base = session.get_one(Base, checkpoint.base_id)
-    drawn = figures(found) + warnings(found) + tree_picture(found.chances) + links(base, checkpoint, text)
+    drawn = figures(result) + warnings(result) + tree_picture(result.chances) + links(base, checkpoint, text)
     return tag("div", drawn, class_="sp-stack")
 
 
-def figures(found: Expected) -> str:
-    """τ, cost and speed."""
-    timed = "" if found.step_ms is not None else "not timed: tune it here"
+def figures(result: Expected) -> str:
+    """Tiles of τ, step time, speedup and number of nodes."""
+    timed = "" if result.step_ms is not None else "not measured: tune it on this machine"
     return tiles(
         (
-            ("Expected τ", figure(found.tau), "places taken as independent"),
-            ("A step", figure(found.step_ms, 1, "ms"), timed or "drafting and verification"),
-            ("Expected speed", figure(found.speedup, unit="×"), timed or "against plain"),
-            ("Nodes", len(found.chances), f"{max(map(len, found.chances))} deep, the root left out"),
+            ("Expected τ", figure(result.tau), "assumes independent positions"),
+            ("Step time", figure(result.step_ms, 1, "ms"), timed or "drafting and verification"),
+            ("Expected speedup", figure(result.speedup, unit="×"), timed or "vs. plain"),
+            ("Nodes", len(result.chances), f"{max(map(len, result.chances))} deep, without the root"),
         )
     )
 
 
-def warnings(found: Expected) -> str:
-    """What the figures leave out, and where plain decoding is faster."""
-    said = ""
-    if found.speedup is not None and found.speedup < 1:
-        said += notice("Plain decoding would be faster here than with this tree.", "warn")
-    if found.unknown:
-        nodes = "node lies" if found.unknown == 1 else "nodes lie"
-        said += notice(
-            f"{found.unknown:,} {nodes} where nothing was measured and count as never accepted: τ is at least this.",
+def warnings(result: Expected) -> str:
+    """Notices: plain decoding is faster, or some nodes have no measurements."""
+    html = ""
+    if result.speedup is not None and result.speedup < 1:
+        html += notice("Plain decoding is faster on this machine than this tree.", "warn")
+    if result.unknown:
+        nodes = "node has" if result.unknown == 1 else "nodes have"
+        html += notice(
+            f"{result.unknown:,} {nodes} no measurements and count as never accepted, so τ is a lower bound.",
             "info",
         )
-    return said
+    return html
 
 
 def links(base: Base, checkpoint: Checkpoint, text: str) -> str:
-    """Where the tree can be tried."""
+    """Links to try the tree in the Playground and in Compare."""
     to = "/playground?" + urlencode({"model": f"{base.name}@{checkpoint.name}", "tree": text})
     pair = "/compare?" + urlencode({"models": f"{base.name},{base.name}@{checkpoint.name}", "tree": text})
-    made = link_button("Try it in the Playground", to) + link_button("Compare it with plain", pair)
-    return tag("div", made, class_="sp-link-row")
+    buttons = link_button("Try in the Playground", to) + link_button("Compare with plain", pair)
+    return tag("div", buttons, class_="sp-link-row")

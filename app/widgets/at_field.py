@@ -1,6 +1,6 @@
-"""What is wrong, said at the field that is wrong: a notice names the field, a script puts its sentence below it.
+"""Shows an error message below its form field: a notice names the field, a script adds the message below the field.
 
-The sentence begins with the field's name and a colon, as every BadInput of a form does.
+The message starts with the field's name and a colon, as every BadInput of a form does.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ const mark = () => {
     old.parentElement.querySelector('[aria-invalid]')?.removeAttribute('aria-invalid');
     old.remove();
   }
-  const said = element.querySelector('[data-field]');
-  const field = said && document.getElementById(said.dataset.field);
+  const error = element.querySelector('[data-field]');
+  const field = error && document.getElementById(error.dataset.field);
   if (!field) return;
   field.querySelector('input, textarea')?.setAttribute('aria-invalid', 'true');
   const words = document.createElement('p');
   words.className = 'sp-field-error';
-  words.textContent = said.dataset.why;
+  words.textContent = error.dataset.why;
   field.append(words);
 };
 watch('value', mark);
@@ -30,13 +30,13 @@ watch('value', mark);
 
 
 def reviewing(elem_id: str) -> gr.HTML:
-    """A block that says what is wrong with a form; one for a form."""
+    """Block for the error message of a form; one per form."""
     return gr.HTML(elem_id=elem_id, js_on_load=MARK, apply_default_css=False)
 
 
 def wrong(sentence: str, fields: Mapping[str, str]) -> str:
-    """A notice; `fields`: what a sentence begins with → the id of that field's box."""
+    """A notice; `fields`: field name at the start of a message → element id of that field."""
     name, colon, why = sentence.partition(":")
     field = fields.get(name.strip()) if colon else None
-    place = tag("span", "", data_field=field, data_why=f"{why.strip()[:1].upper()}{why.strip()[1:]}") if field else ""
-    return notice(sentence, "warn") + place
+    error = tag("span", "", data_field=field, data_why=f"{why.strip()[:1].upper()}{why.strip()[1:]}") if field else ""
+    return notice(sentence, "warn") + error

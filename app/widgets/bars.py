@@ -1,4 +1,4 @@
-"""Bars with their names and values beside them: a figure that needs no axis. A list, so that it is read as one."""
+"""Horizontal bars with names and values, without an axis. An HTML list, so that screen readers read it as one."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from app.widgets.terms import label as labelled
 from app.widgets.text import safe, tag
 
 Bar = tuple[str, float, str]
-"""(name, share of the full length, value in words)."""
+"""(name, share of the full length, value as text)."""
 
 
 def bars(title: str, rows: Sequence[Bar], hint: str = "") -> str:
-    """One figure; empty without rows."""
+    """The figure as HTML; "" without rows."""
     if not rows:
         return ""
     caption = tag("figcaption", tag("span", labelled(title)))

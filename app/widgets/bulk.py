@@ -1,4 +1,4 @@
-"""Doing one thing to several rows of a list: a box before each, and a bar of buttons while some are ticked."""
+"""Bulk actions on rows of a list: a checkbox before each row, and a bar of buttons while some are ticked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from app.widgets.text import safe, tag
 from speculoos.errors import SpeculoosError
 
 MOST = 50
-"""Rows at once: a page of the list."""
+"""Maximum number of rows of one action: a page of the list."""
 LONGEST = 200
-"""Letters of a name that is typed into the bar."""
-SAID = 3
-"""Reasons that are named when some rows could not be done."""
+"""Maximum number of characters of the bar's text field."""
+MAX_REASONS = 3
+"""Maximum number of different error messages in the result."""
 CHOOSE = """
 const ticked = new Set();
-let typing = false;  // a bar that is drawn anew is hidden for a moment, which takes the focus from its field
+let typing = false;  // redrawing hides the bar briefly, so its field loses the focus
 element.addEventListener('focusin', (event) => { typing = event.target.dataset?.bulkWords !== undefined; });
 element.addEventListener('focusout', (event) => { if (event.relatedTarget) typing = false; });
 document.addEventListener('pointerdown', (event) => { if (!element.contains(event.target)) typing = false; });
@@ -65,8 +65,8 @@ watch('value', drawTicks);
 
 @dataclass(frozen=True)
 class Action:
-    """What is done to one row, and how the sentence afterwards begins. `named`: what was typed into the bar's field
-    comes along."""
+    """Function `act(row_id)` of one row and the start of the message afterwards (`done`). `named`: `act` also receives
+    the text of the bar's field."""
 
     done: str
     act: Callable[..., Any]
@@ -74,12 +74,13 @@ class Action:
 
 
 def box(row_id: str, name: str) -> str:
-    """The box before a row."""
+    """Checkbox before a row."""
     return tag("input", type="checkbox", data_choose=row_id, aria_label=f"Choose {name}").removesuffix("</input>")
 
 
 def bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
-    """The bar, unseen until a box is ticked; `actions`: name → (words, what is asked first); `more` of it as HTML."""
+    """The bar, hidden until a box is ticked; `actions`: name → (label, confirmation question); `more`: HTML at the
+    end."""
     count = tag("span", "", class_="sp-bulk-count", role="status")
     ticking = _button("all", "All on this page") + _button("none", "None")
     acting = "".join(_button(name, *words) for name, words in actions.items())
@@ -87,31 +88,34 @@ def bar(actions: Mapping[str, tuple[str, str]], more: str = "") -> str:
 
 
 def comparing() -> str:
-    """A button that leads to the page that compares the chosen trainings, once there are two."""
+    """Button that opens the comparison of the selected trainings; enabled from two on."""
     return _button("go", "Compare trainings", go="/trainings?ids=", least=2)
 
 
 def naming(name: str, words: str, label: str, known: Sequence[str]) -> str:
-    """A field for a name, of those that are `known` or a new one, and the button of the action `name` that takes it."""
+    """Text field with `known` names as suggestions, and the button of the action `name` that receives its text."""
     options = "".join(tag("option", value=each) for each in known)
-    given = {
-        "type": "text",
-        "class_": "sp-bulk-words",
-        "maxlength": LONGEST,
-        "list": f"bulk-{name}",
-        "placeholder": label,
-    }
-    field = tag("input", **given, data_bulk_words=True, aria_label=label).removesuffix("</input>")
+    field = tag(
+        "input",
+        type="text",
+        class_="sp-bulk-words",
+        maxlength=LONGEST,
+        list=f"bulk-{name}",
+        placeholder=label,
+        data_bulk_words=True,
+        aria_label=label,
+    ).removesuffix("</input>")
     return field + tag("datalist", options, id=f"bulk-{name}") + _button(name, words, named="yes")
 
 
 def _button(name: str, words: str, ask: str = "", **data: object) -> str:
-    given = {"type": "button", "class_": "sp-small-button", "data_bulk": name, "data_words": words}
-    return tag("button", safe(words), **given, data_ask=ask or None, **{f"data_{key}": of for key, of in data.items()})
+    more = {f"data_{key}": value for key, value in data.items()}
+    common = {"type": "button", "class_": "sp-small-button", "data_bulk": name, "data_words": words}
+    return tag("button", safe(words), **common, data_ask=ask or None, **more)
 
 
 def on_bulk(listed: gr.HTML, actions: Mapping[str, Action], outputs: list[Any]) -> Any:
-    """Do what was pressed; `outputs` is where the sentence goes."""
+    """Run the action of a pressed button; `outputs` receives the message."""
 
     def pressed(event: gr.EventData) -> str:
         ids = getattr(event, "ids", None)
@@ -124,7 +128,7 @@ def on_bulk(listed: gr.HTML, actions: Mapping[str, Action], outputs: list[Any]) 
 
 
 def do(action: Action, row_ids: Sequence[str], words: str = "") -> str:
-    """Do it to each row; how many went well, and why others did not."""
+    """Run `action` on each row. The message as HTML: how many rows succeeded, and why others failed."""
     more = (words,) if action.named else ()
     reasons: list[str] = []
     for row_id in row_ids:
@@ -133,7 +137,7 @@ def do(action: Action, row_ids: Sequence[str], words: str = "") -> str:
         except SpeculoosError as error:
             reasons.append(sentence(error))
     good = len(row_ids) - len(reasons)
-    said = notice(f"{action.done}: {good}.", "good") if good else ""
+    message = notice(f"{action.done}: {good}.", "good") if good else ""
     left = list(dict.fromkeys(reasons))
-    rest = f" And {len(left) - SAID} more reasons." if len(left) > SAID else ""
-    return said + (notice(f"Not done: {len(reasons)}. {' '.join(left[:SAID])}{rest}", "bad") if left else "")
+    rest = f" And {len(left) - MAX_REASONS} more reasons." if len(left) > MAX_REASONS else ""
+    return message + (notice(f"Not done: {len(reasons)}. {' '.join(left[:MAX_REASONS])}{rest}", "bad") if left else "")

@@ -1,7 +1,7 @@
-"""Line charts as small SVG pictures: numbers in, escaped markup out. Colours and dashes are classes of the style sheet.
+"""Line charts as SVG. Colours and dashes are classes of the style sheet.
 
-Every series differs by dash as well as by hue, and is named at its end, so that nobody needs colours to read it. The
-numbers come along as JSON: a script (static/charts.js) shows those under the pointer, and makes files of both.
+Every series has its own dash pattern and is named in the legend, so the chart is readable without colours. The numbers
+are attached as JSON: static/charts.js shows the values under the pointer and exports the chart and its numbers.
 """
 
 import json
@@ -22,7 +22,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a number lies between `low` and `high`, in pixels from `start` to `end`."""
+    """Linear map from the range `low` … `high` to pixels from `start` to `end`."""
 
     low: float
     high: float
@@ -36,10 +36,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class ChartStyle:
-    """How some lines are drawn. `behind`: the values before they were smoothed, faint; `dots`: series that are points
-    without a line; `order`: whose colours these are, where not every chart has every series; `near`: under the pointer
-    each line says its closest value, as lines that share no steps have to; `up`: what the values are called; `best`:
-    each line is marked and named with its highest point, not its last."""
+    """Style of a chart. `behind`: unsmoothed values, drawn faint; `dots`: series drawn as points without a line;
+    `order`: series names in the order of colours, for charts that lack some series; `near`: the pointer shows each
+    line's closest value, for lines with different steps; `up`: label of the values' axis; `best`: mark and label the
+    highest point of each line instead of the last."""
 
     behind: Mapping[str, Points] = field(default_factory=dict)
     dots: Collection[str] = ()
@@ -49,7 +49,7 @@ class ChartStyle:
     best: bool = False
 
     def named(self, points: Points) -> tuple[float, float]:
-        """The point of a line that the legend says."""
+        """The point of a line that the legend shows."""
         return max(points, key=lambda point: point[1]) if self.best else points[-1]
 
     def style(self, name: str, place: int) -> str:
@@ -65,8 +65,8 @@ def line_chart(
     across: str = "step",
     look: ChartStyle = ChartStyle(),
 ) -> str:
-    """A chart of `series` (name → (step, value) in step order). `percent` fixes the range to 0 … 100 %; `unit` is
-    of the values, `across` says what a step is."""
+    """The chart of `series` (name → (step, value) in step order) as HTML; "" without finite values. `percent` fixes
+    the range to 0 … 100 %; `unit` is the values' unit, `across` the label of the steps' axis."""
     shown, behind = _drawn(series), _drawn(look.behind)
     if not shown:
         return ""
@@ -99,20 +99,20 @@ def _drawn(series: Mapping[str, Points]) -> dict[str, list[tuple[float, float]]]
 
 
 def _are_whole(series: Mapping[str, Points]) -> bool:
-    """Whether steps are counted, not measured."""
+    """Whether all steps are whole numbers."""
     return all(float(x).is_integer() for points in series.values() for x, _ in points)
 
 
 def _numbers(series: Mapping[str, Points], x: Scale, y: Scale, styles: list[str], **words: object) -> str:
-    """What the script needs: the points, and where they lie."""
+    """JSON for static/charts.js: the points and the position of the plot."""
     frame = {"left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
     ranges = {"x": [x.low, x.high], "y": [y.low, y.high]}
-    told = {"names": list(series), "points": _points(series.values()), "styles": styles, **frame, **ranges, **words}
-    return json.dumps(told, separators=(",", ":"))
+    data = {"names": list(series), "points": _points(series.values()), "styles": styles, **frame, **ranges, **words}
+    return json.dumps(data, separators=(",", ":"))
 
 
 def _points(lines: Iterable[Points]) -> list[list[list[float]]]:
-    """In six digits, which no screen has room to tell from more."""
+    """Rounded to six significant digits, more than a screen can resolve."""
     return [[[a if a == int(a) else float(f"{a:.6g}"), float(f"{b:.6g}")] for a, b in line] for line in lines]
 
 
@@ -121,7 +121,7 @@ def _finite(points: Points) -> list[tuple[float, float]]:
 
 
 def _downsample(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most MOST_POINTS of them, the last one always kept."""
+    """At most about MOST_POINTS points, always with the last one."""
     stride = math.ceil(len(points) / MOST_POINTS)
     sample = points[::stride]
     return sample if sample[-1] == points[-1] else [*sample, points[-1]]
@@ -136,11 +136,11 @@ def _scales(lines: Sequence[Points], percent: bool) -> tuple[Scale, Scale]:
 
 
 def _range(low: float, high: float) -> tuple[float, float]:
-    """A range with air, starting at zero when the numbers come near it."""
+    """The range with a margin; it starts at zero if `low` is near zero."""
     if low == high:
         return (low - 0.5, high + 0.5) if low else (0.0, 1.0)
-    air = (high - low) * 0.06
-    return (0.0 if 0 <= low <= (high - low) * 0.5 else low - air), high + air
+    margin = (high - low) * 0.06
+    return (0.0 if 0 <= low <= (high - low) * 0.5 else low - margin), high + margin
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -151,13 +151,13 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def _axes(across: str, up: str) -> str:
-    """What the axes count."""
+    """Labels of the axes."""
     right = tag("text", safe(across), x=WIDTH - RIGHT, y=HEIGHT - 6, text_anchor="end", class_="sp-axis")
     return right + tag("text", safe(up), x=4, y=12, class_="sp-axis")
 
 
 def tick_words(values: Sequence[float], percent: bool) -> list[str]:
-    """Ticks in as many digits as they need to differ."""
+    """Labels of ticks, with as many digits as they need to differ."""
     words = [_number(value, percent) for value in values]
     for digits in range(1, 9):
         if len(set(words)) == len(words):
@@ -170,8 +170,8 @@ def _grid(x: Scale, y: Scale, percent: bool, whole: bool) -> str:
     values = ticks(y.low, y.high)
     rows = "".join(_row(value, words, y) for value, words in zip(values, tick_words(values, percent), strict=True))
     steps = [v for v in ticks(x.low, x.high, 5) if v >= 0 and (v == int(v) or not whole)]
-    said = [f"{v:,.0f}" for v in steps] if whole else tick_words(steps, False)
-    return rows + "".join(_step(value, words, x) for value, words in zip(steps, said, strict=True))
+    labels = [f"{v:,.0f}" for v in steps] if whole else tick_words(steps, False)
+    return rows + "".join(_step(value, words, x) for value, words in zip(steps, labels, strict=True))
 
 
 def _row(value: float, words: str, y: Scale) -> str:
@@ -195,7 +195,7 @@ def _dot(style: str, step: float, value: float, x: Scale, y: Scale) -> str:
 def _legend(
     series: Mapping[str, Points], styles: Mapping[str, str], percent: bool, unit: str, across: str, look: ChartStyle
 ) -> str:
-    """Each line's last value, or its best and where; the unit of several stands at the axis alone."""
+    """Each line's last value, or its best value and step. With several lines only the axis shows the unit."""
     unit = unit if len(series) == 1 else ""
     keys = []
     for name, points in series.items():
@@ -214,7 +214,7 @@ def _key(style: str, name: str, value: str) -> str:
 def _words(
     title: str, series: Mapping[str, Points], percent: bool, unit: str, across: str, look: ChartStyle = ChartStyle()
 ) -> str:
-    """What the picture says, for people who do not see it."""
+    """Text alternative of the picture."""
     named = {name: look.named(points) for name, points in series.items()}
     ends = ", ".join(f"{name} {_number(value, percent)} {unit}".strip() for name, (_, value) in named.items())
     last = max(at for at, _ in named.values())

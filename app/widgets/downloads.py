@@ -1,5 +1,4 @@
-"""A list with buttons that make a file and links that bring it: what someone asked for comes by itself once it is
-there."""
+"""A list with buttons that create a file and links to download it; the download starts when the file is ready."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,12 +25,12 @@ watch('value', () => {
 
 
 def maker(elem_id: str) -> gr.HTML:
-    """A list of `<button data-make="x">`; once its value has `<a data-made="x" href>`, who asked gets that file."""
+    """A list with `<button data-make="x">`; the script follows `<a data-made="x" href>` once the value contains it."""
     return gr.HTML(elem_id=elem_id, js_on_load=ASK, apply_default_css=False)
 
 
 def on_make(listed: gr.HTML, chosen: gr.Textbox, fn: Callable[[str, str], Any], outputs: list[Any]) -> Any:
-    """Call `fn(name, row_id)` when a button of the list is pressed; `chosen` is the hidden box with the row's id."""
+    """Call `fn(name, row_id)` when a button of the list is pressed; `chosen` is the hidden text with the row's id."""
 
     def on_click(row_id: str, event: gr.EventData) -> Any:
         return fn(str(getattr(event, "wanted", ""))[:64], row_id)

@@ -1,5 +1,4 @@
-"""Small pieces every page is made of: header, notice, empty state, tiles, facts, hidden fields. Text in their HTML is
-escaped."""
+"""Elements of every page: header, notice, empty state, tiles, facts, hidden fields. They escape text."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -12,47 +11,47 @@ from app.widgets.text import coded, safe, tag
 
 Tone = Literal["info", "good", "warn", "bad"]
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-"""Options of an event that answers at once, shows no spinner and is not offered as an API."""
-ASKING = "(...given) => { window.speculoos.asking(); return given; }"
+"""Options of an event that bypasses the queue, shows no spinner and is not part of the API."""
+ASKING = "(...values) => { window.speculoos.asking(); return values; }"
 ANSWERED = "() => { window.speculoos.answered(); }"
 HIDDEN = "sp-hidden"
 SIGNS = {"info": "i", "good": "✓", "warn": "!", "bad": "×"}
 
 
 def block(html: str = "", **options) -> gr.HTML:
-    """`gr.HTML` without Gradio's own text styles. `html` comes from these pieces, never from a user as it is."""
+    """`gr.HTML` without Gradio's text styles. `html` must be escaped already."""
     return gr.HTML(html, apply_default_css=False, **options)
 
 
 def hidden(elem_id: str) -> gr.Textbox:
-    """A text that a page carries without showing it, such as the open row's id. Hidden by our style sheet: Gradio's own
-    `visible="hidden"` comes undone when the column around it is shown again."""
+    """A hidden text of a page, such as the open row's id. The style sheet hides it: Gradio's `visible="hidden"` is lost
+    when the surrounding column is shown again."""
     return gr.Textbox(elem_id=elem_id, elem_classes=HIDDEN, container=False, show_label=False)
 
 
 def hidden_json(elem_id: str, value: Any) -> gr.JSON:
-    """The same for a table of values."""
+    """A hidden JSON value of a page."""
     return gr.JSON(value, elem_id=elem_id, elem_classes=HIDDEN)
 
 
 def closed_accordion(title: str, **options: Any) -> gr.Accordion:
-    """A part of a form that is folded until someone opens it; its fields are on the page from the start.
+    """A closed accordion whose fields are on the page from the start.
 
-    Gradio makes what is inside an accordion with `open=False` when it is opened, and a frame later sets every field
-    to the value it had before: what was entered in between is lost. It looks for `false` and for nothing else, so 0,
-    which is as closed, spares the fields this.
+    With `open=False` Gradio creates the fields when the accordion is opened and one animation frame later resets
+    them to their initial values, so input in between is lost. It tests for `false` only, so 0 closes the accordion
+    without this problem.
     """
     return gr.Accordion(title, open=0, **options)  # type: ignore[arg-type]
 
 
 def page_header(title: str, lead: str) -> gr.HTML:
-    """The page's title and one sentence that says what the page is for."""
+    """The page's title and one sentence about its purpose."""
     words = tag("h1", safe(title)) + tag("p", safe(lead), class_="sp-lead")
     return block(tag("header", words, class_="sp-page-header"))
 
 
 def stop_button(elem_id: str) -> gr.Button:
-    """Off until the page's script finds something that can be stopped (app/static/dom.js: allow)."""
+    """Disabled until the page's script finds something that can be stopped (app/static/dom.js: allow)."""
     return gr.Button("Stop", variant="stop", elem_id=elem_id, interactive=False, scale=0, min_width=80, size="md")
 
 
@@ -63,12 +62,12 @@ def section(title: str, lead: str = "") -> gr.HTML:
 
 
 def link_button(words: str, to: str, main: bool = False, **attributes: object) -> str:
-    """A link that looks like a button; the `main` one stands out."""
+    """A link that looks like a button; `main` highlights it."""
     return tag("a", safe(words), href=to, class_="sp-button" if main else "sp-button sp-quiet", **attributes)
 
 
 def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") -> str:
-    """One sentence in a coloured strip with a sign; `link` must be an address of our own."""
+    """One sentence in a coloured strip with a sign; `link` must be a URL of this application."""
     more = " " + tag("a", safe(link_text or link), href=link) if link else ""
     sign = tag("span", SIGNS[tone], class_="sp-sign", aria_hidden="true")
     role = "alert" if tone == "bad" else "status"
@@ -76,23 +75,23 @@ def notice(text: str, tone: Tone = "info", link: str = "", link_text: str = "") 
 
 
 def empty_state(title: str, text: str, link: str = "", link_text: str = "") -> str:
-    """What a list shows when it has nothing: what would be here and how to get it."""
+    """Text of an empty list: what it will contain and how to add it."""
     action = link_button(link_text, link, main=True) if link else ""
     return tag("div", tag("h2", safe(title)) + tag("p", safe(text)) + action, class_="sp-empty")
 
 
 def detail_head(name: str, beside: str = "") -> str:
-    """What the open thing is called; `beside` its name badges and notes, as HTML."""
+    """Name of the open row; `beside`: badges and notes as HTML."""
     return tag("div", tag("h2", safe(name), class_="sp-detail-title") + beside, class_="sp-detail-head")
 
 
 def row_note(words: object) -> str:
-    """A few words in small print, below or beside a name."""
+    """Small text below or beside a name."""
     return tag("span", safe(words), class_="sp-row-note")
 
 
 def tile(name: str, value: object, note: str = "") -> str:
-    """One figure: its name above, value large, note small."""
+    """One value: name above, value large, note small."""
     small = tag("span", safe(note), class_="sp-tile-note") if note else ""
     return tag(
         "div",
@@ -126,41 +125,41 @@ def progress_bar(done: float, total: float | None, label: str) -> str:
 
 
 def on_load(fn, outputs) -> None:
-    """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` brings the page's query string.
+    """Run `fn` when the current page is opened. A `gr.Request` parameter of `fn` receives the page's query string.
 
-    The page is shown once all such questions are answered (static/early.js), so that nothing moves afterwards."""
-    asked = Context.root_block.load(fn, None, outputs, js=ASKING, **QUIET)
-    asked.then(None, None, None, js=ANSWERED, api_visibility="private")
+    The page becomes visible after all these events finish (static/early.js), so its layout does not move."""
+    event = Context.root_block.load(fn, None, outputs, js=ASKING, **QUIET)
+    event.then(None, None, None, js=ANSWERED, api_visibility="private")
 
 
 def loads() -> int:
-    """How many events the current Blocks has that run when a page is opened."""
+    """Number of events of the current Blocks that run when a page is opened."""
     return sum(any(event == "load" for _, event in fn.targets) for fn in Context.root_block.fns.values())
 
 
 def on_typing(controls, fn, inputs, outputs, js: str | None = None):
-    """Run `fn` when someone changes any of `controls`: one event for all, so that its answers keep their order.
+    """Run `fn` when the user changes any of `controls`: one event for all, so that the results keep their order.
 
-    The button that clears a dropdown of several values causes no `input` event, so of those it is `change`."""
+    Clearing a dropdown of several values sends no `input` event, so these use `change`."""
     events = [control.change if getattr(control, "multiselect", None) else control.input for control in controls]
     return gr.on(events, fn, inputs, outputs, js=js, trigger_mode="always_last", **QUIET)
 
 
 def on_changes(fields, fn, outputs) -> None:
-    """Run `fn(*fields)` when any of `fields` changes, also by itself: a text that is pasted is no typing."""
+    """Run `fn(*fields)` when any of `fields` changes for any reason, including pasted text and set values."""
     gr.on([field.change for field in fields], fn, fields, outputs, **QUIET, trigger_mode="always_last")
 
 
-HEAR = "element.addEventListener('sp-stale', () => trigger('stale', {}));"
+LISTEN = "element.addEventListener('sp-stale', () => trigger('stale', {}));"
 
 
 def on_change(page: str, fn, inputs=None, outputs=None, *, chosen: str, seen: str) -> None:
-    """Run `fn` when what `page` shows is not what rows say any more.
+    """Run `fn` when the rows that `page` shows have changed.
 
-    A script (static/changes.js) asks `/api/changes` for the page's signature, less often while nothing changes, and
-    compares it with what the hidden text `seen` remembers; `chosen` names the hidden text with the open row's id. Such
-    a question costs a tenth of an event of Gradio's. `fn` returns gr.skip() when nothing changed after all.
+    A script (static/changes.js) requests the page's signature from `/api/changes`, less often while nothing changes,
+    and compares it with the hidden text `seen`; `chosen` is the id of the hidden text with the open row's id. Such a
+    request costs a tenth of a Gradio event. `fn` returns gr.skip() if nothing changed.
     """
     mark = tag("span", "", data_sp="changes", data_page=page, data_chosen=chosen, data_seen=seen)
-    heard = gr.HTML(mark, js_on_load=HEAR, apply_default_css=False, elem_classes=HIDDEN)
-    heard.stale(fn, inputs, outputs, **QUIET)
+    listener = gr.HTML(mark, js_on_load=LISTEN, apply_default_css=False, elem_classes=HIDDEN)
+    listener.stale(fn, inputs, outputs, **QUIET)

@@ -1,4 +1,4 @@
-"""Numbers and times as people read them."""
+"""Formats numbers, sizes and times for display."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ def duration(seconds: float | None) -> str:
 
 
 def rounded(seconds: float) -> str:
-    """A time as a guess deserves it: 97 s → "2 min"."""
+    """An estimated time, rounded: 97 s → "2 min"."""
     if seconds < 60:
         return duration(max(round(seconds, -1), 5))
     minutes = max(round(seconds / 60), 1)
@@ -37,7 +37,7 @@ def rounded(seconds: float) -> str:
 
 
 def ago(when: datetime | None) -> str:
-    """How long ago, in words."""
+    """Time since `when`; None → "never"."""
     if when is None:
         return "never"
     seconds = (datetime.now(UTC) - when).total_seconds()
@@ -45,17 +45,17 @@ def ago(when: datetime | None) -> str:
 
 
 def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
-    """A number or a dash."""
+    """A number with its unit; None → "–"."""
     return "–" if value is None else f"{value:.{digits}f}{' ' + unit if unit else ''}"
 
 
 def yes_or_no(value: object) -> str:
-    """What is said of a question that was answered, a dash where it was not."""
+    """True → "yes", False → "no", anything else → "–"."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else "–"
 
 
 def interval(figures: Mapping[str, Any], name: str, unit: str = "") -> str:
-    """ "1.38 – 1.47×, 95 %" of the figure `name` in `figures`; "" where it was measured without."""
+    """ "1.38 – 1.47× (95 %)" from `name`_interval in `figures`; "" without a valid interval."""
     low_high = figures.get(f"{name}_interval")
     if not isinstance(low_high, list | tuple) or len(low_high) != 2:
         return ""

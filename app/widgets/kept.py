@@ -1,4 +1,4 @@
-"""Fields that a browser remembers, and presets that set several at once. All in the browser: no event reaches us."""
+"""Fields stored by the browser, and presets that set several fields. Both run in the browser, without server events."""
 
 import json
 from typing import Any
@@ -11,11 +11,11 @@ PRESETS = {
     "Balanced": (0.7, 0.9, 0),
     "Creative": (1.0, 0.95, 100),
 }
-"""Temperature, top-p and top-k by name. The first is what the fields begin with."""
+"""Name → temperature, top-p, top-k. The first is the default."""
 
 
 def wire_presets(preset: gr.Radio, fields: list[Any]) -> None:
-    """A preset sets `fields`; a field that is moved by hand says whether they still are one."""
+    """A preset sets `fields`; a change of a field selects the preset that matches, or none."""
     values = json.dumps(PRESETS)
     chosen = f"(name, ...now) => ({values})[name] || now"
     named = f"(...now) => (Object.entries({values}).find(([, own]) => own.every((v, i) => v === now[i])) || [null])[0]"
@@ -25,7 +25,7 @@ def wire_presets(preset: gr.Radio, fields: list[Any]) -> None:
 
 
 def keep(name: str, fields: list[Any]) -> None:
-    """Have this browser remember what `fields` are set to, over reloads and pages (static/keep.js)."""
+    """Store the values of `fields` in the browser, across reloads and pages (static/keep.js)."""
     restore = f"(...now) => window.speculoos.kept?.({json.dumps(name)}, ...now) || now"
     store = f"(...now) => {{ window.speculoos.keep?.({json.dumps(name)}, ...now); }}"
     Context.root_block.load(None, fields, fields, js=restore, api_visibility="private")

@@ -1,8 +1,7 @@
-"""A page that lists rows and opens one by `?id=`: the frame Models, Data, Jobs and Checkpoints share.
+"""A page that lists rows and opens one by `?id=`: the base of Models, Data, Jobs and Checkpoints.
 
-What is shown comes from rows at every turn: opening, a click, and a poll that draws only when something changed. A long
-list has pages (`?from=`), which stay where they are while rows are added. What it is asked for (`?show=`, `?find=`,
-`?order=`) is in the address too.
+Opening, clicks and a poll read the rows again; the poll redraws only what changed. A long list has pages (`?from=`)
+whose start does not move while rows are added. The query (`?show=`, `?find=`, `?order=`) is part of the URL too.
 """
 
 import json
@@ -29,15 +28,15 @@ from tracking.db import reading
 from tracking.tables import Job, Table
 
 DRAWN = " # "
-"""Stands between a signature and the checksums of what was drawn for it."""
+"""Separates a signature from the checksums of the parts drawn for it."""
 CONTEXT_KEYS = ("base",)
-"""What the address asked for that still counts when another row is picked."""
+"""Keys of the URL's query that stay when another row is opened."""
 Html = Callable[[Session, str, str], str]
 
 
 class Panel(Protocol):
-    """One row's part of a page. `live` outputs are drawn again when the row changes, `outputs` when it is opened
-    (`query` is what else the address says)."""
+    """Components of the open row. `live` outputs are redrawn when the row changes, `outputs` when it is opened;
+    `query` holds the parameters of the URL."""
 
     live: list[Any]
     outputs: list[Any]
@@ -49,11 +48,10 @@ class Panel(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """What is listed: rows of `table`, called `word`, on `page`; `html(rows, asked, place)` draws a page of the list
-    for what was asked: a filter, and what `app.widgets.asked` puts beside it.
+    """A list of rows of `table` on `page`; `word` is the name of one row. `html(session, list_query, place)` draws a
+    page of the list for a ListQuery.
 
-    `signature` is a text that changes when the list does; `row_signature`, where there is one, when the open row (its
-    id is given) does.
+    `signature` returns a text that changes with the list, `row_signature` one that changes with the open row.
     """
 
     page: str
@@ -63,20 +61,20 @@ class Listing:
     signature: Callable[[Session], str]
     filters: tuple[str, ...] = field(default=("All",))
     hint: Callable[[Session, Mapping[str, str]], str] = lambda session, query: ""
-    """What to say above the list when the address asks for something; `KEPT` keys stay while rows are picked."""
+    """HTML above the list for parameters of the URL; those in CONTEXT_KEYS stay when a row is opened."""
     row_signature: Callable[[Session, str], str] | None = None
     bulk: bool = False
-    """Whether rows have boxes to tick (app/widgets/bulk.py)."""
+    """Whether rows have checkboxes (app/widgets/bulk.py)."""
 
     def now(self, session: Session, row_id: str) -> str:
-        """What a page remembers of what it shows: the list, or the row with this id."""
+        """Signature of what a page shows: the list, or the row with this id."""
         if row_id and self.row_signature:
             return f"{row_id}|{self.row_signature(session, row_id)}{arrivals.signature()}"
         return f"{row_id}|{self.signature(session)}{arrivals.signature()}"
 
 
 def signature_of(table: type[Table]) -> Callable[[Session], str]:
-    """A text that changes when a row of `table`, or the job that makes it, does."""
+    """A text that changes when a row of `table` or its job changes."""
 
     def signature(session: Session) -> str:
         query = select(table.id, table.name, table.state, Job.version).outerjoin(Job, Job.id == table.job_id)
@@ -87,8 +85,8 @@ def signature_of(table: type[Table]) -> Callable[[Session], str]:
 
 
 class ListPage:
-    """The components. Inside `with page.listing():` goes what stands above the list, in `with page.opened():` the
-    panel; then `wire(panel)`."""
+    """The components. Create those above the list inside `with page.listing():` and those of the panel inside
+    `with page.opened():`, then call `wire(panel)`."""
 
     def __init__(self, settings: Settings, what: Listing):
         self.settings, self.what = settings, what
@@ -102,15 +100,15 @@ class ListPage:
 
     @contextmanager
     def listing(self) -> Iterator[None]:
-        """Everything that is seen while no row is open; the list comes last."""
+        """Components shown while no row is open; the list comes last."""
         what = self.what
         with gr.Column(elem_id=f"{what.page}-listing") as self.list:
             yield
-            self._build_asking()
+            self._build_query()
             self.table = picker(f"{what.page}-table", main=True, bulk=what.bulk)
 
-    def _build_asking(self) -> None:
-        """What is looked for, in which order, and the filter."""
+    def _build_query(self) -> None:
+        """Filter, search field and order."""
         page, filters = self.what.page, self.what.filters
         with gr.Row(elem_classes="sp-find"):
             self.which = gr.Radio(
@@ -131,14 +129,14 @@ class ListPage:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Everything that is seen while a row is open."""
+        """Components shown while a row is open."""
         with gr.Column(visible=False, elem_id=f"{self.what.page}-detail") as self.detail:
             self.back = picker(f"{self.what.page}-back")
             yield
         self.frame = [self.chosen, self.seen, self.problem, self.list, self.detail, self.table, self.back]
 
     def wire(self, panel: Panel) -> None:
-        """Opening, clicks and the poll."""
+        """Connect the events: opening, clicks and the poll."""
         self.panel = panel
         outputs = [*self.frame, *panel.outputs]
         on_load(self.open_address, [*outputs, self.place, self.query, self.asked, *self.asking])
@@ -152,86 +150,90 @@ class ListPage:
 
     @property
     def again(self) -> tuple[Callable[..., list[Any]], list[Any], list[Any]]:
-        """(function, inputs, outputs) that draw everything anew but what someone may be writing in."""
+        """(function, inputs, outputs) that redraw everything except form fields."""
         return self.redraw, [self.chosen, self.asked, self.place], [*self.frame, *self.panel.live]
 
     @property
     def _write(self) -> str:
-        """The script that puts what was asked for into the address."""
+        """Script that writes the query into the URL."""
         return WRITE.replace("FIRST", json.dumps(self.what.filters[0])).replace("ORDERS", json.dumps(ORDERS))
 
     def open_address(self, request: gr.Request) -> list[Any]:
-        """Show what the address asks for."""
+        """Show the row or the list of the URL."""
         query = {key: str(value)[:200] for key, value in request.query_params.items()}
         context, place = {key: query[key] for key in CONTEXT_KEYS if key in query}, query.get("from", "")[:64]
-        asked = of_address(query, self.what.filters)
-        shown = self.open(query.get("id", ""), asked.values, place, query)
-        return [*shown, place, context, asked.values, str(asked), asked.words, asked.order_words]
+        list_query = of_address(query, self.what.filters)
+        shown = self.open(query.get("id", ""), list_query.values, place, query)
+        return [*shown, place, context, list_query.values, str(list_query), list_query.words, list_query.order_words]
 
-    def pick(self, row_id: str, start: str, asked: Any, place: str, query: Mapping[str, str]) -> list[Any]:
-        """Show the row that was clicked, remembering the place in the list, or the list from `start` on."""
+    def pick(self, row_id: str, start: str, list_query: Any, place: str, query: Mapping[str, str]) -> list[Any]:
+        """Open the clicked row, keeping `place`, the start of the list, or show the list from `start` on."""
         place = place if row_id else start
-        return [*self.open(row_id, asked, place, query), place]
+        return [*self.open(row_id, list_query, place, query), place]
 
     def open(self, row_id: str, values: Any, place: str = "", query: Mapping[str, str] | None = None) -> list[Any]:
-        """Show one row, or the list when `row_id` is empty or unknown. `values` are what the list is asked for."""
-        asked = self._asked(values)
+        """Show one row, or the list if `row_id` is empty or unknown. `values` are those of a ListQuery."""
+        list_query = self._list_query(values)
         try:
             with reading(self.settings) as session:
                 row = session.get(self.what.table, row_id) if row_id else None
-                lost = f"This {self.what.word} is gone; it was deleted, or the address is wrong."
-                lost_or_hint = notice(lost, "warn") if row_id else self.what.hint(session, query or {})
-                problem = "" if row else lost_or_hint
-                return [*self._frame(session, row, asked, place, problem), *self.panel.view(session, row, query or {})]
+                missing = f"This {self.what.word} is gone: it was deleted, or the URL is wrong."
+                problem = ""
+                if row is None:
+                    problem = notice(missing, "warn") if row_id else self.what.hint(session, query or {})
+                return [
+                    *self._frame(session, row, list_query, place, problem),
+                    *self.panel.view(session, row, query or {}),
+                ]
         except SpeculoosError as error:
-            nothing = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
-            return ["", "", notice(str(error), "bad"), *nothing]
+            unchanged = [gr.skip()] * (len(self.frame) + len(self.panel.outputs) - 3)
+            return ["", "", notice(str(error), "bad"), *unchanged]
 
-    def redraw(self, row_id: str, asked: Any, place: str) -> list[Any]:
-        """As `open`, for the frame and the live parts."""
-        return self.open(row_id, asked, place)[: len(self.frame) + len(self.panel.live)]
+    def redraw(self, row_id: str, list_query: Any, place: str) -> list[Any]:
+        """As `open`, for the outputs of the page itself and the live outputs of the panel."""
+        return self.open(row_id, list_query, place)[: len(self.frame) + len(self.panel.live)]
 
     @saying_errors(gr.skip(), gr.skip(), gr.skip())
     def narrow(self, which: str, find: str, order: str) -> list[Any]:
-        """The list as it is asked for now, from its beginning; the way back to it, that place, what was asked."""
-        asked = self._asked([which, find, ORDERS.get(order, "")])
+        """The list for a new query from its start, the link back to it, the start and the query's values."""
+        query = self._list_query([which, find, ORDERS.get(order, "")])
         with reading(self.settings) as session:
-            return [self.what.html(session, asked, ""), self._back(asked, ""), "", asked.values]
+            return [self.what.html(session, query, ""), self._back(query, ""), "", query.values]
 
-    def _asked(self, values: Any) -> ListQuery:
+    def _list_query(self, values: Any) -> ListQuery:
         return ListQuery.of(values if isinstance(values, list) else [values], self.what.filters)
 
     def poll(self, row_id: str, values: Any, place: str, seen: str) -> Any:
-        """What changed since `seen`; nothing when nothing did, or when the database does not answer now."""
-        asked = self._asked(values)
+        """The parts that changed since `seen`; gr.skip() if none did or the database is not available."""
+        list_query = self._list_query(values)
         try:
             with reading(self.settings) as session:
                 now = self.what.now(session, row_id)
                 if now == seen.partition(DRAWN)[0]:
                     return gr.skip()
-                return changed_parts(seen, now, self._parts(session, row_id, asked, place))
+                return changed_parts(seen, now, self._parts(session, row_id, list_query, place))
         except SpeculoosError:
             return gr.skip()
 
-    def _parts(self, session: Session, row_id: str, asked: ListQuery, place: str) -> list[Any]:
+    def _parts(self, session: Session, row_id: str, list_query: ListQuery, place: str) -> list[Any]:
         row = session.get(self.what.table, row_id) if row_id else None
         live = self.panel.live_view(session, row) if row else [gr.skip()] * len(self.panel.live)
-        return [gr.skip() if row else self.what.html(session, asked, place), *live]
+        return [gr.skip() if row else self.what.html(session, list_query, place), *live]
 
-    def _frame(self, session: Session, row: Any | None, asked: ListQuery, place: str, problem: str) -> list[Any]:
+    def _frame(self, session: Session, row: Any | None, list_query: ListQuery, place: str, problem: str) -> list[Any]:
         chosen = row.id if row else ""
         shown = (gr.Column(visible=row is None), gr.Column(visible=row is not None))
-        listed = gr.skip() if row else self.what.html(session, asked, place)
-        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(asked, place)]
+        listed = gr.skip() if row else self.what.html(session, list_query, place)
+        return [chosen, self.what.now(session, chosen), problem, *shown, listed, self._back(list_query, place)]
 
-    def _back(self, asked: ListQuery, place: str) -> str:
-        """The way to the list as it was."""
-        where = address(self.what.page, place, asked, self.what.filters[0])
-        return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=where)
+    def _back(self, list_query: ListQuery, place: str) -> str:
+        """Link back to the list with its query and start."""
+        href = address(self.what.page, place, list_query, self.what.filters[0])
+        return pick(self.what.page, "", safe(f"← All {self.what.page}"), class_="sp-back", href=href)
 
 
 def changed_parts(seen: str, now: str, parts: list[Any]) -> list[Any]:
-    """`parts` with texts that the page shows already left out, after the text to remember: signature and checksums."""
+    """[the new `seen` (signature and checksums), *parts], with gr.skip() for texts that the page shows already."""
     before = seen.partition(DRAWN)[2].split()
     sums = [str(zlib.crc32(part.encode())) if isinstance(part, str) else "-" for part in parts]
     known = before if len(before) == len(sums) else ["-"] * len(sums)

@@ -1,7 +1,7 @@
-"""Lists whose rows are real links of our own (`?id=…`), followed within the page where scripts run.
+"""Lists whose rows are links (`?id=…`) that a script opens without reloading the page.
 
-A plain click writes the address and tells the page that it did, so reload, back and "open in new tab" work.
-New values keep the keyboard focus on the row that had it.
+A plain click writes the URL and sends an event, so reload, back and "open in new tab" work. New values keep the
+keyboard focus on the row that had it.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -39,59 +39,61 @@ element.addEventListener('click', follow);
 if (props.main) window.addEventListener('popstate', () => trigger('pick', {}));
 """
 BY_PLACE = ("← Before", "After →")
-"""Words of the ways through a list that is not in the order of time."""
+"""Texts of the pager of a list that is not ordered by time."""
 
 
 def live(elem_id: str) -> gr.HTML:
-    """A block that is drawn anew while people use it: the link that had the keyboard focus keeps it."""
+    """A block that is redrawn while it is in use: the link with the keyboard focus keeps it."""
     return gr.HTML(elem_id=elem_id, js_on_load=KEEP_FOCUS, apply_default_css=False)
 
 
 def picker(elem_id: str, main: bool = False, bulk: bool = False) -> gr.HTML:
-    """A list of links made by `pick`. The page's `main` one also follows the browser's back button; in a `bulk` one
-    rows can be ticked."""
+    """A list of links created by `pick`. The `main` list of a page also follows the browser's back button; `bulk`: rows
+    have checkboxes."""
     script = FOLLOW + KEEP_FOCUS + (CHOOSE if bulk else "")
     return gr.HTML(elem_id=elem_id, js_on_load=script, main=main, apply_default_css=False)
 
 
 def on_pick(listed: gr.HTML, search: gr.Textbox, fn: Callable[..., Any], inputs: list[Any], outputs: list[Any]) -> None:
-    """Call `fn(id, place, *inputs)` when the address changed: a row was picked (the id "" means none, back to the
-    list), or another page of the list, which begins at `place`.
+    """Call `fn(id, place, *inputs)` when a link changed the URL: to a row, or to the list (the id is "") from the row
+    `place` on.
 
-    Read from the address when the event is sent, into the hidden text `search`: of events that come while one is
-    answered Gradio sends the last, but with what the first one said.
+    The URL is read when the event is sent, into the hidden text `search`: of the events during a running one Gradio
+    sends the last, but with the data of the first.
     """
 
-    def picked(query: str, *given: Any) -> Any:
+    def picked(query: str, *values: Any) -> Any:
         fields = dict(parse_qsl(str(query)[:2000].removeprefix("?")))
-        return fn(fields.get("id", "")[:64], fields.get("from", "")[:64], *given)
+        return fn(fields.get("id", "")[:64], fields.get("from", "")[:64], *values)
 
     now = "(_, ...rest) => [window.location.search, ...rest]"
     listed.pick(picked, [search, *inputs], outputs, js=now, trigger_mode="always_last", **QUIET)
 
 
 def pick(page: str, row_id: str, content: str, **attributes: object) -> str:
-    """A link to row `row_id` of `page` around `content` (HTML already)."""
+    """A link to row `row_id` of `page`, or to the list; `content` is HTML."""
     own = {"href": f"/{page}?id={row_id}" if row_id else f"/{page}", "data_pick": row_id}
     return tag("a", content, **{**own, **attributes})
 
 
-def pager(name: str, page: Page[Any], asked: str = "") -> str:
-    """Which rows of page `name` are shown, and the ways to those before and after; nothing when these are all."""
-    words = BY_PLACE if getattr(asked, "order", "") else ("← Newer", "Older →")
-    return ways(page, words, lambda place: address(name, place, asked))
+def pager(name: str, page: Page[Any], list_query: str = "") -> str:
+    """Which rows of page `name` are shown, with links to those before and after; "" if all are shown."""
+    words = BY_PLACE if getattr(list_query, "order", "") else ("← Newer", "Older →")
+    return ways(page, words, lambda place: address(name, place, list_query))
 
 
 def ways(page: Page[Any], words: tuple[str, str], address_of: Callable[[str], str]) -> str:
-    """The same of any list; `words` of the two ways, `address_of` says where the rows from a place on are shown."""
+    """A pager with the link texts `words` (back, forward); `address_of(row)` returns the URL of the list from a row
+    on."""
     if page.newer is None and page.older is None:
         return ""
-    where = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
-    back, on = (_way(said, place, address_of) for said, place in zip(words, (page.newer, page.older), strict=True))
-    return tag("nav", back + tag("span", safe(where)) + on, class_="sp-pager", aria_label="Pages of this list")
+    shown = f"{page.first:,}–{page.first + len(page.rows) - 1:,} of {page.total:,}"
+    back = _pager_link(words[0], page.newer, address_of)
+    forward = _pager_link(words[1], page.older, address_of)
+    return tag("nav", back + tag("span", safe(shown)) + forward, class_="sp-pager", aria_label="Pages of this list")
 
 
-def _way(words: str, place: str | None, address_of: Callable[[str], str]) -> str:
+def _pager_link(words: str, place: str | None, address_of: Callable[[str], str]) -> str:
     if place is None:
         return tag("span", safe(words), class_="sp-small-button", aria_disabled="true")
     return tag("a", safe(words), href=address_of(place), data_place=place, class_="sp-small-button")
@@ -105,11 +107,10 @@ def table(
     named: Collection[str] = (),
     heads: Mapping[str, str] | None = None,
 ) -> str:
-    """A table of HTML cells. The first column is narrow unless asked; `heads` are columns' heads that are HTML already.
-    One that scrolls can be reached by keys: by what stands in it or, without links and buttons, itself.
+    """A table of HTML cells; `wide_first` widens the first column, `heads` are HTML heads of some columns. A table
+    without links and buttons takes the keyboard focus itself, so that it can be scrolled.
 
-    On a narrow screen each row becomes a card, in which the cells of `named` columns carry their name and those with
-    nothing to say are left out.
+    On a narrow screen each row becomes a card: cells of `named` columns show the column's name, empty cells are hidden.
     """
     named_heads = [(heads or {}).get(column) or labelled(column) for column in columns]
     head = tag("tr", "".join(tag("th", words, scope="col") if words else tag("td") for words in named_heads))
@@ -118,8 +119,8 @@ def table(
     )
     style = "sp-table sp-wide-first" if wide_first else "sp-table"
     html = tag("table", tag("thead", head) + tag("tbody", body), class_=style, aria_label=label)
-    reached = None if "<a " in body or "<button" in body else "0"
-    return tag("div", html, class_="sp-table-wrap", tabindex=reached)
+    tabindex = None if "<a " in body or "<button" in body else "0"
+    return tag("div", html, class_="sp-table-wrap", tabindex=tabindex)
 
 
 def _cell(column: str, cell: str, named: Collection[str]) -> str:

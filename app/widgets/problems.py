@@ -1,4 +1,4 @@
-"""What goes wrong while an event is answered, as its page says it."""
+"""Errors of events as notices on the page."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,22 +9,23 @@ from speculoos.errors import SpeculoosError
 
 
 def sentence(error: SpeculoosError) -> str:
-    """The error and what to change, as one line."""
+    """The error message and its hint in one line."""
     return " ".join(filter(None, (str(error), error.hint)))
 
 
 def saying_errors(*others: Any, tone: Tone = "bad") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Of an event's function: an error becomes a notice in its first output, and the further ones get `others`."""
+    """Decorator of an event's function: a SpeculoosError becomes a notice in the first output; further outputs get
+    `others`."""
 
-    def saying(answer: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(answer)
-        def answered(*values: Any, **named: Any) -> Any:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             try:
-                return answer(*values, **named)
+                return function(*args, **kwargs)
             except SpeculoosError as error:
-                said = notice(sentence(error), tone)
-                return (said, *others) if others else said
+                message = notice(sentence(error), tone)
+                return (message, *others) if others else message
 
-        return answered
+        return wrapper
 
-    return saying
+    return decorate

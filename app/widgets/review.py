@@ -1,4 +1,4 @@
-"""What stands above a start button: the estimate, what may go wrong, and the command that does the same."""
+"""Review above a start button: the estimate, warnings and the equivalent command."""
 
 from app.widgets.elements import notice, tiles
 from app.widgets.formatting import rounded, size
@@ -7,13 +7,13 @@ from workers.jobs.estimates import Estimate
 
 
 def review(estimate: Estimate, command: str) -> str:
-    """The whole box."""
+    """The whole review as HTML."""
     warnings = "".join(notice(text, "warn") for text in estimate.warnings)
     return tag("div", figures(estimate) + warnings + command_box(command), class_="sp-stack")
 
 
 def figures(estimate: Estimate) -> str:
-    """Time, steps of a training, memory, disk."""
+    """Tiles of the estimate: time, steps of a training, memory, disk."""
     time = "unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
     basis = "; ".join(part for part in (worst_case(estimate.longest), f"from {estimate.basis}") if part)
     return tiles(
@@ -27,7 +27,7 @@ def figures(estimate: Estimate) -> str:
 
 
 def line(estimate: Estimate) -> str:
-    """The same in one line, for where there is little room."""
+    """The estimate in one line."""
     time = "time unknown" if estimate.seconds is None else f"about {rounded(estimate.seconds)}"
     time = ", ".join(part for part in (time, worst_case(estimate.longest)) if part)
     steps = [f"{estimate.steps:,} steps"] if estimate.steps else []
@@ -36,11 +36,11 @@ def line(estimate: Estimate) -> str:
 
 
 def worst_case(seconds: float | None) -> str:
-    """What an evaluation takes at most, since it repeats its questions on a busy machine; "" where nothing repeats."""
+    """Maximum time of an evaluation that repeats its prompts on a busy machine; "" without repeats."""
     return f"up to {rounded(seconds)} if the machine is busy" if seconds else ""
 
 
 def command_box(command: str) -> str:
-    """The command line that does the same, to be copied."""
-    label = tag("span", "The command that does the same", class_="sp-tile-label")
+    """The equivalent command line, to copy."""
+    label = tag("span", "Equivalent command", class_="sp-tile-label")
     return tag("div", label + tag("code", safe(command), class_="sp-command", tabindex="0"))

@@ -1,4 +1,4 @@
-"""Tables taken away as CSV, which a spreadsheet may open."""
+"""Tables as CSV that is safe to open in a spreadsheet."""
 
 import csv
 import io
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A text that begins so is a formula to a spreadsheet, unless an apostrophe stands before it."""
+"""Spreadsheets run a text that starts with one of these as a formula, unless an apostrophe precedes it."""
 
 
 def as_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
-    """The records as CSV, with a head. A text that a spreadsheet would run as a formula has an apostrophe before it."""
+    """The records as CSV with a header row. Texts that a spreadsheet would run as formulas get an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow([harmless(column) for column in columns])
@@ -19,5 +19,5 @@ def as_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def harmless(value: Any) -> Any:
-    """A text that no spreadsheet obeys; other values as they are."""
+    """`value`, with an apostrophe before a text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

@@ -1,6 +1,6 @@
-"""A surface of figures as a small SVG picture: a cell for each row and column, its number in it, the best one framed.
+"""Heat map of numbers as SVG: a cell per row and column with its number, the best row of each column framed.
 
-The number says what the colour says: nobody needs colours to read it.
+The numbers repeat what the colours show, so it is readable without colours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from app.widgets.text import safe, tag
 
 LEFT, TOP, CELL, ROW = 96, 34, 74, 27
-"""Pixels: for the rows' names, for the columns', a cell's width and height."""
+"""Pixels: width of the row names, height of the column names, width and height of a cell."""
 PALEST, DARKEST = 0.08, 0.62
 
 
 def surface(title: str, rows: Mapping[str, Sequence[float]], columns: Sequence[str], hint: str = "") -> str:
-    """`rows`: name → a speedup for each of `columns`. Above 1 a cell has one colour, below 1 the other."""
+    """`rows`: name → a speedup for each of `columns`. Cells above and below 1 have different colours."""
     if not rows:
         return ""
     width, height = LEFT + CELL * len(columns) + 2, TOP + ROW * len(rows) + 2

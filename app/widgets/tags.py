@@ -1,4 +1,4 @@
-"""Tags: words of a note that begin with #. Each leads to the rows of its list whose notes have it."""
+"""Tags: words of a note that start with #. Each links to the rows of its list whose notes contain it."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""Text that may be put into `gr.HTML`: whatever a user or a model wrote is escaped, here and nowhere else.
+"""Escapes text of users and models for `gr.HTML`. No other module escapes HTML.
 
-`gr.HTML` pastes values into templates, so besides HTML's own characters `$`, `{`, `}` and the backtick are escaped too.
+`gr.HTML` inserts values into templates, so `$`, `{`, `}`, the backtick and the backslash are escaped too.
 """
 
 import html
@@ -17,19 +17,19 @@ def safe(text: object) -> str:
 
 
 def breakable(text: object) -> str:
-    """The same, for a name that may be wider than its place: its lines break after "-", "_", "@", "/"."""
+    """`safe` for long names: lines may break after "-", "_", "@" and "/"."""
     return "<wbr>".join(map(safe, SEAMS.split(str(text))))
 
 
 def coded(text: object) -> str:
-    """The same, with what stands between backticks shown as code, as command lines are written in messages."""
+    """`safe`, with text between backticks shown as code."""
     return QUOTED.sub(r"<code>\1</code>", safe(text))
 
 
 def tag(name: str, content: str = "", **attributes: object) -> str:
     """`<name attributes>content</name>`. `content` must already be HTML; attribute values are escaped.
 
-    `class_` stands for `class`; underscores become dashes; None and False leave an attribute out.
+    `class_` means `class`; underscores become dashes; attributes with None or False are left out.
     """
     parts = [name]
     for key, value in attributes.items():

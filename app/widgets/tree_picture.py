@@ -1,5 +1,5 @@
-"""A tree of guesses as a small SVG picture: the root at the left, a column for each depth, every node with its rank and
-its chance. The words say what the colour says: nobody needs colours to read it.
+"""Draft tree as SVG: the root at the left, a column per depth, every node with its rank and acceptance probability.
+The texts repeat what the colours show, so it is readable without colours.
 """
 
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from app.widgets.text import safe, tag
 
 TITLE = "The tree"
 COLUMN, ROW, MARGIN = 108, 24, 14
-"""Pixels: between depths, between leaves, around."""
+"""Pixels: between depths, between leaves, outer margin."""
 MOST_NODES = 128
-"""More are said, not drawn."""
+"""A larger tree is not drawn; its number of nodes is shown instead."""
 
 Path = tuple[int, ...]
 
 
 def tree_picture(chances: Mapping[Path, float]) -> str:
-    """`chances`: path of ranks → how likely the node is accepted; every node's parent is among them (the root, (), is
-    not). "" for none."""
+    """`chances`: path of ranks → probability that the node is accepted. It must contain every node's parent except the
+    root, (). "" without nodes."""
     if not chances:
         return ""
     if len(chances) > MOST_NODES:
@@ -44,33 +44,33 @@ def tree_picture(chances: Mapping[Path, float]) -> str:
 
 
 def _rows(paths: list[Path]) -> dict[Path, float]:
-    """Where each node lies: leaves below one another, a parent beside the middle of its children."""
-    every = [(), *paths]
-    children: dict[Path, list[Path]] = {path: [] for path in every}
+    """Row of each node: leaves below one another, a parent at the middle of its children."""
+    nodes = [(), *paths]
+    children: dict[Path, list[Path]] = {path: [] for path in nodes}
     for path in paths:
         children[path[:-1]].append(path)
     rows: dict[Path, float] = {}
-    leaves = [path for path in every if not children[path]]
+    leaves = [path for path in nodes if not children[path]]
     rows.update({leaf: float(at) for at, leaf in enumerate(leaves)})
-    for path in sorted(every, key=len, reverse=True):
+    for path in sorted(nodes, key=len, reverse=True):
         if children[path]:
             rows[path] = (rows[children[path][0]] + rows[children[path][-1]]) / 2
     return rows
 
 
-def _place(path: Path, rows: Mapping[Path, float]) -> tuple[float, float]:
+def _position(path: Path, rows: Mapping[Path, float]) -> tuple[float, float]:
     return MARGIN + 6 + COLUMN * len(path), MARGIN + ROW * (rows[path] + 0.5)
 
 
 def _line(path: Path, rows: Mapping[Path, float]) -> str:
-    (x1, y1), (x2, y2) = _place(path[:-1], rows), _place(path, rows)
+    (x1, y1), (x2, y2) = _position(path[:-1], rows), _position(path, rows)
     bend = x1 + COLUMN * 0.72
     curve = f"M{x1:.0f},{y1:.1f} C{bend:.0f},{y1:.1f} {bend:.0f},{y2:.1f} {x2:.0f},{y2:.1f}"
     return tag("path", d=curve, class_="sp-tree-line")
 
 
 def _dot(path: Path, rows: Mapping[Path, float], chance: float, name: str = "") -> str:
-    x, y = _place(path, rows)
+    x, y = _position(path, rows)
     shade = f"{0.12 + 0.88 * chance:.2f}"
     dot = tag("circle", cx=f"{x:.0f}", cy=f"{y:.1f}", r=5, class_="sp-tree-node", fill_opacity=shade)
     share = "<1%" if 0 < chance < 0.005 else f"{chance:.0%}"

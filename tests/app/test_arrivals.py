@@ -81,10 +81,10 @@ def page(settings: Settings, checkpoint_id: str) -> str:
 
 def test_a_checkpoint_of_another_machine_is_fetched_beside_the_visitor(pages: Settings, heads: str) -> None:
     before = arrivals.signature()
-    assert "are coming from the store" in page(pages, heads)
+    assert "are being downloaded from the store" in page(pages, heads)
     assert arrivals.signature() != before, "pages that wait are drawn again"
-    wait_until(lambda: "are coming" not in page(pages, heads), 90, "the files")
-    assert "Can be made for" in page(pages, heads) and arrivals.signature() == before
+    wait_until(lambda: "are being downloaded" not in page(pages, heads), 90, "the files")
+    assert "Available for" in page(pages, heads) and arrivals.signature() == before
     assert (pages.home / "checkpoints" / heads / "attempt-1" / "model.safetensors").exists()
 
 
@@ -105,7 +105,7 @@ def test_an_export_of_another_machine_is_offered_and_comes_when_it_is_asked_for(
     with db.writing(maker) as session:
         jobs.succeed(session, job.id, attempt, result)
     page(pages, heads)
-    wait_until(lambda: "are coming" not in page(pages, heads), 90, "the files")
+    wait_until(lambda: "are being downloaded" not in page(pages, heads), 90, "the files")
     assert f"/api/checkpoints/{heads}/exports/vllm" in page(pages, heads)
     assert not (pages.home / "exports").exists()
     answer = client(pages).get(f"/api/checkpoints/{heads}/exports/vllm")

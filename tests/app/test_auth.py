@@ -71,7 +71,7 @@ def test_a_wrong_password_gives_no_cookie(client: TestClient) -> None:
     answer = log_in(client, "nutmeg")
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
-    assert "not the password" in answer.text
+    assert "Wrong password" in answer.text
 
 
 def test_the_cookie_is_for_this_site_and_not_for_scripts(client: TestClient) -> None:

@@ -78,7 +78,7 @@ def test_the_page_says_where_a_question_belongs(home: Settings) -> None:
     assert sent(f"{chat}/{first.id}") == (chat, ["one", "1", "next"])
     assert sent(f"{chat}/") == (chat, ["next"])
     assert sent("")[0] != chat
-    with pytest.raises(BadInput, match="Write a question"):
+    with pytest.raises(BadInput, match="Enter a prompt"):
         playground.send_turn(home, f"{chat}/{first.id}", "tiny", "", " ", turns.TurnSampling())
 
 
@@ -107,7 +107,7 @@ def test_plain_decoding_is_measured_again_only_where_that_is_asked_for(home: Set
 
 def test_going_on_needs_an_answer_that_was_cut(home: Settings) -> None:
     whole = asked(home, "one")
-    with pytest.raises(Conflict, match="ended by itself"):
+    with pytest.raises(Conflict, match="is complete"):
         turns.continue_turn(home, whole.id)
 
 
@@ -154,7 +154,7 @@ def test_a_name_that_cannot_be_is_refused_in_a_sentence(home: Settings, name: st
 @pytest.mark.parametrize("before", ["yesterday", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"])
 def test_a_strange_place_in_the_list_is_one_sentence(client: TestClient, before: str) -> None:
     answer = client.get("/api/chats", params={"before": before})
-    assert answer.status_code == 400 and "is no time" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "is not a time" in answer.json()["error"]["message"]
 
 
 def test_markdown_comes_from_the_steps_while_the_answer_goes_on(home: Settings, client: TestClient) -> None:

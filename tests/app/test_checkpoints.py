@@ -112,7 +112,7 @@ def test_files_outside_of_the_store_are_never_served(
     path = {"/etc": "/etc", "../outside": str(store / ".." / ".." / "outside"), "link": str(store / "link")}[place]
     answer = download(client, add_checkpoint(home, base_id, path=path))
     assert answer.status_code == 404
-    assert "not served" in answer.json()["error"]["message"]
+    assert "cannot be downloaded" in answer.json()["error"]["message"]
 
 
 def test_an_unknown_or_unfinished_checkpoint_says_so(home: Settings, base_id: str, client: TestClient) -> None:
@@ -226,7 +226,7 @@ def test_the_page_says_why_speculation_is_off(home: Settings, base_id: str) -> N
         assert "no checkpoint yet" in targets.why_off(rows, "tiny", "")
     add_checkpoint(home, base_id)
     with reading(home) as rows:
-        assert "no draft is chosen" in targets.why_off(rows, "tiny", "")
+        assert "no draft is selected" in targets.why_off(rows, "tiny", "")
         assert targets.why_off(rows, "tiny", "heads") == ""
         assert "no base model yet" in targets.why_off(rows, "unknown", "")
 

@@ -144,7 +144,7 @@ def test_what_cannot_fit_is_refused_before_a_job_is_made(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (("Hub id", None, "org/heads", None, "", ""), "Base model: choose the one"),
+        (("Hub id", None, "org/heads", None, "", ""), "Base model: choose the model"),
         (("Hub id", "BASE", "heads", None, "", ""), "expected owner/name"),
         (("Hub id", "BASE", "", None, "", ""), "Hub id: say which draft"),
         (("Upload", "BASE", "org/heads", [], "", ""), "Upload: say which draft"),
@@ -152,7 +152,7 @@ def test_what_cannot_fit_is_refused_before_a_job_is_made(
         (("Local folder", "BASE", "/nowhere/at/all", None, "", ""), "there is no folder"),
         (("Local folder", "BASE", "/proc/self", None, "", ""), "not for pages"),
         (("Hub id", "gone", "org/heads", None, "", ""), "no model"),
-        (("Hub id", "BASE", "org/heads", None, "nonsense", ""), "Format: there is no"),
+        (("Hub id", "BASE", "org/heads", None, "nonsense", ""), "Format: 'nonsense' is unknown"),
         ((["x"], {"a": 1}, 5, None, [], None), "Base model: choose|say which draft"),
     ],
 )

@@ -26,16 +26,16 @@ NONE = Trained(tau=1.5, measured=False)
 @pytest.mark.parametrize(
     ("known", "words", "tone", "link"),
     [
-        (replace(NONE, tau=None), "nothing says how well", "info", "/evaluate"),
+        (replace(NONE, tau=None), "its quality is unknown", "info", "/evaluate"),
         (replace(NONE, tau=2.0, rows=100, left=900), "held-out", "good", "/chat"),
-        (replace(NONE, rows=100, left=900), "learned from 100 conversations. Generate 900 more", "info", "/extend"),
+        (replace(NONE, rows=100, left=900), "trained on 100 conversations. Generate 900 more", "info", "/extend"),
         (replace(NONE, rows=2_400, left=9_000), "Generate 2,400 more", "info", "/extend"),
         (replace(NONE, rows=100, left=0), "Import more prompts", "info", "/data"),
         (replace(NONE, rows=100, left=None), "Import more prompts", "info", "/data"),
         (replace(NONE, rows=2_500, left=10, still_learning=True), "train it longer", "info", "/longer"),
-        (replace(NONE, rows=2_500), "EAGLE-3 accepts more", "info", "/method"),
+        (replace(NONE, rows=2_500), "EAGLE-3 has a higher acceptance rate", "info", "/method"),
         (replace(NONE, tau=1.2, rows=2_500), "estimated on held-out conversations", "info", "/method"),
-        (replace(NONE, tau=1.2, rows=2_500, measured=True), "too little", "warn", "/method"),
+        (replace(NONE, tau=1.2, rows=2_500, measured=True), "too low", "warn", "/method"),
         (
             replace(NONE, tau=1.9, measured=True, speedup=0.8, slower=True, rows=9_000),
             "too slow: 0.80 ×",
@@ -55,17 +55,17 @@ def test_a_verdict_says_what_it_means_and_what_to_do_next(known: Trained, words:
 
 def test_an_estimate_gives_no_verdict_on_speed() -> None:
     said = verdict.verdict(replace(NONE, tau=1.2, rows=2_500), WAYS)
-    assert "too little" not in said.words
+    assert "too low" not in said.words
     assert "Evaluate it on questions" in said.words
 
 
 @pytest.mark.parametrize(
     ("kind", "result", "words"),
     [
-        ("import_prompts", {"rows": 1_200, "bad_rows": 3}, "1,200 rows, 3 left out"),
+        ("import_prompts", {"rows": 1_200, "bad_rows": 3}, "1,200 rows, 3 skipped"),
         ("import_answered", {"rows": 8, "bad_rows": 0}, "8 rows"),
-        ("generate_data", {"rows": 40, "tokens": 9_000}, "40 answers · 9,000 tokens"),
-        ("train", {"mean_accepted_length": 1.456, "loss": 2.5, "step": 9}, "τ 1.46 held out · loss 2.500"),
+        ("generate_data", {"rows": 40, "tokens": 9_000}, "40 responses · 9,000 tokens"),
+        ("train", {"mean_accepted_length": 1.456, "loss": 2.5, "step": 9}, "held-out τ 1.46 · loss 2.500"),
         ("train", {"step": 900}, "900 steps"),
         ("evaluate", {"mean_accepted_length": 2.1, "speedup": 1.66}, "τ 2.10 · 1.66 ×"),
         ("evaluate", {"mean_accepted_length": 2.1, "speedup": None}, "τ 2.10"),
@@ -128,7 +128,7 @@ def test_the_evaluation_that_followed_decides_and_is_linked(trained: Settings) -
         pending = Evaluation(id="first", name="e", state="pending", base_id="base", checkpoint_id="heads", job_id="job")
         pending.suite = "built_in"
         rows.add(pending)
-    assert "Its evaluation is under way" in shown(trained)
+    assert "Open its running evaluation" in shown(trained)
     result = {"mean_accepted_length": 2.3, "speedup": 1.6, "speedup_interval": [1.5, 1.7]}
     with writing(trained) as rows:
         row = rows.get_one(Evaluation, "first")
@@ -137,7 +137,7 @@ def test_the_evaluation_that_followed_decides_and_is_linked(trained: Settings) -
             setattr(row, name, value)
     html = shown(trained)
     assert "τ 2.30 on questions" in html and "1.60 × the speed" in html
-    assert 'href="/evaluations?id=first"' in html and "under way" not in html
+    assert 'href="/evaluations?id=first"' in html and "running evaluation" not in html
 
 
 def test_a_page_left_open_hears_of_the_evaluation_that_followed(trained: Settings) -> None:
@@ -222,4 +222,4 @@ def test_a_running_job_has_a_bar_and_a_done_one_its_result(trained: Settings) ->
     assert "<progress" in job_rows.jobs_table([job], {})
     with reading(trained) as rows:
         html = jobs.table(rows, "All")
-    assert "<progress" not in html and "τ 1.40 held out · loss 3.000" in html
+    assert "<progress" not in html and "held-out τ 1.40 · loss 3.000" in html

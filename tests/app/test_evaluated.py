@@ -106,12 +106,12 @@ def test_the_page_says_what_went_wrong_and_leads_nowhere(home):
 def test_the_page_shows_where_the_draft_does_well_and_no_prompt_as_markup(home):
     with reading(home) as rows:
         html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
-    for words in ("Tokens a step gave", "1 token", "by place in the answer", "0 – 15", "from 16", "code (40)", "75%"):
+    for words in ("Tokens per step", "1 token", "by position in the response", "0 – 15", "from 16", "code (40)", "75%"):
         assert words in html
     assert "<img" not in html and "${" not in html
     assert html.count("data-steps=") == 1, "only what is kept can be run again"
     assert html.index("1.10") < html.index("2.50") and "turn 2" in html
-    assert "Plain decoding would be faster here" in html and "busy" not in html
+    assert "Plain decoding is faster on this machine" in html and "busy" not in html
     with writing(home) as rows:
         rows.get_one(Evaluation, "one").result = {**RESULT, "busy": f"The machine was busy. {NASTY}"}
         html = evaluation_view.view(rows, rows.get_one(Evaluation, "one"))
@@ -144,7 +144,7 @@ def test_a_running_evaluation_shows_each_question_as_it_comes(home):
         job = jobs.create(rows, kind="evaluate", queue="gpu", request=request, name="two")
         rows.add(Evaluation(id="two", name="two", state="pending", base_id="base", job_id=job.id))
         jobs.claim(rows, job.id, "worker", 30)
-        assert "result of each question" in job_panel.no_charts(rows.get_one(Job, job.id))
+        assert "results of finished questions" in job_panel.no_charts(rows.get_one(Job, job.id))
         assert evaluation_view.report_of(rows, job) == ""
         first = {"question": NASTY, "category": "math", "end_to_end_speedup": 1.5, **told}
         old, new = (2, {"question": "again", **told}), (2, {"question": "q2", **told})
@@ -152,9 +152,9 @@ def test_a_running_evaluation_shows_each_question_as_it_comes(home):
         page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
         assert evaluation_view.report_of(rows, job) in page
     assert page.index("q2") < page.index("math") and "again" not in page, "the newest first, of each the last"
-    for words in ("2.12", "30.0", "20.0", "1.50", "Results so far", "Being measured"):
+    for words in ("2.12", "30.0", "20.0", "1.50", "Results so far", "Running"):
         assert words in page, words
-    assert "<img" not in page and "Speed against plain" not in page
+    assert "<img" not in page and "Speedup" not in page
 
 
 def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_buttons(home):
@@ -170,8 +170,14 @@ def test_a_replay_has_the_report_of_an_evaluation_on_its_jobs_page_without_butto
         page = evaluation_view.view(rows, rows.get_one(Evaluation, "two"))
         of_job = evaluation_view.report_of(rows, job)
     for html in (page, of_job):
-        for words in ("2.00 – 3.00 (95 %)", "1.70 ×", "by place in the answer", "Drafted, by kind", "Worst prompts"):
+        for words in (
+            "2.00 – 3.00 (95 %)",
+            "1.70 ×",
+            "by position in the response",
+            "Drafted, by kind",
+            "Worst prompts",
+        ):
             assert words in html, words
-        assert "<img" not in html and "Speed against plain" not in html
+        assert "<img" not in html and "Speedup" not in html
         assert "speculoos replay run --draft tiny@heads --limit 12 -- -said" in html
     assert page.count("data-steps=") == 1 and "data-steps" not in of_job

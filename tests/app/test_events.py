@@ -222,13 +222,13 @@ def test_history_keeps_answered_turns_and_leaves_failed_ones_out(home: Settings)
 def test_a_chat_takes_one_question_at_a_time(home: Settings) -> None:
     chat = "d" * 32
     new_run(home, group_id=chat)
-    with pytest.raises(BadInput, match="still coming"):
+    with pytest.raises(BadInput, match="still being generated"):
         turns.next_turn(home, chat, "tiny", "and?", turns.TurnSampling())
 
 
 @pytest.mark.parametrize("prompt", ["", "   \n", None])
 def test_an_empty_prompt_is_refused_before_anything_is_stored(home: Settings, prompt: str | None) -> None:
-    with pytest.raises(BadInput, match="Write a question"):
+    with pytest.raises(BadInput, match="Enter a prompt"):
         turns.next_turn(home, "", "tiny", prompt, turns.TurnSampling())
     with reading(home) as rows:
         assert all_runs(rows) == []

@@ -120,7 +120,7 @@ def test_a_shard_is_no_job_of_its_own(filled: Settings) -> None:
 
 
 def test_deleting_leaves_the_jobs(filled: Settings) -> None:
-    assert "Its jobs, data sets and checkpoints stay" in question(filled, Experiment, "experiment", "exp")
+    assert "Its jobs, data sets and checkpoints are kept" in question(filled, Experiment, "experiment", "exp")
     delete(filled, Experiment, "experiment", "exp")
     with db.reading(filled) as session:
         assert session.get(Experiment, "exp") is None and session.get_one(Job, "job-1").experiment_id is None
@@ -165,7 +165,7 @@ def test_an_empty_one_says_what_to_do(home: Settings) -> None:
     with db.writing(home) as session:
         session.add(Experiment(id="exp", name="new"))
     shown = "".join(parts(home))
-    assert "No job in it yet" in shown and "Nothing has come of these jobs yet" in shown
+    assert "No jobs yet" in shown and "These jobs have no results yet" in shown
     with db.reading(home) as session:
         assert "Jobs</th>" in experiment_rows.experiments_table(session)
 
@@ -305,8 +305,8 @@ def test_what_does_not_rise_is_not_said_to_rise() -> None:
     found = forecast(falling)
     assert found and not found.saturating and found.at(2 * found.most)[0] < 1.6
     html = part(Curve("medusa", "measured", falling, ["lr"]))
-    assert "not likely to beat the best so far" in html and "differ in more than their data (lr)" in html
-    assert "τ does not rise with the data here" in html
+    assert "unlikely to beat the best so far" in html and "differ in other settings too (lr)" in html
+    assert "τ does not rise with the data" in html
 
 
 def test_no_forecast_is_below_one_token_a_verification() -> None:

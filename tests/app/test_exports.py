@@ -96,7 +96,7 @@ def test_a_format_is_offered_made_proved_and_sent_in_parts(home: Settings, heads
     assert client.get(address).status_code == 404
 
     request, context = ordered(home, heads, "vllm")
-    assert "Being made" in row_of(page(home, heads), "vLLM")
+    assert "Being created" in row_of(page(home, heads), "vLLM")
     export.run(request, context)
     shown = row_of(page(home, heads), "vLLM")
     assert f'href="{address}"' in shown and re.search(r"\d+ checks passed", shown) and "✓ logits" in shown
@@ -131,10 +131,10 @@ def test_at_a_glance_who_can_take_it_and_what_was_proved(home: Settings, heads: 
     def said(words: str) -> str:
         return re.search(rf"<dt>{words}</dt><dd>(.*?)</dd>", page(home, heads)).group(1)
 
-    assert "vLLM 0.29 to 0.33" in said("Can be made for") and "SGLang 0.5" in said("Can be made for")
-    assert "Proved for" not in page(home, heads) and "Medusa repository and TGI" in said("Not in the format of")
+    assert "vLLM 0.29 to 0.33" in said("Available for") and "SGLang 0.5" in said("Available for")
+    assert "Validated for" not in page(home, heads) and "Medusa repository and TGI" in said("Not available for")
     made(home, heads, "sglang")
-    assert said("Proved for") == "SGLang 0.5" and "SGLang 0.5;" not in said("Can be made for")
+    assert said("Validated for") == "SGLang 0.5" and "SGLang 0.5;" not in said("Available for")
 
 
 def test_headers_are_read_once_until_a_file_is_another(

@@ -56,10 +56,18 @@ def test_the_page_says_it_all_and_shows_foreign_text_as_text(home: Settings, job
         row = jobs.get(session, job.id)
         html, shown = head(session, row, home.home), samples(session, row)
         assert not no_charts(row).startswith("The first numbers")
-    for words in ("800", "100", "other worker", "pair 2", "The answer was cut", "8.0 kB of rows so far", "are free"):
+    for words in (
+        "800",
+        "100",
+        "other worker",
+        "pair 2",
+        "The response was truncated",
+        "8.0 kB of rows so far",
+        "of disk space free",
+    ):
         assert words in html, words
-    assert "about 50.0 kB when it is done" in html, "fifty rows like the eight"
-    assert "say &lt;img" in shown and "cut at its limit" in shown and "<img" not in html + shown
+    assert "about 50.0 kB in total" in html, "fifty rows like the eight"
+    assert "say &lt;img" in shown and "truncated at the limit" in shown and "<img" not in html + shown
 
 
 def test_a_page_takes_as_few_queries_for_many_shards_as_for_few(home: Settings) -> None:

@@ -229,8 +229,8 @@ def test_one_evaluation_stands_beside_what_the_server_gets(filled: Settings) -> 
         html = evaluation_view.view(session, session.get_one(Evaluation, "d"))
         alone = evaluation_view.view(session, session.get_one(Evaluation, "a"))
         assert [row.id for row in board.counterparts(session, session.get_one(Evaluation, "c"))] == ["d", "c"]
-    assert evaluation_view.TRAINED in html and "What your server gets: team" in html
-    assert evaluation_view.GETS not in alone
+    assert "Local engine" in html and "Server team" in html
+    assert "Local engine and servers" not in alone
     depths = alone[alone.index("sp-depths") :]
     assert "80%" in depths and "50%" in depths
     assert "<img" not in html + alone and "speculoos evaluate" in html
@@ -260,7 +260,7 @@ def test_filters_offer_what_there_is_and_what_the_address_asks_for(filled: Setti
 
 def test_an_empty_leaderboard_says_how_it_fills(home: Settings) -> None:
     with db.reading(home) as session:
-        assert "No evaluation yet" in leaderboard.leaderboard(
+        assert "No evaluations yet" in leaderboard.leaderboard(
             page(session, LeaderboardView().select()), {}, LeaderboardView()
         )
         narrowed = LeaderboardView(suite="x")
@@ -274,7 +274,7 @@ def test_charts_need_no_figure_and_no_font_and_bound_their_text(
 ) -> None:
     if fonts is not None:
         monkeypatch.setattr(intervals, "FONTS", fonts)
-    assert intervals._english("τ 2 × – 名") == "tau 2 x - ?"
+    assert intervals._ascii("τ 2 × – 名") == "tau 2 x - ?"
     assert interval_chart("x", []) == ""
     for bars in ([], [Bar("名" * 90, HOSTILE, 0.0)], [Bar("a", "b", 2.0, 1.0, 3.0)] * 40):
         assert Image.open(io.BytesIO(png("Speed", bars))).width == 1200

@@ -80,7 +80,7 @@ def test_the_filter_keeps_the_jobs_it_names(filled, which, count):
 
 def test_an_empty_list_says_what_would_be_there(home):
     with reading(home) as rows:
-        assert "No job yet" in jobs.table(rows, "All")
+        assert "No jobs yet" in jobs.table(rows, "All")
         assert "None of these" in jobs.table(rows, "Done")
         assert "No data yet" in data.table(rows, "All")
         assert "No model yet" in models.table(rows, "All")

@@ -56,7 +56,7 @@ def test_a_plan_shows_its_verdict_its_surface_and_what_standalone_drafts_need(fi
         parts = [value for value in plans.PlanPanel.live_view(None, rows, job) if isinstance(value, str)]
         html = "".join([*parts, plan_view.plans_table(rows)])
     assert "a tree of 8 is fastest" in html and "1.60×" in html and "sp-heat-best" in html
-    assert "cannot pay" in html and "42%" in html and "77 verifications" in html
+    assert "not worthwhile" in html and "42%" in html and "77 verifications" in html
     assert "<img" not in html and "${" not in html
 
 
@@ -84,7 +84,7 @@ def test_another_kind_of_job_is_no_plan(filled):
         rows.get(Job, "plan").kind = "train"
     with reading(filled) as rows:
         job = rows.get(Job, "plan")
-        assert "no plan" in plan_view.head(rows, job)
+        assert "not a plan" in plan_view.head(rows, job)
         assert plan_view.pictures(job) == plan_view.shapes_table(job) == plan_view.standalone_table(job) == ""
         assert "No plan yet" in plan_view.plans_table(rows)
 
@@ -109,13 +109,13 @@ def test_a_form_says_what_is_wrong_by_the_name_of_the_box():
     assert plans.plan_request("base", "", "1", "2", "", "192").draft_hidden_size == 192
     for values, word in (
         (("", "", "1", "2", ""), "Base model"),
-        (("base", "", "1,x", "2", ""), "Sequences at once"),
-        (("base", "", "1,65", "2", ""), "Sequences at once"),
-        (("base", "", "9" * 5000, "2", ""), "Sequences at once"),
+        (("base", "", "1,x", "2", ""), "Batch sizes"),
+        (("base", "", "1,65", "2", ""), "Batch sizes"),
+        (("base", "", "9" * 5000, "2", ""), "Batch sizes"),
         (("base", "", "1", "0", ""), "Layers"),
-        (("base", "", "1", "2", "{"), "Figures"),
+        (("base", "", "1", "2", "{"), "Measurements"),
         (("base", "", "1", "2", "", "wide"), "Hidden size of standalone drafts"),
-        (("base", "", "1", "2", "[1]"), "Figures"),
+        (("base", "", "1", "2", "[1]"), "Measurements"),
         (("base", "", "1", "2", "x" * 200_001), "200,000"),
     ):
         with pytest.raises(BadInput, match=word):
@@ -180,4 +180,4 @@ def test_replays_are_marked_where_a_checkpoint_s_evaluations_are_listed(filled):
         replays.keep(rows, "tiny@heads on x", "base", "heads", {}, found)
     with reading(filled) as rows:
         html = evaluations_table(rows, rows.get(Checkpoint, "heads"))
-    assert "replayed: 7 answers" in html and "1.40×" in html and "projected" in html and "<img" not in html
+    assert "replay of 7 responses" in html and "1.40×" in html and "projected" in html and "<img" not in html

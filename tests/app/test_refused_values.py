@@ -46,7 +46,7 @@ def test_a_value_that_a_component_refuses_is_400_without_a_traceback(
     with caplog.at_level(logging.WARNING, "app.refused_values"):
         answers = [send(made, fn, data) for _ in range(20)]
     assert {answer.status for answer in answers} == {400}
-    assert "does not take" in json.loads(answers[0].body)["error"]
+    assert "does not accept" in json.loads(answers[0].body)["error"]
     written = "".join(capfd.readouterr())
     assert "Traceback" not in written + caplog.text and SECRET not in written + caplog.text
     assert len(caplog.records) <= 6

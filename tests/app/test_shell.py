@@ -161,7 +161,7 @@ def test_the_strip_says_which_process_is_silent(home: Settings) -> None:
         processes.beat(rows, "worker-io")
         old = now() - timedelta(seconds=95)
         rows.add(Preference(key="process:worker-gpu@x:1", value={"name": "worker-gpu"}, updated_at=old))
-    assert "worker-gpu silent for 1 min 35 s" in status_bar.render(home)
+    assert "worker-gpu has not reported for 1 min 35 s" in status_bar.render(home)
 
 
 def test_a_process_that_was_restarted_counts_as_alive(home: Settings) -> None:

@@ -35,10 +35,10 @@ def page(filled: Filled) -> StoragePage:
 def test_every_part_has_a_size_and_words(filled: Filled) -> None:
     survey = storage.survey(filled.settings)
     html = storage_view.parts(survey, filled.settings)
-    for title in ("Models", "Data sets", "Checkpoints", "Log files", "Uploads", "Database", "Automatic copies"):
+    for title in ("Models", "Data sets", "Checkpoints", "Log files", "Uploads", "Database", "Automatic backups"):
         assert title in html
-    assert "kept 90 days" in html and "2 turns and columns with 1 steps" in html
-    assert "kept for ever" in storage_view.parts(survey, replace(filled.settings, keep_runs_days=0))
+    assert "kept 90 days" in html and "2 responses with 1 steps" in html
+    assert "kept forever" in storage_view.parts(survey, replace(filled.settings, keep_runs_days=0))
 
 
 def test_names_are_never_markup(filled: Filled) -> None:
@@ -89,10 +89,10 @@ def test_the_page_draws_at_once_and_again_when_something_was_counted(filled: Fil
     page = StoragePage(filled.settings)
     page.surveys = storage.Surveys(filled.settings)
     first = page.draw()
-    assert "Counting" in first[1] or page.surveys.last
+    assert "Measuring" in first[1] or page.surveys.last
     page.surveys.count().join(30)
     drawn = page.poll(first[0])
-    assert "Used by this home" in drawn[1]
+    assert "Used by the home folder" in drawn[1]
     assert not isinstance(page.poll(drawn[0]), list), "nothing new, nothing drawn"
 
 
@@ -122,11 +122,11 @@ def test_a_chore_runs_beside_the_page_once_at_a_time_and_says_how_it_went() -> N
 def test_what_would_go_and_what_went(page: StoragePage, filled: Filled) -> None:
     page.look()
     page.chore._thread.join(30)
-    assert "These would go: 1 states" in page.chore.words
+    assert "Would delete: 1 states" in page.chore.words
     page.clean()
     page.chore._thread.join(30)
-    assert "Removed 1 states" in page.chore.words
-    assert "Last removed, just now: 1 states" in page.round_html()
+    assert "Deleted 1 states" in page.chore.words
+    assert "Last removed just now: 1 states" in page.round_html()
     old = storage_view.last_round(Preference(key=retention.NOTE, value={}, updated_at=now() - timedelta(hours=1)))
-    assert "Last looked 1 h 0 min ago. Nothing had to go so far." in old
-    assert "not put in order yet" in storage_view.last_round(None) or "Nothing was put" in storage_view.last_round(None)
+    assert "Last cleanup 1 h 0 min ago. Nothing removed so far." in old
+    assert "No cleanup yet" in storage_view.last_round(None)

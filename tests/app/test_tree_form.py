@@ -62,7 +62,7 @@ def test_a_tuning_is_shown_with_its_tree_machine_and_precision(home):
     for words in ("Tuned: 4 nodes", "A processor", "bfloat16", "2026-11-23", "2.10", "1.54 × plain", "sp-chart"):
         assert words in html
     assert "tree of 3 choices" in html and "sp-good" in html and "1.54 × plain at 4 nodes" in html
-    assert "drafts with this tree from now on" in html
+    assert "now uses this tree" in html
     sure = {"expected_tau_interval": [1.9, 2.3], "expected_speedup_interval": [1.4, 1.62]}
     figures(home, tuning=TUNED["verdict"], tuned={**TUNED, **sure, "busy": BUSY, "kept": False})
     html = of(home, lambda _, row: tree_view.finding(row))
@@ -87,15 +87,15 @@ def test_a_tuning_s_job_says_that_the_machine_was_busy_and_what_was_kept(home):
         rows.flush()
         said = job_panel.output_links(rows, job)
         assert "The machine was busy" in said and "sp-warn" in said and "sp-good" not in said
-        assert "drafts with this tree" in said
+        assert "now uses this tree" in said
         job.kind, job.result = "plan", {"busy": BUSY}
         assert "sp-good" not in job_panel.output_links(rows, job)
 
 
 def test_where_plain_decoding_is_faster_the_page_says_so_first(home):
     figures(home, tuning="Plain …", tuned={**TUNED, "plain_is_faster": True, "drafting": {}})
-    assert "Plain decoding would be faster here" in of(home, lambda _, row: tree_view.finding(row))
-    assert "Plain decoding would be faster here" in of(home, checkpoint_rows.head)
+    assert "Plain decoding is faster on this machine" in of(home, lambda _, row: tree_view.finding(row))
+    assert "Plain decoding is faster on this machine" in of(home, checkpoint_rows.head)
 
 
 def test_a_tuning_of_an_earlier_version_is_words_alone(home):
@@ -110,11 +110,11 @@ def test_any_tree_is_reckoned_and_drawn(home):
     html = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 2x1"))
     assert "2.20" in html and html.count("<circle") == 5
     assert "<svg" in html and "0 · 60%" in html and "tree=tree+2x1" in html
-    assert "1 node lies where nothing was measured" not in html
+    assert "1 node has no measurements" not in html
     wide = of(home, lambda rows, row: tree_view.reckoned(rows, row, "chain 4"))
-    assert "2 nodes lie where nothing was measured" in wide
+    assert "2 nodes have no measurements" in wide
     slow = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 1x1x32"))
-    assert "Plain decoding would be faster here than with this tree" in slow
+    assert "Plain decoding is faster on this machine than this tree" in slow
 
 
 @pytest.mark.parametrize("text", ["fast", "chain 99", "own", "", "depth 4, top_k 2", "ngram", "[[0.5]]"])
@@ -125,12 +125,14 @@ def test_what_is_no_fixed_tree_is_said_in_one_sentence(home, text):
 
 
 def test_without_a_tuning_an_evaluation_tells_tau_alone(home):
-    assert "Nothing says yet" in of(home, lambda rows, row: tree_view.reckoned(rows, row, "chain 1"))
+    assert "acceptance rates by position are not known yet" in of(
+        home, lambda rows, row: tree_view.reckoned(rows, row, "chain 1")
+    )
     with writing(home) as rows:
         result = {"acceptance_by_rank": [[0.5, 0.25]]}
         rows.add(Evaluation(name="e", state="ready", base_id="base", checkpoint_id="heads", result=result))
     html = of(home, lambda rows, row: tree_view.reckoned(rows, row, "tree 2"))
-    assert "1.75" in html and "not timed" in html
+    assert "1.75" in html and "not measured" in html
     assert of(home, tree_view.first_tree) == "tree 2"
 
 

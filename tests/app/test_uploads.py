@@ -119,7 +119,7 @@ def test_a_box_for_several_files_takes_a_list_of_ones_own(
     config, other = send_file(ours, "config.json", b"{}"), send_file(theirs, "model.safetensors", b"x" * 16)
     before = {*(settings.home / "uploads").iterdir()}
     answer = look_at(ours, pages, [file_data(config)])
-    assert answer.status_code == 200 and "choose the one the draft was made for" in answer.text
+    assert answer.status_code == 200 and "choose the model that the draft was trained for" in answer.text
     assert {*(settings.home / "uploads").iterdir()} == before, "no empty file stays behind"
     for wrong in (
         [file_data(config), file_data(other)],
@@ -223,7 +223,7 @@ def test_an_event_that_is_too_long_or_no_event_is_refused_with_a_sentence(ours: 
     for body in (b"[]", b"", b"{", b'{"data": [1], "fn_index": 10000000}', b'{"data": [], "fn_index": true}'):
         answer = ours.post(EVENT, content=body)
         assert answer.status_code == 400
-        assert answer.json()["error"].endswith("reload the page.")
+        assert answer.json()["error"].endswith("Reload the page.")
     huge = json.dumps({"data": ["x" * (9 << 20)], "fn_index": 0})
     assert "larger than" in ours.post(EVENT, content=huge).json()["error"]
 

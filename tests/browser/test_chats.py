@@ -275,7 +275,7 @@ def test_why_a_question_was_not_sent_stands_beside_the_prompt(page: Page, workbe
     open_playground(page, workbench)
     page.locator("#send").click()
     problem = page.locator(".sp-composer #problem [role=alert]")
-    expect(problem).to_contain_text("Write a question first")
+    expect(problem).to_contain_text("Enter a prompt first")
     expect(problem).to_be_in_viewport()
     page.get_by_role("button", name="Sampling").click()
     page.locator("#seed :is(input, textarea)").fill("seven")

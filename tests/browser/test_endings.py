@@ -108,7 +108,7 @@ def test_what_a_button_said_goes_when_the_job_has_got_on(page: Page, workbench: 
 def test_every_result_is_in_the_list(page: Page, workbench: Workbench, ended: dict[str, str]) -> None:
     open_page(page, f"{workbench.url}/jobs?find=ending")
     rows = page.locator("#jobs-table tbody tr")
-    expect(rows.filter(has_text="Train ending")).to_contain_text("τ 1.40 held out · loss 3.000")
+    expect(rows.filter(has_text="Train ending")).to_contain_text("held-out τ 1.40 · loss 3.000")
     expect(rows.filter(has_text="Evaluate ending")).to_contain_text("τ 2.31 · 1.52 ×")
     open_page(page, f"{workbench.url}/checkpoints?find=ending")
     expect(page.locator("#checkpoints-table tbody tr").first).to_contain_text("estimated")

@@ -40,15 +40,15 @@ def test_an_experiment_is_made_filled_and_read(page: Page, workbench: Workbench,
     open_page(page, f"{workbench.url}/jobs")
     page.get_by_role("navigation", name="Jobs and experiments").get_by_role("link", name="Experiments").click()
     page.locator("#experiments-name input, #experiments-name textarea").fill(NAME)
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_role("button", name="Create").click()
     page.wait_for_url("**/experiments?id=*")
     expect(page.locator("#experiment-head h2")).to_have_text(NAME)
-    expect(page.locator("#experiment-jobs")).to_contain_text("No job in it yet")
+    expect(page.locator("#experiment-jobs")).to_contain_text("No jobs yet")
     address = page.url
     open_page(page, f"{workbench.url}/jobs")
     for name in ("slow", "quick", "wild"):
         page.get_by_role("checkbox", name=f"Choose Train {name}", exact=True).check()
-    field = page.get_by_role("combobox", name="Experiment, known or new")
+    field = page.get_by_role("combobox", name="Experiment (existing or new)")
     field.press_sequentially(NAME[:5])
     with writing(workbench.settings) as session:
         rename(session, session.get_one(Job, three[0]), "Train slow again")
@@ -81,7 +81,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     assert json.loads(caught.value.path().read_text())["experiment"]["name"] == "sizes"
     page.get_by_role("checkbox", name="Choose Train wild", exact=True).check()
     page.get_by_role("button", name="Remove from the experiment").click()
-    page.get_by_role("button", name="The jobs stay; remove them?").click()
+    page.get_by_role("button", name="Remove from the experiment? The jobs are not deleted.").click()
     expect(page.locator("#experiment-bulk-said")).to_contain_text("Removed from the experiment: 1.")
     expect(page.locator("#experiment-figures tbody tr")).to_have_count(2)
     page.locator("#experiment-manage button").first.click()
@@ -89,7 +89,7 @@ def test_it_is_taken_away_emptied_noted_and_deleted(page: Page, workbench: Workb
     page.get_by_role("button", name="Save name and note").click()
     expect(page.locator("#experiment-head .sp-note")).to_have_text("<i>longer</i> is better")
     page.get_by_role("button", name="Delete this experiment").click()
-    expect(page.locator("#experiment-question")).to_contain_text("Its jobs, data sets and checkpoints stay.")
+    expect(page.locator("#experiment-question")).to_contain_text("Its jobs, data sets and checkpoints are kept.")
     page.get_by_role("button", name="Delete for good").click()
     page.wait_for_url("**/experiments")
     expect(page.locator("#experiments-table")).not_to_contain_text("sizes")

@@ -71,7 +71,7 @@ def test_a_printed_link_lets_one_browser_in_and_the_next_is_asked_for_another(
         page.goto(link)
         page.wait_for_url(f"{bench.url}/")
         page.goto(f"{bench.url}/settings")
-        expect(page.locator("#settings-access")).to_contain_text("Your login holds until")
+        expect(page.locator("#settings-access")).to_contain_text("Your login is valid until")
         page.locator("#settings-user input, #settings-user textarea").fill("Grace")
         page.locator("#settings-user-save").click()
         expect(page.locator("#settings-user-said")).to_contain_text("Your next jobs show “Grace”")

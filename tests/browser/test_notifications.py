@@ -107,4 +107,4 @@ def test_a_webhook_is_kept_tested_and_forgotten(page: Page, workbench: Workbench
     expect(said).to_contain_text("told to 1.1.1.1")
     assert "T0-hidden" not in page.content()
     page.locator("#webhook-forget").click()
-    expect(said).to_contain_text("Forgotten")
+    expect(said).to_contain_text("Deleted")

@@ -220,7 +220,7 @@ def test_a_step_shows_its_drafted_tree(page: Page, workbench: Workbench) -> None
 
 def test_speculation_off_is_said_with_its_reason(page: Page, workbench: Workbench) -> None:
     open_playground(page, workbench, "?model=tiny")
-    expect(page.locator("#why-off")).to_contain_text("Speculation is off: no draft is chosen")
+    expect(page.locator("#why-off")).to_contain_text("Speculation is off: no draft is selected")
     ask(page, "plainly")
     turn = answered(page)
     assert {origin for _, origin in shown_tokens(turn)} == {"plain"}

@@ -87,7 +87,7 @@ def test_from_prompts_to_a_trained_draft(page: Page, bench: Workbench, prompts: 
     expect(page.locator("#job-charts")).to_contain_text("head 1")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40first+heads"
-    page.get_by_role("link", name="Download it for a server").click()  # two clicks from the end to the file
+    page.get_by_role("link", name="Download for a server").click()  # two clicks from the end to the file
     with page.expect_download() as caught:
         page.locator("#checkpoint-download").click()
     assert caught.value.suggested_filename == "tiny-first-heads.zip"
@@ -246,7 +246,7 @@ def test_the_quickstart_shows_its_steps_after_a_reload_too_and_can_be_stopped(pa
     page.locator("#job-cancel").click()
     job_is(page, "CANCELLED")
     page.goto(bench.url)
-    expect(page.locator('#home-work [data-state="ended"]')).to_contain_text("did not come to its end")
+    expect(page.locator('#home-work [data-state="ended"]')).to_contain_text("did not finish")
     expect(start).to_be_enabled()
 
 
@@ -281,7 +281,7 @@ def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Work
     with reading(bench.settings) as session:
         base_id = queries.find_base(session, "tiny").id
     page.goto(f"{bench.url}/models?id={base_id}")
-    page.get_by_role("link", name="Add a published draft").click()
+    page.get_by_role("link", name="Import a published draft").click()
     expect(page.locator("#drafts-base input")).to_have_value(re.compile("tiny"))
     page.locator("#drafts-source").get_by_label("Upload").check()
     files = page.locator("#drafts-files input[type=file]")
@@ -297,7 +297,7 @@ def test_a_published_head_is_uploaded_tried_and_exported(page: Page, bench: Work
     job_is(page, "SUCCEEDED")
     link = page.get_by_role("link", name="Open in Playground").get_attribute("href")
     assert link == "/playground?model=tiny%40their+head"
-    page.get_by_role("link", name="Download it for a server").click()
+    page.get_by_role("link", name="Download for a server").click()
     expect(page.locator("#checkpoint-head")).to_contain_text("uploaded files: their-head")
     expect(page.locator("#checkpoint-head .sp-badge")).to_have_text("imported")
     page.get_by_role("link", name="Try in the Playground").click()

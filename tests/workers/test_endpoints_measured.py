@@ -97,7 +97,7 @@ def test_what_was_trained_stands_beside_what_servers_get(bench: Bench, servers: 
         assert [row.source for row in counterparts(session, here)] == ["", "ours", "theirs"]
         html = evaluation_view.view(session, here)
         checkpoint = session.get_one(Checkpoint, heads)
-    assert "What your server gets: ours" in html and "What your server gets: theirs" in html
+    assert "Server ours" in html and "Server theirs" in html
     assert checkpoint.figures["speedup"] == here.speedup, "a server's figures are not the checkpoint's own"
     no_key_anywhere(bench)
 

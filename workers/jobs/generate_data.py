@@ -26,7 +26,7 @@ class GenerateData(Request):
     """
 
     kind: ClassVar[str] = "generate_data"
-    title: ClassVar[str] = "Generate answers"
+    title: ClassVar[str] = "Generate responses"
     output: ClassVar = ("dataset_id", Dataset)
     rate: ClassVar[Rate] = Rate(share=0.6)
 

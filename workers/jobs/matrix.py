@@ -34,7 +34,7 @@ class Matrix(Request):
     options of drafters ({} for the checkpoint's own tree)."""
 
     kind: ClassVar[str] = "matrix"
-    title: ClassVar[str] = "Evaluate in a matrix"
+    title: ClassVar[str] = "Evaluation matrix"
     verb: ClassVar[str] = "Measure"
 
     models: list[dict[str, str]]

@@ -33,7 +33,7 @@ class PlanRequest(Request):
     limit: int = setting(6, "Most questions.", 1)
     max_tokens: int = setting(48, "Most new tokens of an answer.", 8)
     batches: list[int] = setting(
-        [1, 2, 4, 8, 16], "Sequences at once to plan for, such as 1,4,16.", label="Sequences at once"
+        [1, 2, 4, 8, 16], "Sequences at once to plan for, such as 1,4,16.", label="Batch sizes"
     )
     layers: list[int] = setting(
         [2, 4, 8], "Layers of standalone drafts to consider.", label="Layers of standalone drafts"
@@ -50,7 +50,7 @@ class PlanRequest(Request):
     @field_validator("batches", mode="before")
     @classmethod
     def _parse_batches(cls, value: Any) -> Any:
-        return parse_counts("Sequences at once", value, MOST_BATCH) if isinstance(value, str) else value
+        return parse_counts("Batch sizes", value, MOST_BATCH) if isinstance(value, str) else value
 
     @field_validator("layers", mode="before")
     @classmethod
