@@ -153,7 +153,7 @@ def test_a_folder_whose_base_is_gone_or_another_says_so(tiny_base, tmp_path):
     source = shutil.copytree(tiny_base, tmp_path / "source")
     convert(load_base(source), "medusa", **SMALL["medusa"]).save(tmp_path / "heads")
     shutil.rmtree(source)
-    with pytest.raises(NotFound, match="source is not here; load it and give it as base="):
+    with pytest.raises(NotFound, match="source is not here; load it and pass it as base="):
         speculoos.load(tmp_path / "heads")
     other = load_base(make_tiny_base(tmp_path / "other", seed=3))
     assert "fewer draft tokens" in speculoos.load(tmp_path / "heads", base=other).notices[0]

@@ -49,14 +49,14 @@ def test_they_are_those_of_one_forward_over_the_row(made: Path, tiny_base: Path)
     base = load_base(tiny_base)
     kept = store(made, base, tiny_base)
     for row in rows(made):
-        places = [at for start, end in row["loss_spans"] for at in range(start - 1, end - 1)]
-        asked = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(places[1:]),))
+        positions = [at for start, end in row["loss_spans"] for at in range(start - 1, end - 1)]
+        asked = StatesRequest((torch.tensor(row["token_ids"]),), (), (torch.tensor(positions[1:]),))
         given = kept.read(asked)
         assert given is not None
         torch.testing.assert_close(given.hidden, computed(base, asked).hidden, atol=1e-5, rtol=1e-4)
-        elsewhere = torch.tensor([places[0] - 1, places[0]])
+        elsewhere = torch.tensor([positions[0] - 1, positions[0]])
         assert kept.read(StatesRequest(asked.rows, (), (elsewhere,))) is None
-        assert kept.read(StatesRequest(asked.rows, (1,), asked.places)) is None
+        assert kept.read(StatesRequest(asked.rows, (1,), asked.positions)) is None
     assert len(rows(made)) == len(PROMPTS)
 
 
