@@ -63,7 +63,7 @@ def checked(request: StatesBody, base: Any, sha256: str, limits: RequestLimits) 
 def _check_rows(request: StatesBody, base: Any, limits: RequestLimits) -> None:
     longest = max(map(len, request.rows))
     if len(request.rows) > limits.rows:
-        raise BadInput(f"rows: at max_layers {limits.rows} at once, got {len(request.rows)}; send fewer.")
+        raise BadInput(f"rows: at most {limits.rows} at once, got {len(request.rows)}; send fewer.")
     if longest * len(request.rows) > limits.tokens:
         raise BadInput(
             f"rows: {len(request.rows)} rows of up to {longest} tokens are more than the {limits.tokens} that this "
@@ -82,7 +82,7 @@ def _check_layers(layers: list[int], base: Any) -> None:
     if wrong := [layer for layer in layers if layer >= base.num_layers]:
         raise BadInput(f"layers: this base has layers 0 to {base.num_layers - 1}, got {wrong[0]}.")
     if len(layers) > (max_layers := max(base.num_layers, FEW_LAYERS)):
-        raise BadInput(f"layers: at max_layers {max_layers} at once, got {len(layers)}.")
+        raise BadInput(f"layers: at most {max_layers} at once, got {len(layers)}.")
 
 
 def _check_places(places: list[list[int]], rows: list[list[int]]) -> None:
